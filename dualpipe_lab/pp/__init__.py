@@ -1,0 +1,1 @@
+"""Pipeline parallelism: programs as data, their validator, simulator and runtime."""
