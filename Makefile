@@ -1,0 +1,68 @@
+# Two commands build and test everything: `make book` and `make test`.  `make help` lists the rest.
+PYTHON ?=
+VENV ?= .venv
+PORT ?= 8000
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+SOURCES := dualpipe_lab tests benchmarks tools _ext
+
+.DEFAULT_GOAL := help
+.PHONY: help book test lab serve lint format bench pairs lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  PYTEST_ARGS='-k gpipe'"
+
+# A stamp is older than its requirements file exactly when the environment has to be renewed.
+$(INSTALLED): requirements.txt
+	@tools/install.sh $(VENV) requirements.txt $(PYTHON)
+	@touch $@
+
+$(INSTALLED_DEV): requirements-dev.txt $(INSTALLED)
+	@tools/install.sh $(VENV) requirements-dev.txt $(PYTHON)
+	@touch $@
+
+book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
+	@echo "==> building the book (chapters whose code and library are unchanged come from the cache)"
+	@# A failed page is not read again by the next build, which would then pass: forget what was read.
+	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
+	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
+
+test: $(INSTALLED_DEV) ## run all tests
+	@echo "==> pages and their notebooks"
+	@$(BIN)/python tools/check_pairs.py
+	@echo "==> tests"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lab: $(INSTALLED) ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/book/intro.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
+
+serve: ## serve the built book on 127.0.0.1:PORT
+	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2
+	@echo "==> http://127.0.0.1:$(PORT)/   (Ctrl+C stops it; another port: make serve PORT=8001)"
+	@$(or $(wildcard $(BIN)/python),python3) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+lint: $(INSTALLED_DEV) ## check style, format and types
+	@echo "==> ruff check" && $(BIN)/ruff check $(SOURCES)
+	@echo "==> ruff format" && $(BIN)/ruff format --check $(SOURCES)
+	@echo "==> mypy" && $(BIN)/mypy
+
+format: $(INSTALLED_DEV) ## put the code into the house format
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+bench: $(INSTALLED_DEV) ## run every benchmark and print its table
+	@for file in benchmarks/*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
+
+pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md
+	@$(BIN)/jupytext --quiet --to ipynb --update $$($(BIN)/python tools/check_pairs.py --list)
+
+lock: ## renew requirements.txt and requirements-dev.txt from pyproject.toml
+	@python=$$(tools/prerequisites.sh $(PYTHON)) && $$python tools/lock.py
+
+clean: ## remove what was built (the environment stays: rm -rf .venv removes it)
+	@rm -rf _build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@echo "==> removed _build and the tools' caches"
