@@ -1,0 +1,68 @@
+"""Two clocks with one interface: real time, and model time that is the same on every machine.
+
+Chapter: book/start/time.  In: work in milliseconds, deadlines.  Out: nanoseconds since the ranks were let go.
+The wall clock sleeps; the virtual clock only counts, so eight ranks on two cores draw the timeline of eight machines.
+"""
+
+import ctypes
+import sys
+import time
+from typing import Literal, Protocol
+
+ClockName = Literal["wall", "virtual"]
+
+
+class Clock(Protocol):
+    """What a rank reads its time from, in nanoseconds."""
+
+    name: ClockName
+
+    def now(self) -> int:
+        """Nanoseconds since the ranks were let go."""
+
+    def wait_until(self, time_ns: int) -> None:
+        """Let time pass until `time_ns`; do nothing if it has passed already."""
+
+
+class WallClock:
+    """Real time, counted from an origin that all ranks of a launch share (`perf_counter` is one clock per machine)."""
+
+    name: ClockName = "wall"
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns = origin_ns
+        _sharpen_sleep()
+
+    def now(self) -> int:
+        """Nanoseconds since the ranks were let go."""
+        return time.perf_counter_ns() - self._origin_ns
+
+    def wait_until(self, time_ns: int) -> None:
+        """Sleep until `time_ns`."""
+        remaining = time_ns - self.now()
+        if remaining > 0:
+            time.sleep(remaining / 1e9)
+
+
+class VirtualClock:
+    """Model time: it moves only when work is declared or a message arrives."""
+
+    name: ClockName = "virtual"
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now(self) -> int:
+        """Model nanoseconds since the ranks were let go."""
+        return self._now_ns
+
+    def wait_until(self, time_ns: int) -> None:
+        """Move the clock forward to `time_ns`."""
+        self._now_ns = max(self._now_ns, time_ns)
+
+
+def _sharpen_sleep() -> None:
+    """Ask Linux to wake sleepers within microseconds (its default allows 50 of them)."""
+    if sys.platform == "linux":
+        set_timer_slack = 29
+        ctypes.CDLL(None).prctl(set_timer_slack, 1_000, 0, 0, 0)

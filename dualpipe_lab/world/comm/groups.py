@@ -1,0 +1,46 @@
+"""Groups of ranks: who belongs to one, and where this rank stands in it."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch.distributed as dist
+
+from dualpipe_lab.world.context import current
+
+Group: TypeAlias = dist.ProcessGroup
+
+
+def members(group: Group | None) -> tuple[int, ...]:
+    """Global ranks of a group, in group order.
+
+    Raises:
+        ValueError: if this rank does not belong to the group.
+    """
+    rank = current().rank
+    ranks = () if group is dist.GroupMember.NON_GROUP_MEMBER else tuple(dist.get_process_group_ranks(group))
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not in the group {ranks or '(of other ranks)'}; only its members call it")
+    return ranks
+
+
+def new_group(ranks: Sequence[int]) -> Group:
+    """Make a group of some ranks; every rank of the world must call this, in the same order.
+
+    Raises:
+        ValueError: if `ranks` repeats a rank or names one outside the world.
+    """
+    world_size = current().world_size
+    if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
+        raise ValueError(f"a group holds different ranks of 0..{world_size - 1}, got {list(ranks)}")
+    group: Group = dist.new_group(list(ranks))
+    return group
+
+
+def get_rank(group: Group | None = None) -> int:
+    """This rank's number in `group` (default: the world)."""
+    return current().rank if group is None else members(group).index(current().rank)
+
+
+def get_world_size(group: Group | None = None) -> int:
+    """How many ranks `group` has (default: the world)."""
+    return current().world_size if group is None else len(members(group))

@@ -1,0 +1,78 @@
+"""Issuing an operation and waiting for it: the one path that every call of `comm` takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dualpipe_lab.world.context import RankContext, current
+from dualpipe_lab.world.operation import Operation
+
+
+class Work:
+    """An operation under way.
+
+    The tensors it was given must not be changed, and those it fills must not be read, before `wait` returns.
+    """
+
+    def __init__(self, context: RankContext, operation: Operation, handle: Any) -> None:
+        self._context, self._operation, self._handle = context, operation, handle
+        self._done = False
+        context.in_flight.append(self)  # a dropped handle would take the message with it
+
+    def wait(self) -> None:
+        """Return when the operation is over; the second time, at once."""
+        if self._done:
+            return
+        waited_from = self._context.clock.now()
+        self._context.progress.wait(self._operation)
+        if self._handle is not None:
+            self._handle.wait()
+        if self._operation.sends is False and self._operation.peer is None:
+            self._operation.peer = self._handle._source_rank()  # torch's only way to say who sent it
+        self._context.settle(self._operation, waited_from)
+        self._done = True
+        self._context.in_flight.remove(self)
+
+    def __repr__(self) -> str:
+        return f"<Work {self._operation.describe()}, {'done' if self._done else 'under way'}>"
+
+
+def issue(operation: Operation, start: Callable[[], Any], async_op: bool) -> Work | None:
+    """Start an operation and, unless `async_op`, wait for it."""
+    context = current()
+    context.begin(operation)
+    work = Work(context, operation, _started(context, operation, start))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _started(context: RankContext, operation: Operation, start: Callable[[], Any]) -> Any:
+    context.progress.wait(operation)  # some back ends block here already
+    try:
+        return start()
+    finally:
+        context.progress.current = None
+
+
+def check_contiguous(name: str, *tensors: torch.Tensor) -> None:
+    """Refuse strided slices, which GLOO sums silently wrong.
+
+    Raises:
+        ValueError: naming the shape and strides, and the remedy.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} works on tensors, got {type(tensor).__name__}; use all_gather_object for objects")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} needs a contiguous tensor, got shape {tuple(tensor.shape)} with strides {tensor.stride()}: "
+                "GLOO reads past the gaps; pass tensor.contiguous() and copy the result back"
+            )
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return int(tensor.numel() * tensor.element_size())

@@ -1,0 +1,55 @@
+"""When an operation is due: the emulated link, or model time, applied to real messages.
+
+Chapter: book/start/time.  The real bytes move at once; the receiver then lets the clock run until the stamped time.
+  message      leaves at max(sent, link free) + transfer, arrives latency later
+  collective   starts when all have joined and the group's previous one is over; takes steps * latency + transfer
+"""
+
+from dualpipe_lab.world.clock import Clock
+from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.operation import Operation
+from dualpipe_lab.world.stamps import Stamps
+
+
+class Emulator:
+    """Stamps what this rank sends and tells when what it waits for is due."""
+
+    def __init__(self, rank: int, clock: Clock, link: Link | None, stamps: Stamps) -> None:
+        self._rank, self._clock, self._link, self._stamps = rank, clock, link, stamps
+        self._link_free: dict[int, int] = {}  # by destination
+        self._group_free: dict[int, int] = {}  # by stream
+
+    def post(self, operation: Operation) -> None:
+        """Stamp an operation before its real counterpart starts."""
+        if operation.is_collective:
+            self._stamps.write(operation.stream, operation.sequence, operation.issued_ns)
+        elif operation.sends and operation.peer is not None:
+            operation.left_ns = max(operation.issued_ns, self._link_free.get(operation.peer, 0))
+            operation.due_ns = operation.left_ns + self._transfer_ns(operation)
+            self._link_free[operation.peer] = operation.due_ns
+            self._stamps.write(operation.stream, operation.peer, operation.due_ns + self._latency_ns)
+
+    def due_ns(self, operation: Operation) -> int:
+        """When a really finished operation is due, in nanoseconds of the clock."""
+        if operation.is_collective:
+            return self._collective_due_ns(operation)
+        if operation.sends:
+            return operation.due_ns
+        assert operation.peer is not None
+        stamp = self._stamps.take(operation.peer, operation.stream, self._rank)
+        return self._clock.now() if stamp is None else stamp  # a message sent past `comm` has no stamp
+
+    def _collective_due_ns(self, operation: Operation) -> int:
+        joined = [self._stamps.take(member, operation.stream, operation.sequence) for member in operation.group]
+        start = max([self._group_free.get(operation.stream, 0), *(time for time in joined if time is not None)])
+        due = start + operation.traffic.steps * self._latency_ns + self._transfer_ns(operation)
+        self._group_free[operation.stream] = due
+        return due
+
+    def _transfer_ns(self, operation: Operation) -> int:
+        busiest = max(operation.traffic.sent, operation.traffic.received)
+        return self._link.transfer_ns(busiest) if self._link else 0
+
+    @property
+    def _latency_ns(self) -> int:
+        return self._link.latency_ns if self._link else 0

@@ -1,0 +1,65 @@
+"""A private folder per launch, and the sweep that removes what a killed kernel left behind.
+
+The folder holds the rendezvous file, the stamps of the emulated link and the stacks of crashed ranks.  Its owner holds
+a lock on it for as long as it lives, and the operating system releases that lock however the owner ends.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = "dualpipe-lab-"
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A fresh folder that only this user can read, removed at the end."""
+    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep() -> list[Path]:
+    """Remove the folders of processes that no longer exist; return them."""
+    candidates = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*") if _is_abandoned(path)]
+    for path in candidates:
+        shutil.rmtree(path, ignore_errors=True)
+    return candidates
+
+
+def _is_abandoned(path: Path) -> bool:
+    owner = path.name.removeprefix(PREFIX).partition("-")[0]
+    if not owner.isdigit() or _is_alive(int(owner)):
+        return False
+    try:  # the number may be unknown here because the owner lives in another container: the lock decides
+        lock = os.open(path / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return path.is_dir()
+    except OSError:
+        return False  # another user's folder
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,163 @@
+"""`launch`: run a function of the notebook on fresh ranks and return their values.
+
+Chapter: book/start/ranks-and-messages.  In: a function and a number of ranks.  Out: one value per rank.
+Elsewhere: `torch.multiprocessing.spawn` (importable functions, no values, seconds per launch), `torchrun` (scripts).
+Under `torchrun` the same call runs the function on this rank and gathers the values of all.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.world import backends, context, payload, server, torchrun
+from dualpipe_lab.world.clock import ClockName
+from dualpipe_lab.world.diagnosis import disagreements
+from dualpipe_lab.world.errors import RankError, RankFailure, StartupError
+from dualpipe_lab.world.folder import private_folder
+from dualpipe_lab.world.ledger import Ledger
+from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.output import MODES, Output, OutputMode
+from dualpipe_lab.world.rank import Job
+from dualpipe_lab.world.supervisor import Supervisor
+from dualpipe_lab.world.trace import lost_messages, to_timeline
+
+
+class Results(list[Any]):
+    """The values of the ranks, in rank order.
+
+    Attributes:
+        ledger: what the ranks communicated.
+        timeline: what they did when.
+        output: what each rank printed, one string per rank.
+    """
+
+    ledger: Ledger
+    timeline: Timeline
+    output: list[str]
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 30,
+    output: OutputMode = "ordered",
+    threads: int = 1,
+    link: Link | None = None,
+    clock: ClockName = "wall",
+    check: bool = False,
+    backend: str = "gloo",
+) -> Results:
+    """Run `fn(rank, world_size, *args)` on `world_size` fresh processes joined in a process group.
+
+    Args:
+        fn: the function; it may be defined in a cell and use whatever the notebook defines (by copy).
+        world_size: number of ranks.
+        args: passed on to every rank.
+        timeout: seconds after which the ranks are stopped and asked where they were.
+        output: `ordered` (rank 0 live, the others after it), `live` (interleaved, prefixed) or `collect` (not printed).
+        threads: threads of each rank's tensor operations.
+        link: delay messages as this link would.
+        clock: `wall` (real seconds) or `virtual` (model time: exact and the same on every machine).
+        check: let torch compare every collective across the ranks first; slower.
+        backend: `gloo`, or `nccl` where every rank has a GPU.
+
+    Returns:
+        The values in rank order, with `.ledger`, `.timeline` and `.output`.
+
+    Raises:
+        RankError: a rank raised, died or exited; the message names rank, line and cause.
+        RankTimeout: the ranks were in a deadlock, or `timeout` passed.
+        TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
+    """
+    __tracebackhide__ = True
+    _check(world_size, timeout, output, threads, clock, backend)
+    if context.peek() is not None:
+        raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
+    if torchrun.is_active():
+        if link or clock == "virtual":
+            warnings.warn("under torchrun real time passes on real links: link= and clock= are ignored", stacklevel=2)
+        return _gathered(torchrun.run(fn, world_size, args, backend), "wall", fn)
+    call = payload.pack_call(fn, args)
+    with private_folder() as folder:
+        job: dict[str, Any] = {
+            "world_size": world_size,
+            "call": payload.spool(call, folder, fn, args),
+            "sources": payload.cell_sources(),
+            "folder": folder,
+            "environment": dict(os.environ),
+            "directory": os.getcwd(),
+            "search_path": list(sys.path),
+            "threads": threads,
+            "backend": backend,
+            "check": check,
+            "clock": clock,
+            "link": link,
+        }
+        jobs = [Job(rank=rank, **job) for rank in range(world_size)]
+        pickled, texts = _run(jobs, output, timeout)
+        results = _gathered([payload.loads(data) for data in pickled], clock, fn)
+        results.output = texts
+        return results
+
+
+def _check(world_size: int, timeout: float, output: str, threads: int, clock: str, backend: str) -> None:
+    for name, value in (("world_size", world_size), ("threads", threads)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"launch needs {name} to be a whole number from 1, got {value!r}")
+    if not timeout > 0:
+        raise ValueError(f"launch needs timeout > 0 seconds, got {timeout!r}")
+    if output not in MODES:
+        raise ValueError(f"launch knows output={', '.join(MODES)}, got {output!r}")
+    if clock not in ("wall", "virtual"):
+        raise ValueError(f"launch knows clock=wall, virtual, got {clock!r}")
+    if backend not in backends.BACKENDS:
+        raise ValueError(f"launch knows backend={', '.join(backends.BACKENDS)}, got {backend!r}")
+    if backend == "nccl" and (obstacle := backends.nccl_obstacle(world_size)):
+        raise ValueError(f"{obstacle}; use backend='gloo', or guard the cell with `if lab.nccl_ready({world_size}):`")
+
+
+def _run(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes], list[str]]:
+    """Run the jobs; if the processes themselves do not start, renew the fork server once, then do without it."""
+    __tracebackhide__ = True
+    for recover in (server.reset, server.fall_back):
+        try:
+            return _attempt(jobs, mode, timeout)
+        except StartupError:
+            recover()
+    return _attempt(jobs, mode, timeout)
+
+
+def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes], list[str]]:
+    __tracebackhide__ = True
+    output = Output(len(jobs), mode)
+    processes = server.start(len(jobs))
+    supervisor = Supervisor(jobs, processes, output, timeout)
+    done = False
+    try:
+        pickled = supervisor.run()
+        done = True
+    finally:
+        with server.interrupts_held():
+            supervisor.close()
+            server.retire(processes, reusable=done)
+    return pickled, output.texts()
+
+
+def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any]) -> Results:
+    """One `Results` from what each rank sent: value, ledger, trace, history of collectives."""
+    values, ledgers, traces, histories = zip(*parts, strict=True)
+    wrong = disagreements(dict(enumerate(histories)))
+    if wrong:
+        raise RankError({rank: RankFailure(rank, cause) for rank, cause in wrong.items()}, len(parts))
+    lost = lost_messages(list(traces))
+    if lost:
+        warnings.warn(f"{lost[0]}, which never received it ({len(lost)} lost in all)", stacklevel=4)
+    results = Results(values)
+    results.ledger = Ledger(list(ledgers))
+    results.timeline = to_timeline(list(traces), clock, getattr(fn, "__name__", "launch"))
+    results.output = []
+    return results

@@ -1,0 +1,63 @@
+"""One communication call, described: what the ledger counts, the link delays and the watchdog reports."""
+
+import zlib
+from dataclasses import dataclass
+from functools import cache
+
+from dualpipe_lab.world.traffic import Traffic
+
+
+@dataclass(slots=True)
+class Operation:
+    """A call of one rank: a message to or from `peer`, or a collective of the ranks in `group`.
+
+    Attributes:
+        name: the public name, e.g. `all_reduce`, `isend`.
+        group: global ranks of the members, in group order.
+        traffic: bytes sent and received by this rank, latency steps.
+        shape: shape of this rank's tensor.
+        peer: global rank of the other side of a message; None for a collective (or a receive from anybody).
+        tag: tag of a message.
+        sequence: how many collectives of this group came before on this rank.
+        sends: for a message, whether it leaves this rank.
+        label: what the message carries, for the timeline.
+        issued_ns, left_ns, due_ns: when it was called, when its link was free for it, when it is over.
+    """
+
+    name: str
+    group: tuple[int, ...]
+    traffic: Traffic
+    shape: tuple[int, ...]
+    peer: int | None = None
+    tag: int = 0
+    sequence: int = 0
+    sends: bool | None = None
+    label: str = ""
+    issued_ns: int = 0
+    left_ns: int | None = None
+    due_ns: int = 0
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks of the group take part."""
+        return self.sends is None
+
+    @property
+    def stream(self) -> int:
+        """The key under which both sides find this operation's stamps: group and tag, or group alone."""
+        group = group_id(self.group)
+        return -1 - group if self.is_collective else (group << 31) | self.tag
+
+    def describe(self) -> str:
+        """`irecv from rank 3 tag 9 shape (4,)` or `all_reduce shape (4,)`."""
+        shape = f"shape {self.shape}"
+        if self.is_collective:
+            return f"{self.name} {shape}"
+        side = "to" if self.sends else "from"
+        return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
+
+
+@cache
+def group_id(ranks: tuple[int, ...]) -> int:
+    """A number that every member computes alike for the group of these ranks."""
+    return zlib.crc32(repr(ranks).encode()) & 0x7FFFFFFF

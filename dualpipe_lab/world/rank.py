@@ -1,0 +1,193 @@
+"""The life of a rank: get a job, join the others, run the learner's function, hand back its value.
+
+  rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
+A thread of its own listens to the launcher throughout: it answers where the rank is, and ends the rank when the
+launcher is gone.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from dualpipe_lab.world import backends, context, payload
+from dualpipe_lab.world.clock import ClockName, VirtualClock, WallClock
+from dualpipe_lab.world.emulator import Emulator
+from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.stamps import Stamps
+from dualpipe_lab.world.whereabouts import Frame, Progress
+
+PRELOADED = "torch._dynamo"  # its presence shows that the fork server imported everything
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call for one rank; `call` is the pickled `(fn, args)`, or the file that holds it."""
+
+    rank: int
+    world_size: int
+    call: bytes | Path
+    sources: dict[str, list[str]]
+    folder: Path
+    environment: dict[str, str]
+    directory: str
+    search_path: list[str]
+    threads: int
+    backend: str
+    check: bool
+    clock: ClockName
+    link: Link | None
+
+
+def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
+    """Serve jobs until the launcher kills this process or is gone."""
+    _detach(out, err)
+    mailbox = _Mailbox(channel)
+    mailbox.send("hello", PRELOADED in sys.modules)
+    while True:
+        job: Job = mailbox.receive()
+        try:
+            _serve(job, mailbox)
+        finally:
+            _flush()
+        mailbox.receive()  # release: only a pooled rank comes to read it
+        _leave()
+        mailbox.send("hello", True)
+
+
+class _Mailbox:
+    """The rank's end of the channel; a thread reads it and answers where the rank is."""
+
+    def __init__(self, channel: "Connection[Any, Any]") -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._listen, name="dualpipe-lab", daemon=True).start()
+
+    def send(self, kind: str, *content: Any) -> None:
+        with self._lock:
+            self._channel.send((kind, *content))
+
+    def receive(self) -> Any:
+        return self._inbox.get()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                kind, *content = self._channel.recv()
+                if kind == "where":
+                    self.send("where", answer())
+                else:
+                    self._inbox.put(content[0] if content else None)
+        except (EOFError, OSError):
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # the launcher is gone: nobody may survive it
+
+
+def answer() -> Any:
+    """Where this rank is."""
+    present = context.peek()
+    return (present.progress if present else Progress(-1)).answer()
+
+
+def _serve(job: Job, mailbox: _Mailbox) -> None:
+    try:
+        fn, args = _prepare(job)
+        backends.join(job.rank, job.world_size, job.backend, job.folder, job.check)
+    except BaseException as error:
+        return mailbox.send("failure", *_describe(error), answer())
+    mailbox.send("ready")
+    present = _make_context(job, origin_ns=mailbox.receive())
+    context.install(present)
+    try:
+        value = fn(job.rank, job.world_size, *args)
+        _flush()
+        result = payload.dumps((value, present.ledger, present.trace, present.progress.history))
+    except BaseException as error:
+        _flush()
+        return mailbox.send("failure", *_describe(error), answer())
+    return mailbox.send("result", result, answer())
+
+
+def _prepare(job: Job) -> Any:
+    """Everything before the ranks meet: environment, random numbers, threads, the call itself."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    os.chdir(job.directory)
+    sys.path[:] = job.search_path
+    stacks = open(job.folder / f"stack-{job.rank}", "w")  # noqa: SIM115  faulthandler writes to it until the end
+    faulthandler.enable(stacks, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)
+    payload.install_sources(job.sources)
+    import torch
+
+    torch.set_num_threads(job.threads)
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
+    return payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
+
+
+def _make_context(job: Job, origin_ns: int) -> context.RankContext:
+    clock = VirtualClock() if job.clock == "virtual" else WallClock(origin_ns)
+    emulated = job.link is not None or job.clock == "virtual"
+    emulator = Emulator(job.rank, clock, job.link, Stamps(job.folder, job.rank)) if emulated else None
+    return context.RankContext(job.rank, job.world_size, clock, emulator)
+
+
+def _describe(error: BaseException) -> tuple[str, list[Frame], str, bytes | None]:
+    """One line of cause, the frames it came through, the traceback, the exception itself if it can travel."""
+    if isinstance(error, SystemExit):
+        cause = f"left with sys.exit({error.code!r})"
+    else:
+        cause = "raised " + "".join(traceback.format_exception_only(error)).strip()
+    own = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is this file
+    frames = [Frame(item.filename, item.lineno or 0, item.name) for item in traceback.extract_tb(own)]
+    text = "".join(traceback.format_exception(type(error), error, own))
+    try:
+        travels = payload.dumps(error)
+        payload.loads(travels)
+    except Exception:
+        return cause, frames, text, None
+    return cause, frames, text, travels
+
+
+def _detach(out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
+    """Cut the ties to the terminal: own process group, own output, no interrupts, death with the fork server."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if sys.platform == "linux" and parent and parent.pid != os.getppid():  # started by the single-threaded fork server
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+    for connection, number in ((out, 1), (err, 2)):
+        os.dup2(connection.fileno(), number)
+        connection.close()
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError):  # the learner may have closed it
+            stream.flush()
+
+
+def _leave() -> None:
+    """Take apart what the job set up, for the next one in the same process."""
+    import torch.distributed as dist
+
+    context.install(None)
+    if dist.is_initialized():
+        dist.destroy_process_group()

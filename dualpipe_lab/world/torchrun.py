@@ -1,0 +1,51 @@
+"""The same call under `torchrun`: this process is one of the ranks, on this machine or one of many.
+
+`torchrun --nproc-per-node 4 script.py` starts the script once per rank; each `launch` in it runs its function on this
+rank and returns the values of all ranks, so a script works unchanged under both.
+"""
+
+import os
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+from dualpipe_lab.world import context
+from dualpipe_lab.world.clock import WallClock
+
+
+def is_active() -> bool:
+    """Whether `torchrun` (or something that sets the same variables) started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend: str) -> list[tuple[Any, ...]]:
+    """Run `fn` on this rank; return value, ledger, trace and history of every rank.
+
+    Raises:
+        ValueError: if the script asks for a world of another size than `torchrun` made.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from dualpipe_lab.world.comm import all_gather_object
+
+    actual = int(os.environ["WORLD_SIZE"])
+    if world_size != actual:
+        raise ValueError(
+            f"torchrun started {actual} ranks, but the script launches {world_size}; "
+            f"pass world_size={actual} or --nproc-per-node to match"
+        )
+    if not dist.is_initialized():
+        if backend == "nccl":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group(backend)
+    dist.barrier()
+    present = context.RankContext(dist.get_rank(), actual, WallClock(perf_counter_ns()))
+    context.install(present)
+    try:
+        value = fn(present.rank, actual, *args)
+        mine = (value, present.ledger, present.trace, present.progress.history)
+        context.install(context.RankContext(present.rank, actual, present.clock))  # the gathering is not the learner's
+        return all_gather_object(mine)
+    finally:
+        context.install(None)

@@ -1,0 +1,90 @@
+"""The trace: what each rank did when, gathered into one timeline.
+
+Chapter: book/start/time.  In: spans, sends and receives of every rank, in nanoseconds.  Out: a `Timeline`.
+Messages are matched per sender, receiver, group and tag in the order of sending, which is the order of delivery.
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dualpipe_lab.timeline import Message, Span, Timeline
+from dualpipe_lab.timeline.model import Source
+from dualpipe_lab.world.clock import ClockName
+from dualpipe_lab.world.operation import Operation
+
+MAX_EVENTS = 200_000  # per rank: a runaway loop must not fill the memory
+
+
+class _Sent(NamedTuple):
+    peer: int
+    stream: int
+    time_ns: int
+    left_ns: int | None
+    num_bytes: int
+    label: str
+
+
+class _Received(NamedTuple):
+    peer: int
+    stream: int
+    time_ns: int
+
+
+@dataclass
+class RankTrace:
+    """The events of one rank."""
+
+    rank: int
+    spans: list[Span] = field(default_factory=list)
+    sent: list[_Sent] = field(default_factory=list)
+    received: list[_Received] = field(default_factory=list)
+
+    def span(self, start: int, end: int, kind: str, label: str, stage: int | None, microbatch: int | None) -> None:
+        """Record that the rank was busy or waiting from `start` to `end`."""
+        if end > start and len(self.spans) < MAX_EVENTS:
+            self.spans.append(Span(self.rank, start, end, kind, stage, microbatch, label))
+
+    def send(self, operation: Operation, peer: int) -> None:
+        """Record a message that leaves."""
+        if len(self.sent) < MAX_EVENTS:
+            left_ns, size = operation.left_ns, operation.traffic.sent
+            self.sent.append(_Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
+
+    def receive(self, peer: int, stream: int, time_ns: int) -> None:
+        """Record a message that has arrived."""
+        if len(self.received) < MAX_EVENTS:
+            self.received.append(_Received(peer, stream, time_ns))
+
+
+def to_timeline(traces: list[RankTrace], clock: ClockName, name: str) -> Timeline:
+    """One timeline of all ranks."""
+    source: Source = "virtual" if clock == "virtual" else "measured"
+    return Timeline(name, [trace.spans for trace in traces], _matched(traces)[0], source=source, unit="ns")
+
+
+def lost_messages(traces: list[RankTrace]) -> list[str]:
+    """One line for each message that was sent through `comm` and never received there."""
+    return [
+        f"rank {src} sent {sent.label or f'{sent.num_bytes} bytes'} to rank {sent.peer}"
+        for src, sent in _matched(traces)[1]
+    ]
+
+
+def _matched(traces: list[RankTrace]) -> tuple[list[Message], list[tuple[int, _Sent]]]:
+    arrivals: defaultdict[tuple[int, int, int], deque[int]] = defaultdict(deque)
+    for trace in traces:
+        for event in trace.received:
+            arrivals[event.peer, trace.rank, event.stream].append(event.time_ns)
+    messages, lost = [], []
+    for trace in traces:
+        for sent in trace.sent:
+            queue = arrivals[trace.rank, sent.peer, sent.stream]
+            if queue:
+                arrived = queue.popleft()
+                messages.append(
+                    Message(trace.rank, sent.peer, sent.time_ns, arrived, sent.label, sent.num_bytes, sent.left_ns)
+                )
+            else:
+                lost.append((trace.rank, sent))
+    return messages, lost
