@@ -1,0 +1,96 @@
+"""Costs: how many ticks each kind of work takes on each stage, and what the links between ranks add.
+
+Chapter: book/pp/gpipe.  In: numbers, per-stage sequences or mappings.  Out: an immutable `Cost`.
+  B = I + W unless given; an overlapped pair costs its forward plus its backward unless given
+  a message arrives `transfer` + `latency` after the link is free for it
+Ticks are integers, so that Python, JavaScript and closed forms agree to the last digit; `Fraction` works too.
+A float is refused: 0.1 + 0.2 is not 0.3, and an exact simulation would silently stop being one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational
+from typing import TypeAlias
+
+from dualpipe_lab.pp.program import Overlap
+from dualpipe_lab.timeline import Time
+
+PerStage: TypeAlias = Time | Sequence[Time] | Mapping[int, Time]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Ticks of work per stage and kind, and of the links.
+
+    `F`, `I`, `W`, `B`: one number for every stage, a sequence with one number per stage, or a mapping from stage.
+    `overlap`: one number for every pair, or a function from an `Overlap` to ticks.
+    `latency`: ticks a message spends in flight after it has left.  `transfer`: ticks it occupies its directed link
+    (source rank to destination rank); messages on a link queue first in, first out.
+    Raises ValueError for floats, negative numbers, and a sequence or mapping that does not fit the stages.
+
+    >>> Cost(F=1, I=1, W=1).per_stage(num_stages=2)["B"]
+    [2, 2]
+    """
+
+    F: PerStage = 1
+    I: PerStage = 1  # noqa: E741 - the letter of the papers
+    W: PerStage = 1
+    B: PerStage | None = None
+    overlap: Time | Callable[[Overlap], Time] | None = None
+    latency: Time = 0
+    transfer: Time = 0
+
+    def __post_init__(self) -> None:
+        for name in ("F", "I", "W", "B"):
+            value = getattr(self, name)
+            values = value.values() if isinstance(value, Mapping) else value if isinstance(value, Sequence) else [value]
+            for number in values:
+                if value is not None:
+                    _check(name, number)
+        for name in ("latency", "transfer"):
+            _check(name, getattr(self, name))
+        if self.overlap is not None and not callable(self.overlap):
+            _check("overlap", self.overlap)
+
+    def per_stage(self, num_stages: int) -> dict[str, list[Time]]:
+        """Return the ticks of F, B, I and W as one list over the stages each."""
+        table = {kind: _spread(kind, getattr(self, kind), num_stages) for kind in ("F", "I", "W")}
+        whole = [i + w for i, w in zip(table["I"], table["W"], strict=True)]
+        table["B"] = whole if self.B is None else _spread("B", self.B, num_stages)
+        return table
+
+    def of_pair(self, pair: Overlap, table: Mapping[str, Sequence[Time]]) -> Time:
+        """Return the ticks of one overlapped pair; `table` is what `per_stage` returned."""
+        if self.overlap is None:
+            forward, backward = pair
+            return table[forward.kind][forward.stage] + table[backward.kind][backward.stage]
+        if callable(self.overlap):
+            return _check(f"overlap of {pair}", self.overlap(pair))
+        return self.overlap
+
+
+def _spread(name: str, value: PerStage, num_stages: int) -> list[Time]:
+    if isinstance(value, Mapping):
+        if missing := [stage for stage in range(num_stages) if stage not in value]:
+            raise ValueError(f"Cost.{name} has no entry for stage {missing[0]} of {num_stages}; add it")
+        return [value[stage] for stage in range(num_stages)]
+    if isinstance(value, Sequence):
+        if len(value) != num_stages:
+            raise ValueError(f"Cost.{name} lists {len(value)} stages, the program has {num_stages}; give one per stage")
+        return list(value)
+    return [value] * num_stages
+
+
+def _check(name: str, number: object) -> Time:
+    if not isinstance(number, Rational):
+        raise ValueError(
+            f"Cost.{name} must be an exact number, got {number!r}; scale all costs to integer ticks "
+            "(0.5 and 1 become 1 and 2) or use fractions.Fraction"
+        )
+    if number < 0:
+        raise ValueError(f"Cost.{name} must not be negative, got {number}; use 0 for work that takes no time")
+    return number if isinstance(number, (int, Fraction)) else Fraction(number)
+
+
+UNIT_COST = Cost()  # F = I = W = 1, B = 2, F&B = 3, free links: the teaching default

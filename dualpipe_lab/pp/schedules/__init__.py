@@ -1,0 +1,43 @@
+"""The pipeline schedules: plain functions from sizes to a `Program`, and their registry by name.
+
+Chapter: book/pp.  In: a name, the number of ranks and of microbatches.  Out: a `Program`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.gpipe import gpipe
+from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+
+__all__ = ["build", "gpipe", "names", "one_f_one_b"]
+
+_BUILDERS: dict[str, Callable[..., Program]] = {"gpipe": gpipe, "1f1b": one_f_one_b}
+
+
+def names() -> list[str]:
+    """Return the names that `build` knows, from the simplest schedule to the most elaborate.
+
+    >>> names()
+    ['gpipe', '1f1b']
+    """
+    return list(_BUILDERS)
+
+
+def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> Program:
+    """Build a schedule by name; upper and lower case, spaces, dashes and underscores do not matter.
+
+    `options` go to the builder.  Raises ValueError for an unknown name and for sizes that the schedule cannot have.
+
+    >>> build("1F1B", 4, 8)
+    <Program '1F1B': 4 ranks, 4 stages, 8 microbatches>
+    """
+    wanted = _plain(name)
+    for known, builder in _BUILDERS.items():
+        if wanted in (_plain(known), _plain(builder.__name__)):
+            return builder(num_ranks, num_microbatches, **options)
+    raise ValueError(f"there is no schedule named {name!r}; use one of {', '.join(names())}")
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,0 +1,9 @@
+"""Timelines: what each rank did when, simulated, on a virtual clock, or measured.
+
+Chapter: book/start/time.  In: spans and messages.  Out: one `Timeline` that prints, draws and exports.
+"""
+
+from dualpipe_lab.timeline.model import Timeline
+from dualpipe_lab.timeline.spans import Message, Span, Time
+
+__all__ = ["Message", "Span", "Time", "Timeline"]

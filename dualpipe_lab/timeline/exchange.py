@@ -1,0 +1,76 @@
+"""Timelines as plain JSON values and back, exactly: a whole number stays a number, a fraction becomes the text "3/2".
+
+span      [start, end, kind, stage, microbatch, label]      and the pair [[stage, kind, microbatch], ...] if it is one
+message   [src, dst, sent, arrived, label, num_bytes, left]
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_lab.timeline.spans import Message, Part, Span, Time
+
+if TYPE_CHECKING:
+    from dualpipe_lab.timeline.model import Timeline
+
+FORMAT = "dualpipe-lab/timeline/1"
+
+
+def to_dict(timeline: "Timeline") -> dict[str, Any]:
+    """Return a dictionary of plain JSON values."""
+    return {
+        "format": FORMAT,
+        "name": timeline.name,
+        "source": timeline.source,
+        "unit": timeline.unit,
+        "ranks": [[_pack_span(span) for span in spans] for spans in timeline.spans_by_rank],
+        "messages": [_pack_message(message) for message in timeline.messages],
+    }
+
+
+def from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Timeline`; ValueError if the dictionary is not one of `to_dict`."""
+    if data.get("format") != FORMAT:
+        raise ValueError(
+            f"expected a timeline with format {FORMAT!r}, got {data.get('format')!r}; use Timeline.to_dict"
+        )
+    return {
+        "name": data["name"],
+        "source": data["source"],
+        "unit": data["unit"],
+        "spans_by_rank": [[_unpack_span(rank, row) for row in rows] for rank, rows in enumerate(data["ranks"])],
+        "messages": [_unpack_message(row) for row in data["messages"]],
+    }
+
+
+def _pack_span(span: Span) -> list[Any]:
+    row = [_pack(span.start), _pack(span.end), span.kind, span.stage, span.microbatch, span.label]
+    return row if span.pair is None else [*row, [list(part) for part in span.pair]]
+
+
+def _unpack_span(rank: int, row: list[Any]) -> Span:
+    start, end, kind, stage, microbatch, label, *pair = row
+    pairs: tuple[Part, Part] | None = None
+    if pair:
+        first, second = pair[0]
+        pairs = (first[0], first[1], first[2]), (second[0], second[1], second[2])
+    return Span(rank, _unpack(start), _unpack(end), kind, stage, microbatch, label, pairs)
+
+
+def _pack_message(message: Message) -> list[Any]:
+    left = None if message.left is None else _pack(message.left)
+    sent, arrived = _pack(message.sent), _pack(message.arrived)
+    return [message.src, message.dst, sent, arrived, message.label, message.num_bytes, left]
+
+
+def _unpack_message(row: list[Any]) -> Message:
+    src, dst, sent, arrived, label, num_bytes, left = row
+    return Message(src, dst, _unpack(sent), _unpack(arrived), label, num_bytes, None if left is None else _unpack(left))
+
+
+def _pack(time: Time) -> int | str:
+    return f"{time.numerator}/{time.denominator}" if time.denominator != 1 else int(time)
+
+
+def _unpack(value: int | str) -> Time:
+    return Fraction(value) if isinstance(value, str) else value

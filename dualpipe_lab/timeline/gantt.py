@@ -1,0 +1,136 @@
+"""A timeline drawn with letters: one row per rank, letter and microbatch in each cell, dots where a rank is idle.
+
+Three scales, chosen by what fits: letter and microbatch (F3), the letter alone (F), or, when even one column per cell
+is too much, an overview in which each column sums up a stretch of time.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil, gcd, lcm
+from typing import TYPE_CHECKING
+
+from dualpipe_lab.timeline.overview import buckets, symbol
+from dualpipe_lab.timeline.spans import WAIT, Part, Span, Time
+from dualpipe_lab.timeline.units import axis_step, number, scale_of
+
+if TYPE_CHECKING:
+    from dualpipe_lab.timeline.model import Timeline
+
+IDLE = "."
+_WORDS = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}
+_OTHER = {"compute": "c", WAIT: "~", "collective": "*"}
+_MIN_COLUMNS = 20
+
+
+def draw(timeline: "Timeline", width: int) -> str:
+    """Return the picture, at most `width` characters wide."""
+    margin = len(f"rank {max(timeline.num_ranks - 1, 0)}") + 2
+    room = max(width - margin, _MIN_COLUMNS)
+    header = f"{timeline.name}: {timeline.num_ranks} ranks, {timeline.source}"
+    if not timeline.makespan:
+        return f"{header}\n(no time passes)"
+    columns, fits = _scale(timeline, room)
+    if fits:
+        rows = [
+            _row(spans, second_stage(spans), columns / timeline.makespan, columns) for spans in timeline.spans_by_rank
+        ]
+    else:
+        rows = ["".join(map(symbol, buckets(spans, timeline.makespan, columns))) for spans in timeline.spans_by_rank]
+    labels = [f"rank {rank}".ljust(margin) for rank in range(timeline.num_ranks)]
+    body = [(label + row).rstrip() for label, row in zip(labels, rows, strict=True)]
+    return "\n".join([header, _axis(timeline, columns, margin), *body, *_legend(timeline, columns, fits)])
+
+
+def second_stage(spans: tuple[Span, ...]) -> int | None:
+    """Return the higher one of a rank's two stages, which is written in lower case; None if it has not exactly two."""
+    stages = {stage for span in spans for stage, _, _ in span.parts}
+    return max(stages) if len(stages) == 2 else None
+
+
+def cell_label(part: Part, lower: int | None, several: bool = False) -> str:
+    """Return letter and microbatch of one action: lower case on a rank's second stage."""
+    stage, kind, microbatch = part
+    letter = kind.lower() if stage == lower else kind
+    return f"{stage}{letter}{microbatch}" if several else f"{letter}{microbatch}"
+
+
+def _scale(timeline: "Timeline", room: int) -> tuple[Fraction, bool]:
+    """Return the number of columns for the makespan, and whether every cell has a column of its own."""
+    spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
+    grain = _grain([time for span in spans for time in (span.start, span.end)])
+    ticks = timeline.makespan / grain
+    if ticks <= room:  # whole columns per tick: every cell of one length has the same width
+        wanted = max(ceil((len(_longest(span)) + 1) * grain / span.duration) for span in spans)
+        return ticks * min(int(room / ticks), wanted), True
+    shortest = min(span.duration for span in spans if span.kind != WAIT) if spans else Fraction(0)
+    return Fraction(room), shortest * room >= timeline.makespan
+
+
+def _grain(times: list[Time]) -> Fraction:
+    exact = {Fraction(time) for time in times}
+    return Fraction(gcd(*(time.numerator for time in exact)), lcm(*(time.denominator for time in exact)))
+
+
+def _longest(span: Span) -> str:
+    return "&".join(cell_label(part, None) for part in span.parts) or _OTHER.get(span.kind, "o")
+
+
+def _row(spans: tuple[Span, ...], lower: int | None, per_time: Fraction, columns: Fraction) -> str:
+    row = [IDLE] * ceil(columns)
+    for span in spans:
+        start, end = round(span.start * per_time), round(span.end * per_time)
+        if end > start:
+            row[start:end] = _cell(span, lower, end - start)
+    return "".join(row)
+
+
+def _cell(span: Span, lower: int | None, width: int) -> str:
+    labels = [cell_label(part, lower) for part in span.parts]
+    letter = _OTHER.get(span.kind, "o")
+    if not labels:
+        return letter * width
+    full = "&".join(labels)
+    short = "&" if span.pair else full[0]
+    return (full if len(full) <= width else short).ljust(width)
+
+
+def _axis(timeline: "Timeline", columns: Fraction, margin: int) -> str:
+    divisor, unit = scale_of(timeline.unit, timeline.makespan)
+    span = Fraction(timeline.makespan) / divisor
+    end = f"{number(span)} {unit}"
+    step = axis_step(span, most=max(int(columns) // 8, 1))
+    line = "time".ljust(margin)
+    for k in range(int(span / step) + 1):
+        place = margin + round(k * step * columns / span)
+        text = number(k * step)
+        if place + len(text) < margin + columns - len(number(span)):
+            line = line.ljust(place) + text
+    return line.ljust(margin + round(columns) - len(number(span))) + end
+
+
+def _legend(timeline: "Timeline", columns: Fraction, fits: bool) -> Iterator[str]:
+    divisor, unit = scale_of(timeline.unit, timeline.makespan)
+    idle = sum(timeline.bubble_time(rank) for rank in range(timeline.num_ranks))
+    total = timeline.num_ranks * timeline.makespan
+    numbers = [
+        f"makespan {number(timeline.makespan, divisor)} {unit}",
+        f"bubble {timeline.bubble_fraction:.1%} ({number(idle, divisor)} of {number(total, divisor)} idle)",
+    ]
+    if peak := max((timeline.peak_activations(rank) for rank in range(timeline.num_ranks)), default=0):
+        numbers.append(f"peak activations {peak}")
+    yield ", ".join(numbers)
+    parts = {kind for spans in timeline.spans_by_rank for span in spans for _, kind, _ in span.parts}
+    kinds = {span.kind for spans in timeline.spans_by_rank for span in spans}
+    letters = [f"{kind} {word}" for kind, word in _WORDS.items() if kind in parts]
+    if fits:
+        letters += ["& an overlapped pair"] if "F&B" in kinds else []
+        others = sorted(kinds - set(_WORDS) - {"F&B"})
+        letters += [f"{_OTHER[kind]} {kind}" for kind in others if kind in _OTHER]
+        letters += ["o " + "/".join(kind for kind in others if kind not in _OTHER)] if set(others) - set(_OTHER) else []
+        letters.append(f"{IDLE} idle")
+        if any(second_stage(spans) is not None for spans in timeline.spans_by_rank):
+            letters.append("lower case: the rank's second stage")
+    else:
+        each = number(timeline.makespan / columns, divisor)
+        letters += ["# mixed", "+ partly idle", f"{IDLE} mostly idle", f"one column = {each} {unit}"]
+    yield ", ".join(letters)

@@ -1,0 +1,46 @@
+"""How times are written: exact ticks as they are, nanoseconds in the unit that fits, and round steps for an axis."""
+
+from fractions import Fraction
+
+from dualpipe_lab.timeline.spans import Time
+
+_NS_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+
+
+def scale_of(unit: str, makespan: Time) -> tuple[int, str]:
+    """Return (divisor, unit to write): the largest unit in which the makespan is at least 1.
+
+    >>> scale_of("ns", 12_500_000), scale_of("ticks", 33)
+    ((1000000, 'ms'), (1, 'ticks'))
+    """
+    if unit != "ns":
+        return 1, unit
+    return next(((divisor, name) for divisor, name in _NS_UNITS if makespan >= divisor), (1, "ns"))
+
+
+def number(time: Time, divisor: int = 1) -> str:
+    """Write a time after division: whole numbers exactly, others with up to 3 digits after the point.
+
+    >>> number(33), number(Fraction(7, 2)), number(12_345_678, 1_000_000)
+    ('33', '3.5', '12.346')
+    """
+    value = Fraction(time) / divisor
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.3f}".rstrip("0").rstrip(".")
+
+
+def axis_step(makespan: Time, most: int) -> Fraction:
+    """Return 1, 2 or 5 times a power of ten, so that at most `most` steps fit into the makespan.
+
+    >>> axis_step(33, 10), axis_step(1725, 10)
+    (Fraction(5, 1), Fraction(200, 1))
+    """
+    smallest = Fraction(makespan) / max(most, 1)
+    step = Fraction(1)
+    while step >= smallest * 10 and step > Fraction(1, 1000):
+        step /= 10
+    factors = (2, Fraction(5, 2), 2)  # 1, 2, 5, 10
+    turn = 0
+    while step < smallest:
+        step *= factors[turn % 3]
+        turn += 1
+    return step
