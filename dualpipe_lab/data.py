@@ -1,0 +1,95 @@
+"""A real corpus without a download: the course's own Markdown, one token per byte.
+
+Chapters: every one that trains.  In: batch size, sequence length, seed.  Out: batches of token ids, 0 to 255.
+  tokens per batch   batch_size * (sequence_length + 1)     the last column is only ever a target
+The text is every page below book/, ordered by its path, with Unix line ends; it grows with the course, so a number
+that depends on it is compared within one run, never with a stored one.  Installed without the book, the text is the
+package's own description (the README).
+"""
+
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VOCABULARY_SIZE = 256
+_CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def corpus(root: Path | None = None) -> bytes:
+    """The course's text as bytes; `root` is the checkout that holds book/ (by default, the one this file is in).
+
+    Raises:
+        FileNotFoundError: there is neither a book/ folder nor an installed package description.
+    """
+    pages = sorted(((root or _CHECKOUT) / "book").rglob("*.md"), key=lambda page: page.as_posix())
+    pages = [page for page in pages if ".ipynb_checkpoints" not in page.parts]
+    if pages:
+        return b"\n".join(page.read_bytes().replace(b"\r\n", b"\n") for page in pages)
+    return _description(root or _CHECKOUT)
+
+
+def _description(root: Path) -> bytes:
+    try:
+        text = metadata.metadata("dualpipe-lab").json.get("description", "")
+    except metadata.PackageNotFoundError:
+        text = ""
+    if not text:
+        raise FileNotFoundError(
+            f"the corpus needs the course's pages, and {root / 'book'} has no .md file; "
+            "work in a clone of the repository, or pass corpus(root=PATH_OF_A_CLONE)"
+        )
+    return str(text).encode()
+
+
+def windows(text: bytes, batch_size: int, sequence_length: int, seed: int = 0) -> Iterator[list[bytes]]:
+    """Endless batches of `batch_size` slices of the text, each `sequence_length + 1` bytes, drawn by `seed`.
+
+    Equal arguments give equal batches in every process, so ranks agree without a message.
+
+    Raises:
+        ValueError: a size is below 1, or the text is shorter than one slice.
+
+    >>> next(windows(b"one two three", batch_size=2, sequence_length=3, seed=1))
+    [b'ne t', b'thre']
+    """
+    if batch_size < 1 or sequence_length < 1:
+        raise ValueError(
+            f"batch_size and sequence_length count from 1, got {batch_size} and {sequence_length}; use at least 1"
+        )
+    num_starts = len(text) - sequence_length
+    if num_starts < 1:
+        raise ValueError(
+            f"a slice takes sequence_length + 1 = {sequence_length + 1} bytes, and the text has {len(text)}; "
+            "use a shorter sequence_length or a longer text"
+        )
+    return _draw(text, batch_size, sequence_length + 1, num_starts, Random(seed))  # noqa: S311 (data, no secret)
+
+
+def _draw(text: bytes, batch_size: int, length: int, num_starts: int, random: Random) -> Iterator[list[bytes]]:
+    while True:
+        # random() is the one method whose sequence Python promises to keep between versions
+        starts = [int(random.random() * num_starts) for _ in range(batch_size)]
+        yield [text[start : start + length] for start in starts]
+
+
+def batches(
+    batch_size: int, sequence_length: int, seed: int = 0, text: bytes | None = None
+) -> Iterator[tuple["Tensor", "Tensor"]]:
+    """Endless (inputs_BS, targets_BS) of int64 token ids; B: batch_size, S: sequence_length; targets are one ahead.
+
+    Raises:
+        ValueError: as `windows`.
+    """
+    return map(_as_tensors, windows(corpus() if text is None else text, batch_size, sequence_length, seed))
+
+
+def _as_tensors(rows: list[bytes]) -> tuple["Tensor", "Tensor"]:
+    import torch  # here, so that the module is importable in milliseconds
+
+    tokens = torch.tensor([list(row) for row in rows])
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
