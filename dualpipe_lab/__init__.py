@@ -4,7 +4,10 @@ Names are handed out lazily, so `import dualpipe_lab` takes milliseconds and nev
 of an IPython kernel the import also starts the fork server in the background, so that the first `launch` is quick.
 """
 
+import os
+import sys
 from importlib import import_module
+from multiprocessing import parent_process
 from typing import Any
 
 __version__ = "0.1.0"
@@ -43,3 +46,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _is_kernel() -> bool:
+    """Whether this is the main process of an IPython kernel (and not one of its ranks)."""
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and kernel.IPKernelApp.initialized() and parent_process() is None
+
+
+if _is_kernel() and os.name == "posix":
+    __getattr__("warm")()

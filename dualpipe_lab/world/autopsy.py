@@ -43,7 +43,7 @@ class Autopsy:
             where = places.name_frame(frame) + (f":  {source}" if source else "")
         lost = any(phrase in cause for phrase in _PEER_GONE)
         if lost:
-            cause = "lost its peer: " + cause.removeprefix("raised ").splitlines()[0]
+            cause = "lost its peer"  # GLOO's own words are in the traceback
         return RankFailure(rank, cause, where, places.name_cells(text, self._cells), exception, secondary=lost)
 
     def died(self, seen: Seen) -> RankFailure:
@@ -96,7 +96,7 @@ class Autopsy:
 
     def _stack(self, rank: int) -> str:
         path = self._folder / f"stack-{rank}"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return places.learners_stack(path.read_text(errors="replace")) if path.exists() else ""
 
 
 def _returned(ranks: Iterable[Seen]) -> set[int]:

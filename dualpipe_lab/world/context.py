@@ -62,7 +62,7 @@ class RankContext:
             due = self.clock.now()
         if operation.sends is False and operation.peer is not None:
             self.ledger.entries[operation.name].peers.add(operation.peer)  # known only now if it came from anybody
-            self.trace.receive(operation.peer, operation.stream, due)
+            self.trace.receive(operation, operation.peer, due)
         if not self._open_spans:
             kind = "collective" if operation.is_collective else "wait"
             self.trace.span(waited_from, self.clock.now(), kind, operation.name, None, None)

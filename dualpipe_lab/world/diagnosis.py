@@ -17,7 +17,7 @@ def explain(answers: Answers, returned: set[int]) -> list[str]:
     """Every cause that the answers show, most specific first."""
     stuck = {rank: answer.blocked for rank, answer in answers.items() if answer.blocked and rank not in returned}
     return [
-        *_mismatched_collectives(stuck),
+        *(_mismatched_collectives(stuck) or _recorded_mismatches(answers)),
         *_missing_members(stuck, answers, returned),
         *_cycle(stuck, answers, returned),
         *_unsent_messages(stuck, answers, returned),
@@ -25,7 +25,7 @@ def explain(answers: Answers, returned: set[int]) -> list[str]:
 
 
 def locate(answer: Whereabouts, name_place: Callable[[Whereabouts], str]) -> str:
-    """`rank 0: waits for irecv from rank 3 tag 9 shape (4,), 3.0 s, after 6 operations; at Cell In[3], line 8, in f`."""
+    """`rank 0: waits for recv from rank 3 tag 9 shape (4,), 3.0 s, after 6 operations; at Cell In[3], line 8, in f`."""
     place = name_place(answer)
     at = f"; at {place}" if place else ""
     if answer.blocked is None:
@@ -52,12 +52,12 @@ def _stood_still(before: Whereabouts | None, after: Whereabouts, seconds: float)
     )
 
 
-def disagreements(histories: Mapping[int, Mapping[tuple[int, ...], list[str]]]) -> dict[int, str]:
+def disagreements(answers: Answers) -> dict[int, str]:
     """Ranks whose sequence of collectives differs from that of the first rank of the same group, and how."""
     found: dict[int, str] = {}
-    for rank, history in histories.items():
-        for group, names in history.items():
-            reference = histories.get(group[0], {}).get(group, [])
+    for rank, answer in answers.items():
+        for group, names in answer.history.items():
+            reference = answers[group[0]].history.get(group, []) if group[0] in answers else []
             for position, (name, expected) in enumerate(zip(names, reference, strict=False)):
                 if name != expected and rank not in found:
                     found[rank] = (
@@ -75,6 +75,10 @@ def _mismatched_collectives(stuck: dict[int, Blocked]) -> list[str]:
     if len(names) < 2:
         return []
     return ["collective mismatch: " + ", ".join(f"{_ranks(ranks)} in {name}" for name, ranks in names.items())]
+
+
+def _recorded_mismatches(answers: Answers) -> list[str]:
+    return [f"collective mismatch: rank {rank} {how}" for rank, how in disagreements(answers).items()]
 
 
 def _missing_members(stuck: dict[int, Blocked], answers: Answers, returned: set[int]) -> list[str]:

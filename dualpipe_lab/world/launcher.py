@@ -22,7 +22,7 @@ from dualpipe_lab.world.link import Link
 from dualpipe_lab.world.output import MODES, Output, OutputMode
 from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.supervisor import Supervisor
-from dualpipe_lab.world.trace import lost_messages, to_timeline
+from dualpipe_lab.world.trace import match, to_timeline
 
 
 class Results(list[Any]):
@@ -148,16 +148,18 @@ def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[by
 
 
 def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any]) -> Results:
-    """One `Results` from what each rank sent: value, ledger, trace, history of collectives."""
-    values, ledgers, traces, histories = zip(*parts, strict=True)
-    wrong = disagreements(dict(enumerate(histories)))
+    """One `Results` from what each rank sent: value, ledger, trace, whereabouts."""
+    __tracebackhide__ = True
+    values, ledgers, traces, answers = zip(*parts, strict=True)
+    matching = match(list(traces))
+    wrong = disagreements(dict(enumerate(answers))) or matching.misfits
     if wrong:
         raise RankError({rank: RankFailure(rank, cause) for rank, cause in wrong.items()}, len(parts))
-    lost = lost_messages(list(traces))
-    if lost:
-        warnings.warn(f"{lost[0]}, which never received it ({len(lost)} lost in all)", stacklevel=4)
+    if matching.lost:
+        first, number = matching.lost[0], len(matching.lost)
+        warnings.warn(f"{first}, which never received it ({number} lost in all)", stacklevel=3)
     results = Results(values)
     results.ledger = Ledger(list(ledgers))
-    results.timeline = to_timeline(list(traces), clock, getattr(fn, "__name__", "launch"))
+    results.timeline = to_timeline(list(traces), matching.messages, clock, getattr(fn, "__name__", "launch"))
     results.output = []
     return results

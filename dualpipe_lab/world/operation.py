@@ -3,8 +3,11 @@
 import zlib
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 from dualpipe_lab.world.traffic import Traffic
+
+UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier")  # each rank's tensor may have its own size
 
 
 @dataclass(slots=True)
@@ -47,6 +50,11 @@ class Operation:
         """The key under which both sides find this operation's stamps: group and tag, or group alone."""
         group = group_id(self.group)
         return -1 - group if self.is_collective else (group << 31) | self.tag
+
+    @property
+    def signature(self) -> str:
+        """What all members of a collective must agree on: `all_reduce of 12 elements`, or the name alone."""
+        return self.name if self.name in UNEVEN else f"{self.name} of {prod(self.shape)} elements"
 
     def describe(self) -> str:
         """`irecv from rank 3 tag 9 shape (4,)` or `all_reduce shape (4,)`."""

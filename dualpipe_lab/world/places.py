@@ -54,6 +54,17 @@ def frames_of_dump(text: str) -> list[Frame]:
     return [Frame(file, int(line), function) for file, line, function in reversed(found)]
 
 
+def learners_stack(dump: str) -> str:
+    """The part of the interpreter's dump of all threads that shows the learner's function and what it called."""
+    headline, _, _ = dump.partition("\n\n")
+    foundation = f'  File "{_PACKAGE}/world/rank.py"'
+    for block in dump.split("\n\n"):
+        stack, found, _ = block.partition(foundation)
+        if found and "in _listen" not in block:
+            return f"{headline}\n{stack.rstrip()}" if stack not in headline else stack.rstrip()
+    return headline
+
+
 def _is_own_file(file: str) -> bool:
     foreign = (_PACKAGE, sysconfig.get_paths()["stdlib"], *site.getsitepackages(), "<")
     return not file.startswith(foreign)

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from multiprocessing import parent_process
+from multiprocessing import forkserver, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -110,10 +110,11 @@ def _serve(job: Job, mailbox: _Mailbox) -> None:
     mailbox.send("ready")
     present = _make_context(job, origin_ns=mailbox.receive())
     context.install(present)
+    present.clock.wait_until(0)
     try:
         value = fn(job.rank, job.world_size, *args)
         _flush()
-        result = payload.dumps((value, present.ledger, present.trace, present.progress.history))
+        result = payload.dumps((value, present.ledger, present.trace, answer()))
     except BaseException as error:
         _flush()
         return mailbox.send("failure", *_describe(error), answer())
@@ -127,8 +128,8 @@ def _prepare(job: Job) -> Any:
     os.chdir(job.directory)
     sys.path[:] = job.search_path
     stacks = open(job.folder / f"stack-{job.rank}", "w")  # noqa: SIM115  faulthandler writes to it until the end
-    faulthandler.enable(stacks, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False)
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
     payload.install_sources(job.sources)
     import torch
 
@@ -168,14 +169,24 @@ def _detach(out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
-    if sys.platform == "linux" and parent and parent.pid != os.getppid():  # started by the single-threaded fork server
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+    if parent and parent.pid != os.getppid():
+        _die_with_the_fork_server()
     for connection, number in ((out, 1), (err, 2)):
         os.dup2(connection.fileno(), number)
         connection.close()
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
     sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
+
+
+def _die_with_the_fork_server() -> None:
+    """The server ends with the kernel, and this rank with the server, even while it holds the interpreter's lock."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:  # inherited: as long as a rank keeps it open, the server lives
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
 
 
 def _flush() -> None:

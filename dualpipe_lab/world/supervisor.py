@@ -22,6 +22,7 @@ from dualpipe_lab.world.whereabouts import Whereabouts
 STARTUP_SECONDS = 120.0  # the first launch may wait for the fork server's imports on a busy machine
 PROBE_SECONDS = 0.7  # between two questions
 STUCK_ROUNDS = 2  # so many unchanged rounds are a deadlock
+HEAD_START_NS = 2_000_000  # between "go" and time 0, so that all ranks are awake when it strikes
 GRACE_SECONDS = 0.3  # for the other ranks to report after the first failure
 
 
@@ -159,7 +160,7 @@ class Supervisor:
         watched.ready = True
         if all(other.ready for other in self.ranks):
             self._went = self._asked_at = time.perf_counter()
-            origin_ns = time.perf_counter_ns()
+            origin_ns = time.perf_counter_ns() + HEAD_START_NS + HEAD_START_NS * len(self.ranks) // 4
             for other in self.ranks:
                 self._send(other, "go", origin_ns)
 

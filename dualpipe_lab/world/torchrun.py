@@ -19,7 +19,7 @@ def is_active() -> bool:
 
 
 def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend: str) -> list[tuple[Any, ...]]:
-    """Run `fn` on this rank; return value, ledger, trace and history of every rank.
+    """Run `fn` on this rank; return value, ledger, trace and whereabouts of every rank.
 
     Raises:
         ValueError: if the script asks for a world of another size than `torchrun` made.
@@ -44,7 +44,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend:
     context.install(present)
     try:
         value = fn(present.rank, actual, *args)
-        mine = (value, present.ledger, present.trace, present.progress.history)
+        mine = (value, present.ledger, present.trace, present.progress.answer())
         context.install(context.RankContext(present.rank, actual, present.clock))  # the gathering is not the learner's
         return all_gather_object(mine)
     finally:

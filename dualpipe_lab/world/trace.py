@@ -29,6 +29,7 @@ class _Received(NamedTuple):
     peer: int
     stream: int
     time_ns: int
+    num_bytes: int
 
 
 @dataclass
@@ -51,40 +52,53 @@ class RankTrace:
             left_ns, size = operation.left_ns, operation.traffic.sent
             self.sent.append(_Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
 
-    def receive(self, peer: int, stream: int, time_ns: int) -> None:
+    def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
         """Record a message that has arrived."""
         if len(self.received) < MAX_EVENTS:
-            self.received.append(_Received(peer, stream, time_ns))
+            self.received.append(_Received(peer, operation.stream, time_ns, operation.traffic.received))
 
 
-def to_timeline(traces: list[RankTrace], clock: ClockName, name: str) -> Timeline:
-    """One timeline of all ranks."""
-    source: Source = "virtual" if clock == "virtual" else "measured"
-    return Timeline(name, [trace.spans for trace in traces], _matched(traces)[0], source=source, unit="ns")
+@dataclass
+class Matching:
+    """Messages whose two ends were found, and those whose ends do not fit.
+
+    Attributes:
+        messages: as the timeline draws them.
+        lost: one line for each message that was sent through `comm` and never received there.
+        misfits: by receiving rank, how a message differed in size from the tensor it was received into.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    misfits: dict[int, str] = field(default_factory=dict)
 
 
-def lost_messages(traces: list[RankTrace]) -> list[str]:
-    """One line for each message that was sent through `comm` and never received there."""
-    return [
-        f"rank {src} sent {sent.label or f'{sent.num_bytes} bytes'} to rank {sent.peer}"
-        for src, sent in _matched(traces)[1]
-    ]
-
-
-def _matched(traces: list[RankTrace]) -> tuple[list[Message], list[tuple[int, _Sent]]]:
-    arrivals: defaultdict[tuple[int, int, int], deque[int]] = defaultdict(deque)
+def match(traces: list[RankTrace]) -> Matching:
+    """Pair sends with receives in the order of sending."""
+    arrivals: defaultdict[tuple[int, int, int], deque[_Received]] = defaultdict(deque)
     for trace in traces:
         for event in trace.received:
-            arrivals[event.peer, trace.rank, event.stream].append(event.time_ns)
-    messages, lost = [], []
+            arrivals[event.peer, trace.rank, event.stream].append(event)
+    found = Matching()
     for trace in traces:
         for sent in trace.sent:
             queue = arrivals[trace.rank, sent.peer, sent.stream]
-            if queue:
-                arrived = queue.popleft()
-                messages.append(
-                    Message(trace.rank, sent.peer, sent.time_ns, arrived, sent.label, sent.num_bytes, sent.left_ns)
+            if not queue:
+                what = sent.label or f"{sent.num_bytes} bytes"
+                found.lost.append(f"rank {trace.rank} sent {what} to rank {sent.peer}")
+                continue
+            event = queue.popleft()
+            found.messages.append(
+                Message(trace.rank, sent.peer, sent.time_ns, event.time_ns, sent.label, sent.num_bytes, sent.left_ns)
+            )
+            if event.num_bytes != sent.num_bytes:
+                found.misfits[sent.peer] = (
+                    f"received {sent.num_bytes} bytes from rank {trace.rank} into a tensor of {event.num_bytes}"
                 )
-            else:
-                lost.append((trace.rank, sent))
-    return messages, lost
+    return found
+
+
+def to_timeline(traces: list[RankTrace], messages: list[Message], clock: ClockName, name: str) -> Timeline:
+    """One timeline of all ranks."""
+    source: Source = "virtual" if clock == "virtual" else "measured"
+    return Timeline(name, [trace.spans for trace in traces], messages, source=source, unit="ns")

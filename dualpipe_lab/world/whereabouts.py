@@ -14,7 +14,7 @@ from typing import Any
 
 from dualpipe_lab.world.operation import Operation
 
-HISTORY_LENGTH = 1_000  # collectives per group whose names are compared across the ranks afterwards
+HISTORY_LENGTH = 1_000  # collectives per group that are compared across the ranks
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Whereabouts:
         completed: operations finished so far.
         cpu_seconds: processor time used so far; a rank that moves bytes uses some, a deadlocked one does not.
         posted, received: messages by (peer, tag).
-        joined: collectives begun, by group.
+        joined, history: collectives begun, by group: how many, and which.
         frames: where its main thread is, innermost last.
     """
 
@@ -65,6 +65,7 @@ class Whereabouts:
     posted: Counter[tuple[int, int]]
     received: Counter[tuple[int, int]]
     joined: dict[tuple[int, ...], int]
+    history: dict[tuple[int, ...], list[str]]
     frames: list[Frame]
 
 
@@ -88,7 +89,7 @@ class Progress:
             operation.sequence = self.joined.get(operation.group, 0)
             self.joined[operation.group] = operation.sequence + 1
             if operation.sequence < HISTORY_LENGTH:
-                self.history.setdefault(operation.group, []).append(operation.name)
+                self.history.setdefault(operation.group, []).append(operation.signature)
         elif operation.sends and operation.peer is not None:
             self.posted[operation.peer, operation.tag] += 1
 
@@ -118,6 +119,7 @@ class Progress:
             posted=Counter(self.posted),
             received=Counter(self.received),
             joined=dict(self.joined),
+            history={group: list(names) for group, names in list(self.history.items())},
             frames=[Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in stack],
         )
 

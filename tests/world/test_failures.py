@@ -37,7 +37,7 @@ def test_a_raising_rank_is_named_with_its_line():
     error = failing(fn)
     text = str(error)
     assert text.startswith("rank 1 of 3 raised ValueError: bad shape\n")
-    assert 'test_failures.py, line' in text
+    assert "test_failures.py, line" in text
     assert 'in fn:  raise ValueError("bad shape")' in text
     assert "rank 0: waits for all_reduce shape (2,)" in text
     assert isinstance(error.failures[1].exception, ValueError)
@@ -269,7 +269,7 @@ def test_a_lost_message_is_mentioned():
         (lambda: comm.all_gather_single(torch.ones(3), torch.ones(2)), "output needs 4 elements"),
         (lambda: comm.reduce_scatter_single(torch.ones(3), torch.ones(2)), "input needs 6 elements"),
         (lambda: comm.all_to_all_single(torch.ones(3), torch.ones(2)), "3 rows of output do not divide"),
-        (lambda: comm.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1]), "must be 2 numbers that sum to 2"),
+        (lambda: comm.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1]), "2 numbers that sum to 2 rows"),
         (lambda: comm.broadcast(torch.ones(1), 5), "rank 5 is not among the ranks"),
         (lambda: comm.all_gather([torch.ones(2), torch.ones(3)], torch.ones(2)), "pad uneven tensors"),
         (lambda: comm.all_gather([torch.ones(2)], torch.ones(2)), "one tensor per rank in outputs, got 1 for 2 ranks"),
@@ -284,3 +284,34 @@ def test_bad_calls_are_refused_before_they_can_hang(call, message):
             call()
 
     assert message in str(failing(fn, 2))
+
+
+def test_a_message_larger_than_its_tensor_names_the_line():
+    def fn(rank, world_size):
+        if rank:
+            comm.send(torch.ones(4), 0)
+        else:
+            comm.recv(torch.ones(3), 1)
+
+    text = str(failing(fn, 2))
+    assert "rank 0 of 2 died without an exception (SIGABRT)" in text
+    assert "in fn" in text
+
+
+def test_a_message_smaller_than_its_tensor_is_no_silent_success():
+    def fn(rank, world_size):
+        if rank:
+            comm.send(torch.ones(3), 0)
+        else:
+            comm.recv(torch.ones(4), 1)
+
+    assert "rank 0 of 2 received 12 bytes from rank 1 into a tensor of 16" in str(failing(fn, 2))
+
+
+@pytest.mark.parametrize("call", [comm.all_reduce, lambda x: comm.broadcast(x, 0)])
+def test_collectives_of_different_sizes_are_no_silent_success(call):
+    def fn(rank, world_size):
+        call(torch.ones(3 + rank))
+
+    text = str(failing(fn, 2, within=4))
+    assert "of 4 elements as collective 0 of ranks [0, 1], where rank 0 called" in text

@@ -222,11 +222,11 @@ def test_what_cannot_travel_is_refused_with_a_remedy():
     import threading
 
     lock = threading.Lock()
+
+    def fn(rank, world_size):
+        return lock
+
     with pytest.raises(TypeError, match="create such objects inside fn"):
-
-        def fn(rank, world_size):
-            return lock
-
         lab.launch(fn, 2)
     with pytest.raises(TypeError, match="got int"):
         lab.launch(3, 2)

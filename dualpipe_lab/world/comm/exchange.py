@@ -41,7 +41,17 @@ def all_to_all(
     where.check_count("inputs", inputs)
     sends, receives = [num_bytes(block) for block in inputs], [num_bytes(block) for block in outputs]
     moved = traffic.all_to_all(sends, receives, where.position)
-    return start(where, moved, inputs[0], partial(dist.all_to_all, outputs, inputs, group, True), async_op)
+    # GLOO's own list form insists on equal sizes, its flat form does not
+    flat_in = torch.cat([block.reshape(-1) for block in inputs])
+    flat_out = flat_in.new_empty(sum(block.numel() for block in outputs))
+    splits = [block.numel() for block in outputs], [block.numel() for block in inputs]
+
+    def unpack() -> None:
+        for block, part in zip(outputs, flat_out.split(splits[0]), strict=True):
+            block.copy_(part.view_as(block))
+
+    begin = partial(dist.all_to_all_single, flat_out, flat_in, *splits, group=group, async_op=True)
+    return start(where, moved, flat_in, begin, async_op, unpack)
 
 
 def gather(

@@ -75,11 +75,16 @@ def place(name: str, group: Group | None, *tensors: torch.Tensor) -> Place:
 
 
 def start(
-    where: Place, moved: Traffic, tensor: torch.Tensor | None, begin: Callable[[], Any], async_op: bool
+    where: Place,
+    moved: Traffic,
+    tensor: torch.Tensor | None,
+    begin: Callable[[], Any],
+    async_op: bool,
+    finish: Callable[[], None] | None = None,
 ) -> Work | None:
-    """Issue a collective whose shape in reports is that of `tensor`."""
+    """Issue a collective whose shape in reports is that of `tensor`; `finish` runs when it is over."""
     shape = () if tensor is None else tuple(tensor.shape)
-    return issue(Operation(where.name, where.ranks, moved, shape), begin, async_op)
+    return issue(Operation(where.name, where.ranks, moved, shape), begin, async_op, finish)
 
 
 def reduction(name: str) -> Any:

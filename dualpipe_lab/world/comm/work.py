@@ -15,8 +15,10 @@ class Work:
     The tensors it was given must not be changed, and those it fills must not be read, before `wait` returns.
     """
 
-    def __init__(self, context: RankContext, operation: Operation, handle: Any) -> None:
-        self._context, self._operation, self._handle = context, operation, handle
+    def __init__(
+        self, context: RankContext, operation: Operation, handle: Any, finish: Callable[[], None] | None = None
+    ) -> None:
+        self._context, self._operation, self._handle, self._finish = context, operation, handle, finish
         self._done = False
         context.in_flight.append(self)  # a dropped handle would take the message with it
 
@@ -30,6 +32,8 @@ class Work:
             self._handle.wait()
         if self._operation.sends is False and self._operation.peer is None:
             self._operation.peer = self._handle._source_rank()  # torch's only way to say who sent it
+        if self._finish is not None:
+            self._finish()
         self._context.settle(self._operation, waited_from)
         self._done = True
         self._context.in_flight.remove(self)
@@ -38,11 +42,13 @@ class Work:
         return f"<Work {self._operation.describe()}, {'done' if self._done else 'under way'}>"
 
 
-def issue(operation: Operation, start: Callable[[], Any], async_op: bool) -> Work | None:
-    """Start an operation and, unless `async_op`, wait for it."""
+def issue(
+    operation: Operation, start: Callable[[], Any], async_op: bool, finish: Callable[[], None] | None = None
+) -> Work | None:
+    """Start an operation and, unless `async_op`, wait for it; `finish` runs when it is over."""
     context = current()
     context.begin(operation)
-    work = Work(context, operation, _started(context, operation, start))
+    work = Work(context, operation, _started(context, operation, start), finish)
     if async_op:
         return work
     work.wait()

@@ -1,0 +1,143 @@
+"""Three clocks: model time that repeats to the bit, an emulated link that keeps its promise, and plain real time."""
+
+import statistics
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+
+MEGABYTE = torch.zeros(250_000)  # of float32
+
+
+def one_f_one_b(rank, world_size, num_microbatches, forward_ms, backward_ms):
+    """A 1F1B step by hand: receive, work, send on."""
+    x = torch.zeros(1_250)  # 5,000 bytes
+    warmup = min(world_size - rank - 1, num_microbatches)
+    order = ["F"] * warmup + ["F", "B"] * (num_microbatches - warmup) + ["B"] * warmup
+    for kind in order:
+        source, target = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
+        if 0 <= source < world_size:
+            comm.recv(x, source)
+        lab.compute(forward_ms if kind == "F" else backward_ms, kind)
+        if 0 <= target < world_size:
+            comm.isend(x, target)
+
+
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_virtual_time_repeats_to_the_bit_and_equals_the_closed_form(world_size):
+    runs = [lab.launch(one_f_one_b, world_size, 2 * world_size, 5, 10, clock="virtual").timeline for _ in range(3)]
+    assert runs[0].to_dict() == runs[1].to_dict() == runs[2].to_dict()
+    assert runs[0].makespan == (2 * world_size + world_size - 1) * 15_000_000
+    assert runs[0].source == "virtual"
+
+
+def test_virtual_time_with_a_link_repeats_to_the_bit():
+    link = lab.Link(gbps=0.01, latency_ms=0.5)  # 5,000 bytes take 4 ms
+    runs = [lab.launch(one_f_one_b, 8, 16, 5, 10, clock="virtual", link=link).timeline for _ in range(3)]
+    assert runs[0].to_dict() == runs[1].to_dict() == runs[2].to_dict()
+
+
+def test_messages_on_one_link_queue_up():
+    def fn(rank, world_size):
+        if rank == 0:
+            works = [comm.isend(MEGABYTE, 1) for _ in range(3)]
+            for work in works:
+                work.wait()
+        else:
+            for _ in range(3):
+                comm.recv(torch.empty_like(MEGABYTE), 0)
+
+    link = lab.Link(gbps=1, latency_ms=2)
+    timeline = lab.launch(fn, 2, clock="virtual", link=link).timeline
+    assert [message.arrived for message in timeline.messages] == [10_000_000, 18_000_000, 26_000_000]
+    assert [message.left for message in timeline.messages] == [0, 8_000_000, 16_000_000]
+    assert {message.num_bytes for message in timeline.messages} == {1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("call", "steps", "volume"),
+    [
+        (lambda x: comm.all_reduce(x), 6, 1.5),
+        (lambda x: comm.all_gather_single(torch.empty(1_000_000), x), 3, 3),
+        (lambda x: comm.reduce_scatter_single(torch.empty(62_500), x), 3, 0.75),
+        (lambda x: comm.all_to_all_single(torch.empty_like(x), x), 1, 0.75),
+        (lambda x: comm.broadcast(x, 1), 3, 1),
+    ],
+)
+def test_a_collective_starts_with_its_last_rank_and_takes_its_model_time(call, steps, volume):
+    def fn(rank, world_size):
+        lab.compute(10 * rank)
+        call(MEGABYTE.clone())
+
+    timeline = lab.launch(fn, 4, clock="virtual", link=lab.Link(gbps=1, latency_ms=1)).timeline
+    assert timeline.makespan == 30_000_000 + steps * 1_000_000 + round(volume * 8_000_000)
+
+
+def test_collectives_of_one_group_follow_one_another():
+    def fn(rank, world_size):
+        works = [comm.all_reduce(MEGABYTE.clone(), async_op=True) for _ in range(3)]
+        lab.compute(5)
+        for work in works:
+            work.wait()
+
+    timeline = lab.launch(fn, 2, clock="virtual", link=lab.Link(gbps=1, latency_ms=0)).timeline
+    assert timeline.makespan == 3 * 8_000_000
+
+
+def test_the_wall_clock_link_is_within_three_percent_of_its_model():
+    def fn(rank, world_size):
+        import time
+
+        seconds = []
+        for _ in range(7):
+            comm.barrier()
+            start = time.perf_counter()
+            if rank == 0:
+                comm.send(MEGABYTE, 1)
+            else:
+                comm.recv(torch.empty_like(MEGABYTE), 0)
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
+
+    link = lab.Link(gbps=0.2, latency_ms=2)
+    model = 0.042  # 8 Mbit at 0.2 Gbit/s and 2 ms
+    assert lab.launch(fn, 2, link=link)[1] == pytest.approx(model, rel=0.03)
+
+
+def test_a_slow_link_hides_behind_work():
+    def fn(rank, world_size):
+        import time
+
+        comm.barrier()
+        start = time.perf_counter()
+        work = comm.irecv(torch.empty_like(MEGABYTE), 0) if rank else comm.isend(MEGABYTE, 1)
+        lab.compute(60)
+        work.wait()
+        return time.perf_counter() - start
+
+    assert lab.launch(fn, 2, link=lab.Link(gbps=0.2, latency_ms=2))[1] < 0.085  # 60 + 42 if they followed one another
+
+
+def test_an_emulated_transfer_is_no_deadlock():
+    def fn(rank, world_size):
+        if rank:
+            comm.recv(torch.empty_like(MEGABYTE), 0)
+        else:
+            comm.send(MEGABYTE, 1)
+        return "arrived"
+
+    assert lab.launch(fn, 2, link=lab.Link(gbps=0.0016, latency_ms=0)) == ["arrived"] * 2  # 5 s in flight
+
+
+def test_work_sleeps_under_the_wall_clock_and_shares_two_cores_between_eight_ranks():
+    timeline = lab.launch(lambda rank, world_size: lab.compute(200, "work"), 8).timeline
+    assert 0.2e9 <= timeline.makespan < 0.4e9
+    assert timeline.source == "measured"
+
+
+def test_links_are_checked():
+    for bad in ({"gbps": 0}, {"gbps": -1}, {"gbps": 1, "latency_ms": -1}):
+        with pytest.raises(ValueError, match="a link needs gbps > 0 and latency_ms >= 0"):
+            lab.Link(**bad)
