@@ -112,10 +112,11 @@ class Program:
         self.name = name
         self.ranks: tuple[tuple[Step, ...], ...] = tuple(tuple(steps) for steps in ranks)
         self._stated = (num_stages, num_microbatches)
-        self.is_validated = False  # set by validate(): a program never changes, so one look is enough
+        # Set by validate(), as turns (rank, end position): a program never changes, so one look is enough.
+        self.feasible_order: list[tuple[int, int]] | None = None
         for rank, steps in enumerate(self.ranks):
-            if not all(isinstance(step, (Action, Overlap)) for step in steps):
-                position = next(i for i, step in enumerate(steps) if not isinstance(step, (Action, Overlap)))
+            if not set(map(type, steps)) <= {Action, Overlap}:
+                position = next(i for i, step in enumerate(steps) if type(step) not in (Action, Overlap))
                 raise TypeError(
                     f"rank {rank}, position {position}: {steps[position]!r} is not an Action or an Overlap; "
                     "use Program.parse for rows of text"
@@ -165,9 +166,14 @@ class Program:
         }
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of action that occur."""
+        return frozenset({action.kind for action in self})
+
+    @property
     def is_lowered(self) -> bool:
         """Whether the program contains sends or receives."""
-        return any(action.kind in MESSAGE_KINDS for action in self)
+        return not self.kinds.isdisjoint(MESSAGE_KINDS)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank on which a stage works on a microbatch; KeyError if none does."""

@@ -1,129 +1,153 @@
-"""Where every action of a program stands, and which actions cannot be right wherever they stand."""
+"""Where every action of a program stands, and whether each stage works on each microbatch once and in order."""
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from itertools import islice
 from typing import TypeAlias
 
 from dualpipe_lab.pp.problems import Problems, listing
-from dualpipe_lab.pp.program import MESSAGE_KINDS, WORK_KINDS, B, Cell, F, I, Overlap, Program, W, actions_of
+from dualpipe_lab.pp.program import MESSAGE_KINDS, WORK_KINDS, Action, B, F, I, Overlap, Program, W
 
+Key: TypeAlias = tuple[int, str, int]  # an Action, or a tuple that equals one
 Place: TypeAlias = tuple[int, int]  # rank, position in the rank's list
 
+_BEFORE = {B: F, I: F, W: I}  # on one stage and microbatch: what has to run before
 
-@dataclass
+
 class Survey:
-    """For every kind, the place of each (stage, microbatch)."""
+    """The place of every action, as one number each: rank * stride + position."""
 
-    places: dict[str, dict[Cell, Place]] = field(
-        default_factory=lambda: {kind: {} for kind in WORK_KINDS + MESSAGE_KINDS}
-    )
+    def __init__(self, program: Program) -> None:
+        self.stride = 1 + max(map(len, program.ranks), default=0)
+        self.number: dict[Key, int] = {}
 
-    def backward(self, cell: Cell) -> tuple[str, Place]:
-        """Return kind and place of the action that releases the gradient of a complete cell: its B, or else its I."""
-        kind = B if cell in self.places[B] else I
-        return kind, self.places[kind][cell]
+    def place(self, action: Key) -> Place:
+        """Return rank and position of an action; KeyError if the program has none such."""
+        return divmod(self.number[action], self.stride)
+
+    def backward(self, stage: int, microbatch: int) -> Action:
+        """Return what releases the gradient of a stage on a microbatch: B, or I where the backward is split."""
+        whole = Action(stage, B, microbatch)
+        return whole if whole in self.number else Action(stage, I, microbatch)
 
 
 def survey(program: Program, problems: Problems) -> Survey:
     """Find the place of every action; duplicates, unknown kinds, broken pairs and stray indices are problems."""
-    found = Survey()
+    found = Survey(program)
+    number = found.number
     for rank, steps in enumerate(program.ranks):
         if not steps:
             problems.add(f"rank {rank} has no actions; give it a stage or use fewer ranks")
-        for position, step in enumerate(steps):
-            if isinstance(step, Overlap) and (step.forward.kind != F or step.backward.kind not in (B, I)):
-                problems.add(f"rank {rank}, position {position}: {step} must pair one F with one B or I, in this order")
-            for action in actions_of(step):
-                stage, kind, microbatch = action
-                seen = found.places.get(kind)
-                if seen is None:
-                    problems.add(f"rank {rank}, position {position}: {action} is of the unknown kind {kind!r}")
-                elif (cell := (stage, microbatch)) in seen:
-                    first = "rank {}, position {}".format(*seen[cell])
-                    problems.add(f"rank {rank}, position {position}: {action} runs again, it ran at {first}; keep one")
-                else:
-                    seen[cell] = (rank, position)
+        for here, step in enumerate(steps, rank * found.stride):
+            for action in (step,) if isinstance(step, Action) else step:
+                if number.setdefault(action, here) != here or (
+                    isinstance(step, Overlap) and step.forward == step.backward
+                ):
+                    places = "rank {}, position {}: {} runs again, it ran at rank {}, position {}; keep one"
+                    problems.add(places.format(*divmod(here, found.stride), action, *found.place(action)))
+    _check_kinds(program, problems)
     _check_indices(program, found, problems)
     return found
 
 
+def _check_kinds(program: Program, problems: Problems) -> None:
+    unknown = program.kinds - {*WORK_KINDS, *MESSAGE_KINDS}
+    for rank, steps in enumerate(program.ranks):
+        for position, step in enumerate(steps):
+            if isinstance(step, Overlap):
+                if step.forward.kind != F or step.backward.kind not in (B, I):
+                    problems.add(
+                        f"rank {rank}, position {position}: {step} must pair an F with a B or I, in this order"
+                    )
+            elif unknown and step.kind in unknown:
+                problems.add(f"rank {rank}, position {position}: {step} is of the unknown kind {step.kind!r}")
+
+
 def _check_indices(program: Program, found: Survey, problems: Problems) -> None:
-    limits = ("stage", program.num_stages), ("microbatch", program.num_microbatches)
-    for kind, places in found.places.items():
-        for cell, (rank, position) in places.items():
-            for (what, count), index in zip(limits, cell, strict=True):
-                if not 0 <= index < count:
-                    where = f"rank {rank}, position {position}: {cell[0]}{kind}{cell[1]}"
-                    problems.add(f"{where} has {what} {index}, out of range 0..{count - 1}")
-
-
-def check_complete(program: Program, found: Survey, problems: Problems) -> None:
-    """Check that each stage runs each microbatch: exactly one F, and exactly one B or one I and one W."""
-    forward, whole, for_input, for_weights = (found.places[kind].keys() for kind in (F, B, I, W))
-    num_cells = program.num_stages * program.num_microbatches
-    split_right = for_input == for_weights and not whole & for_input
-    if len(forward) == num_cells > 0 and split_right and whole | for_input == forward:
-        return
-    cells = forward | whole | for_input | for_weights
-    stages, microbatches = {stage for stage, _ in cells}, {microbatch for _, microbatch in cells}
-    for what, present, count in (
-        ("stage", stages, program.num_stages),
-        ("microbatch", microbatches, program.num_microbatches),
+    stages, microbatches = {action[0] for action in found.number}, {action[2] for action in found.number}
+    for what, index, present, count in (
+        ("stage", 0, stages, program.num_stages),
+        ("microbatch", 2, microbatches, program.num_microbatches),
     ):
-        # The index may be a slip as large as 10**9: look for the first gaps only.
-        for index in islice((index for index in range(count) if index not in present), 3):
-            problems.add(f"no rank runs {what} {index} of 0..{count - 1}; number {what}s from 0 without gaps")
+        stray = {value for value in present if not 0 <= value < count}
+        for action in found.number if stray else ():
+            if action[index] in stray:
+                where = "rank {}, position {}".format(*found.place(action))
+                problems.add(f"{where}: {Action(*action)} has {what} {action[index]}, out of range 0..{count - 1}")
+
+
+def check_work(program: Program, found: Survey, problems: Problems) -> None:
+    """Check that each stage runs each microbatch on one rank: one F, then one B, or else one I, then one W."""
+    number, stride = found.number, found.stride
+    count = Counter(action[1] for action in number)
+    num_cells = program.num_stages * program.num_microbatches
+    if not (num_cells == count[F] == count[B] + count[I] > 0 and count[I] == count[W]):
+        _explain_incomplete(program, found, problems)
+        return
+    for action, late in number.items():
+        stage, kind, microbatch = action
+        if kind in _BEFORE:
+            needed = (stage, _BEFORE[kind], microbatch)
+            early = number.get(needed)
+            if early is None or (kind == I and (stage, B, microbatch) in number):
+                _explain_incomplete(program, found, problems)
+                return
+            if early >= late or early // stride != late // stride:
+                _explain_order(Action(*needed), divmod(early, stride), Action(*action), divmod(late, stride), problems)
+
+
+def _explain_incomplete(program: Program, found: Survey, problems: Problems) -> None:
+    work = [action for action in found.number if action[1] in WORK_KINDS]
+    stages, microbatches = {action[0] for action in work}, {action[2] for action in work}
+    _check_gaps("stage", stages, program.num_stages, problems)
+    _check_gaps("microbatch", microbatches, program.num_microbatches, problems)
+    kinds: defaultdict[tuple[int, int], str] = defaultdict(str)
+    for stage, kind, microbatch in work:
+        kinds[microbatch, stage] += kind
     lacking: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for microbatch in microbatches:
         for stage in stages:
-            kinds = "".join(kind for kind in WORK_KINDS if (stage, microbatch) in found.places[kind])
-            if lack := _lack(kinds):
+            if lack := _lack(kinds.get((microbatch, stage), "")):
                 lacking[microbatch, lack].append(stage)
     for (microbatch, lack), where in sorted(lacking.items()):
-        noun = "stage" if len(where) == 1 else "stages"
-        problems.add(f"{noun} {listing(where)}, microbatch {microbatch}: {lack}")
+        problems.add(f"stage{'s' * (len(where) > 1)} {listing(where)}, microbatch {microbatch}: {lack}")
 
 
-def _lack(kinds: str) -> str:
-    """Return what one stage's actions on one microbatch lack; kinds are in the order F B I W.
+def _check_gaps(what: str, present: set[int], count: int, problems: Problems) -> None:
+    # The largest index may be a slip as large as 10**9: look for the first gaps only.
+    for index in islice((index for index in range(count) if index not in present), 3):
+        problems.add(f"no rank runs {what} {index} of 0..{count - 1}; number {what}s from 0 without gaps")
 
-    >>> _lack("FIW"), _lack("FI"), _lack("FBW")
-    ('', 'I without W: the weight gradient is never computed', 'B and W: the gradient would be computed twice')
+
+def _lack(kinds: Iterable[str]) -> str:
+    """Return what one stage's work on one microbatch lacks.
+
+    >>> _lack("WIF"), _lack("FI"), _lack("FBW")
+    ('', 'I without W, so its weight gradient is never computed', 'B and W, so a gradient is computed twice')
     """
-    if kinds in ("FB", "FIW"):
+    ordered = "".join(kind for kind in WORK_KINDS if kind in kinds)
+    if ordered in ("FB", "FIW"):
         return ""
-    if kinds == "":
-        return "never runs it (is a microbatch index out of range?)"
-    if F not in kinds:
-        return f"{' and '.join(kinds)} without F"
-    if kinds == F:
+    if not ordered:
+        return "no work at all (is a microbatch index out of range?)"
+    if F not in ordered:
+        return f"{' and '.join(ordered)} without F"
+    if ordered == F:
         return "F without a backward"
-    if B in kinds:
-        return f"{' and '.join(kinds[1:])}: the gradient would be computed twice"
-    if W in kinds:
-        return "W without I: the gradient for the stage before is never computed"
-    return "I without W: the weight gradient is never computed"
+    if B in ordered:
+        return f"{' and '.join(ordered[1:])}, so a gradient is computed twice"
+    if W in ordered:
+        return "W without I, so the stage before never gets its gradient"
+    return "I without W, so its weight gradient is never computed"
 
 
-def check_order(found: Survey, problems: Problems) -> None:
-    """Check that the actions of each complete cell share a rank and run in order: F, then B or I, then W."""
-    for cell, forward in found.places[F].items():
-        kind, backward = found.backward(cell)
-        _check_after(cell, (F, forward), (kind, backward), problems)
-        if kind == I:
-            _check_after(cell, (I, backward), (W, found.places[W][cell]), problems)
-
-
-def _check_after(cell: Cell, first: tuple[str, Place], then: tuple[str, Place], problems: Problems) -> None:
-    (early, (early_rank, early_position)), (late, (late_rank, late_position)) = first, then
-    one, other = f"{cell[0]}{early}{cell[1]}", f"{cell[0]}{late}{cell[1]}"
-    if early_rank != late_rank:
-        problems.add(f"{one} is on rank {early_rank} and {other} on rank {late_rank}; what {one} keeps is needed there")
-    elif early_position == late_position:
-        problems.add(f"rank {early_rank}, position {early_position}: {other} needs {one}, they cannot be one pair")
-    elif early_position > late_position:
+def _explain_order(one: Action, early: Place, other: Action, late: Place, problems: Problems) -> None:
+    if early[0] != late[0]:
+        problems.add(f"{one} is on rank {early[0]} and {other} on rank {late[0]}; what {one} keeps is needed there")
+    elif early == late:
+        problems.add(f"rank {late[0]}, position {late[1]}: {other} needs the result of {one}, they cannot be a pair")
+    else:
         problems.add(
-            f"rank {early_rank}: {other} (position {late_position}) comes before {one} (position {early_position}), "
+            f"rank {late[0]}: {other} (position {late[1]}) comes before {one} (position {early[1]}), "
             "whose result it needs; swap them"
         )

@@ -1,6 +1,6 @@
 """The validator: does a program run to its end and compute every gradient exactly once?
 
-Chapter: book/pp/gpipe.  In: a `Program`, plain or lowered.  Out: the same program, or `InvalidProgram` with its problems.
+Chapter: book/pp/gpipe.  In: a `Program`, plain or lowered.  Out: the same, or `InvalidProgram` with its problems.
 
   complete    every stage runs every microbatch: exactly one F, and exactly one B or else one I and one W
   ordered     F before B or I, I before W
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dualpipe_lab.pp.delivery import check_deliveries
 from dualpipe_lab.pp.problems import InvalidProgram, Problems
 from dualpipe_lab.pp.program import B, F, Program, W, actions_of
-from dualpipe_lab.pp.survey import check_complete, check_order, survey
-from dualpipe_lab.pp.waits import explain_deadlock
+from dualpipe_lab.pp.survey import check_work, survey
+from dualpipe_lab.pp.waits import DryRun
 
 __all__ = ["InvalidProgram", "validate"]
 
@@ -34,11 +34,10 @@ def validate(program: Program, in_flight: int | Sequence[int] | None = None, blo
     >>> validate(Program.parse("crossed", ["0F0 0F1 0B1 0B0", "1F0 1B0 1F1 1B1"])).num_microbatches
     2
     """
-    if not program.is_validated:
-        _check(program)
-        program.is_validated = True
+    if program.feasible_order is None:
+        program.feasible_order = _check(program)
     problems = Problems()
-    if blocking and (deadlock := explain_deadlock(program, blocking=True)):
+    if blocking and (deadlock := DryRun(program, survey(program, problems), blocking=True).explanation()):
         problems.add(deadlock)
     if in_flight is not None:
         _check_in_flight(program, in_flight, problems)
@@ -46,17 +45,19 @@ def validate(program: Program, in_flight: int | Sequence[int] | None = None, blo
     return program
 
 
-def _check(program: Program) -> None:
+def _check(program: Program) -> list[tuple[int, int]]:
     problems = Problems()
     found = survey(program, problems)
-    check_complete(program, found, problems)
-    problems.raise_if_any(program)  # order and waits mean something only where every action is there once
-    check_order(found, problems)
+    check_work(program, found, problems)
+    problems.raise_if_any(program)  # messages and waits mean something only where all work is there, in order
     if program.is_lowered:
         check_deliveries(program, found, problems)
-    if not problems.total and (deadlock := explain_deadlock(program)):
+    problems.raise_if_any(program)
+    run = DryRun(program, found)
+    if deadlock := run.explanation():
         problems.add(deadlock)
     problems.raise_if_any(program)
+    return run.order
 
 
 def _check_in_flight(program: Program, in_flight: int | Sequence[int], problems: Problems) -> None:

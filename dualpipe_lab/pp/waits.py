@@ -5,14 +5,28 @@ with blocking messages, whose partner) comes only later on a rank that is stuck 
 rank to rank leads around a circle; the smallest one is the explanation.
 """
 
-from collections import deque
-from typing import NamedTuple, TypeAlias
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_B, RECV_F, SEND_B, SEND_F, Action, F, Program, W, actions_of
-
-Result: TypeAlias = tuple[int, bool, int]  # stage that made it, is it an activation (or a gradient), microbatch
+from dualpipe_lab.pp.program import (
+    MESSAGE_KINDS,
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    Action,
+    B,
+    F,
+    I,
+    Program,
+    W,
+    actions_of,
+)
+from dualpipe_lab.pp.survey import Survey
 
 _PARTNER = {SEND_F: (RECV_F, 1), RECV_F: (SEND_F, -1), SEND_B: (RECV_B, -1), RECV_B: (SEND_B, 1)}
+_NO_INPUT = frozenset({W, *MESSAGE_KINDS})
 
 
 class _Wait(NamedTuple):
@@ -23,115 +37,104 @@ class _Wait(NamedTuple):
     text: str
 
 
-def explain_deadlock(program: Program, blocking: bool = False) -> str:
-    """Return the smallest circle of waits in words, or "" if the program runs to its end.
+class DryRun:
+    """A run without a clock of a complete program.
 
-    Expects a complete program.  With `blocking`, a send and its receive each wait until both ranks are there.
+    `order` lists the turns: (rank, end) means that this rank can now run up to position `end`.
+    With `blocking`, a send and its receive each wait until both ranks are there.
     """
-    run = _Run(program, blocking)
-    run.all_ranks()
-    waits = {rank: run.waits(rank) for rank, steps in enumerate(program.ranks) if run.position[rank] < len(steps)}
-    if not waits:
-        return ""
-    circle = _smallest_circle(waits)
-    ranks = sorted({wait.rank for wait in circle})
-    if len(ranks) == 1:
-        who = f"rank {ranks[0]} waits for itself"
-    else:
-        who = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait for each other"
-    remedy = "run one of these actions later, behind what the others wait for"
-    return "\n".join([f"deadlock: {who}", *(f"      {wait.text}" for wait in circle), f"      remedy: {remedy}"])
 
-
-class _Run:
-    def __init__(self, program: Program, blocking: bool) -> None:
-        self.program = program
+    def __init__(self, program: Program, found: Survey, blocking: bool = False) -> None:
+        self.ranks = program.ranks
+        self.number, self.stride = found.number, found.stride
+        self.last_stage = program.num_stages - 1
         self.blocking = blocking
-        self.position = [0] * program.num_ranks
-        self.made: set[Result] = set()
-        self.waiting: dict[Result, int] = {}  # the rank that waits for this result
-        self.meeting: dict[Action, int] = {}  # the rank that stands before this send or receive
+        self.reached = [rank * self.stride for rank in range(program.num_ranks)]  # the number of the step before us
+        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # number of a step -> ranks that wait for it
+        self.meeting: dict[Action, int] = {}  # the send or receive that a rank stands before -> this rank
+        self.order: list[tuple[int, int]] = []
         self.runnable = list(range(program.num_ranks))
-
-    def all_ranks(self) -> None:
         while self.runnable:
-            self.advance(self.runnable.pop())
+            rank = self.runnable.pop()
+            self._advance(rank)
+            self.order.append((rank, self.position(rank)))
 
-    def advance(self, rank: int) -> None:
+    def position(self, rank: int) -> int:
+        """Return the position of the step that a rank stands before."""
+        return self.reached[rank] - rank * self.stride
+
+    def explanation(self) -> str:
+        """Return the smallest circle of waits in words, or "" if the program ran to its end."""
+        waits = {rank: self._waits(rank) for rank, steps in enumerate(self.ranks) if self.position(rank) < len(steps)}
+        if not waits:
+            return ""
+        circles = [circle for rank in waits if (circle := _circle_through(rank, waits))]
+        circle = min(circles, key=len)
+        *others, last = sorted(wait.rank for wait in circle)
+        who = (
+            f"ranks {', '.join(map(str, others))} and {last} wait for each other" if others else f"rank {last} is stuck"
+        )
+        remedy = "remedy: move one of these actions behind what it waits for, or what is waited for to the front"
+        return "\n      ".join([f"deadlock: {who}", *(wait.text for wait in circle), remedy])
+
+    def _advance(self, rank: int) -> None:
         """Run one rank until its end or until it must wait."""
-        steps = self.program.ranks[rank]
-        while self.position[rank] < len(steps):
-            actions = actions_of(steps[self.position[rank]])
-            if actions[0].kind in MESSAGE_KINDS:
-                if self.blocking and not self.meet(actions[0], rank):
+        steps, waiting, first = self.ranks[rank], self.waiting, rank * self.stride
+        for number in range(self.reached[rank], first + len(steps)):
+            step = steps[number - first]
+            for action in (step,) if isinstance(step, Action) else step:
+                missing = self._missing(action)
+                if missing is not None:
+                    waiting[missing].append(rank)
                     return
-            else:
-                for action in actions:
-                    needed = self.needed(action)
-                    if needed is not None and needed not in self.made:
-                        self.waiting[needed] = rank
-                        return
-                for action in actions:
-                    self.make(action)
-            self.position[rank] += 1
+            if self.blocking and isinstance(step, Action) and step.kind in MESSAGE_KINDS and not self._meet(step, rank):
+                return
+            self.reached[rank] = number + 1
+            if number in waiting:
+                self.runnable += waiting.pop(number)
 
-    def needed(self, action: Action) -> Result | None:
+    def _missing(self, action: Action) -> int | None:
+        """Return the number of the step that has to run before this action and has not; None if it may run."""
         stage, kind, microbatch = action
-        if kind == W or (kind == F and stage == 0):
+        if kind == F:
+            if stage == 0:
+                return None
+            needed = self.number[stage - 1, F, microbatch]
+        elif kind in _NO_INPUT:
             return None
-        if kind != F and stage == self.program.num_stages - 1:
-            return stage, True, microbatch  # the last backward starts from its own forward: a pair cannot hold both
-        return stage - 1 if kind == F else stage + 1, kind == F, microbatch
+        elif stage == self.last_stage:
+            needed = self.number[stage, F, microbatch]
+        else:
+            whole = self.number.get((stage + 1, B, microbatch))
+            needed = self.number[stage + 1, I, microbatch] if whole is None else whole
+        return None if needed < self.reached[needed // self.stride] else needed
 
-    def make(self, action: Action) -> None:
-        if action.kind == W:
-            return
-        result = (action.stage, action.kind == F, action.microbatch)
-        self.made.add(result)
-        if result in self.waiting:
-            self.runnable.append(self.waiting.pop(result))
-
-    def meet(self, message: Action, rank: int) -> bool:
+    def _meet(self, message: Action, rank: int) -> bool:
         partner = self.meeting.pop(_partner(message), None)
         if partner is None:
             self.meeting[message] = rank
             return False
-        self.position[partner] += 1
+        self.reached[partner] += 1
         self.runnable.append(partner)
         return True
 
-    def waits(self, rank: int) -> list[_Wait]:
+    def _waits(self, rank: int) -> list[_Wait]:
         """Return what a stuck rank waits for: one thing, or up to two before an overlapped pair."""
-        position = self.position[rank]
-        step = self.program.ranks[rank][position]
+        position = self.position(rank)
+        step = self.ranks[rank][position]
         found = []
         for action in actions_of(step):
-            before = f"rank {rank} stands before {step} (position {position})"
-            if action.kind in MESSAGE_KINDS:
-                partner = _partner(action)
-                other, there = self._find({partner})
-                need = f"which needs rank {other} to reach {partner} (position {there})"
-            else:
-                needed = self.needed(action)
-                if needed is None or needed in self.made:
-                    continue
-                stage, is_activation, microbatch = needed
-                other, there = self._find(
-                    {Action(stage, kind, microbatch) for kind in ("F" if is_activation else "BI")}
-                )
-                maker = self.program.ranks[other][there]
-                what = "activation" if is_activation else "gradient"
-                need = f"which needs the {what} of {maker} on {'the same' if other == rank else f'rank {other},'}"
-                need += f" rank (position {there})" if other == rank else f" position {there}"
-            found.append(_Wait(rank, other, f"{before}, {need}"))
+            is_message = action.kind in MESSAGE_KINDS
+            number = self.number[_partner(action)] if is_message else self._missing(action)
+            if number is None:
+                continue
+            other, there = divmod(number, self.stride)
+            result = "activation" if action.kind == F or action.stage == self.last_stage else "gradient"
+            what = "" if is_message else f"the {result} of "
+            where = "the same rank" if other == rank else f"rank {other}"
+            text = f"rank {rank} stands before {step} (position {position}), which needs "
+            found.append(_Wait(rank, other, f"{text}{what}{self.ranks[other][there]} on {where} (position {there})"))
         return found
-
-    def _find(self, wanted: set[Action]) -> tuple[int, int]:
-        for rank, steps in enumerate(self.program.ranks):
-            for position, step in enumerate(steps):
-                if not wanted.isdisjoint(actions_of(step)):
-                    return rank, position
-        raise AssertionError(f"a complete program has one of {wanted}")
 
 
 def _partner(message: Action) -> Action:
@@ -139,12 +142,7 @@ def _partner(message: Action) -> Action:
     return Action(message.stage + offset, kind, message.microbatch)
 
 
-def _smallest_circle(waits: dict[int, list[_Wait]]) -> list[_Wait]:
-    circles = [circle for rank in waits if (circle := _circle_through(rank, waits))]
-    return min(circles, key=len)
-
-
-def _circle_through(start: int, waits: dict[int, list[_Wait]]) -> list[_Wait]:
+def _circle_through(start: int, waits: Mapping[int, list[_Wait]]) -> list[_Wait]:
     """Search breadth first from a rank along its waits until they come back to it."""
     queue: deque[list[_Wait]] = deque([[]])
     seen = set()

@@ -14,7 +14,8 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
-from dualpipe_lab.timeline import activations, exchange, gantt, path, perfetto, svg
+from dualpipe_lab.timeline import activations, exchange, gantt, path, perfetto
+from dualpipe_lab.timeline.drawing import draw_svg
 from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
 
 Source: TypeAlias = Literal["simulated", "virtual", "measured"]
@@ -119,7 +120,7 @@ class Timeline:
 
     def to_svg(self, width: int = 1200) -> str:
         """Draw the timeline as one accessible SVG element of at most `width` pixels."""
-        return svg.draw(self, width)
+        return draw_svg(self, width)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain JSON values; `from_dict` gives an equal timeline back, to the last digit."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MIN_CELL = 3  # px: thinner cells are summed up
 
 
-def draw(timeline: "Timeline", width: int) -> str:
+def draw_svg(timeline: "Timeline", width: int) -> str:
     """Return the SVG element, at most `width` pixels wide (at least 400)."""
     frame = _frame(timeline, max(width, 400))
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
