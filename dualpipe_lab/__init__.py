@@ -22,6 +22,7 @@ _HOMES = {
     "validate": "pp.validator",
     "InvalidProgram": "pp.validator",
     "lower": "pp.lowering",
+    "PipelineRuntime": "pp.runtime",
     "launch": "world.launcher",
     "reset": "world.server",
     "warm": "world.server",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
 
+from dualpipe_lab.timeline import Span
+from dualpipe_lab.timeline.spans import Part
 from dualpipe_lab.world.clock import Clock, WallClock
 from dualpipe_lab.world.emulator import Emulator
 from dualpipe_lab.world.ledger import RankLedger
@@ -26,6 +28,7 @@ class RankContext:
         progress: what the watchdog is told.
         ledger, trace: what happened so far.
         in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
+        quiet: leave waiting for messages out of the timeline: a pipeline shows it as the gap between its spans.
     """
 
     def __init__(self, rank: int, world_size: int, clock: Clock, emulator: Emulator | None = None) -> None:
@@ -33,7 +36,8 @@ class RankContext:
         self.progress = Progress(rank)
         self.ledger = RankLedger()
         self.trace = RankTrace(rank)
-        self.in_flight: list[object] = []
+        self.in_flight: dict[int, object] = {}
+        self.quiet = False
         self._open_spans = 0
 
     def begin(self, operation: Operation) -> None:
@@ -63,30 +67,35 @@ class RankContext:
         if operation.sends is False and operation.peer is not None:
             self.ledger.entries[operation.name].peers.add(operation.peer)  # known only now if it came from anybody
             self.trace.receive(operation, operation.peer, due)
-        if not self._open_spans:
+        if not self._open_spans and not (self.quiet and operation.peer is not None):
             kind = "collective" if operation.is_collective else "wait"
-            self.trace.span(waited_from, self.clock.now(), kind, operation.name, None, None)
+            self.trace.span(waited_from, self.clock.now(), kind, operation.name)
         self.progress.end(operation)
 
     @contextmanager
     def span(
-        self, kind: str, stage: int | None = None, microbatch: int | None = None, label: str = ""
+        self,
+        kind: str,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        label: str = "",
+        pair: tuple[Part, Part] | None = None,
     ) -> Iterator[None]:
-        """Record what happens inside as one span of the timeline."""
+        """Record what happens inside as one span of the timeline; the arguments are those of `Span`."""
         start = self.clock.now()
         self._open_spans += 1
         try:
             yield
         finally:
             self._open_spans -= 1
-            self.trace.span(start, self.clock.now(), kind, label, stage, microbatch)
+            self.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
 
     def compute(self, ms: float, label: str = "") -> None:
         """Work for `ms` milliseconds of this rank's clock."""
         start = self.clock.now()
         self.clock.wait_until(start + round(ms * 1_000_000))
         if not self._open_spans:
-            self.trace.span(start, self.clock.now(), "compute", label, None, None)
+            self.trace.span(start, self.clock.now(), "compute", label)
 
 
 _current: RankContext | None = None

@@ -24,8 +24,9 @@ class Emulator:
         if operation.is_collective:
             self._stamps.write(operation.stream, operation.sequence, operation.issued_ns)
         elif operation.sends and operation.peer is not None:
-            operation.left_ns = max(operation.issued_ns, self._link_free.get(operation.peer, 0))
-            operation.due_ns = operation.left_ns + self._transfer_ns(operation)
+            leaves = max(operation.issued_ns, self._link_free.get(operation.peer, 0))
+            operation.left_ns = leaves if leaves > operation.issued_ns else None
+            operation.due_ns = leaves + self._transfer_ns(operation)
             self._link_free[operation.peer] = operation.due_ns
             self._stamps.write(operation.stream, operation.peer, operation.due_ns + self._latency_ns)
 

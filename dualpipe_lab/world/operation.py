@@ -24,7 +24,7 @@ class Operation:
         sequence: how many collectives of this group came before on this rank.
         sends: for a message, whether it leaves this rank.
         label: what the message carries, for the timeline.
-        issued_ns, left_ns, due_ns: when it was called, when its link was free for it, when it is over.
+        issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over.
     """
 
     name: str

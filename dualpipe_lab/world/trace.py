@@ -41,10 +41,15 @@ class RankTrace:
     sent: list[_Sent] = field(default_factory=list)
     received: list[_Received] = field(default_factory=list)
 
-    def span(self, start: int, end: int, kind: str, label: str, stage: int | None, microbatch: int | None) -> None:
-        """Record that the rank was busy or waiting from `start` to `end`."""
-        if end > start and len(self.spans) < MAX_EVENTS:
-            self.spans.append(Span(self.rank, start, end, kind, stage, microbatch, label))
+    def span(self, start: int, end: int, kind: str, label: str = "") -> None:
+        """Record that the rank was busy or waiting from `start` to `end`, if it took time."""
+        if end > start:
+            self.add(Span(self.rank, start, end, kind, label=label))
+
+    def add(self, span: Span) -> None:
+        """Record a span."""
+        if len(self.spans) < MAX_EVENTS:
+            self.spans.append(span)
 
     def send(self, operation: Operation, peer: int) -> None:
         """Record a message that leaves."""

@@ -20,7 +20,7 @@ class Work:
     ) -> None:
         self._context, self._operation, self._handle, self._finish = context, operation, handle, finish
         self._done = False
-        context.in_flight.append(self)  # a dropped handle would take the message with it
+        context.in_flight[id(self)] = self  # a dropped handle would take the message with it
 
     def wait(self) -> None:
         """Return when the operation is over; the second time, at once."""
@@ -36,7 +36,7 @@ class Work:
             self._finish()
         self._context.settle(self._operation, waited_from)
         self._done = True
-        self._context.in_flight.remove(self)
+        del self._context.in_flight[id(self)]
 
     def __repr__(self) -> str:
         return f"<Work {self._operation.describe()}, {'done' if self._done else 'under way'}>"
