@@ -1,0 +1,1 @@
+"""Pictures that the library draws from what really happened."""

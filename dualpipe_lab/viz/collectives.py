@@ -1,0 +1,143 @@
+"""What each rank holds, before and after an exchange: a table of colours that shows where every number came from.
+
+Chapter: book/start/ranks-and-messages.  In: the numbers that each rank held, one state after the other.  Out: an SVG,
+or text.  A cell has the colour of the rank that held its number first; a number that no rank started with (a sum)
+has no colour.  An outlined cell changed in this step.
+Elsewhere: the pictures of the MPI and NCCL manuals, which are drawn by hand; these are drawn from a run.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TypeAlias
+
+Rows: TypeAlias = Sequence[Sequence[float]]  # by rank: the numbers it holds
+
+# Okabe and Ito 2008, colour-blind safe; each with the text colour that has the higher contrast on it
+_COLOURS = (
+    ("#0072b2", "#fff"),
+    ("#e69f00", "#000"),
+    ("#009e73", "#000"),
+    ("#cc79a7", "#000"),
+    ("#56b4e9", "#000"),
+    ("#f0e442", "#000"),
+    ("#d55e00", "#000"),
+    ("#595959", "#fff"),
+)
+_ROW, _LABEL, _GAP, _TOP = 26, 48, 30, 46  # px
+_LETTER = 7.0  # px, width of a digit at font size 12
+
+
+class Holdings:
+    """What every rank holds in one state after another; prints as text, displays as SVG.
+
+    `states` are pairs of a heading and, for each rank, the numbers it holds then.  A rank may hold none, and the first
+    state says which number belongs to which rank.  Raises ValueError if the states differ in their number of ranks.
+
+    >>> print(Holdings("broadcast", [("before", [[1, 2], [0, 0]]), ("after", [[1, 2], [1, 2]])]))
+    broadcast
+            before  after
+    rank 0  1 2     1 2
+    rank 1  0 0     1 2
+    """
+
+    def __init__(self, name: str, states: Sequence[tuple[str, Rows]], note: str = "") -> None:
+        self.name, self.note = name, note
+        self.states = [(heading, [list(row) for row in rows]) for heading, rows in states]
+        counts = [len(rows) for _, rows in self.states]
+        if len(set(counts)) != 1 or not counts[0]:
+            raise ValueError(f"{name}: every state needs one row per rank, got {counts} rows")
+        self.num_ranks = counts[0]
+
+    def __str__(self) -> str:
+        texts = [[heading, *(" ".join(map(_number, row)) or "-" for row in rows)] for heading, rows in self.states]
+        columns = [["", *(f"rank {rank}" for rank in range(self.num_ranks))], *texts]
+        padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns]
+        lines = ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+        return "\n".join([f"{self.name}  {self.note}".rstrip(), *lines])
+
+    def _repr_html_(self) -> str:
+        label = escape(f"What each rank holds in {self.name}, scrollable", quote=True)
+        return f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{label}">{self.to_svg()}</div>'
+
+    def to_svg(self) -> str:
+        """Draw one accessible SVG element; text and lines take the page's text colour."""
+        cell = max(26.0, 8 + _LETTER * max((len(_number(value)) for value in self._values()), default=0))
+        lefts, width = self._columns(cell)
+        width = max(width, _LETTER * len(f"{self.name}  {self.note}") + 8)
+        height = _TOP + _ROW * self.num_ranks + 4
+        title, size = f"{self.name}: what each of {self.num_ranks} ranks holds", f"{width:.0f} {height}"
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{width:.0f}" height="{height}" ',
+            f'role="img" aria-label="{escape(title)}" fill="currentColor" font-family="system-ui,sans-serif" ',
+            f'font-size="12"><title>{escape(title)}</title><desc>{escape(str(self))}</desc>',
+            f'<text x="4" y="16"><tspan font-weight="600">{escape(self.name)}</tspan> ',
+            f'<tspan opacity=".75">{escape(self.note)}</tspan></text>',
+            *(
+                f'<text x="4" y="{_middle(rank) + 4}" opacity=".75">rank {rank}</text>'
+                for rank in range(self.num_ranks)
+            ),
+        ]
+        for index, left in enumerate(lefts):
+            parts += self._column(index, left, cell)
+        return "".join([*parts, "</svg>"])
+
+    def _columns(self, cell: float) -> tuple[list[float], float]:
+        """Return where each state begins and where the last one ends."""
+        lefts, x = [], float(_LABEL)
+        for heading, rows in self.states:
+            lefts.append(x)
+            x += max(cell * max(map(len, rows)), _LETTER * len(heading)) + _GAP
+        return lefts, x - _GAP + 4
+
+    def _column(self, index: int, left: float, cell: float) -> Iterator[str]:
+        heading, rows = self.states[index]
+        before = self.states[index - 1][1] if index else rows
+        yield f'<text x="{left:.1f}" y="38" font-size="11" opacity=".75">{escape(heading)}</text>'
+        if index:
+            arrow = left - _GAP / 2
+            yield f'<text x="{arrow:.1f}" y="{_TOP + _ROW * self.num_ranks / 2 + 4:.1f}" text-anchor="middle">→</text>'
+        for rank, row in enumerate(rows):
+            if not row:
+                yield f'<text x="{left:.1f}" y="{_middle(rank) + 4}" opacity=".75">–</text>'
+            for position, value in enumerate(row):
+                is_new = position >= len(before[rank]) or before[rank][position] != value
+                yield self._cell(value, left + position * cell, _middle(rank), cell, is_new)
+
+    def _cell(self, value: float, x: float, y: float, width: float, is_new: bool) -> str:
+        owner = self._owner(value)
+        fill, ink = ("currentColor", "currentColor") if owner is None else _COLOURS[owner % len(_COLOURS)]
+        outline = ' stroke="currentColor" stroke-width="2"' if is_new else ""
+        opacity = ' fill-opacity=".12"' if owner is None else ""
+        box = f'x="{x + 1.5:.1f}" y="{y - 11}" width="{width - 3:.1f}" height="22" rx="3"'
+        text = f'<text x="{x + width / 2:.1f}" y="{y + 4}" text-anchor="middle" fill="{ink}">{_number(value)}</text>'
+        return f'<rect {box} fill="{fill}"{opacity}{outline}/>{text}'
+
+    def _owner(self, value: float) -> int | None:
+        """Return the rank that held a number at the start; None if no rank did, or several."""
+        owners = [rank for rank, row in enumerate(self.states[0][1]) if value in row]
+        return owners[0] if len(owners) == 1 else None
+
+    def _values(self) -> Iterator[float]:
+        yield from (value for _, rows in self.states for row in rows for value in row)
+
+
+class Gallery:
+    """Several pictures side by side; they wrap where the page is narrow."""
+
+    def __init__(self, pictures: Sequence[Holdings]) -> None:
+        self.pictures = list(pictures)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.pictures))
+
+    def _repr_html_(self) -> str:
+        boxes = "".join(f'<div style="min-width:0">{picture._repr_html_()}</div>' for picture in self.pictures)
+        return f'<div style="display:flex;flex-wrap:wrap;gap:1.25rem 2.5rem">{boxes}</div>'
+
+
+def _middle(rank: int) -> int:
+    return _TOP + _ROW * rank + _ROW // 2
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
