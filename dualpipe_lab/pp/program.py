@@ -166,14 +166,9 @@ class Program:
         }
 
     @cached_property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of action that occur."""
-        return frozenset({action.kind for action in self})
-
-    @property
     def is_lowered(self) -> bool:
         """Whether the program contains sends or receives."""
-        return not self.kinds.isdisjoint(MESSAGE_KINDS)
+        return any(action.kind in MESSAGE_KINDS for action in self)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank on which a stage works on a microbatch; KeyError if none does."""

@@ -18,11 +18,12 @@ which the ranks are looked at.
 """
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
-from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, F, Overlap, Program, Step, W
+from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.validator import validate
 from dualpipe_lab.timeline import Message, Span, Time, Timeline
 from dualpipe_lab.timeline.model import Unit
 
+_TOWARDS = {F: 1, B: -1, I: -1, W: 0}  # from the stage that makes a result to the stage that needs it
 _NEW = tuple.__new__  # makes a named tuple in half the time; there are hundreds of thousands
 
 
@@ -55,63 +56,56 @@ class _Run:
         self.messages: list[Message] = []
         self.position = [0] * program.num_ranks
         self.link_free: dict[tuple[int, int], Time] = {}
-        # For each stage, by microbatch: the rank, when the activation is there, and when the gradient is.
+        # For each stage, by microbatch: its rank, and when its activation, its gradient is there (W waits for neither).
         self.home: list[dict[int, int]] = [{} for _ in range(program.num_stages)]
-        self.activation: list[dict[int, Time]] = [{} for _ in range(program.num_stages)]
-        self.gradient: list[dict[int, Time]] = [{} for _ in range(program.num_stages)]
+        activations, gradients, nothing = ([dict[int, Time]() for _ in self.home] for _ in range(3))
+        self.inputs = {F: activations, B: gradients, I: gradients, W: nothing}
         for (stage, microbatch), rank in program.placement.items():
             self.home[stage][microbatch] = rank
 
     def advance(self, rank: int, end: int) -> None:
-        """Run one rank up to a position at which its inputs are known."""
+        """Run one rank up to a position before which every input is known."""
         spans = self.spans[rank]
         now: Time = spans[-1].end if spans else 0
         for step in self.ranks[rank][self.position[rank] : end]:
-            actions = (step,) if isinstance(step, Action) else step
-            if actions[0].kind in MESSAGE_KINDS:
+            if isinstance(step, Overlap):
+                span = self.pair(step, rank, now)
+            elif step.kind in self.ticks:
+                stage, kind, microbatch = step
+                ready = self.inputs[kind][stage].get(microbatch, 0)
+                start = ready if ready > now else now
+                done = start + self.ticks[kind][stage]
+                span = _NEW(Span, (rank, start, done, kind, stage, microbatch, f"{stage}{kind}{microbatch}", None))
+                self.release(step, rank, done, span.label)
+            else:  # a send or a receive: it takes no time, and its message is known already
                 continue
-            start = now
-            for action in actions:
-                ready = self.input_time(action)
-                if ready > start:
-                    start = ready
-            now = start + self.duration(step)
-            span = _span(rank, start, now, step)
             spans.append(span)
-            for action in actions:
-                if action.kind != W:
-                    self.release(action, rank, now, span.label if action is step else str(action))
+            now = span.end
         self.position[rank] = end
 
-    def input_time(self, action: Action) -> Time:
-        stage, kind, microbatch = action
-        if kind == W:
-            return 0
-        return (self.activation if kind == F else self.gradient)[stage].get(microbatch, 0)
-
-    def duration(self, step: Step) -> Time:
-        return self.cost.of_pair(step, self.ticks) if isinstance(step, Overlap) else self.ticks[step.kind][step.stage]
+    def pair(self, step: Overlap, rank: int, now: Time) -> Span:
+        """Run an overlapped pair: both inputs first, both results at the end."""
+        ready = [self.inputs[kind][stage].get(microbatch, 0) for stage, kind, microbatch in step]
+        start = max(now, *ready)
+        done = start + self.cost.of_pair(step, self.ticks)
+        for action in step:
+            self.release(action, rank, done, str(action))
+        forward, backward = step
+        return Span(rank, start, done, "F&B", forward.stage, forward.microbatch, str(step), (forward, backward))
 
     def release(self, action: Action, rank: int, made: Time, label: str) -> None:
         """Hand a result to the next stage: at once on this rank, as a message otherwise."""
         stage, kind, microbatch = action
-        target, inputs = (stage + 1, self.activation) if kind == F else (stage - 1, self.gradient)
-        if 0 <= target < len(inputs):
-            dst = self.home[target][microbatch]
-            inputs[target][microbatch] = made if dst == rank else self.send(rank, dst, made, label)
-
-    def send(self, src: int, dst: int, made: Time, label: str) -> Time:
-        """Pass a message over its link and return when it arrives."""
-        leaves = max(made, self.link_free.get((src, dst), 0))
-        self.link_free[src, dst] = gone = leaves + self.cost.transfer
-        arrived = gone + self.cost.latency
-        left = leaves if leaves > made else None
-        self.messages.append(_NEW(Message, (src, dst, made, arrived, label, None, left)))
-        return arrived
-
-
-def _span(rank: int, start: Time, end: Time, step: Step) -> Span:
-    if isinstance(step, Overlap):
-        return Span(rank, start, end, "F&B", step.forward.stage, step.forward.microbatch, str(step), (*step,))
-    stage, kind, microbatch = step
-    return _NEW(Span, (rank, start, end, kind, stage, microbatch, f"{stage}{kind}{microbatch}", None))
+        target = stage + _TOWARDS[kind]
+        if target == stage or not 0 <= target < len(self.home):
+            return
+        src_dst = rank, self.home[target][microbatch]
+        arrived = made
+        if src_dst[0] != src_dst[1]:
+            free = self.link_free.get(src_dst, 0)
+            leaves = free if free > made else made
+            self.link_free[src_dst] = gone = leaves + self.cost.transfer
+            arrived = gone + self.cost.latency
+            left = leaves if leaves > made else None
+            self.messages.append(_NEW(Message, (*src_dst, made, arrived, label, None, left)))
+        self.inputs[kind][target][microbatch] = arrived

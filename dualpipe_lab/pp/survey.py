@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import islice
+from operator import itemgetter
 from typing import TypeAlias
 
 from dualpipe_lab.pp.problems import Problems, listing
@@ -20,6 +21,7 @@ class Survey:
     def __init__(self, program: Program) -> None:
         self.stride = 1 + max(map(len, program.ranks), default=0)
         self.number: dict[Key, int] = {}
+        self.count: Counter[str] = Counter()  # actions of each kind
 
     def place(self, action: Key) -> Place:
         """Return rank and position of an action; KeyError if the program has none such."""
@@ -35,6 +37,8 @@ def survey(program: Program, problems: Problems) -> Survey:
     """Find the place of every action; duplicates, unknown kinds, broken pairs and stray indices are problems."""
     found = Survey(program)
     number = found.number
+    if not program.ranks:
+        problems.add("it has no ranks; give it at least one row of actions")
     for rank, steps in enumerate(program.ranks):
         if not steps:
             problems.add(f"rank {rank} has no actions; give it a stage or use fewer ranks")
@@ -45,13 +49,14 @@ def survey(program: Program, problems: Problems) -> Survey:
                 ):
                     places = "rank {}, position {}: {} runs again, it ran at rank {}, position {}; keep one"
                     problems.add(places.format(*divmod(here, found.stride), action, *found.place(action)))
-    _check_kinds(program, problems)
+    found.count = Counter(map(itemgetter(1), number))
+    _check_kinds(program, found, problems)
     _check_indices(program, found, problems)
     return found
 
 
-def _check_kinds(program: Program, problems: Problems) -> None:
-    unknown = program.kinds - {*WORK_KINDS, *MESSAGE_KINDS}
+def _check_kinds(program: Program, found: Survey, problems: Problems) -> None:
+    unknown = found.count.keys() - {*WORK_KINDS, *MESSAGE_KINDS}
     for rank, steps in enumerate(program.ranks):
         for position, step in enumerate(steps):
             if isinstance(step, Overlap):
@@ -79,7 +84,7 @@ def _check_indices(program: Program, found: Survey, problems: Problems) -> None:
 def check_work(program: Program, found: Survey, problems: Problems) -> None:
     """Check that each stage runs each microbatch on one rank: one F, then one B, or else one I, then one W."""
     number, stride = found.number, found.stride
-    count = Counter(action[1] for action in number)
+    count = found.count
     num_cells = program.num_stages * program.num_microbatches
     if not (num_cells == count[F] == count[B] + count[I] > 0 and count[I] == count[W]):
         _explain_incomplete(program, found, problems)
@@ -99,8 +104,8 @@ def check_work(program: Program, found: Survey, problems: Problems) -> None:
 def _explain_incomplete(program: Program, found: Survey, problems: Problems) -> None:
     work = [action for action in found.number if action[1] in WORK_KINDS]
     stages, microbatches = {action[0] for action in work}, {action[2] for action in work}
-    _check_gaps("stage", stages, program.num_stages, problems)
-    _check_gaps("microbatch", microbatches, program.num_microbatches, problems)
+    _check_gaps("stages", stages, program.num_stages, problems)
+    _check_gaps("microbatches", microbatches, program.num_microbatches, problems)
     kinds: defaultdict[tuple[int, int], str] = defaultdict(str)
     for stage, kind, microbatch in work:
         kinds[microbatch, stage] += kind
@@ -116,7 +121,7 @@ def _explain_incomplete(program: Program, found: Survey, problems: Problems) -> 
 def _check_gaps(what: str, present: set[int], count: int, problems: Problems) -> None:
     # The largest index may be a slip as large as 10**9: look for the first gaps only.
     for index in islice((index for index in range(count) if index not in present), 3):
-        problems.add(f"no rank runs {what} {index} of 0..{count - 1}; number {what}s from 0 without gaps")
+        problems.add(f"{what} run from 0 to {count - 1}, but no rank runs {index}; number them from 0 without gaps")
 
 
 def _lack(kinds: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from dualpipe_lab.pp.delivery import check_deliveries
 from dualpipe_lab.pp.problems import InvalidProgram, Problems
-from dualpipe_lab.pp.program import B, F, Program, W, actions_of
+from dualpipe_lab.pp.program import MESSAGE_KINDS, B, F, Program, W, actions_of
 from dualpipe_lab.pp.survey import check_work, survey
 from dualpipe_lab.pp.waits import DryRun
 
@@ -50,7 +50,7 @@ def _check(program: Program) -> list[tuple[int, int]]:
     found = survey(program, problems)
     check_work(program, found, problems)
     problems.raise_if_any(program)  # messages and waits mean something only where all work is there, in order
-    if program.is_lowered:
+    if not found.count.keys().isdisjoint(MESSAGE_KINDS):
         check_deliveries(program, found, problems)
     problems.raise_if_any(program)
     run = DryRun(program, found)

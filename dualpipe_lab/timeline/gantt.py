@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.timeline.model import Timeline
 
 IDLE = "."
+LABELS, LETTERS, OVERVIEW = "labels", "letters", "overview"
 _WORDS = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "backward for the weights"}
 _OTHER = {"compute": "c", WAIT: "~", "collective": "*"}
 _MIN_COLUMNS = 20
@@ -29,16 +30,14 @@ def draw(timeline: "Timeline", width: int) -> str:
     header = f"{timeline.name}: {timeline.num_ranks} ranks, {timeline.source}"
     if not timeline.makespan:
         return f"{header}\n(no time passes)"
-    columns, fits = _scale(timeline, room)
-    if fits:
-        rows = [
-            _row(spans, second_stage(spans), columns / timeline.makespan, columns) for spans in timeline.spans_by_rank
-        ]
+    columns, scale = _scale(timeline, room)
+    if scale != OVERVIEW:
+        rows = [_row(spans, columns / timeline.makespan, ceil(columns), scale) for spans in timeline.spans_by_rank]
     else:
         rows = ["".join(map(symbol, buckets(spans, timeline.makespan, columns))) for spans in timeline.spans_by_rank]
     labels = [f"rank {rank}".ljust(margin) for rank in range(timeline.num_ranks)]
     body = [(label + row).rstrip() for label, row in zip(labels, rows, strict=True)]
-    return "\n".join([header, _axis(timeline, columns, margin), *body, *_legend(timeline, columns, fits)])
+    return "\n".join([header, _axis(timeline, columns, margin), *body, *_legend(timeline, columns, scale)])
 
 
 def second_stage(spans: tuple[Span, ...]) -> int | None:
@@ -47,23 +46,25 @@ def second_stage(spans: tuple[Span, ...]) -> int | None:
     return max(stages) if len(stages) == 2 else None
 
 
-def cell_label(part: Part, lower: int | None, several: bool = False) -> str:
+def cell_label(part: Part, lower: int | None) -> str:
     """Return letter and microbatch of one action: lower case on a rank's second stage."""
     stage, kind, microbatch = part
-    letter = kind.lower() if stage == lower else kind
-    return f"{stage}{letter}{microbatch}" if several else f"{letter}{microbatch}"
+    return f"{kind.lower() if stage == lower else kind}{microbatch}"
 
 
-def _scale(timeline: "Timeline", room: int) -> tuple[Fraction, bool]:
-    """Return the number of columns for the makespan, and whether every cell has a column of its own."""
+def _scale(timeline: "Timeline", room: int) -> tuple[Fraction, str]:
+    """Return the number of columns for the makespan, and what fits into them."""
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
     grain = _grain([time for span in spans for time in (span.start, span.end)])
     ticks = timeline.makespan / grain
-    if ticks <= room:  # whole columns per tick: every cell of one length has the same width
-        wanted = max(ceil((len(_longest(span)) + 1) * grain / span.duration) for span in spans)
-        return ticks * min(int(room / ticks), wanted), True
-    shortest = min(span.duration for span in spans if span.kind != WAIT) if spans else Fraction(0)
-    return Fraction(room), shortest * room >= timeline.makespan
+    if ticks > room:
+        shortest = min((span.duration for span in spans if span.kind != WAIT), default=timeline.makespan)
+        return Fraction(room), LETTERS if shortest * room >= timeline.makespan else OVERVIEW
+    # Whole columns per tick: every cell of one length has the same width.
+    most = int(room / ticks)
+    needed = max(ceil(len(_longest(span)) * grain / span.duration) for span in spans)
+    airy = max(ceil((len(_longest(span)) + 1) * grain / span.duration) for span in spans)
+    return (ticks * min(airy, most), LABELS) if needed <= most else (ticks * min(most, 2), LETTERS)
 
 
 def _grain(times: list[Time]) -> Fraction:
@@ -75,23 +76,23 @@ def _longest(span: Span) -> str:
     return "&".join(cell_label(part, None) for part in span.parts) or _OTHER.get(span.kind, "o")
 
 
-def _row(spans: tuple[Span, ...], lower: int | None, per_time: Fraction, columns: Fraction) -> str:
-    row = [IDLE] * ceil(columns)
+def _row(spans: tuple[Span, ...], per_time: Fraction, columns: int, scale: str) -> str:
+    lower = second_stage(spans)
+    row = [IDLE] * columns
     for span in spans:
         start, end = round(span.start * per_time), round(span.end * per_time)
         if end > start:
-            row[start:end] = _cell(span, lower, end - start)
+            row[start:end] = _cell(span, lower, end - start, scale)
     return "".join(row)
 
 
-def _cell(span: Span, lower: int | None, width: int) -> str:
+def _cell(span: Span, lower: int | None, width: int, scale: str) -> str:
     labels = [cell_label(part, lower) for part in span.parts]
-    letter = _OTHER.get(span.kind, "o")
     if not labels:
-        return letter * width
-    full = "&".join(labels)
-    short = "&" if span.pair else full[0]
-    return (full if len(full) <= width else short).ljust(width)
+        return _OTHER.get(span.kind, "o") * width
+    if scale == LABELS:
+        return "&".join(labels).ljust(width)
+    return ("&" if span.pair else labels[0][0]).ljust(width)
 
 
 def _axis(timeline: "Timeline", columns: Fraction, margin: int) -> str:
@@ -108,7 +109,7 @@ def _axis(timeline: "Timeline", columns: Fraction, margin: int) -> str:
     return line.ljust(margin + round(columns) - len(number(span))) + end
 
 
-def _legend(timeline: "Timeline", columns: Fraction, fits: bool) -> Iterator[str]:
+def _legend(timeline: "Timeline", columns: Fraction, scale: str) -> Iterator[str]:
     divisor, unit = scale_of(timeline.unit, timeline.makespan)
     idle = sum(timeline.bubble_time(rank) for rank in range(timeline.num_ranks))
     total = timeline.num_ranks * timeline.makespan
@@ -122,7 +123,7 @@ def _legend(timeline: "Timeline", columns: Fraction, fits: bool) -> Iterator[str
     parts = {kind for spans in timeline.spans_by_rank for span in spans for _, kind, _ in span.parts}
     kinds = {span.kind for spans in timeline.spans_by_rank for span in spans}
     letters = [f"{kind} {word}" for kind, word in _WORDS.items() if kind in parts]
-    if fits:
+    if scale != OVERVIEW:
         letters += ["& an overlapped pair"] if "F&B" in kinds else []
         others = sorted(kinds - set(_WORDS) - {"F&B"})
         letters += [f"{_OTHER[kind]} {kind}" for kind in others if kind in _OTHER]

@@ -1,0 +1,79 @@
+"""Lowering: insert the sends and receives that a program needs.
+
+Chapter: book/pp/gpipe.  In: a plain `Program`.  Out: the same program with SEND_F, RECV_F, SEND_B and RECV_B.
+
+  messages     2 * (num_stages - 1) * num_microbatches if no two neighbouring stages share a rank
+  `1SEND_F0`   hand the activation that stage 1 made of microbatch 0 to the rank of stage 2
+  `2RECV_F0`   expect it there; the rank waits for it only before `2F0`
+
+Every message gets one moment, the end of the step that makes it when all work takes unit time, and every rank lists
+its steps and messages in the order of their moments.  As all ranks follow one common order, the program ends even where
+sends and receives block until both ranks are there (rendezvous), and both ends of a link agree on the order.
+Stages that meet on one rank (the tip of a V) hand over without a message.
+Elsewhere: torch `_add_send_recv`; d9d's communication pass.
+"""
+
+from typing import TypeAlias
+
+from dualpipe_lab.pp.cost import UNIT_COST
+from dualpipe_lab.pp.delivery import deliveries
+from dualpipe_lab.pp.problems import Problems
+from dualpipe_lab.pp.program import MESSAGE_KINDS, SEND_F, Program, Step, actions_of
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.survey import survey
+from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.timeline import Time
+
+# When; messages (0) before steps (1) of that time; forward before backward; messages of later stages first.
+Moment: TypeAlias = tuple[Time, int, int, int]
+
+
+def lower(program: Program) -> Program:
+    """Return the program with its sends and receives; a lowered one gets fresh ones in the same places.
+
+    Raises InvalidProgram for a program that is incomplete or would deadlock.
+
+    >>> from dualpipe_lab.pp.schedules import gpipe
+    >>> print(lower(gpipe(2, 1)))
+    # GPipe: 2 ranks, 2 stages, 1 microbatches
+    rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
+    rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
+    """
+    plain = strip(validate(program))
+    return Program(plain.name, _merge(plain), program.num_stages, program.num_microbatches)
+
+
+def strip(program: Program) -> Program:
+    """Return the program without its sends and receives.
+
+    >>> from dualpipe_lab.pp.schedules import gpipe
+    >>> strip(lower(gpipe(2, 3))) == gpipe(2, 3)
+    True
+    """
+    ranks = [[s for s in steps if actions_of(s)[0].kind not in MESSAGE_KINDS] for steps in program.ranks]
+    return Program(program.name, ranks, program.num_stages, program.num_microbatches)
+
+
+def _merge(program: Program) -> list[list[Step]]:
+    timeline = simulate(program, UNIT_COST)
+    found = survey(program, Problems())
+    lists: list[list[tuple[Moment, Step]]] = [
+        [((span.start, 1, 0, 0), step) for span, step in zip(spans, steps, strict=True)]
+        for spans, steps in zip(timeline.spans_by_rank, program.ranks, strict=True)
+    ]
+    for delivery in deliveries(program, found):
+        rank, position = found.place(delivery.made_by)
+        end = timeline.spans_by_rank[rank][position].end
+        # Downstream first, so that a rank passes its result on before it looks for its next input.
+        is_forward = delivery.send.kind == SEND_F
+        stage = -delivery.send.stage if is_forward else delivery.send.stage
+        moment = (end, 0, 0 if is_forward else 1, stage)
+        lists[rank].append((moment, delivery.send))
+        lists[found.place(delivery.used_by)[0]].append((moment, delivery.recv))
+    # One moment may hold two messages of a stage, one of either direction of DualPipe: told apart by the microbatch.
+    return [[step for _, step in sorted(entries, key=_order)] for entries in lists]
+
+
+def _order(entry: tuple[Moment, Step]) -> tuple[Moment, int]:
+    moment, step = entry
+    return moment, actions_of(step)[0].microbatch if moment[1] == 0 else 0
