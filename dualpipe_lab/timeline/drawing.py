@@ -10,10 +10,24 @@ from fractions import Fraction
 from html import escape
 from typing import TYPE_CHECKING
 
-from dualpipe_lab.timeline.gantt import cell_label
+from dualpipe_lab.timeline.gantt import cell_label, second_stage
 from dualpipe_lab.timeline.spans import WAIT, Span
-from dualpipe_lab.timeline.svg_rows import LETTER, cells, stretches
-from dualpipe_lab.timeline.svg_shapes import BOTTOM, LEFT, OTHER, PALETTE, RIGHT, TOP, Frame, box, path, px
+from dualpipe_lab.timeline.svg_rows import cells, stretches
+from dualpipe_lab.timeline.svg_shapes import (
+    BOTTOM,
+    FONT,
+    LEFT,
+    LETTER,
+    OTHER,
+    PALETTE,
+    RIGHT,
+    SMALLEST_FONT,
+    TOP,
+    Frame,
+    box,
+    path,
+    px,
+)
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
 if TYPE_CHECKING:
@@ -47,16 +61,17 @@ def draw_svg(timeline: "Timeline", width: int) -> str:
 def _frame(timeline: "Timeline", width: int) -> Frame:
     room = width - LEFT - RIGHT
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
-    # Wide enough for the longest label of each cell, but not wider than the room.
+    # Wide enough for the longest label of each cell, but not wider than the room; then the letters shrink a little.
     wanted = max((_label_width(span) / float(span.duration) for span in spans), default=1.0)
     makespan = float(timeline.makespan) or 1.0
     plot = max(min(room, wanted * makespan), 240)
     row = 28.0 if timeline.num_ranks <= 16 else max(448 / timeline.num_ranks, 6.0)
-    return Frame(LEFT + plot + RIGHT, TOP + row * timeline.num_ranks + BOTTOM, row, plot / makespan)
+    font = min(max(FONT * plot / (wanted * makespan), SMALLEST_FONT), FONT)
+    return Frame(LEFT + plot + RIGHT, TOP + row * timeline.num_ranks + BOTTOM, row, plot / makespan, font)
 
 
 def _label_width(span: Span) -> float:
-    return max((len(cell_label(part, None)) for part in span.parts), default=1) * LETTER + 6
+    return max((len(cell_label(part, None)) for part in span.parts), default=1) * LETTER + 4
 
 
 def _description(timeline: "Timeline") -> str:
@@ -99,11 +114,16 @@ def _scaffold(timeline: "Timeline", frame: Frame) -> Iterator[str]:
 
 
 def _legend(timeline: "Timeline", frame: Frame, is_cells: bool) -> Iterator[str]:
-    kinds = {
-        kind for row in timeline.spans_by_rank for span in row for kind in ([p[1] for p in span.parts] or [span.kind])
-    }
+    spans = [span for row in timeline.spans_by_rank for span in row]
+    kinds = {kind for span in spans for kind in ([part[1] for part in span.parts] or [span.kind])}
     x, y = float(LEFT), frame.height - 12
     for kind in [*(kind for kind in PALETTE if kind in kinds), *(["other"] if kinds - set(PALETTE) else [])]:
-        _, _, word = PALETTE.get(kind, OTHER)
+        word = PALETTE.get(kind, OTHER)[2]
         yield path(kind, box(x, y - 10, 12, 12)) + f'<text x="{px(x + 16)}" y="{px(y)}" font-size="11">{word}</text>'
-        x += 26 + len(word) * 6
+        x += 28 + len(word) * 6.2
+    notes = ["framed: an overlapped pair"] if is_cells and any(span.pair for span in spans) else []
+    if is_cells and any(second_stage(row) is not None for row in timeline.spans_by_rank):
+        notes.append("lower case, dark bar: the rank's second stage")
+    if not is_cells:
+        notes.append("heights: shares of a stretch of time")
+    yield f'<text x="{px(x)}" y="{px(y)}" font-size="11">{escape("; ".join(notes))}</text>' if notes else ""

@@ -118,7 +118,7 @@ class Timeline:
         """Draw the timeline with letters, at most `width` characters wide; `str` and `print` use 100."""
         return gantt.draw(self, width)
 
-    def to_svg(self, width: int = 1200) -> str:
+    def to_svg(self, width: int = 1280) -> str:
         """Draw the timeline as one accessible SVG element of at most `width` pixels."""
         return draw_svg(self, width)
 

@@ -2,19 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.timeline.gantt import cell_label, second_stage
 from dualpipe_lab.timeline.overview import Shares, buckets
 from dualpipe_lab.timeline.spans import Span
-from dualpipe_lab.timeline.svg_shapes import LEFT, OTHER, PALETTE, Frame, box, path, px
+from dualpipe_lab.timeline.svg_shapes import FONT, LEFT, LETTER, OTHER, PALETTE, Frame, box, path, px
 
 if TYPE_CHECKING:
     from dualpipe_lab.timeline.model import Timeline
 
-LETTER = 6.4  # px, width of a letter at font size 11
-_BUCKET = 3  # px
-_LEVELS = 4  # heights of a summed stretch, so that neighbours are often equal and merge
+_BUCKET = 4  # px
+_LEVELS = 4  # heights of a summed stretch
+_STICKY = 0.7  # levels
 
 
 def cells(timeline: "Timeline", frame: Frame) -> Iterator[str]:
@@ -32,7 +33,8 @@ def cells(timeline: "Timeline", frame: Frame) -> Iterator[str]:
         yield path(kind, "".join(paths[kind]))
     for kind, texts in letters.items():
         if any(texts):
-            yield f'<g fill="{PALETTE.get(kind, OTHER)[1]}" text-anchor="middle" font-size="11">{"".join(texts)}</g>'
+            fill, size = PALETTE.get(kind, OTHER)[1], px(frame.font)
+            yield f'<g fill="{fill}" text-anchor="middle" font-size="{size}">{"".join(texts)}</g>'
 
 
 def _cell(span: Span, lower: int | None, top: float, frame: Frame) -> Iterator[tuple[str, str, str]]:
@@ -48,48 +50,52 @@ def _cell(span: Span, lower: int | None, top: float, frame: Frame) -> Iterator[t
     share = height / max(len(parts), 1)
     for index, part in enumerate(parts):
         base = y + index * share
-        yield part[1], box(x, base, width, share), _text(cell_label(part, lower), x, base, width, share)
+        yield part[1], box(x, base, width, share), _text(cell_label(part, lower), x, base, width, share, frame.font)
         if part[0] == lower:
             yield "mark second", box(x, base + share - 2.5, width, 2.5), ""
     if len(parts) > 1:
         yield "mark pair", box(x, y, width, height), ""
 
 
-def _text(label: str, x: float, y: float, width: float, height: float) -> str:
-    if len(label) * LETTER > width:
+def _text(label: str, x: float, y: float, width: float, height: float, font: float) -> str:
+    letter = LETTER * font / FONT
+    if len(label) * letter > width + 0.5:
         label = label[0]  # the letter alone
-    if len(label) * LETTER > width + 1 or height < 10:
+    if letter > width or height < 10:
         return ""
-    return f'<text x="{px(x + width / 2)}" y="{px(y + height / 2 + 3.6)}">{label}</text>'
+    return f'<text x="{px(x + width / 2)}" y="{px(y + height / 2 + 0.33 * font)}">{label}</text>'
 
 
 def stretches(timeline: "Timeline", frame: Frame) -> Iterator[str]:
-    """Draw for each stretch of a few pixels how much of it is which work, stacked; equal neighbours merge."""
+    """Draw for each stretch of a few pixels how much of it is which work, stacked; similar neighbours merge."""
     count = int(frame.plot / _BUCKET)
     step = frame.plot / count
+    gap = min(2.0, frame.row / 6)
+    unit = (frame.row - 2 * gap) / _LEVELS
     paths: defaultdict[str, list[str]] = defaultdict(list)
     for rank, spans in enumerate(timeline.spans_by_rank):
-        gap = min(2.0, frame.row / 6)
-        unit = (frame.row - 2 * gap) / _LEVELS
         bottom = frame.top(rank) + frame.row - gap
-        levels = [_levels(shares) for shares in buckets(spans, timeline.makespan, count)]
-        starts = [i for i in range(count) if i == 0 or levels[i] != levels[i - 1]]
-        for start, end in zip(starts, [*starts[1:], count], strict=True):
-            y = bottom
-            for kind, level in levels[start]:
-                y -= level * unit
-                paths[kind].append(box(LEFT + start * step, y, (end - start) * step, level * unit))
+        for start, end, tops in _runs(buckets(spans, timeline.makespan, count)):
+            x, reached = LEFT + start * step, 0
+            for kind, top in tops.items():
+                if top > reached:
+                    paths[kind].append(box(x, bottom - top * unit, (end - start) * step, (top - reached) * unit))
+                    reached = top
     for kind, shapes in paths.items():
         yield path(kind, "".join(shapes))
 
 
-def _levels(shares: Shares) -> tuple[tuple[str, int], ...]:
-    """Round the shares to whole levels, so that together they are as high as the busy share."""
-    found, reached, total = [], 0, 0.0
-    for kind in sorted(shares, key=list(PALETTE).index if shares.keys() <= PALETTE.keys() else None):
-        total += shares[kind]
-        level = round(total * _LEVELS) - reached
-        reached += level
-        if level:
-            found.append((kind, level))
-    return tuple(found)
+def _runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
+    """Yield (first, end, the level up to which each kind reaches) of stretches that look alike.
+
+    A run goes on while the exact levels stay near its own: else the steady state of 1F1B, whose stretches hold now one
+    forward more, now one less, would fall into thousands of pieces.
+    """
+    order = sorted({kind for share in shares for kind in share}, key=lambda kind: [*PALETTE, kind].index(kind))
+    begin, tops = 0, dict.fromkeys(order, 0)
+    for index, share in enumerate(shares):
+        exact = list(accumulate(share.get(kind, 0.0) * _LEVELS for kind in order))
+        if any(abs(value - top) > _STICKY for value, top in zip(exact, tops.values(), strict=True)):
+            yield begin, index, tops
+            begin, tops = index, dict(zip(order, map(round, exact), strict=True))
+    yield begin, len(shares), tops

@@ -17,6 +17,8 @@ PALETTE = {
 OTHER = ("#f0e442", "#000", "other")
 
 LEFT, RIGHT, TOP, BOTTOM = 62, 96, 44, 34  # px around the rows
+FONT, SMALLEST_FONT = 11.0, 9.0  # px, of the letters in the cells
+LETTER = 6.4  # px, width of a letter of that font
 
 
 class Frame(NamedTuple):
@@ -26,6 +28,7 @@ class Frame(NamedTuple):
     height: float
     row: float
     per_time: float
+    font: float
 
     @property
     def plot(self) -> float:
