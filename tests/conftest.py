@@ -1,0 +1,52 @@
+"""Fixtures for tests of the built book: the pages, and a real browser that can reach nothing but them."""
+
+import functools
+import http.server
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HTML = ROOT / "_build" / "html"
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+
+
+def skip_or_fail(reason):
+    """Browser tests are skipped where something is missing, except where they are required."""
+    if os.environ.get("DUALPIPE_LAB_REQUIRE_BROWSER"):
+        pytest.fail(f"{reason}, and DUALPIPE_LAB_REQUIRE_BROWSER is set", pytrace=False)
+    pytest.skip(reason)
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The address of the built book, served on loopback."""
+    if not (HTML / "index.html").exists():
+        skip_or_fail("the book is not built (make book)")
+    handler = functools.partial(QuietHandler, directory=HTML)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, driven by playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not CHROMIUM.exists():
+        skip_or_fail(f"there is no {CHROMIUM} (Debian: apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield chromium
+        chromium.close()

@@ -1,0 +1,178 @@
+"""The project's shell: commands, prerequisites with remedies, the lock, house rules on size, one address."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import dualpipe_lab
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CODE = sorted(
+    file for folder in ("dualpipe_lab", "tools", "_ext", "benchmarks") for file in (ROOT / folder).rglob("*.py")
+)
+COMMANDS = ("bench", "book", "clean", "format", "help", "lab", "lint", "lock", "pairs", "serve", "test")
+
+
+def run(*command, **options):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)
+
+
+def test_help_is_the_default_and_lists_every_command():
+    listed = run("make", "-s")
+    assert listed.returncode == 0
+    assert sorted(re.findall(r"^  make (\w+)", listed.stdout, re.MULTILINE)) == list(COMMANDS)
+
+
+# ---- prerequisites
+
+
+def fake(folder, name, script):
+    """Put an executable of that name into a folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    return str(folder / name)
+
+
+OLD = 'case "$*" in *version_info*) exit 1;; --version) echo Python 3.9.18;; esac'
+BARE = 'case "$*" in *ensurepip*) exit 1;; --version) echo Python 3.11.2;; esac'
+
+
+@pytest.mark.parametrize(
+    ("script", "problem", "remedy"),
+    [
+        ("exit 127", "cannot be run", "make book PYTHON="),
+        (OLD, "is Python 3.9.18, and Python 3.11 or newer is needed", "name a newer one"),
+        (BARE, "has no venv or ensurepip module", "apt-get install python3-venv"),
+    ],
+)
+def test_an_unfit_python_is_named_with_its_remedy(tmp_path, script, problem, remedy):
+    result = run("tools/prerequisites.sh", fake(tmp_path / "bin", "python", script))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert problem in result.stderr
+    assert re.search(f"remedy: .*{re.escape(remedy)}", result.stderr)
+
+
+@pytest.mark.parametrize(("missing", "problem"), [("git", "git was not found"), ("python", "no Python 3.11 or newer")])
+def test_a_missing_program_is_named(tmp_path, missing, problem):
+    good = fake(tmp_path / "bin", "good-python", "exit 0")
+    for tool in ("bash", "awk", "df", "env"):
+        (tmp_path / "bin" / tool).symlink_to(f"/usr/bin/{tool}")
+    arguments = [good] if missing == "git" else [""]
+    result = run("/usr/bin/bash", "tools/prerequisites.sh", *arguments, env={"PATH": str(tmp_path / "bin")})
+    assert result.returncode == 1
+    assert problem in result.stderr
+    assert "remedy: install it" in result.stderr
+
+
+def test_a_full_disk_is_named_before_anything_is_installed(tmp_path):
+    environment = {"PATH": "/usr/bin:/bin", "DUALPIPE_LAB_NEEDED_MIB": "999999999"}
+    python = fake(tmp_path / "bin", "python", "exit 0")
+    result = run("tools/prerequisites.sh", python, str(tmp_path / "venv"), env=environment)
+    assert "needs 999999999 MiB" in result.stderr
+    assert result.returncode == 1
+    assert not (tmp_path / "venv").exists()
+
+
+def test_make_stops_at_a_missing_python(tmp_path):
+    result = run("make", "book", "PYTHON=/nonexistent", f"VENV={tmp_path / 'venv'}")
+    assert result.returncode != 0
+    assert "/nonexistent cannot be run" in result.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_failed_installation_leaves_no_stamp_and_says_what_to_do(tmp_path):
+    fake(tmp_path / "bin", "python", "echo no network >&2; exit 1")
+    result = run("make", "book", f"VENV={tmp_path}")
+    assert result.returncode != 0
+    assert "pip could not install the locked packages" in result.stderr
+    assert "HTTPS_PROXY" in result.stderr
+    assert not (tmp_path / ".installed").exists()
+
+
+def test_serving_needs_a_book(tmp_path):
+    result = subprocess.run(
+        ["make", "-f", ROOT / "Makefile", "serve"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "remedy: make book" in result.stderr
+
+
+# ---- locked versions
+
+
+def requirements(name):
+    return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+
+
+def test_every_requirement_is_pinned_and_comes_from_no_particular_place():
+    course, tools = requirements("requirements.txt"), requirements("requirements-dev.txt")
+    assert course.pop(0) == "-e ."
+    assert tools.pop(0) == "-r requirements.txt"
+    for line in course + tools:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line), line
+    assert not set(course) & set(tools)
+
+
+def plain(requirement):
+    return re.split(r"[\[<>=~! ]", requirement)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def test_the_lock_covers_what_the_project_declares():
+    locked = {plain(line) for line in requirements("requirements.txt")}
+    with_tools = locked | {plain(line) for line in requirements("requirements-dev.txt")}
+    extras = PROJECT["optional-dependencies"]
+    assert {plain(line) for line in [*PROJECT["dependencies"], *extras["book"]]} <= locked
+    assert {plain(line) for line in extras["dev"]} - {"dualpipe-lab"} <= with_tools
+    assert "torch==2.13.0" in requirements("requirements.txt")
+
+
+# ---- one version, one address, licences
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert dualpipe_lab.__version__ == PROJECT["version"] == citation["version"]
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+
+
+def test_the_repository_s_address_stands_in_one_place():
+    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.split()
+    texts = {name: (ROOT / name).read_text(errors="ignore") for name in files if (ROOT / name).is_file()}
+    holders = [name for name, text in texts.items() if re.search(r"github\.com/ORG/", text)]
+    assert sorted(holders) == ["_config.yml", "tests/test_book.py"]
+
+
+def test_hooks_and_licences_need_nothing_from_elsewhere():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in hooks["repos"]] == ["local"]
+    assert all(hook["language"] == "system" for repo in hooks["repos"] for hook in repo["hooks"])
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+    assert "CC-BY-4.0" in (ROOT / "LICENSE-text").read_text()
+
+
+# ---- house rules
+
+
+@pytest.mark.parametrize("file", CODE, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_a_file_is_a_page_and_a_function_a_paragraph(file):
+    text = file.read_text()
+    assert len(text.splitlines()) <= 250
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node, clean=False) or ""
+            length = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
+            assert length <= 40, f"{node.name} has {length} lines besides its docstring"
+
+
+def test_the_extension_config_names_no_other_host():
+    config = (ROOT / "_config.yml").read_text()
+    hosts = set(re.findall(r"https://([\w.]+)", config))
+    assert hosts == {"github.com", "mybinder.org", "colab.research.google.com"}
