@@ -24,6 +24,8 @@ from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.supervisor import Supervisor
 from dualpipe_lab.world.trace import match, to_timeline
 
+MAX_RANKS = 128  # 20 MB each
+
 
 class Results(list[Any]):
     """The values of the ranks, in rank order.
@@ -74,7 +76,8 @@ def launch(
         TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
     """
     __tracebackhide__ = True
-    _check(world_size, timeout, output, threads, clock, backend)
+    _check(world_size, timeout, output, threads, clock, backend, link)
+    payload.check_call(fn, world_size, args)
     if context.peek() is not None:
         raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
     if torchrun.is_active():
@@ -104,10 +107,16 @@ def launch(
         return results
 
 
-def _check(world_size: int, timeout: float, output: str, threads: int, clock: str, backend: str) -> None:
+def _check(world_size: int, timeout: float, output: str, threads: int, clock: str, backend: str, link: object) -> None:
     for name, value in (("world_size", world_size), ("threads", threads)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"launch needs {name} to be a whole number from 1, got {value!r}")
+    if world_size > MAX_RANKS:
+        raise ValueError(
+            f"launch starts real processes, {MAX_RANKS} at most, got world_size={world_size}; use simulate"
+        )
+    if link is not None and not isinstance(link, Link):
+        raise ValueError(f"launch needs link to be a Link, such as lab.Link(gbps=1, latency_ms=1), got {link!r}")
     if not timeout > 0:
         raise ValueError(f"launch needs timeout > 0 seconds, got {timeout!r}")
     if output not in MODES:
@@ -134,15 +143,19 @@ def _run(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes]
 def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes], list[str]]:
     __tracebackhide__ = True
     output = Output(len(jobs), mode)
-    processes = server.start(len(jobs))
-    supervisor = Supervisor(jobs, processes, output, timeout)
+    processes: list[server.RankProcess] = []
+    supervisor = None
     done = False
     try:
+        with server.interrupts_held():  # an interrupt may come at any line, but none must lose a process
+            processes = server.start(len(jobs))
+            supervisor = Supervisor(jobs, processes, output, timeout)
         pickled = supervisor.run()
         done = True
     finally:
         with server.interrupts_held():
-            supervisor.close()
+            if supervisor:
+                supervisor.close()
             server.retire(processes, reusable=done)
     return pickled, output.texts()
 

@@ -34,18 +34,33 @@ def loads(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301  both ends are this user's own processes
 
 
+def check_call(fn: Callable[..., object], world_size: int, args: tuple[object, ...]) -> None:
+    """Raise TypeError unless `fn(rank, world_size, *args)` can be called."""
+    if not callable(fn):
+        raise TypeError(f"launch runs a function fn(rank, world_size, *args), got {type(fn).__name__}")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:
+        return  # some builtins have none
+    try:
+        signature.bind(0, world_size, *args)
+    except TypeError as error:
+        raise TypeError(
+            f"launch calls {_name(fn)}(rank, world_size{', *args' * bool(args)}) with {len(args)} further arguments, "
+            f"but {_name(fn)}{signature} does not fit: {error}"
+        ) from None
+
+
 def pack_call(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
     """Pickle a call for the ranks.
 
     Raises:
-        TypeError: if `fn` is not callable or something it uses cannot travel (a lock, an open file, a generator).
+        TypeError: if something that `fn` uses cannot travel (a lock, an open file, a generator).
     """
-    if not callable(fn):
-        raise TypeError(f"launch runs a function fn(rank, world_size, *args), got {type(fn).__name__}")
     try:
         return dumps((fn, args))
     except Exception as error:
-        name = getattr(fn, "__name__", repr(fn))
+        name = _name(fn)
         raise TypeError(
             f"{name} and what it uses must be copied to the ranks, but {error}; create such objects inside {name}"
         ) from error
@@ -80,6 +95,10 @@ def install_sources(sources: dict[str, list[str]]) -> None:
     """Make tracebacks in this process show the lines of the notebook's cells."""
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+def _name(fn: Callable[..., object]) -> str:
+    return str(getattr(fn, "__name__", repr(fn)))
 
 
 def _unsaved(name: str) -> bool:

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -97,11 +98,15 @@ def start(count: int) -> list[RankProcess]:
             warm()
         while _pool and len(ranks) < count:
             ranks.append(_pool.pop())
+        if method == "spawn" and len(ranks) < count and not os.environ.get(OVERRIDE):
+            _warn_of_spawn("this platform has no fork server")
         while len(ranks) < count:
             ranks.append(_start_one(method))
-    except (EOFError, OSError) as error:
+    except BaseException as error:
         retire(ranks, reusable=False)
-        raise StartupError(f"cannot start ranks by {method}: {error}") from error
+        if isinstance(error, (EOFError, OSError)):
+            raise StartupError(f"cannot start ranks by {method}: {error}") from error
+        raise
     return ranks
 
 
@@ -121,13 +126,18 @@ def retire(ranks: list[RankProcess], reusable: bool) -> None:
 def fall_back() -> None:
     """Use spawn from now on, and say so: forked ranks die here before they can say hello."""
     os.environ[OVERRIDE] = "spawn"
+    _warn_of_spawn("forked ranks die on this machine before they start")
+
+
+def _warn_of_spawn(reason: str) -> None:
     warnings.warn(
-        "forked ranks die on this machine before they start, so ranks are spawned: each imports torch, which takes "
-        "seconds at the first launch; they are then kept for the next ones",
-        stacklevel=5,
+        f"{reason}, so ranks are spawned: each imports torch, which takes seconds at the first launch; "
+        "they are then kept for the next ones",
+        stacklevel=6,
     )
 
 
+_hiding = threading.Lock()
 _pool: list[RankProcess] = []  # spawned processes cannot be had again for less than seconds, so they are kept
 
 
@@ -159,12 +169,13 @@ def _start_one(method: str) -> RankProcess:
 @contextlib.contextmanager
 def _hidden_main() -> Iterator[None]:
     """Keep the ranks from importing the caller's script again: what they need of it travels by value."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _hiding:  # two threads that hid each other's stand-in would lose the real module
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager

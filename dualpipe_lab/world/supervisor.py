@@ -176,7 +176,10 @@ class Supervisor:
         self, watched: Watched, cause: str, frames: Any, text: str, exception: bytes | None, answer: Whereabouts
     ) -> None:
         watched.answers.append(answer)
-        error = payload.loads(exception) if exception else None
+        try:
+            error = payload.loads(exception) if exception else None
+        except Exception:
+            error = None  # its class exists in the rank alone; the words are there
         watched.failure = self._autopsy.raised(watched.rank, cause, frames, text, error)
         self._note_failure()
 

@@ -256,3 +256,41 @@ def test_ranks_may_start_processes_of_their_own():
             return pool.map(abs, [-1])
 
     assert lab.launch(fn, 1) == [[1]]
+
+
+def test_a_function_that_does_not_take_the_arguments_is_refused_before_any_process_starts(leftovers):
+    def fn(rank):
+        return rank
+
+    with pytest.raises(TypeError, match=r"but fn\(rank\) does not fit: too many positional arguments"):
+        lab.launch(fn, 2)
+    with pytest.raises(TypeError, match="with 1 further arguments"):
+        lab.launch(lambda rank, world_size: None, 2, "extra")
+    leftovers.check()
+
+
+def test_sizes_and_links_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="128 at most, got world_size=1000; use simulate"):
+        lab.launch(_chatty, 1000)
+    with pytest.raises(ValueError, match="link to be a Link"):
+        lab.launch(_chatty, 1, link=1.0)
+
+
+def test_launches_from_several_threads_do_not_disturb_one_another():
+    import sys
+    from concurrent.futures import ThreadPoolExecutor
+
+    main = sys.modules["__main__"]
+    with ThreadPoolExecutor(3) as pool:
+        outs = list(pool.map(lambda n: lab.launch(lambda rank, world_size: rank * n, 2, output="collect"), range(6)))
+    assert outs == [[0, n] for n in range(6)]
+    assert sys.modules["__main__"] is main
+
+
+def test_sixteen_ranks():
+    def fn(rank, world_size):
+        x = torch.tensor([rank])
+        lab.comm.all_reduce(x)
+        return x.item()
+
+    assert lab.launch(fn, 16) == [120] * 16

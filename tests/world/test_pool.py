@@ -58,3 +58,11 @@ def test_an_unknown_start_method_is_refused(monkeypatch):
     monkeypatch.setenv(server.OVERRIDE, "fork")
     with pytest.raises(ValueError, match="DUALPIPE_LAB_START is forkserver or spawn, got 'fork'"):
         lab.launch(fn, 1)
+
+
+def test_a_platform_without_fork_server_spawns_and_says_why(monkeypatch):
+    monkeypatch.setenv(server.OVERRIDE, "")
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.warns(UserWarning, match="this platform has no fork server, so ranks are spawned: each imports torch"):
+        assert len(lab.launch(fn, 1)) == 1
+    server._discard_pool()
