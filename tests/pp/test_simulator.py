@@ -1,0 +1,206 @@
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_reference import random_cost, random_program, solve
+
+from dualpipe_lab.pp import closed_forms, schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import InvalidProgram
+
+ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
+NAMES = {"dualpipe": 8, "dualpipev": 4, "zbv": 4}
+EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
+GRID = [(p, m) for p in (1, 2, 3, 4, 7, 8) for m in (1, 2, 3, 4, 5, 8, 13)]
+
+
+def oracle(kind):
+    return next(Program.parse(name, rows) for name, rows in ORACLES.items() if name.startswith(kind + " "))
+
+
+def local_bubble(timeline, rank):
+    start, end = timeline.window(rank)
+    return end - start - timeline.busy_time(rank)
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_every_time_equals_the_slow_reference(rng):
+    program = random_program(rng)
+    cost = random_cost(rng, program.num_stages)
+    timeline = simulate(program, cost)
+    expected = solve(program, cost)
+    found = {part: (span.start, span.end) for spans in timeline.spans_by_rank for span in spans for part in span.parts}
+    assert found == expected
+    assert simulate(lower(program), cost) == timeline
+
+
+@pytest.mark.parametrize(("p", "m"), GRID)
+@pytest.mark.parametrize("cost", [Cost(), Cost(F=3, B=4), Cost(F=Fraction(1, 3), I=Fraction(2, 7), W=5)])
+def test_closed_forms_are_exact_on_a_grid(p, m, cost):
+    work = m * (cost.per_stage(p)["F"][0] + cost.per_stage(p)["B"][0])
+    for build, makespan in (
+        (schedules.gpipe, closed_forms.gpipe_makespan),
+        (schedules.one_f_one_b, closed_forms.one_f_one_b_makespan),
+    ):
+        timeline = simulate(build(p, m), cost)
+        assert timeline.makespan == makespan(p, m, cost)
+        assert {timeline.bubble_time(rank) for rank in range(p)} == {makespan(p, m, cost) - work}
+        assert timeline.bubble_fraction == float(closed_forms.bubble_fraction(p, m))
+        assert len(timeline.messages) == closed_forms.num_messages(p, m)
+
+
+@pytest.mark.parametrize(("p", "m"), GRID)
+def test_peak_activations_are_exact_on_a_grid(p, m):
+    gpipe, one_f_one_b = simulate(schedules.gpipe(p, m)), simulate(schedules.one_f_one_b(p, m))
+    for rank in range(p):
+        assert gpipe.peak_activations(rank) == closed_forms.gpipe_peak_activations(m)
+        assert one_f_one_b.peak_activations(rank) == closed_forms.one_f_one_b_peak_activations(p, m, rank)
+
+
+@settings(deadline=None)
+@given(p=st.integers(1, 7), m=st.integers(1, 12), f=EXACT, b=EXACT)
+def test_one_f_one_b_closed_form_for_any_exact_numbers(p, m, f, b):
+    cost = Cost(F=f, B=b)
+    assert simulate(schedules.one_f_one_b(p, m), cost).makespan == closed_forms.one_f_one_b_makespan(p, m, cost)
+
+
+@settings(deadline=None)
+@given(
+    m=st.integers(1, 9), stages=st.lists(st.tuples(EXACT, EXACT), min_size=1, max_size=6), latency=EXACT, transfer=EXACT
+)
+def test_gpipe_closed_form_for_unequal_stages_and_slow_links(m, stages, latency, transfer):
+    cost = Cost(F=[f for f, _ in stages], B=[b for _, b in stages], latency=latency, transfer=transfer)
+    p = len(stages)
+    assert simulate(schedules.gpipe(p, m), cost).makespan == closed_forms.gpipe_makespan(p, m, cost)
+
+
+def test_one_f_one_b_has_no_closed_form_for_slow_links():
+    with pytest.raises(ValueError, match="use simulate"):
+        closed_forms.one_f_one_b_makespan(4, 8, Cost(latency=1))
+
+
+def test_dualpipe_row():
+    timeline = simulate(oracle("dualpipe"), Cost(F=1, I=1, W=1, overlap=3))
+    assert timeline.makespan == 66  # work 60
+    assert [timeline.bubble_time(rank) for rank in range(8)] == [6] * 8  # (P/2 - 1) (F&B + B - 3W), P = 8
+    assert [timeline.peak_activations(rank) for rank in range(8)] == [9] * 8  # P + 1
+
+
+def test_dualpipe_row_with_a_gain_from_overlap():
+    # F&B = 2: the formula is the middle ranks' idle time; the ranks at the edges have fewer pairs.
+    timeline = simulate(oracle("dualpipe"), Cost(F=2, I=2, W=2, overlap=4))
+    assert [Fraction(timeline.bubble_time(rank), 2) for rank in range(8)] == [1, 2, 3, 3, 3, 3, 2, 1]
+    assert simulate(oracle("dualpipe"), Cost(F=2, I=2, W=2, overlap=5)).makespan == 2 * 59
+
+
+def test_dualpipe_row_off_the_published_case():
+    assert simulate(oracle("dualpipe"), Cost(F=5, I=4, W=6)).bubble_time(0) == 5 * 6  # (F, I, W) = (1, 0.8, 1.2)
+    assert simulate(oracle("dualpipe"), Cost(F=10, I=12, W=8)).bubble_time(0) == 72  # (1, 1.2, 0.8): 7.2
+    assert simulate(oracle("dualpipe"), Cost(F=2, I=3, W=1, overlap=6)).bubble_time(0) == 19
+
+
+def test_dualpipev_row():
+    timeline = simulate(oracle("dualpipev"))
+    assert timeline.makespan == 66
+    assert [timeline.bubble_time(rank) for rank in range(4)] == [6] * 4
+    assert [timeline.peak_activations(rank) for rank in range(4)] == [9] * 4  # half-size stages
+
+
+def test_zbv_row():
+    timeline = simulate(oracle("zbv"))
+    assert timeline.makespan == 51
+    assert [timeline.bubble_time(rank) for rank in range(4)] == [3] * 4  # 1.5 full ranks: (P - 1) F / 2
+    assert [local_bubble(timeline, rank) for rank in range(4)] == [0] * 4
+    assert [timeline.peak_activations(rank) for rank in range(4)] == [8] * 4  # 4 full ranks
+    unequal = simulate(oracle("zbv"), Cost(F=10, I=12, W=8))
+    assert Fraction(unequal.bubble_time(0), 20) == Fraction("1.8")
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_known_programs_equal_the_slow_reference(kind):
+    program, cost = oracle(kind), Cost(F=3, I=4, W=2, overlap=8, latency=1, transfer=2)
+    found = simulate(program, cost)
+    assert {p: (s.start, s.end) for spans in found.spans_by_rank for s in spans for p in s.parts} == solve(
+        program, cost
+    )
+
+
+def test_latency_and_transfer_of_1f1b_and_dualpipe():
+    # Link cost 0.1 per message, in tenths.
+    cost = Cost(F=10, I=10, W=10, latency=1)
+    assert simulate(schedules.one_f_one_b(8, 16), cost).makespan == 730
+    assert simulate(schedules.one_f_one_b(8, 16), Cost(F=10, I=10, W=10)).makespan == 690
+
+
+def test_messages_on_a_link_queue_first_in_first_out():
+    timeline = simulate(schedules.gpipe(2, 3), Cost(F=1, B=1, transfer=5, latency=2))
+    forward = [m for m in timeline.messages if m.src == 0]
+    assert [(m.label, m.sent, m.left, m.arrived) for m in forward] == [
+        ("0F0", 1, None, 8),
+        ("0F1", 2, 6, 13),
+        ("0F2", 3, 11, 18),
+    ]
+
+
+def test_a_pair_releases_its_forward_before_its_backward():
+    program = Program.parse("v", ["0F0 3F0 3B0 0F1 (3F1;0B0)OVERLAP_F_B 3B1 0B1", "1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1"])
+    timeline = simulate(program, Cost(transfer=1))
+    assert [span.kind for span in timeline.spans_by_rank[0]].count("F&B") == 1
+    two = Program.parse(
+        "two", ["1F0 1F1 (1F2;1B0)OVERLAP_F_B 1B1 1B2", "0F0 2F0 0F1 2B0 0F2 0B0 2F1 2B1 0B1 2F2 2B2 0B2"]
+    )
+    released = [m for m in simulate(two, Cost(transfer=3)).messages if m.label in ("1F2", "1B0")]
+    assert [(m.label, m.sent) for m in released] == [("1F2", released[0].sent), ("1B0", released[0].sent)]
+    assert released[1].left == released[0].sent + 3
+
+
+def test_infeasible_and_incomplete_programs_are_explained():
+    with pytest.raises(InvalidProgram, match="deadlock: ranks 0 and 1 wait for each other"):
+        simulate(Program.parse("x", ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"]))
+    with pytest.raises(InvalidProgram, match="W"):
+        simulate(Program.parse("x", ["0F0 0I0"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"F": 0.5}, "scale all costs to integer ticks"),
+        ({"W": [1, 2.0]}, "Cost.W must be an exact number, got 2.0"),
+        ({"latency": -1}, "Cost.latency must not be negative"),
+        ({"overlap": 2.5}, "Cost.overlap must be an exact number"),
+        ({"B": {0: "1"}}, "Cost.B must be an exact number"),
+    ],
+)
+def test_costs_that_are_not_exact_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Cost(**arguments)
+
+
+def test_costs_must_fit_the_stages():
+    with pytest.raises(ValueError, match=r"Cost\.F lists 3 stages, the program has 2"):
+        simulate(schedules.gpipe(2, 1), Cost(F=[1, 2, 3]))
+    with pytest.raises(ValueError, match=r"Cost\.I has no entry for stage 1"):
+        simulate(schedules.gpipe(2, 1), Cost(I={0: 1}))
+    with pytest.raises(ValueError, match="overlap of"):
+        simulate(oracle("dualpipev"), Cost(overlap=lambda pair: 2.5))
+
+
+def test_the_pure_floor_imports_quickly_and_without_torch():
+    code = (
+        "import sys, time; before = time.process_time(); import dualpipe_lab.pp.simulator; "
+        "assert not {'torch', 'numpy', 'matplotlib', 'IPython'} & set(sys.modules); "
+        "print(time.process_time() - before)"
+    )
+    seconds = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(3)
+    ]
+    assert min(seconds) < 0.2
