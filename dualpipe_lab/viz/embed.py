@@ -1,0 +1,66 @@
+"""Drawings as HTML that needs nothing else: an element, a static picture inside it, and the script that brings it to life.
+
+Chapter: book/start/time.  In: what to draw.  Out: HTML for a notebook's output or a page of one's own.
+With scripts the element plays and recomputes.  Without them (an untrusted notebook, a site that strips scripts) the
+picture inside stays.  Every output brings its script along, because some front ends show each output in a frame of its
+own; the book's pages share one copy (`viz.sphinx`).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.viz.bundle import classic_script
+from dualpipe_lab.viz.spec import Spec, timeline_spec
+
+TAGS = ("dp-timeline", "dp-steps")
+_OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
+_INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
+# An <img> keeps the page's text colour out of the picture: it gets a light ground, readable in dark pages too.
+_GROUND = '<style>svg{background:#fff;color:#1d2733}</style>'
+
+
+def timeline_html(*timelines: Timeline, script: bool = True, **options: Any) -> str:
+    """Return one to three timelines as an element, with its script unless the page has it already.
+
+    `options`: what the page starts with, such as time=12 or selection="3F2".
+    """
+    picture = "".join(image(timeline.to_svg(), f"Timeline of {timeline.name}") for timeline in timelines)
+    return element("dp-timeline", timeline_spec(timelines, options), picture, script)
+
+
+def element(tag: str, spec: Spec, picture: str, script: bool = True) -> str:
+    """Return one element around its static picture."""
+    data = escape(json.dumps(spec, separators=(",", ":"), ensure_ascii=False), quote=False).replace("'", "&#39;")
+    return f"<{tag} data-spec='{data}'>{picture}</{tag}>\n" + (inline_script() if script else "")
+
+
+def image(svg: str, words: str) -> str:
+    """Return an SVG as an image: notebooks keep images where they strip SVG elements."""
+    grounded = svg.replace("<title>", f"{_GROUND}<title>", 1)
+    for sign, code in (("%", "%25"), ("#", "%23"), ('"', "'"), ("<", "%3C"), (">", "%3E"), ("&", "&amp;")):
+        grounded = grounded.replace(sign, code)
+    return f'<img alt="{escape(words, quote=True)}" style="max-width:100%" src="data:image/svg+xml,{grounded}">'
+
+
+def inline_script() -> str:
+    """Return the script element that every notebook output carries."""
+    return f"{_OPEN}{classic_script()}{_CLOSE}\n"
+
+
+def without_scripts(html: str) -> str:
+    """Return a page without the copies of the script that its outputs brought along."""
+    return _INLINE.sub("", html)
+
+
+def has_elements(html: str) -> bool:
+    """Whether a page contains a drawing."""
+    return any(f"<{tag} " in html for tag in TAGS)
+
+
+def as_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}

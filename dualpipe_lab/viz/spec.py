@@ -1,0 +1,66 @@
+"""What a page needs to draw a timeline: plain JSON values, small, exact.
+
+Chapter: book/start/time.  In: one to three timelines.  Out: the dictionary that the element <dp-timeline> reads.
+A simulated timeline is sent as its program and its costs, and the page computes the times: about 4 bytes an action.
+Any other is sent as its spans and messages, as `Timeline.to_dict` writes them, and is drawn without sliders.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dualpipe_lab.timeline import Span, Timeline
+
+Spec = dict[str, Any]
+
+MOST_TRACKS = 3
+_SHORTEST = 2**53  # whole numbers below are exact in JavaScript
+
+
+def timeline_spec(timelines: Sequence[Timeline], options: Mapping[str, Any] | None = None) -> Spec:
+    """Return the specification of a drawing of one to three timelines on one axis.
+
+    `options`: what the page starts with, such as {"time": 12, "selection": "3F2"}.
+    Raises ValueError for no timeline, more than three, or timelines in different units.
+    """
+    if not 1 <= len(timelines) <= MOST_TRACKS:
+        raise ValueError(f"one axis holds 1 to {MOST_TRACKS} timelines, got {len(timelines)}; draw the others apart")
+    units = sorted({timeline.unit for timeline in timelines})
+    if len(units) > 1:
+        raise ValueError(
+            f"timelines on one axis need one unit, got {' and '.join(units)}; simulate with costs in nanoseconds and "
+            'unit="ns" to compare with a run'
+        )
+    return {"tracks": [track_spec(timeline) for timeline in timelines], **(options or {})}
+
+
+def track_spec(timeline: Timeline) -> Spec:
+    """Return one timeline: its program and costs if it has them, otherwise its spans and messages."""
+    costs: Spec | None = getattr(timeline, "costs", None)
+    if costs is None or not _is_exact(costs):
+        record = timeline.to_dict()
+        return {key: record[key] for key in ("name", "source", "unit", "ranks", "messages")}
+    if costs["overlap"] == PER_PAIR:
+        pairs = [span for spans in timeline.spans_by_rank for span in spans if span.pair is not None]
+        costs = {**costs, "overlap": [span.duration for span in pairs]}
+    rows = [" ".join(_tokens(spans)) for spans in timeline.spans_by_rank]
+    return {"name": timeline.name, "source": timeline.source, "unit": timeline.unit, "rows": rows, "costs": costs}
+
+
+PER_PAIR = "per pair"
+
+
+def _tokens(spans: Sequence[Span]) -> Iterator[str]:
+    """Write a rank's steps; an action on the stage of the action before it leaves the stage out."""
+    here: int | None = None
+    for span in spans:
+        words = []
+        for stage, kind, microbatch in span.parts:
+            words.append(f"{'' if stage == here else stage}{kind}{microbatch}")
+            here = stage
+        yield f"({';'.join(words)})" if len(words) > 1 else words[0]
+
+
+def _is_exact(costs: Mapping[str, Any]) -> bool:
+    """Whether every cost is a whole number that JavaScript holds exactly (a Fraction arrives here as text)."""
+    numbers = [number for value in costs.values() for number in (value if isinstance(value, list) else [value])]
+    return all(number in (None, PER_PAIR) or (isinstance(number, int) and number < _SHORTEST) for number in numbers)

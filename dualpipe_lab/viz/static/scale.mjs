@@ -1,0 +1,22 @@
+// How times are written and where an axis has its marks; the page's half of dualpipe_lab/timeline/units.py.
+
+const NS_UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+
+// The divisor and the name of the largest unit in which the makespan is at least 1.
+export function unitOf(unit, makespan) {
+  if (unit !== "ns") return [1, unit];
+  return NS_UNITS.find(([divisor]) => makespan >= divisor) ?? [1, "ns"];
+}
+
+// Whole numbers exactly, others with up to 3 digits after the point.
+export const number = (time, divisor = 1) =>
+  time % divisor === 0 ? String(time / divisor) : (time / divisor).toFixed(3).replace(/\.?0+$/, "");
+
+export const percent = (share) => `${(100 * share).toFixed(1)}%`;
+
+// 1, 2 or 5 times a power of ten, so that at most `most` steps fit.
+export function axisStep(span, most) {
+  const smallest = span / Math.max(most, 1);
+  const power = 10 ** Math.floor(Math.log10(smallest || 1));
+  return power * ([1, 2, 5].find((factor) => factor * power >= smallest) ?? 10);
+}

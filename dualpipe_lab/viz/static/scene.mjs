@@ -1,0 +1,98 @@
+// A whole picture of one to three tracks at one time: what the screen, the SVG file and the PNG file show.
+
+import { drawCell, drawRows, secondStage } from "./cells.mjs";
+import { rowTop, xOf } from "./layout.mjs";
+import { drawMessages } from "./messages.mjs";
+import { axisStep, number, percent, unitOf } from "./scale.mjs";
+
+// `rows` paints what drawRows paints; the screen passes a function that copies it from a stored picture.
+export function drawScene(painter, layout, tracks, view, rows = () => drawRows(painter, layout, tracks)) {
+  drawAxis(painter, layout, tracks);
+  drawGutters(painter, layout, tracks, view);
+  const { left, room, height } = layout;
+  const now = Math.min(Math.max(xOf(layout, view.time), left), left + room);
+  const faint = view.path ? 0.3 : 1;
+  painter.clip(left, 0, now - left, height, rows, faint);
+  painter.clip(now, 0, left + room - now, height, rows, 0.28 * faint);
+  painter.clip(left, 0, room, height, () => {
+    if (view.path) drawPath(painter, layout, tracks, view);
+    drawMessages(painter, layout, tracks, view);
+    drawHover(painter, layout, tracks, view);
+  });
+  if (view.time < layout.makespan) drawPlayhead(painter, layout, view.time);
+}
+
+function drawAxis(painter, layout, tracks) {
+  const { left, room, makespan, perTime, theme = painter.theme } = layout;
+  const [divisor, unit] = unitOf(tracks[0].unit, makespan);
+  const step = axisStep((makespan * room) / layout.plot / divisor, room / 56) * divisor;
+  const bottom = layout.tracks.at(-1).bottom, grid = [];
+  for (let time = 0; time <= makespan * 1.0001; time += step) {
+    const x = left + time * perTime - layout.scroll;
+    if (x < left - 1 || x > left + room + 1) continue;
+    grid.push([Math.round(x) + 0.5, 18, Math.round(x) + 0.5, bottom]);
+    painter.text(number(Math.round(time), divisor), x, 12, { size: 11, fill: theme.muted, align: "center" });
+  }
+  painter.lines(grid, theme.grid);
+  if (layout.isWide) painter.text(unit, left - 8, 12, { size: 11, fill: theme.muted, align: "right" });
+}
+
+function drawGutters(painter, layout, tracks, view) {
+  const { theme } = painter, { row, left } = layout;
+  const every = Math.max(1, Math.ceil(13 / (row.cell + row.strip + row.gap)));
+  tracks.forEach((track, index) => {
+    const [divisor] = unitOf(track.unit, layout.makespan), { top } = layout.tracks[index];
+    if (tracks.length > 1) {
+      painter.text(track.name, 2, top - 8, { size: 12.5, weight: 600 });
+      painter.text(headline(track), layout.width - 4, top - 8, { size: 11, fill: theme.muted, align: "right" });
+    }
+    const columns = [[left + layout.room + 42, (rank) => number(track.makespan - track.busy[rank], divisor)],
+      [left + layout.room + 78, (rank) => String(track.peak[rank])]];
+    if (layout.isWide && !index) ["idle", "peak"].forEach((word, i) => {
+      painter.text(word, columns[i][0], 12, { size: 11, fill: theme.muted, align: "right" });
+    });
+    for (let rank = 0; rank < track.numRanks; rank += every) {
+      const y = rowTop(layout, index, rank) + Math.max(row.cell / 2 + 4, 8);
+      const isHere = view.rank && view.rank[0] === index && view.rank[1] === rank;
+      const name = layout.isWide ? `rank ${rank}` : String(rank);
+      painter.text(name, left - 8, y, { size: 12, align: "right", weight: isHere ? 700 : 400 });
+      if (!layout.isWide) continue;
+      for (const [x, value] of columns) painter.text(value(rank), x, y, { size: 11, fill: theme.muted, align: "right" });
+    }
+  });
+}
+
+export function headline(track) {
+  const [divisor, unit] = unitOf(track.unit, track.makespan);
+  return `${track.source} · ${number(track.makespan, divisor)} ${unit} · bubble ${percent(track.bubble)}`;
+}
+
+// The cells of a critical path again, at full strength and outlined.
+function drawPath(painter, layout, tracks, view) {
+  const { index, spans } = view.path, track = tracks[index], labels = [];
+  for (const span of spans) {
+    const rank = track.rankOf[span];
+    drawCell(painter, layout, track, index, span, labels, secondStage(track, rank));
+    outline(painter, layout, track, index, span, painter.theme.accent, 1.6);
+  }
+  for (const [text, x, y, size, fill] of labels) painter.text(text, x, y, { size, fill, align: "center" });
+}
+
+function outline(painter, layout, track, index, span, stroke, width) {
+  const x = xOf(layout, track.start[span]), y = rowTop(layout, index, track.rankOf[span]);
+  const length = Math.max((track.end[span] - track.start[span]) * layout.perTime, 1);
+  painter.frame(x + 0.5, y - 0.5, Math.max(length - 1, 0.5), layout.row.cell + 1, stroke, width);
+}
+
+function drawHover(painter, layout, tracks, view) {
+  for (const [index, span] of view.marked ?? []) {
+    outline(painter, layout, tracks[index], index, span, painter.theme.border, 2);
+  }
+}
+
+function drawPlayhead(painter, layout, time) {
+  const x = Math.round(xOf(layout, time)) + 0.5, { theme } = painter;
+  if (x < layout.left - 1 || x > layout.left + layout.room + 1) return;
+  painter.lines([[x, 16, x, layout.tracks.at(-1).bottom]], theme.accent, 1.5);
+  painter.area([[x - 5, 13], [x + 5, 13], [x, 20]], theme.accent);
+}

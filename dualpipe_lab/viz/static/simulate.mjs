@@ -1,0 +1,69 @@
+// The simulator: the same timing model as dualpipe_lab/pp/simulator.py, to the last integer tick.
+//
+//   1. A rank runs its steps in order, each as soon as the rank is free and the step's input is there.
+//   2. A result for another rank leaves when its directed link is free, occupies it for `transfer` ticks and is there
+//      `latency` ticks later; on the same rank it is there at once.
+//   3. An overlapped pair starts when both inputs are there and releases both results at its end, forward first.
+//
+// Time O(actions), no allocation when `times` is passed in again.  Numbers stay exact up to 2^53.
+
+export function newTimes(program) {
+  return {
+    start: new Float64Array(program.numSteps),
+    end: new Float64Array(program.numSteps),
+    left: new Float64Array(program.stage.length), // of the message that a part sends
+    arrived: new Float64Array(program.stage.length), // when the result of a part can be used
+  };
+}
+
+const perStage = (value, numStages) => (Array.isArray(value) ? value : new Array(numStages).fill(value));
+
+// Ticks of every step.  `costs`: {F, I, W, B, overlap, latency, transfer}; F, I, W, B one number or one per stage, B null
+// for I + W; overlap one number, one per pair in order of rank and position, or null for the sum of both parts.
+export function durations(program, costs) {
+  const { numSteps, numStages, firstPart, stage, kind } = program;
+  const table = { F: 0, I: 0, W: 0 };
+  for (const letter of ["F", "I", "W"]) table[letter] = perStage(costs[letter], numStages);
+  const whole = table.I.map((ticks, s) => ticks + table.W[s]);
+  const byKind = [table.F, costs.B == null ? whole : perStage(costs.B, numStages), table.I, table.W];
+  const ticks = new Float64Array(numSteps);
+  for (let step = 0, pair = 0; step < numSteps; step++) {
+    const part = firstPart[step];
+    ticks[step] = byKind[kind[part]][stage[part]];
+    if (firstPart[step + 1] - part === 1) continue;
+    const sum = ticks[step] + byKind[kind[part + 1]][stage[part + 1]];
+    ticks[step] = costs.overlap == null ? sum : Array.isArray(costs.overlap) ? costs.overlap[pair] : costs.overlap;
+    pair++;
+  }
+  return ticks;
+}
+
+export function simulate(program, costs, times = newTimes(program)) {
+  const { order, firstPart, rankOf, feed, link, numRanks } = program;
+  const { start, end, left, arrived } = times;
+  const ticks = durations(program, costs);
+  const free = new Float64Array(numRanks), linkFree = new Float64Array(numRanks * numRanks);
+  for (let i = 0; i < order.length; i++) {
+    const step = order[i], rank = rankOf[step];
+    let now = free[rank];
+    for (let part = firstPart[step]; part < firstPart[step + 1]; part++) {
+      if (feed[part] >= 0 && arrived[feed[part]] > now) now = arrived[feed[part]];
+    }
+    start[step] = now;
+    const made = now + ticks[step];
+    end[step] = free[rank] = made;
+    for (let part = firstPart[step]; part < firstPart[step + 1]; part++) {
+      left[part] = arrived[part] = made;
+      if (link[part] < 0) continue;
+      if (linkFree[link[part]] > made) left[part] = linkFree[link[part]];
+      linkFree[link[part]] = left[part] + costs.transfer;
+      arrived[part] = linkFree[link[part]] + costs.latency;
+    }
+  }
+  return times;
+}
+
+// Whether the page may recompute: every cost is a whole number that a double holds exactly.
+export function isExact(costs) {
+  return Object.values(costs).flat().every((value) => value == null || Number.isSafeInteger(value));
+}

@@ -1,0 +1,137 @@
+// The timeline as a view: its data, its parts on the page, and when it is drawn.  What it does is in element.mjs.
+
+import { legend, saveSvg, savePng } from "./chrome.mjs";
+import { costPanel } from "./costs.mjs";
+import { summary } from "./describe.mjs";
+import { iconButton, make, textButton } from "./dom.mjs";
+import { entriesOf } from "./legend.mjs";
+import { Player, eventsOf } from "./player.mjs";
+import { headline } from "./scene.mjs";
+import { Screen } from "./screen.mjs";
+import { themeOf, watchTheme } from "./theme.mjs";
+import { makeTrack } from "./track.mjs";
+import { transport } from "./transport.mjs";
+import { STYLE } from "./style.mjs";
+
+const KEYS = "Keys on the drawing: left and right step, space plays, home and end jump, up and down choose a rank, " +
+  "enter shows the critical path of what it does, escape clears, plus and minus zoom.";
+const FEW_MESSAGES = 40; // at most so many arrows are drawn from the start
+
+export class TimelineView extends HTMLElement {
+  connectedCallback() {
+    if (this.tracks) this.observe();
+    else if (this.dataset.spec) this.spec = JSON.parse(this.dataset.spec);
+  }
+
+  disconnectedCallback() {
+    this.player?.stop();
+    this.unwatch?.();
+    this.resizer?.disconnect();
+  }
+
+  set spec(spec) {
+    this.tracks = spec.tracks.map(makeTrack);
+    this.zoom = 1;
+    this.view = { time: 0, allMessages: this.tracks.every((track) => track.messages.length <= FEW_MESSAGES) };
+    this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason));
+    this.events = undefined;
+    this.build();
+    this.player.seek(spec.time ?? Infinity, "start");
+    if (spec.selection) this.selection = spec.selection;
+    this.observe();
+  }
+
+  get makespan() {
+    return Math.max(...this.tracks.map((track) => track.makespan));
+  }
+
+  get movable() {
+    return this.tracks.filter((track) => track.canRecompute);
+  }
+
+  build() {
+    const root = this.shadowRoot ?? this.attachShadow({ mode: "open" });
+    const words = { scrub: "Time", time: (time) => this.timeText(time) };
+    this.bar = transport(this.player, words);
+    this.canvas = make("canvas", { role: "img" });
+    this.screen = new Screen(this.canvas);
+    this.spacer = make("div", { class: "spacer" }, this.canvas);
+    this.scroller = make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Timeline drawing" }, this.spacer);
+    this.tip = make("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+    this.status = make("div", { class: "status", role: "status" });
+    this.heading = make("span", { class: "headline" });
+    this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
+    this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
+    const name = this.tracks.map((track) => track.name).join(" and ");
+    this.frame = make("section", { class: "dp", "aria-label": `Timeline of ${name}` },
+      make("header", {}, make("span", { class: "title" }, name), this.heading),
+      make("div", { class: "stage" }, this.scroller, this.tip), legend(entriesOf(this.tracks)),
+      this.bar.bar, this.tools(), ...(this.sliders ? [this.sliders.panel] : []), this.status,
+      make("details", { ontoggle: () => this.fillTable() }, make("summary", {}, "Numbers and keys"), this.table,
+        make("p", { class: "keys" }, KEYS)));
+    root.replaceChildren(make("style", {}, STYLE), this.frame);
+    this.listen();
+  }
+
+  tools() {
+    this.pathButton = textButton("Critical path", () => this.togglePath(), false);
+    this.messageButton = textButton("Messages", () => {
+      this.view.allMessages = !this.view.allMessages;
+      this.paint();
+    }, this.view.allMessages);
+    return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, this.pathButton, this.messageButton,
+      iconButton("out", "Zoom out", () => this.zoomBy(1 / 1.5)), iconButton("in", "Zoom in", () => this.zoomBy(1.5)),
+      make("span", { class: "gap" }),
+      textButton("Save SVG", () => saveSvg(this.name, this.toSvg())),
+      textButton("Save PNG", () => savePng(this.name, this.toPng())));
+  }
+
+  listen() {
+    this.scroller.addEventListener("scroll", () => this.later());
+    this.scroller.addEventListener("keydown", (event) => this.pressed(event));
+    this.canvas.addEventListener("pointermove", (event) => this.pointed(event));
+    this.canvas.addEventListener("pointerleave", () => this.hover(null));
+    this.canvas.addEventListener("pointerdown", (event) => this.grab(event));
+    this.canvas.addEventListener("click", (event) => event.offsetY > this.screen.layout.axis - 4 && this.select(this.at(event)));
+  }
+
+  observe() {
+    this.unwatch?.();
+    this.unwatch = watchTheme(() => this.later());
+    this.resizer?.disconnect();
+    this.resizer = new ResizeObserver(() => this.later());
+    this.resizer.observe(this.scroller);
+    this.draw();
+  }
+
+  // Drawing: `later` once per frame, `draw` now, `paint` when only time, hover or selection changed.
+  later() {
+    this.pending ??= requestAnimationFrame(() => {
+      this.pending = undefined;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const width = this.scroller.clientWidth;
+    if (!width) return;
+    const theme = themeOf(this);
+    this.frame.classList.toggle("dark", theme.dark);
+    this.screen.store(this.tracks, theme, width, this.zoom, this.scroller.scrollLeft);
+    const { layout } = this.screen;
+    this.spacer.style.width = `${layout.left + layout.plot + layout.right}px`;
+    this.canvas.style.width = `${width}px`;
+    this.heading.textContent = this.tracks.length > 1 ? "" : headline(this.tracks[0]);
+    this.canvas.setAttribute("aria-label", summary(this.tracks));
+    this.paint();
+    this.dispatchEvent(new CustomEvent("dp-draw"));
+  }
+
+  paint() {
+    if (!this.screen.layout) return;
+    this.screen.paint(this.tracks, this.view);
+    this.bar.update();
+    this.pathButton.setAttribute("aria-pressed", String(Boolean(this.view.path)));
+    this.messageButton.setAttribute("aria-pressed", String(this.view.allMessages));
+  }
+}

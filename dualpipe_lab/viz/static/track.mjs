@@ -1,0 +1,169 @@
+// A track: one timeline on the page, recomputed from its program or drawn as it was recorded.
+//
+// Both kinds become the same flat arrays: spans (rank by rank), their parts, and messages.
+
+import { KINDS, compile } from "./program.mjs";
+import { isExact, newTimes, simulate } from "./simulate.mjs";
+
+const WORK = new Set([...KINDS, "F&B"]);
+
+export function makeTrack(spec) {
+  const track = { name: spec.name, source: spec.source, unit: spec.unit };
+  return spec.rows ? fromProgram(track, spec) : fromRecord(track, spec);
+}
+
+function fromProgram(track, spec) {
+  const program = compile(spec.rows);
+  Object.assign(track, {
+    program,
+    numRanks: program.numRanks,
+    rankStart: program.rankStart,
+    rankOf: program.rankOf,
+    firstPart: program.firstPart,
+    stage: program.stage,
+    kind: program.kind,
+    microbatch: program.microbatch,
+    words: new Map(), // span -> kind, of spans that are not pipeline work
+    given: spec.costs,
+    canRecompute: isExact(spec.costs),
+    times: newTimes(program),
+  });
+  recompute(track, spec.costs);
+  return track;
+}
+
+// Give every span and message of a track its time anew.
+export function recompute(track, costs) {
+  const { program } = track;
+  track.costs = costs;
+  const { start, end, left, arrived } = simulate(program, costs, track.times);
+  Object.assign(track, { start, end });
+  track.messages ??= [...program.link.keys()].filter((part) => program.link[part] >= 0).map((part) => {
+    const src = Math.floor(program.link[part] / program.numRanks), dst = program.link[part] % program.numRanks;
+    return { src, dst, from: program.stepOf[part], to: program.stepOf[program.consumer[part]], part, toPart: program.consumer[part] };
+  });
+  for (const message of track.messages) {
+    message.sent = end[message.from];
+    message.left = left[message.part];
+    message.arrived = arrived[message.part];
+    message.label ??= partName(track, message.part);
+  }
+  measure(track);
+}
+
+const time = (value) => {
+  if (typeof value === "number") return value;
+  const [numerator, denominator] = value.split("/").map(Number);
+  return numerator / denominator;
+};
+
+function fromRecord(track, spec) {
+  const spans = spec.ranks.flatMap((rows, rank) => rows.map((row) => ({ rank, row })));
+  const parts = [];
+  const firstPart = [0];
+  Object.assign(track, { numRanks: spec.ranks.length, words: new Map(), canRecompute: false, labels: [] });
+  spans.forEach(({ row: [, , kind, stage, microbatch, label, pair] }, span) => {
+    const own = WORK.has(kind) && stage !== null && microbatch !== null ? [[stage, kind, microbatch]] : [];
+    parts.push(...(pair ?? own));
+    if (!pair && !own.length) track.words.set(span, kind);
+    track.labels.push(label);
+    firstPart.push(parts.length);
+  });
+  let total = 0;
+  Object.assign(track, {
+    rankStart: Int32Array.from([0, ...spec.ranks.map((rows) => (total += rows.length))]),
+    rankOf: Int32Array.from(spans, (span) => span.rank),
+    start: Float64Array.from(spans, (span) => time(span.row[0])),
+    end: Float64Array.from(spans, (span) => time(span.row[1])),
+    firstPart: Int32Array.from(firstPart),
+    stage: Int32Array.from(parts, (part) => part[0]),
+    kind: Uint8Array.from(parts, (part) => KINDS.indexOf(part[1])),
+    microbatch: Int32Array.from(parts, (part) => part[2]),
+  });
+  track.messages = recordedMessages(track, spec.messages);
+  measure(track);
+  return track;
+}
+
+function recordedMessages(track, rows) {
+  const maker = new Map(), user = new Map(); // rank and label of a message -> the span, the part at that end
+  for (let span = 0; span < track.rankOf.length; span++) {
+    for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) {
+      maker.set(`${track.rankOf[span]} ${partName(track, part)}`, span);
+      for (const label of feedNames(track, part)) user.set(`${track.rankOf[span]} ${label}`, [span, part]);
+    }
+  }
+  return rows.map(([src, dst, sent, arrived, label, bytes, left]) => ({
+    src, dst, label, bytes, sent: time(sent), arrived: time(arrived),
+    left: left === null ? time(sent) : time(left), queued: left !== null,
+    from: maker.get(`${src} ${label}`) ?? -1,
+    to: user.get(`${dst} ${label}`)?.[0] ?? -1, toPart: user.get(`${dst} ${label}`)?.[1] ?? -1,
+  }));
+}
+
+export function feedNames(track, part) {
+  const stage = track.stage[part], microbatch = track.microbatch[part];
+  if (track.kind[part] === 0) return [`${stage - 1}F${microbatch}`];
+  return track.kind[part] < 3 ? [`${stage + 1}B${microbatch}`, `${stage + 1}I${microbatch}`] : [];
+}
+
+export const partName = (track, part) => `${track.stage[part]}${KINDS[track.kind[part]]}${track.microbatch[part]}`;
+
+export function spanName(track, span) {
+  const names = [];
+  for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) names.push(partName(track, part));
+  return names.join(" & ") || track.labels?.[span] || track.words.get(span);
+}
+
+export const isWait = (track, span) => track.words.get(span) === "wait";
+
+// The numbers of a track: makespan, busy and bubble time, and live activations per rank.
+function measure(track) {
+  const { numRanks, rankStart, end } = track;
+  track.makespan = end.reduce((most, value) => Math.max(most, value), 0);
+  track.busy = Array.from({ length: numRanks }, (_, rank) => busyTime(track, rankStart[rank], rankStart[rank + 1]));
+  const idle = track.busy.reduce((sum, busy) => sum + track.makespan - busy, 0);
+  track.bubble = track.makespan ? idle / (numRanks * track.makespan) : 0;
+  track.live = Array.from({ length: numRanks }, (_, rank) => liveActivations(track, rank));
+  track.peak = track.live.map((live) => live.peak);
+  track.shortest = Infinity;
+  for (let span = 0; span < end.length; span++) {
+    const length = end[span] - track.start[span];
+    if (length > 0 && length < track.shortest && !isWait(track, span)) track.shortest = length;
+  }
+}
+
+function busyTime(track, first, last) {
+  let total = 0, reached = 0;
+  for (let span = first; span < last; span++) {
+    if (track.end[span] <= reached || isWait(track, span)) continue;
+    total += track.end[span] - Math.max(track.start[span], reached);
+    reached = track.end[span];
+  }
+  return total;
+}
+
+// Held from the start of F to the end of B or W.  At one time the changes count in the order of the rank's spans.
+function liveActivations(track, rank) {
+  const changes = [];
+  let sorted = true;
+  for (let span = track.rankStart[rank]; span < track.rankStart[rank + 1]; span++) {
+    for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) {
+      const kind = track.kind[part];
+      if (kind === 2) continue;
+      const at = kind === 0 ? track.start[span] : track.end[span];
+      sorted &&= !changes.length || changes[changes.length - 1][0] <= at;
+      changes.push([at, kind === 0 ? 1 : -1]);
+    }
+  }
+  if (!sorted) changes.sort((a, b) => a[0] - b[0]);
+  const times = [0], counts = [0];
+  let count = 0, peak = 0;
+  for (const [at, delta] of changes) {
+    count += delta;
+    peak = Math.max(peak, count);
+    if (times[times.length - 1] === at) counts[counts.length - 1] = count;
+    else { times.push(at); counts.push(count); }
+  }
+  return { times, counts, peak };
+}
