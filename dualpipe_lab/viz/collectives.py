@@ -55,6 +55,9 @@ class Holdings:
         lines = ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
         return "\n".join([f"{self.name}  {self.note}".rstrip(), *lines])
 
+    def __repr__(self) -> str:
+        return f"<Holdings {self.name!r}: {self.num_ranks} ranks, {len(self.states)} states>"
+
     def _repr_html_(self) -> str:
         label = escape(f"What each rank holds in {self.name}, scrollable", quote=True)
         return f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{label}">{self.to_svg()}</div>'
@@ -129,6 +132,9 @@ class Gallery:
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.pictures))
+
+    def __repr__(self) -> str:
+        return f"<Gallery of {', '.join(picture.name for picture in self.pictures)}>"
 
     def _repr_html_(self) -> str:
         boxes = "".join(f'<div style="min-width:0">{picture._repr_html_()}</div>' for picture in self.pictures)

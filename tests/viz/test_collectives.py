@@ -91,3 +91,9 @@ def test_a_gallery_shows_all_of_its_pictures():
     pictures = [Holdings(name, [("before", [[1]])]) for name in ("one", "two")]
     assert Gallery(pictures)._repr_html_().count("<svg") == 2
     assert str(Gallery(pictures)).count("rank 0") == 2
+
+
+def test_a_repr_is_the_same_in_every_run():
+    picture = Holdings("sum", [("before", [[1], [2]]), ("after", [[3], [3]])])
+    assert repr(picture) == "<Holdings 'sum': 2 ranks, 2 states>"
+    assert repr(Gallery([picture, picture])) == "<Gallery of sum, sum>"
