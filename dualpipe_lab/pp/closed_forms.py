@@ -4,8 +4,8 @@ Chapter: book/pp/gpipe, book/pp/pipedream.  In: P ranks, M microbatches, costs. 
 
   GPipe and 1F1B, equal stages, free links     makespan  (M + P - 1) * (t_F + t_B)
                                                bubble    (P - 1) * (t_F + t_B) on every rank
-                                               fraction  (P - 1) / (M + P - 1) of the makespan; some papers divide by the
-                                                         useful work instead: (P - 1) / M
+                                               fraction  (P - 1) / (M + P - 1) of the makespan; some papers divide by
+                                                         the useful work instead: (P - 1) / M
   live activations                             GPipe M on every rank, 1F1B min(P - rank, M)
 Sources: Huang et al. 2019 (arXiv 1811.06965), section 2.3; Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
 """

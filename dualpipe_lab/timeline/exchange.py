@@ -2,6 +2,7 @@
 
 span      [start, end, kind, stage, microbatch, label]      and the pair [[stage, kind, microbatch], ...] if it is one
 message   [src, dst, sent, arrived, label, num_bytes, left]
+costs     those that a simulated timeline was made with, see `Cost.to_dict`; left out where there are none
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.timeline.model import Timeline
 
 FORMAT = "dualpipe-lab/timeline/1"
+PER_PAIR = "per pair"  # in costs: every overlapped pair takes as long as its span says
 
 
 def to_dict(timeline: "Timeline") -> dict[str, Any]:
@@ -25,6 +27,7 @@ def to_dict(timeline: "Timeline") -> dict[str, Any]:
         "unit": timeline.unit,
         "ranks": [[_pack_span(span) for span in spans] for spans in timeline.spans_by_rank],
         "messages": [_pack_message(message) for message in timeline.messages],
+        **({} if timeline.costs is None else {"costs": timeline.costs}),
     }
 
 
@@ -40,11 +43,12 @@ def from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
         "unit": data["unit"],
         "spans_by_rank": [[_unpack_span(rank, row) for row in rows] for rank, rows in enumerate(data["ranks"])],
         "messages": [_unpack_message(row) for row in data["messages"]],
+        "costs": data.get("costs"),
     }
 
 
 def _pack_span(span: Span) -> list[Any]:
-    row = [_pack(span.start), _pack(span.end), span.kind, span.stage, span.microbatch, span.label]
+    row = [pack(span.start), pack(span.end), span.kind, span.stage, span.microbatch, span.label]
     return row if span.pair is None else [*row, [list(part) for part in span.pair]]
 
 
@@ -54,23 +58,25 @@ def _unpack_span(rank: int, row: list[Any]) -> Span:
     if pair:
         first, second = pair[0]
         pairs = (first[0], first[1], first[2]), (second[0], second[1], second[2])
-    return Span(rank, _unpack(start), _unpack(end), kind, stage, microbatch, label, pairs)
+    return Span(rank, unpack(start), unpack(end), kind, stage, microbatch, label, pairs)
 
 
 def _pack_message(message: Message) -> list[Any]:
-    left = None if message.left is None else _pack(message.left)
-    sent, arrived = _pack(message.sent), _pack(message.arrived)
+    left = None if message.left is None else pack(message.left)
+    sent, arrived = pack(message.sent), pack(message.arrived)
     return [message.src, message.dst, sent, arrived, message.label, message.num_bytes, left]
 
 
 def _unpack_message(row: list[Any]) -> Message:
     src, dst, sent, arrived, label, num_bytes, left = row
-    return Message(src, dst, _unpack(sent), _unpack(arrived), label, num_bytes, None if left is None else _unpack(left))
+    return Message(src, dst, unpack(sent), unpack(arrived), label, num_bytes, None if left is None else unpack(left))
 
 
-def _pack(time: Time) -> int | str:
+def pack(time: Time) -> int | str:
+    """Return a time as a JSON value."""
     return f"{time.numerator}/{time.denominator}" if time.denominator != 1 else int(time)
 
 
-def _unpack(value: int | str) -> Time:
+def unpack(value: int | str) -> Time:
+    """Return the time that `pack` wrote."""
     return Fraction(value) if isinstance(value, str) else value

@@ -7,7 +7,6 @@ path), pictures (text, SVG) and exports (dictionary, Perfetto).
   bubble_fraction     sum of bubble times / (num_ranks * makespan)    idle over makespan, not over useful work
 """
 
-import html
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -26,8 +25,10 @@ class Timeline:
     """What each rank did when; immutable, comparable, printable.
 
     Spans of kind "wait" count as idle, everything else as busy.  Times start at 0, in `unit`.  Two timelines are equal
-    when their spans and messages are: name, source and the bytes of messages do not matter, so that a run on the
+    when their spans and messages are: name, source, costs and the bytes of messages do not matter, so that a run on the
     virtual clock can be compared with its simulation.
+
+    `costs`: what a simulation was made with (`Cost.to_dict`), so that a page can compute it again with other costs.
 
     >>> timeline = Timeline("two ranks", [[Span(0, 0, 1, "F", 0, 0, "0F0")], [Span(1, 1, 2, "F", 1, 0, "1F0")]])
     >>> timeline.makespan, timeline.bubble_time(1), timeline.bubble_fraction
@@ -41,12 +42,14 @@ class Timeline:
         messages: Iterable[Message] = (),
         source: Source = "simulated",
         unit: Unit = "ticks",
+        costs: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.spans_by_rank = tuple(tuple(sorted(spans, key=itemgetter(1))) for spans in spans_by_rank)
         self.messages = tuple(messages)
         self.source: Source = source
         self.unit: Unit = unit
+        self.costs = costs
 
     @property
     def num_ranks(self) -> int:
@@ -145,9 +148,10 @@ class Timeline:
         return f"<Timeline {self.name!r}: {self.num_ranks} ranks, makespan {self.makespan} {self.unit}, {self.source}>"
 
     def _repr_html_(self) -> str:
-        # A wide picture scrolls inside its own box; the box takes the focus so that the keyboard can scroll it.
-        label = html.escape(f"Timeline of {self.name}, scrollable", quote=True)
-        return f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{label}">{self.to_svg()}</div>'
+        # Drawing stands on the floor above: the page's script is read only when something is shown.
+        from dualpipe_lab.viz.embed import timeline_html
+
+        return timeline_html(self)
 
 
 def _covered(spans: Iterable[Span]) -> Time:

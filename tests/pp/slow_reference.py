@@ -1,4 +1,4 @@
-"""Slow and plain: the timing rules of the simulator as equations, iterated until nothing changes; and random programs."""
+"""Slow and plain: the timing rules of the simulator, iterated until nothing changes; and random legal programs."""
 
 import random
 from fractions import Fraction

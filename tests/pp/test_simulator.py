@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -204,3 +205,15 @@ def test_the_pure_floor_imports_quickly_and_without_torch():
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(3)
     ]
     assert min(seconds) < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", schedules.names())
+def test_time_grows_linearly_with_the_number_of_actions(name):
+    def seconds(num_microbatches):
+        before = time.process_time()
+        simulate(schedules.build(name, 16, num_microbatches))
+        return time.process_time() - before
+
+    few, many = (min(seconds(m) for _ in range(4)) for m in (128, 1024))
+    assert many < 20 * few  # eight times the actions; a quadratic pass would take up to 64 times as long

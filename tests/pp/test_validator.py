@@ -1,0 +1,236 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from slow_reference import random_program, runs_to_its_end
+
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.lowering import lower, strip
+from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, Overlap, Program, actions_of
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import InvalidProgram, validate
+
+ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
+ORACLE_PROGRAMS = [Program.parse(name, rows) for name, rows in ORACLES.items() if name != "legend"]
+
+
+def problems_of(rows, **options):
+    with pytest.raises(InvalidProgram) as caught:
+        validate(rows if isinstance(rows, Program) else Program.parse("broken", rows), **options)
+    return "\n".join(caught.value.problems)
+
+
+@pytest.mark.parametrize("program", ORACLE_PROGRAMS, ids=lambda program: program.name)
+def test_known_programs_are_valid_plain_and_lowered(program):
+    assert validate(program) is program
+    lowered = lower(program)
+    assert lowered.is_lowered
+    assert validate(lowered, blocking=True) is lowered
+    assert strip(lowered) == program
+
+
+@pytest.mark.parametrize("name", schedules.names())
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (1, 5), (2, 1), (4, 2), (4, 4), (3, 7), (8, 16)])
+def test_schedules_are_valid_plain_and_lowered(name, p, m):
+    program = validate(schedules.build(name, p, m))
+    lowered = validate(lower(program), blocking=True)
+    kinds = [action.kind for action in lowered]
+    assert [kinds.count(kind) for kind in MESSAGE_KINDS] == [(p - 1) * m] * 4
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_random_programs_are_valid_and_lowering_is_safe_for_blocking_messages(rng):
+    program = random_program(rng)
+    lowered = validate(lower(validate(program)), blocking=True)
+    assert strip(lowered) == program
+    assert lower(lowered) == lowered
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_any_missing_or_repeated_action_is_found(rng):
+    program = random_program(rng)
+    if rng.random() < 0.5:
+        program = lower(program)
+    rank = rng.randrange(program.num_ranks)
+    rows = [list(steps) for steps in program.ranks]
+    position = rng.randrange(len(rows[rank]))
+    if rng.random() < 0.5:
+        del rows[rank][position]
+    else:
+        rows[rng.randrange(program.num_ranks)].insert(rng.randint(0, 3), rows[rank][position])
+    assert problems_of(Program("changed", rows, program.num_stages, program.num_microbatches))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.randoms(use_true_random=False))
+def test_a_changed_order_is_accepted_exactly_if_it_runs_to_its_end(rng):
+    rows = [list(steps) for steps in random_program(rng).ranks]
+    for _ in range(rng.randint(1, 4)):
+        row = rng.choice(rows)
+        row.insert(rng.randrange(len(row)), row.pop(rng.randrange(len(row))))
+    program = Program("shuffled", rows)
+    if runs_to_its_end(program):
+        validate(program)
+    else:
+        assert any(word in problems_of(program) for word in ("deadlock", "comes before", "cannot be a pair"))
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_swapped_sends_are_found(rng):
+    lowered = lower(random_program(rng))
+    spots = [
+        (rank, i, j)
+        for rank, steps in enumerate(lowered.ranks)
+        for i, first in enumerate(steps)
+        for j, second in enumerate(steps[i + 1 :], i + 1)
+        if {first[1], second[1]} <= {"SEND_F", "SEND_B"} and _link(lowered, first) == _link(lowered, second)
+    ]
+    assume(spots)
+    rank, i, j = rng.choice(spots)
+    rows = [list(steps) for steps in lowered.ranks]
+    rows[rank][i], rows[rank][j] = rows[rank][j], rows[rank][i]
+    assert problems_of(Program("swapped", rows))
+
+
+def _link(program, send):
+    stage, kind, microbatch = send
+    return program.rank_of(stage + (1 if kind == "SEND_F" else -1), microbatch)
+
+
+CASES = {
+    "duplicate F": (["0F0 0F0 0B0"], "rank 0, position 1: 0F0 runs again, it ran at rank 0, position 0"),
+    "duplicate B": (["0F0 0B0 0B0"], "0B0 runs again"),
+    "B after I and W": (["0F0 0I0 0W0 0B0"], "stage 0, microbatch 0: B and I and W, so a gradient is computed twice"),
+    "missing W": (["0F0 0I0"], "stage 0, microbatch 0: I without W"),
+    "missing I": (["0F0 0W0"], "W without I"),
+    "missing B": (["0F0 0F1 0B0"], "stage 0, microbatch 1: F without a backward"),
+    "missing F": (["0F0 0B0 0B1"], "stage 0, microbatch 1: B without F"),
+    "one stage skips a microbatch": (["0F0 0F1 0B0 0B1", "1F0 1B0"], "stage 1, microbatch 1: no work at all"),
+    "last rank off by one": (["0F0 0F1 0B0 0B1", "1F1 1B1 1F2 1B2"], "stage 0, microbatch 2: no work at all"),
+    "huge microbatch": (
+        ["0F0 0B0 0F1000000000 0B1000000000"],
+        "microbatches run from 0 to 1000000000, but no rank runs 1",
+    ),
+    "missing stage": (["0F0 0B0", "2F0 2B0"], "stages run from 0 to 2, but no rank runs 1"),
+    "one microbatch on two ranks": (["0F0 0B0", "0F0 0B0"], "rank 1, position 0: 0F0 runs again"),
+    "backward elsewhere": (["0F0", "0B0"], "0F0 is on rank 0 and 0B0 on rank 1"),
+    "W elsewhere": (["0F0 0I0 1F0 1B0", "0W0"], "0I0 is on rank 0 and 0W0 on rank 1"),
+    "B before F": (["0B0 0F0"], r"rank 0: 0B0 (position 0) comes before 0F0 (position 1)"),
+    "W before I": (["0F0 0W0 0I0"], r"0W0 (position 1) comes before 0I0 (position 2)"),
+    "own pair": (["(0F0;0B0)OVERLAP_F_B"], "0B0 needs the result of 0F0, they cannot be a pair"),
+    "idle rank": (["0F0 0B0", ""], "rank 1 has no actions"),
+    "no ranks": ([], "it has no ranks"),
+    "V turned around": (["1F0 0F0 1B0 0B0"], "the activation of 0F0 on the same rank (position 1)"),
+    "pair in a circle": (["0F0 0F1 (1F0;0B0)OVERLAP_F_B 1B0 1F1 1B1 0B1"], "the gradient of 1B0 on the same rank"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_said(case):
+    rows, expected = CASES[case]
+    assert expected in problems_of(rows)
+    with pytest.raises(InvalidProgram):
+        simulate(Program.parse("broken", rows))
+
+
+def test_stray_actions_are_named():
+    work = [Action(0, "F", 0), Action(0, "B", 0)]
+    assert "0F1 has microbatch 1, out of range 0..0" in problems_of(
+        Program("x", [[*work, Action(0, "F", 1), Action(0, "B", 1)]], num_stages=1, num_microbatches=1)
+    )
+    assert "-1F0 has stage -1, out of range" in problems_of(Program("x", [[*work, Action(-1, "F", 0)]]))
+    assert "0X0 is of the unknown kind 'X'" in problems_of(Program("x", [[*work, Action(0, "X", 0)]]))
+    assert "must pair an F with a B or I" in problems_of(Program("x", [[Overlap(work[1], work[0])]]))
+
+
+LOWERED = ["0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"]
+MESSAGE_CASES = {
+    "missing receive": ("1RECV_F1 ", "", "1RECV_F1 is missing; it belongs before 1F1 (rank 1, position 4)"),
+    "missing send": ("0SEND_F1 ", "", "0SEND_F1 is missing; it belongs after 0F1 (rank 0, position 2)"),
+    "sent too early": ("0F1 0SEND_F1", "0SEND_F1 0F1", "0SEND_F1 is in the wrong place; it belongs after 0F1"),
+    "received too late": ("0RECV_B0 0B0", "0B0 0RECV_B0", "0RECV_B0 is in the wrong place; it belongs before 0B0"),
+    "sent twice": ("0SEND_F1", "0SEND_F1 0SEND_F1", "0SEND_F1 runs again"),
+    "sent nowhere": ("1B1 ", "1B1 1SEND_F1 ", "1SEND_F1 has no other end on another rank; remove it"),
+    "swapped": (
+        "0SEND_F0 0F1 0SEND_F1",
+        "0F1 0SEND_F1 0SEND_F0",
+        "rank 0 sends 0SEND_F1 where rank 1 expects the other",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGE_CASES)
+def test_what_is_wrong_with_messages_is_said(case):
+    old, new, expected = MESSAGE_CASES[case]
+    rows = [row.replace(old, new) for row in LOWERED]
+    assert rows != LOWERED
+    validate(Program.parse("whole", LOWERED))
+    assert expected in problems_of(rows)
+
+
+def test_a_deadlock_is_explained_by_its_smallest_circle():
+    # Ranks 0 and 1 wait for each other; ranks 2 and 3 wait for rank 1, but are not part of the circle.
+    rows = ["0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "2F0 2F1 2B0 2B1", "3F0 3B0 3F1 3B1"]
+    text = problems_of(rows)
+    assert text.splitlines() == [
+        "deadlock: ranks 0 and 1 wait for each other",
+        "      rank 0 stands before 0B0 (position 1), which needs the gradient of 1B0 on rank 1 (position 2)",
+        "      rank 1 stands before 1F1 (position 0), which needs the activation of 0F1 on rank 0 (position 2)",
+        "      remedy: move one of these actions behind what it waits for, or what is waited for to the front",
+    ]
+
+
+def test_blocking_messages_deadlock_where_buffered_ones_do_not():
+    rows = ["0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", LOWERED[1]]
+    program = validate(Program.parse("both send", rows))
+    text = problems_of(program, blocking=True)
+    assert "rank 0 stands before 0SEND_F1 (position 3), which needs 1RECV_F1 on rank 1 (position 4)" in text
+    assert "rank 1 stands before 1SEND_B0 (position 3), which needs 0RECV_B0 on rank 0 (position 4)" in text
+
+
+def test_the_number_of_held_activations_can_be_bounded():
+    program = schedules.one_f_one_b(4, 8)
+    assert validate(program, in_flight=4) is program
+    assert validate(program, in_flight=[4, 3, 2, 1]) is program
+    assert "rank 0, position 3: 0F3 makes it hold 4 activations, the bound is 3" in problems_of(program, in_flight=3)
+    assert "rank 1" in problems_of(schedules.gpipe(2, 2), in_flight=[2, 1])
+    with pytest.raises(ValueError, match="in_flight lists 2 bounds, the program has 4 ranks"):
+        validate(program, in_flight=[1, 2])
+    dualpipe = ORACLE_PROGRAMS[0]
+    assert validate(dualpipe, in_flight=9) is dualpipe
+    assert problems_of(dualpipe, in_flight=8)
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_bound_agrees_with_the_simulated_peak(rng):
+    program = random_program(rng)
+    timeline = simulate(program)
+    peaks = [timeline.peak_activations(rank) for rank in range(program.num_ranks)]
+    validate(program, in_flight=peaks)
+    rank = rng.randrange(program.num_ranks)
+    assert f"rank {rank}," in problems_of(program, in_flight=[p - (r == rank) for r, p in enumerate(peaks)])
+
+
+def test_many_problems_are_listed_briefly_and_the_error_crosses_processes():
+    rows = [" ".join(f"0F{m} 0F{m} 0B{m}" for m in range(100))]
+    with pytest.raises(InvalidProgram, match="has 100 problems") as caught:
+        validate(Program.parse("all twice", rows))
+    assert len(caught.value.problems) == 12
+    assert str(caught.value).endswith("and 88 more")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.problems) == (str(caught.value), caught.value.problems)
+
+
+def test_stages_on_one_rank_hand_over_without_messages():
+    v = Program.parse("v", ["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"])
+    assert lower(v).rows() == [
+        "0F0 0SEND_F0 3RECV_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0",
+        "1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2B0 1B0 1SEND_B0",
+    ]
+    assert [actions_of(step)[0].kind for step in lower(schedules.gpipe(1, 2)).ranks[0]] == ["F", "F", "B", "B"]
