@@ -43,17 +43,21 @@ def visit(browser, site):
 def test_page_is_complete_without_a_network_and_fits_a_phone(visit, path):
     page, complaints = visit(path, PHONE, "dark")
     assert complaints == []
-    assert page.locator("h1").count() == 1
+    assert page.locator("article h1").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
 
-@pytest.mark.parametrize("path", toc_pages())
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_has_no_serious_accessibility_defect_of_its_own(visit, path, scheme):
-    page, _ = visit(path, DESK, scheme)
-    violations = Axe().run(page, context="article").response["violations"]
+def serious_defects(page, **options):
+    violations = Axe().run(page, context="article", options=options or None).response["violations"]
     serious = [v for v in violations if v["impact"] in ("serious", "critical")]
-    assert [(v["id"], v["nodes"][0]["html"][:200]) for v in serious] == []
+    return [(v["id"], v["nodes"][0]["html"][:200]) for v in serious]
+
+
+# the reference is generated, like in form throughout, and takes axe half a minute
+@pytest.mark.parametrize("path", [path for path in toc_pages() if not path.endswith("/api")])
+def test_page_has_no_serious_accessibility_defect_of_its_own(visit, path):
+    assert serious_defects(visit(path, DESK)[0]) == []
+    assert serious_defects(visit(path, DESK, "dark")[0], runOnly=["color-contrast"]) == []
 
 
 def test_formulas_are_set_from_local_files(visit):
@@ -73,8 +77,8 @@ def test_home_page_shows_the_dualpipe_picture_with_its_numbers(visit):
 
 def test_executed_pages_offer_their_notebook_and_no_dead_buttons(visit):
     page, _ = visit("book/intro", DESK)
-    links = [link.get_attribute("href") or "" for link in page.locator("header a, .header-article a").all()]
-    assert any(link.endswith("intro.ipynb") for link in links)
+    links = [link.get_attribute("href") or "" for link in page.locator("a").all()]
+    assert "../_sources/book/intro.ipynb" in links
     assert not any("/ORG/" in link for link in links)
 
 
