@@ -1,0 +1,124 @@
+import json
+import random
+import xml.etree.ElementTree as ET
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules import gpipe, one_f_one_b
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.timeline import Span, Timeline
+
+ORACLES = json.loads((Path(__file__).parent / "oracles" / "programs.json").read_text())
+DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])
+ZBV = Program.parse("ZBV", ORACLES["zbv 4 ranks 8 microbatches (torch)"])
+SVG = "{http://www.w3.org/2000/svg}"
+PROGRAMS = [gpipe(4, 8), one_f_one_b(4, 8), one_f_one_b(1, 1), DUALPIPE, ZBV, one_f_one_b(8, 200)]
+COSTS = [Cost(), Cost(F=2, I=3, W=1, overlap=5, latency=1, transfer=2), Cost(F=Fraction(1, 3), transfer=Fraction(5, 2))]
+
+
+def test_text_of_1f1b():
+    assert str(simulate(one_f_one_b(2, 3))).splitlines() == [
+        "1F1B: 2 ranks, simulated",
+        "time    0              5              10  12 ticks",
+        "rank 0  F0 F1 ......B0    F2 B1    ...B2",
+        "rank 1  ...F0 B0    F1 B1    F2 B2    ......",
+        "makespan 12 ticks, bubble 25.0% (6 of 24 idle), peak activations 2",
+        "F forward, B backward, . idle",
+    ]
+
+
+def test_text_shows_letters_where_microbatches_do_not_fit():
+    lines = str(simulate(DUALPIPE)).splitlines()
+    assert lines[2] == "rank 0  FFFFFFFfiwfiwfiwf&  ...&  &  &  &  &  b .&  b .&  b .&  b IWIWIWIW"
+    assert "& an overlapped pair" in lines[-1]
+    assert "lower case: the rank's second stage" in lines[-1]
+    wide = simulate(DUALPIPE).to_text(width=300).splitlines()
+    assert "F7&b13" in wide[2]
+
+
+def test_text_of_a_virtual_run():
+    both = [Span(rank, 3_000_000, 5_000_000, "collective") for rank in (0, 1)]
+    late = [Span(1, 0, 1_000_000, "compute"), Span(1, 1_000_000, 3_000_000, "wait"), both[1]]
+    timeline = Timeline("all_reduce", [[Span(0, 0, 3_000_000, "compute"), both[0]], late], source="virtual", unit="ns")
+    lines = str(timeline).splitlines()
+    assert lines[0] == "all_reduce: 2 ranks, virtual"
+    assert lines[3] == "rank 1  cc~~~~****"
+    assert lines[4] == "makespan 5 ms, bubble 20.0% (2 of 10 idle)"
+    assert lines[5] == "* collective, c compute, ~ wait, . idle"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(
+    "program", [*PROGRAMS, gpipe(64, 24)], ids=lambda program: f"{program.name}{program.num_ranks}"
+)
+def test_rows_never_exceed_the_width(program, cost, width):
+    lines = simulate(program, cost).to_text(width).splitlines()
+    assert all(len(line) <= width for line in lines if line.startswith("rank "))
+    assert sum(line.startswith("rank ") for line in lines) == program.num_ranks
+    assert len(lines) == program.num_ranks + 4
+
+
+def test_text_of_a_long_run_is_an_overview():
+    lines = simulate(gpipe(4, 400)).to_text(80).splitlines()
+    body = lines[2][8:]
+    assert set(body) <= set("FB+.#")
+    assert body.count("B") > 1.8 * body.count("F") > 0
+    assert "one column = " in lines[-1]
+
+
+def test_measured_times_of_any_size_are_drawn():
+    rng = random.Random(0)
+    spans, now = [], 0
+    for m in range(30):
+        end = now + rng.randint(900_000, 1_100_000)
+        spans.append(Span(0, now, end, "F", 0, m, f"0F{m}"))
+        now = end + rng.randint(0, 1000)
+    timeline = Timeline("measured", [spans], source="measured", unit="ns")
+    assert "F" in timeline.to_text(80).splitlines()[2]
+    ET.fromstring(timeline.to_svg())
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(
+    "program", [*PROGRAMS, gpipe(64, 24)], ids=lambda program: f"{program.name}{program.num_ranks}"
+)
+def test_svg_is_accessible_and_self_contained(program, cost):
+    timeline = simulate(program, cost)
+    text = timeline.to_svg()
+    root = ET.fromstring(text)
+    assert root.get("role") == "img"
+    assert root.find(f"{SVG}title").text == f"Timeline of {program.name}: {program.num_ranks} ranks"
+    assert f"bubble {timeline.bubble_fraction:.1%}" in root.find(f"{SVG}desc").text
+    assert not [node for node in root.iter() if node.get("id")]  # two pictures on one page must not clash
+    assert "script" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert float(root.get("width")) <= 1280
+
+
+def test_svg_has_one_path_per_kind_and_a_letter_per_cell():
+    root = ET.fromstring(simulate(gpipe(4, 8)).to_svg())
+    fills = [path.get("fill") for path in root.iter(f"{SVG}path")]
+    assert fills.count("#0072b2") == fills.count("#e69f00") == 2  # the cells, and the legend
+    letters = [node.text for node in root.iter(f"{SVG}text")]
+    assert all(letters.count(f"{kind}{m}") == 4 for kind in "FB" for m in range(8))
+
+
+def test_svg_of_pairs_shows_both_microbatches():
+    letters = [node.text for node in ET.fromstring(simulate(DUALPIPE).to_svg()).iter(f"{SVG}text")]
+    assert {"F7", "b13"} <= set(letters)  # (0F7;7B13)OVERLAP_F_B
+    cells = sum(1 for _ in DUALPIPE)
+    assert len([letter for letter in letters if letter and letter[0] in "FBIWfbiw" and letter[1:].isdigit()]) == cells
+
+
+def test_svg_of_a_long_run_stays_small():
+    for program in (gpipe(64, 512), one_f_one_b(64, 512)):
+        assert len(simulate(program).to_svg()) < 60_000
+
+
+def test_names_with_angle_brackets_keep_the_svg_well_formed():
+    ET.fromstring(Timeline("a < b & c", [[Span(0, 0, 1, "other", label="<x>")]]).to_svg())
