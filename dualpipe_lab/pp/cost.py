@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Rational
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dualpipe_lab.pp.program import Overlap
 from dualpipe_lab.timeline import Time
+from dualpipe_lab.timeline.exchange import PER_PAIR, pack
 
 PerStage: TypeAlias = Time | Sequence[Time] | Mapping[int, Time]
 
@@ -68,6 +69,27 @@ class Cost:
         if callable(self.overlap):
             return _check(f"overlap of {pair}", self.overlap(pair))
         return self.overlap
+
+    def to_dict(self, num_stages: int) -> dict[str, Any]:
+        """Return plain JSON values, from which a page can compute a timeline again.
+
+        F, I, W, B are one number or one per stage, B and overlap None where left open, a fraction is the text "3/2";
+        overlap is "per pair" if it is a function.
+
+        >>> Cost(F=[1, 2], latency=3).to_dict(num_stages=2)["F"]
+        [1, 2]
+        """
+        ticks = {kind: _plain(kind, getattr(self, kind), num_stages) for kind in ("F", "I", "W", "B")}
+        overlap = PER_PAIR if callable(self.overlap) else _plain("overlap", self.overlap, num_stages)
+        return {**ticks, "overlap": overlap, "latency": pack(self.latency), "transfer": pack(self.transfer)}
+
+
+def _plain(name: str, value: PerStage | None, num_stages: int) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, (Mapping, Sequence)):
+        return [pack(ticks) for ticks in _spread(name, value, num_stages)]
+    return pack(value)
 
 
 def _spread(name: str, value: PerStage, num_stages: int) -> list[Time]:

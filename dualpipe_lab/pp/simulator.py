@@ -42,7 +42,8 @@ def simulate(program: Program, cost: Cost = UNIT_COST, unit: Unit = "ticks") -> 
     run = _Run(program, cost)
     for rank, end in program.feasible_order or ():
         run.advance(rank, end)
-    return Timeline(program.name, run.spans, run.messages, source="simulated", unit=unit)
+    costs = cost.to_dict(program.num_stages)
+    return Timeline(program.name, run.spans, run.messages, source="simulated", unit=unit, costs=costs)
 
 
 class _Run:

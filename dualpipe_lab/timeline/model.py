@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dualpipe_lab.timeline import activations, exchange, gantt, path, perfetto
 from dualpipe_lab.timeline.drawing import draw_svg
 from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
+
+if TYPE_CHECKING:
+    from dualpipe_lab.viz.widget import TimelineWidget
 
 Source: TypeAlias = Literal["simulated", "virtual", "measured"]
 Unit: TypeAlias = Literal["ticks", "ns"]
@@ -140,6 +143,12 @@ class Timeline:
         One tick is shown as one microsecond.
         """
         return perfetto.to_perfetto(self)
+
+    def widget(self, **traits: Any) -> "TimelineWidget":
+        """Return the drawing as a notebook widget, whose time, costs and selection Python reads and sets."""
+        from dualpipe_lab.viz.widget import TimelineWidget
+
+        return TimelineWidget(self, **traits)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -1,1 +1,31 @@
-"""Pictures that the library draws from what really happened."""
+"""Pictures that the library draws from what really happened.
+
+Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages, notebooks and papers.
+  compare(simulated, measured)    one to three timelines on one axis: plays, recomputes, explains its critical path
+  steps(...)                      messages between ranks, step by step: rings, collectives, all-to-all
+  plot_timelines(...)             the same timelines by matplotlib, for papers
+  TimelineWidget(...)             a timeline whose time, costs and selection Python reads and sets
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "compare": "comparison",
+    "Comparison": "comparison",
+    "steps": "steplog",
+    "Steps": "steplog",
+    "plot_timelines": "plots",
+    "TimelineWidget": "widget",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: the widget needs anywidget, plots need matplotlib, and neither should slow down a first import.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

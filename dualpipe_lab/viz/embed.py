@@ -1,4 +1,4 @@
-"""Drawings as HTML that needs nothing else: an element, a static picture inside it, and the script that brings it to life.
+"""Drawings as HTML that needs nothing else: an element, a static picture inside it, and the script that moves it.
 
 Chapter: book/start/time.  In: what to draw.  Out: HTML for a notebook's output or a page of one's own.
 With scripts the element plays and recomputes.  Without them (an untrusted notebook, a site that strips scripts) the
@@ -8,7 +8,6 @@ own; the book's pages share one copy (`viz.sphinx`).
 
 import json
 import re
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -20,13 +19,14 @@ TAGS = ("dp-timeline", "dp-steps")
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
 # An <img> keeps the page's text colour out of the picture: it gets a light ground, readable in dark pages too.
-_GROUND = '<style>svg{background:#fff;color:#1d2733}</style>'
+_GROUND = "<style>svg{background:#fff;color:#1d2733}</style>"
 
 
 def timeline_html(*timelines: Timeline, script: bool = True, **options: Any) -> str:
     """Return one to three timelines as an element, with its script unless the page has it already.
 
     `options`: what the page starts with, such as time=12 or selection="3F2".
+    Raises ValueError for no timeline, more than three, or timelines in different units.
     """
     picture = "".join(image(timeline.to_svg(), f"Timeline of {timeline.name}") for timeline in timelines)
     return element("dp-timeline", timeline_spec(timelines, options), picture, script)
@@ -61,6 +61,8 @@ def has_elements(html: str) -> bool:
     return any(f"<{tag} " in html for tag in TAGS)
 
 
-def as_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
+def page(body: str, title: str) -> str:
+    """Return a page of its own that follows the reader's choice of light or dark."""
+    style = ":root{color-scheme:light dark}body{max-width:75rem;margin:1.5rem auto;padding:0 1rem;font-family:system-ui}"
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head><body>\n{body}</body></html>\n'

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dualpipe_lab.timeline import Span, Timeline
+from dualpipe_lab.timeline.exchange import PER_PAIR
 
 Spec = dict[str, Any]
 
@@ -35,7 +36,7 @@ def timeline_spec(timelines: Sequence[Timeline], options: Mapping[str, Any] | No
 
 def track_spec(timeline: Timeline) -> Spec:
     """Return one timeline: its program and costs if it has them, otherwise its spans and messages."""
-    costs: Spec | None = getattr(timeline, "costs", None)
+    costs = timeline.costs
     if costs is None or not _is_exact(costs):
         record = timeline.to_dict()
         return {key: record[key] for key in ("name", "source", "unit", "ranks", "messages")}
@@ -44,9 +45,6 @@ def track_spec(timeline: Timeline) -> Spec:
         costs = {**costs, "overlap": [span.duration for span in pairs]}
     rows = [" ".join(_tokens(spans)) for spans in timeline.spans_by_rank]
     return {"name": timeline.name, "source": timeline.source, "unit": timeline.unit, "rows": rows, "costs": costs}
-
-
-PER_PAIR = "per pair"
 
 
 def _tokens(spans: Sequence[Span]) -> Iterator[str]:

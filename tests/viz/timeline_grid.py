@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from dualpipe_lab import Cost, Program, schedules
-from dualpipe_lab import simulate as plain_simulate
+from dualpipe_lab import Cost, Program, schedules, simulate
 
 HERE = Path(__file__).parent
 ORACLES = json.loads((HERE.parent / "oracles" / "programs.json").read_text())
@@ -16,12 +15,6 @@ COSTS = (
     Cost(F=0, I=1, W=0),
     Cost(F=1_234_567, I=2_345_678, W=987_654, latency=1_000_003, transfer=250_001),
 )
-
-
-def simulate(program, cost):
-    t = plain_simulate(program, cost)
-    t.costs = {"F": cost.F, "I": cost.I, "W": cost.W, "B": cost.B, "overlap": "per pair" if callable(cost.overlap) else cost.overlap, "latency": cost.latency, "transfer": cost.transfer}
-    return t
 
 
 def programs():
@@ -53,8 +46,9 @@ def numbers(timeline):
     ranks = range(timeline.num_ranks)
     return {
         "spans": [[s.rank, s.start, s.end, list(map(list, s.parts))] for row in timeline.spans_by_rank for s in row],
-        "messages": sorted([m.src, m.dst, m.sent, m.sent if m.left is None else m.left, m.arrived, m.label]
-                           for m in timeline.messages),
+        "messages": sorted(
+            [m.src, m.dst, m.sent, m.sent if m.left is None else m.left, m.arrived, m.label] for m in timeline.messages
+        ),
         "makespan": timeline.makespan,
         "busy": [timeline.busy_time(rank) for rank in ranks],
         "peak": [timeline.peak_activations(rank) for rank in ranks],

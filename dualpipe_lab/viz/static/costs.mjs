@@ -46,7 +46,7 @@ export function costPanel(tracks, change, reset) {
     input.addEventListener("input", () => change(key, Number(input.value)));
     return { key, input, output, label: make("label", { class: "cost" }, make("span", {}, letter), input, output) };
   });
-  const restore = make("button", { type: "button", class: "text", onclick: reset }, "Reset");
+  const restore = make("button", { type: "button", class: "text", onclick: reset }, "Reset costs");
   const panel = make("div", { class: "costs", role: "group", "aria-label": "Costs" },
     ...sliders.map(({ label }) => label), restore);
   function update() {
@@ -56,6 +56,7 @@ export function costPanel(tracks, change, reset) {
       input.value = value;
       input.style.setProperty("--done", `${(100 * Math.min(value, input.max)) / input.max}%`);
       output.textContent = number(value, divisor) + (divisor > 1 ? ` ${unit}` : "");
+      output.classList.toggle("wide", output.textContent.length > 4);
       input.setAttribute("aria-valuetext", `${number(value, divisor)} ${unit}`);
     }
     restore.disabled = tracks.every((track) => track.costs === track.given);

@@ -36,8 +36,9 @@ export function icon(name) {
 export const iconButton = (name, label, onclick) =>
   make("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick }, icon(name));
 
-export const textButton = (label, onclick, pressed) =>
-  make("button", { type: "button", class: "text", "aria-pressed": pressed, onclick }, label);
+export const textButton = (label, onclick, pressed, title) =>
+  make("button", { type: "button", class: "text", "aria-label": title, title, onclick,
+    "aria-pressed": pressed == null ? null : String(pressed) }, label);
 
 export function download(name, content) {
   const link = make("a", { href: URL.createObjectURL(content), download: name });

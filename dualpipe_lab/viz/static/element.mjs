@@ -77,10 +77,9 @@ export class TimelineElement extends TimelineView {
   follow() {
     const { layout } = this.screen;
     if (!layout || layout.plot <= layout.room) return;
-    const x = this.view.time * layout.perTime - this.scroller.scrollLeft;
+    const x = this.view.time * layout.perTime - layout.scroll;
     if (x >= 0 && x <= layout.room) return;
-    this.scroller.scrollLeft = this.view.time * layout.perTime - layout.room / 4;
-    this.draw();
+    this.reveal(this.view.time * layout.perTime - layout.room / 4);
   }
 
   changeCost(key, value) {
@@ -132,7 +131,12 @@ export class TimelineElement extends TimelineView {
     const most = (60 * layout.makespan) / (Math.min(...this.tracks.map((track) => track.shortest)) * layout.room);
     this.zoom = Math.min(Math.max(this.zoom * factor, layout.room / layout.plot * this.zoom), Math.max(most, 1));
     this.draw();
-    this.scroller.scrollLeft = middle * this.screen.layout.perTime - layout.room / 2;
+    this.reveal(middle * this.screen.layout.perTime - layout.room / 2);
+  }
+
+  reveal(left) {
+    this.scroller.scrollLeft = left;
+    this.scrolled = this.scroller.scrollLeft;
     this.draw();
   }
 

@@ -3,7 +3,7 @@
 const AXIS = 24, HEAD = 26, GAP_TRACKS = 14;
 
 // Heights by the number of rows: cells with letters, cells alone, stripes.
-function rowOf(numRows) {
+export function rowOf(numRows) {
   if (numRows <= 12) return { cell: 30, strip: 9, gap: 6 };
   if (numRows <= 24) return { cell: 22, strip: 6, gap: 4 };
   if (numRows <= 40) return { cell: 12, strip: 3, gap: 2 };

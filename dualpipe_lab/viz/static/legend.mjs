@@ -1,5 +1,6 @@
 // The entries of a timeline's legend: only what occurs in it.
 
+import { rowOf } from "./layout.mjs";
 import { KINDS } from "./program.mjs";
 import { CELLS } from "./theme.mjs";
 
@@ -17,6 +18,7 @@ export function entriesOf(tracks) {
   const hasPairs = tracks.some((track) => track.stage.length > track.rankOf.length - track.words.size);
   if (hasPairs) entries.push(["", "overlapped pair", "background:linear-gradient(#0072b2 50%,#e69f00 50%)", "pair"]);
   entries.push(["", "idle", "", "idle"]);
-  if (tracks.some((track) => Math.max(...track.peak) > 0)) entries.push(["", "live activations", "", "live"]);
+  const numRows = tracks.reduce((sum, track) => sum + track.numRanks, 0);
+  if (rowOf(numRows).strip && tracks.some((track) => Math.max(...track.peak) > 0)) entries.push(["", "live activations", "", "live"]);
   return entries;
 }

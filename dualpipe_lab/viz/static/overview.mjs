@@ -4,7 +4,7 @@ import { CELLS } from "./theme.mjs";
 import { inView, rowTop, timeAt } from "./layout.mjs";
 import { isWait } from "./track.mjs";
 
-const BUCKET = 2; // px
+const BUCKET = 4; // px: less would show the beat of cells and pixels
 const LEVELS = 4; // heights of a summed stretch, so that neighbours are often equal and merge
 const COLOURS = ["F", "B", "I", "W", "other"].map((kind) => CELLS[kind][0]);
 

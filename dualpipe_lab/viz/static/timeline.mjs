@@ -65,8 +65,9 @@ export class TimelineView extends HTMLElement {
     const name = this.tracks.map((track) => track.name).join(" and ");
     this.frame = make("section", { class: "dp", "aria-label": `Timeline of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), this.heading),
-      make("div", { class: "stage" }, this.scroller, this.tip), legend(entriesOf(this.tracks)),
-      this.bar.bar, this.tools(), ...(this.sliders ? [this.sliders.panel] : []), this.status,
+      make("div", { class: "stage" }, this.scroller, this.tip), this.bar.bar, this.status,
+      make("div", { class: "foot" }, legend(entriesOf(this.tracks)), this.tools()),
+      ...(this.sliders ? [this.sliders.panel] : []),
       make("details", { ontoggle: () => this.fillTable() }, make("summary", {}, "Numbers and keys"), this.table,
         make("p", { class: "keys" }, KEYS)));
     root.replaceChildren(make("style", {}, STYLE), this.frame);
@@ -81,13 +82,15 @@ export class TimelineView extends HTMLElement {
     }, this.view.allMessages);
     return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, this.pathButton, this.messageButton,
       iconButton("out", "Zoom out", () => this.zoomBy(1 / 1.5)), iconButton("in", "Zoom in", () => this.zoomBy(1.5)),
-      make("span", { class: "gap" }),
-      textButton("Save SVG", () => saveSvg(this.name, this.toSvg())),
-      textButton("Save PNG", () => savePng(this.name, this.toPng())));
+      textButton("SVG", () => saveSvg(this.name, this.toSvg()), null, "Save as SVG"),
+      textButton("PNG", () => savePng(this.name, this.toPng()), null, "Save as PNG"));
   }
 
   listen() {
-    this.scroller.addEventListener("scroll", () => this.later());
+    this.scroller.addEventListener("scroll", () => {
+      this.scrolled = this.scroller.scrollLeft;
+      this.later();
+    });
     this.scroller.addEventListener("keydown", (event) => this.pressed(event));
     this.canvas.addEventListener("pointermove", (event) => this.pointed(event));
     this.canvas.addEventListener("pointerleave", () => this.hover(null));
@@ -101,26 +104,32 @@ export class TimelineView extends HTMLElement {
     this.resizer?.disconnect();
     this.resizer = new ResizeObserver(() => this.later());
     this.resizer.observe(this.scroller);
+    this.look();
     this.draw();
+  }
+
+  // Ask the page how wide and how dark it is: it has to lay itself out to answer, so we ask only when that may change.
+  look() {
+    this.width = this.scroller.clientWidth;
+    this.theme = themeOf(this);
+    this.frame.classList.toggle("dark", this.theme.dark);
   }
 
   // Drawing: `later` once per frame, `draw` now, `paint` when only time, hover or selection changed.
   later() {
     this.pending ??= requestAnimationFrame(() => {
       this.pending = undefined;
+      this.look();
       this.draw();
     });
   }
 
   draw() {
-    const width = this.scroller.clientWidth;
-    if (!width) return;
-    const theme = themeOf(this);
-    this.frame.classList.toggle("dark", theme.dark);
-    this.screen.store(this.tracks, theme, width, this.zoom, this.scroller.scrollLeft);
+    if (!this.width) return;
+    this.screen.store(this.tracks, this.theme, this.width, this.zoom, this.scrolled ?? 0);
     const { layout } = this.screen;
     this.spacer.style.width = `${layout.left + layout.plot + layout.right}px`;
-    this.canvas.style.width = `${width}px`;
+    this.canvas.style.width = `${this.width}px`;
     this.heading.textContent = this.tracks.length > 1 ? "" : headline(this.tracks[0]);
     this.canvas.setAttribute("aria-label", summary(this.tracks));
     this.paint();

@@ -15,7 +15,9 @@ export function render({ model, el }) {
   };
   const show = (name) => () => {
     const value = model.get(name);
-    if (value != null && JSON.stringify(element[name]) !== JSON.stringify(value)) element[name] = value;
+    if (value == null || JSON.stringify(element[name]) === JSON.stringify(value)) return;
+    element[name] = value;
+    tell(name, element[name]); // what it came to: a time within the makespan, all costs
   };
   // While it plays, Python hears of it ten times a second.
   let heard = 0;

@@ -1,0 +1,59 @@
+"""Two or three timelines on one axis: the simulated, the virtual and the measured run of one program, or two schedules.
+
+Chapter: book/start/time.  In: timelines in one unit.  Out: a drawing that prints, displays and saves itself.
+Sliders move every timeline on the axis that was simulated; a pointer on an action marks it on all of them.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.viz.embed import page, timeline_html
+from dualpipe_lab.viz.spec import timeline_spec
+
+if TYPE_CHECKING:
+    from dualpipe_lab.viz.widget import TimelineWidget
+
+
+class Comparison:
+    """One to three timelines, drawn on one axis; what `compare` returns."""
+
+    def __init__(self, timelines: tuple[Timeline, ...], options: dict[str, Any]) -> None:
+        timeline_spec(timelines)  # says at once what cannot be drawn together
+        self.timelines = timelines
+        self.options = options
+
+    def to_html(self, script: bool = True) -> str:
+        """Return the element around static pictures, with its script unless the page has it already."""
+        return timeline_html(*self.timelines, script=script, **self.options)
+
+    def save(self, path: str | Path) -> None:
+        """Write a page of its own: one file that works without a network."""
+        title = " and ".join(timeline.name for timeline in self.timelines)
+        Path(path).write_text(page(self.to_html(), title), encoding="utf-8")
+
+    def widget(self, **traits: Any) -> "TimelineWidget":
+        """Return the notebook widget of the same drawing."""
+        from dualpipe_lab.viz.widget import TimelineWidget
+
+        return TimelineWidget(*self.timelines, **traits)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.timelines))
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def compare(*timelines: Timeline, **options: Any) -> Comparison:
+    """Draw one to three timelines on one axis.
+
+    `options`: what the drawing starts with: time=12 (in the timelines' unit), selection="3F2".
+    Raises ValueError for no timeline, more than three, or timelines in different units.
+
+    >>> from dualpipe_lab import schedules, simulate
+    >>> programs = [schedules.build(name, num_ranks=2, num_microbatches=3) for name in ("gpipe", "1f1b")]
+    >>> print(str(compare(*map(simulate, programs))).splitlines()[0])
+    GPipe: 2 ranks, simulated
+    """
+    return Comparison(timelines, options)

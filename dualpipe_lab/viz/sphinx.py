@@ -1,0 +1,38 @@
+"""A Sphinx extension: the book's pages share one copy of the script that their outputs would each bring along.
+
+In: pages whose outputs contain drawings, fresh or from the execution cache.  Out: the same pages without inline copies,
+and one classic script under `_static`, which works from file:// too.  Enable it with
+`extensions: [dualpipe_lab.viz.sphinx]`; without it the pages work as well and are larger.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from dualpipe_lab.viz.bundle import classic_script, script_name
+from dualpipe_lab.viz.embed import has_elements, without_scripts
+
+
+def write_script(app: Sphinx) -> None:
+    """Put the script where the pages will look for it."""
+    if app.builder.format != "html":
+        return
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / script_name()).write_text(classic_script(), encoding="utf-8")
+
+
+def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Take the copies of the script out of a page and load the shared one, on pages with drawings only."""
+    body = context.get("body", "")
+    if has_elements(body):
+        context["body"] = without_scripts(body)
+        app.add_js_file(script_name(), loading_method="defer")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect the two handlers."""
+    app.connect("builder-inited", write_script)
+    app.connect("html-page-context", share_script)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
