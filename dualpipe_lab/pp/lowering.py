@@ -24,8 +24,9 @@ from dualpipe_lab.pp.survey import survey
 from dualpipe_lab.pp.validator import validate
 from dualpipe_lab.timeline import Time
 
-# When; messages (0) before steps (1) of that time; forward before backward; messages of later stages first.
-Moment: TypeAlias = tuple[Time, int, int, int]
+# When; messages (0) before steps (1) of that time; forward (0) before backward (1); the stage, downstream first, so
+# that a rank passes its result on before it looks for its next input; the microbatch tells DualPipe's directions apart.
+Moment: TypeAlias = tuple[Time, int, int, int, int]
 
 
 def lower(program: Program) -> Program:
@@ -39,7 +40,7 @@ def lower(program: Program) -> Program:
     rank 0: 0F0 0SEND_F0 0RECV_B0 0B0
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
     """
-    plain = strip(validate(program))
+    plain = strip(program) if validate(program).is_lowered else program
     return Program(plain.name, _merge(plain), program.num_stages, program.num_microbatches)
 
 
@@ -58,22 +59,14 @@ def _merge(program: Program) -> list[list[Step]]:
     timeline = simulate(program, UNIT_COST)
     found = survey(program, Problems())
     lists: list[list[tuple[Moment, Step]]] = [
-        [((span.start, 1, 0, 0), step) for span, step in zip(spans, steps, strict=True)]
+        [((span.start, 1, 0, 0, 0), step) for span, step in zip(spans, steps, strict=True)]
         for spans, steps in zip(timeline.spans_by_rank, program.ranks, strict=True)
     ]
-    for delivery in deliveries(program, found):
-        rank, position = found.place(delivery.made_by)
+    for send, recv, made_by, used_by in deliveries(program, found):
+        rank, position = found.place(made_by)
         end = timeline.spans_by_rank[rank][position].end
-        # Downstream first, so that a rank passes its result on before it looks for its next input.
-        is_forward = delivery.send.kind == SEND_F
-        stage = -delivery.send.stage if is_forward else delivery.send.stage
-        moment = (end, 0, 0 if is_forward else 1, stage)
-        lists[rank].append((moment, delivery.send))
-        lists[found.place(delivery.used_by)[0]].append((moment, delivery.recv))
-    # One moment may hold two messages of a stage, one of either direction of DualPipe: told apart by the microbatch.
-    return [[step for _, step in sorted(entries, key=_order)] for entries in lists]
-
-
-def _order(entry: tuple[Moment, Step]) -> tuple[Moment, int]:
-    moment, step = entry
-    return moment, actions_of(step)[0].microbatch if moment[1] == 0 else 0
+        is_forward = send.kind == SEND_F
+        moment = (end, 0, not is_forward, -send.stage if is_forward else send.stage, send.microbatch)
+        lists[rank].append((moment, send))
+        lists[found.place(used_by)[0]].append((moment, recv))
+    return [[step for _, step in sorted(entries)] for entries in lists]
