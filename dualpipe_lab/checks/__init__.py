@@ -1,0 +1,24 @@
+"""The checks that exercises call: `from dualpipe_lab import checks as check`, then `check.gpipe.makespan(answer)`.
+
+One module per chapter, in the same folders as the chapters.  Each check takes the learner's answer, tries cases from
+the smallest to the adversarial, looks at the mechanism, and prints one stable line or raises `CheckFailed`.
+`check.gpipe.hint()` gives the next hint, `check.progress()` shows what is solved.
+"""
+
+from importlib import import_module
+from typing import Any
+
+TOPICS = {"ranks": "start.ranks", "time": "start.time", "gpipe": "pp.gpipe"}
+_NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in TOPICS:
+        return import_module(f"{__name__}.{TOPICS[name]}")
+    if name in _NAMES:
+        return getattr(import_module(f"{__name__}.{_NAMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are checks for {', '.join(TOPICS)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *TOPICS, *_NAMES])

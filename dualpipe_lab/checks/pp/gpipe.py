@@ -1,0 +1,163 @@
+"""Exercises of "GPipe": its numbers, its program, its step with recomputation, its memory, its weights.
+
+Chapter: book/pp/gpipe.  Programs are judged by the validator and the simulator, gradients against one process in
+float64, live activations by what autograd really keeps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_lab import checks
+from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.pp import gradients
+from dualpipe_lab.checks.pp.programs import check_rows, parse
+from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints, smallest_failing
+from dualpipe_lab.pp.simulator import simulate
+
+NUMBERS = ("makespan", "bubble per rank", "peak of live activations")
+EXPECTED = (60, 24, 6)
+RANKS, MICROBATCHES, MAKESPAN, MEMORY = 4, 8, 33, 4  # of the puzzle, with F = 1 and B = 2
+_MISTAKES = {
+    54: "this is the makespan with free messages; each of 3 boundaries delays the first F and the last B by one tick",
+    57: "gradients travel too: 3 ticks on the way down and 3 on the way up",
+    66: "only the first activation and the last gradient make anyone wait longer, once per boundary",
+    36: "this is one rank's work; the first and the last microbatch also pass the other stages",
+}
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("gpipe"), exercise)
+
+
+@exercise(
+    "gpipe-1",
+    "Three numbers",
+    "predict",
+    minutes=5,
+    points=1,
+    hints=(
+        "With free messages the makespan is (m + p - 1)(t_F + t_B). What does a latency of 1 tick add, and how often?",
+        "The bubble of a rank is the makespan minus its work, m (t_F + t_B).",
+        "No B runs before the last F. How many activations does a rank hold then?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict makespan, bubble per rank and peak for p=4, m=6, t_F=2, t_B=4 and a latency of 1 tick."""
+    makespan, bubble, peak = needs_ints(answer, NUMBERS)
+    if makespan != EXPECTED[0]:
+        raise Wrong(f"makespan {makespan}: " + _MISTAKES.get(makespan, "draw ranks 0 and 1 first, then count"))
+    if bubble != EXPECTED[1]:
+        raise Wrong(f"bubble {bubble}: a rank works for m (t_F + t_B) = 36 of the 60 ticks")
+    if peak != EXPECTED[2]:
+        raise Wrong(f"peak {peak}: count the forwards that a rank has done before its first backward")
+    return "makespan 60, bubble 24 on every rank, 6 live activations"
+
+
+@exercise(
+    "gpipe-2",
+    "The program, with its messages",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Write one rank first: for each microbatch RECV_F, F, SEND_F; then for each RECV_B, B, SEND_B.",
+        "Which of the four messages does stage 0 not have? And the last stage?",
+        "A send carries the stage that made the result: 0SEND_F3 leaves stage 0 and meets 1RECV_F3.",
+    ),
+)
+def program(fn: Callable[..., Any]) -> str:
+    """Write GPipe's rows with sends and receives for any number of ranks and microbatches."""
+    sizes = sorted(((p, m) for p in range(1, 6) for m in range(1, 7)), key=lambda size: (sum(size), size))
+    results = call_each(gradients.without_library(fn), [*sizes, (8, 20)])
+    for (p, m), (fine, value) in zip([*sizes, (8, 20)], results, strict=True):
+        case = f"{p} rank(s), {m} microbatch(es)"
+        if not fine:
+            raise Wrong(f"{case}: your function stopped with {value}")
+        check_rows(value, p, m, case)
+    return "valid, free of deadlock and as short as GPipe on 31 sizes, messages included"
+
+
+@exercise(
+    "gpipe-3",
+    "Keep the input, compute again",
+    "implement",
+    minutes=30,
+    points=4,
+    hints=(
+        "In the forwards, run the stage under torch.no_grad() and keep only its input.",
+        "In the backwards, run the stage again on the kept input, this time with gradients, and start the chain rule "
+        "with what the next stage sent.",
+        "On the last stage the loss is computed in the backward, divided by the number of microbatches. The input of "
+        "every stage but the first needs requires_grad_() before the second run.",
+    ),
+)
+def recompute_step(fn: Callable[..., Any]) -> str:
+    """Run one GPipe step that keeps one input per microbatch and recomputes the rest."""
+    needs_function(fn)
+    for world_size, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 3), (3, 2)):
+        gradients.check_step(fn, world_size, num_microbatches)
+    return "gradients equal one process, one microbatch's activations live, 2 (p - 1) m messages"
+
+
+@exercise(
+    "gpipe-4",
+    "Half the memory, no more time",
+    "puzzle",
+    minutes=20,
+    points=2,
+    hints=(
+        "A rank must hold as many activations as there are stages from it to the end of the pipeline. Why?",
+        "The last rank can run B0 right after F0. When is B0's gradient at rank 2?",
+        "Let rank r run 4 - r forwards, then one backward and one forward in turn.",
+    ),
+)
+def less_memory(answer: object) -> str:
+    """Find a program for 4 ranks and 8 microbatches: makespan 33, at most 4 live activations per rank."""
+    found = parse(answer, RANKS, MICROBATCHES)
+    timeline = simulate(found)
+    peaks = [timeline.peak_activations(rank) for rank in range(RANKS)]
+    if timeline.makespan > MAKESPAN:
+        raise Wrong(f"valid, but {timeline.makespan} ticks; GPipe takes {MAKESPAN}", picture=timeline)
+    least, most = sum(range(1, RANKS + 1)), RANKS * MICROBATCHES
+    score = (most - sum(peaks)) / (most - least)
+    if max(peaks) > MEMORY:
+        worst = peaks.index(max(peaks))
+        raise Wrong(
+            f"{MAKESPAN} ticks, but rank {worst} holds {peaks[worst]} activations, the limit is {MEMORY}; all {peaks}",
+            score=round(0.9 * score, 2),
+            picture=timeline,
+        )
+    return f"{MAKESPAN} ticks with {sum(peaks)} activations in all, the least that {MAKESPAN} ticks allow is {least}"
+
+
+@exercise(
+    "gpipe-5",
+    "The mean of means",
+    "find the bug",
+    minutes=15,
+    points=2,
+    hints=(
+        "Compare the gradients for microbatches of 2 and 2 rows, then of 3 and 1.",
+        "loss_fn is the mean over the rows of one microbatch. Which share of the batch's rows is that?",
+        "A microbatch weighs by its rows over all rows. 1/M is that only where all have equally many.",
+    ),
+)
+def unequal_microbatches(fn: Callable[..., Any]) -> str:
+    """Repair `accumulate(model, loss_fn, inputs, targets)` for microbatches of unequal size."""
+    needs_function(fn)
+    cases = [(2,), (2, 2), (2, 1), (1, 2, 3), (1, 1, 4, 2, 2), (3, 0, 2)]
+    reports = gradients.accumulate_reports(fn, cases)
+    failing = next((case for case, report in zip(cases, reports, strict=True) if report), None)
+    if failing is None:
+        return "gradients and loss equal those of the whole batch, for equal and unequal microbatches"
+    smallest = smallest_failing(failing, lambda case: bool(gradients.accumulate_reports(fn, [case])[0]), _smaller)
+    raise Wrong(gradients.accumulate_reports(fn, [smallest])[0])
+
+
+def _smaller(rows: tuple[int, ...]) -> Any:
+    for place, number in enumerate(rows):
+        if len(rows) > 1:
+            yield rows[:place] + rows[place + 1 :]
+        if number > 1:
+            yield (*rows[:place], number - 1, *rows[place + 1 :])

@@ -1,0 +1,53 @@
+"""Judging programs that learners write: rows of text against the validator, the simulator and the closed form."""
+
+from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.pp.closed_forms import gpipe_makespan, num_messages
+from dualpipe_lab.pp.lowering import strip
+from dualpipe_lab.pp.program import MESSAGE_KINDS, F, Program, actions_of
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import InvalidProgram, validate
+
+
+def parse(answer: object, num_ranks: int, num_microbatches: int) -> Program:
+    """Make a valid program of the given size from rows of text, or raise `Wrong` with what the validator says."""
+    rows = answer.split("\n") if isinstance(answer, str) else answer
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, str) for row in rows):
+        raise Wrong(f"expected one line of text per rank, such as '0F0 0F1 0B0 0B1', got {type(answer).__name__}")
+    rows = [row for row in rows if row.strip()]
+    if len(rows) != num_ranks:
+        raise Wrong(f"{len(rows)} rows for {num_ranks} ranks; write one per rank")
+    try:
+        steps = Program.parse("yours", rows).ranks
+        return validate(Program("yours", steps, num_stages=num_ranks, num_microbatches=num_microbatches))
+    except InvalidProgram as error:
+        raise Wrong("the validator says: " + "; ".join(error.problems[:3])) from None
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+
+
+def check_rows(answer: object, num_ranks: int, num_microbatches: int, case: str) -> None:
+    """Raise `Wrong` unless the rows are a GPipe program with all its messages."""
+    try:
+        program = parse(answer, num_ranks, num_microbatches)
+    except Wrong as wrong:
+        raise Wrong(f"{case}: {wrong.message}") from None
+    kinds = [[action.kind for action in program.actions(rank)] for rank in range(num_ranks)]
+    messages = sum(kind in MESSAGE_KINDS for row in kinds for kind in row)
+    if messages != 2 * num_messages(num_ranks, num_microbatches):
+        expected = num_messages(num_ranks, num_microbatches)
+        raise Wrong(
+            f"{case}: {messages} sends and receives, expected {2 * expected}: each boundary carries every activation "
+            f"down and every gradient up, {expected} messages with a send and a receive each",
+        )
+    try:
+        validate(program, blocking=True)
+    except InvalidProgram as error:
+        raise Wrong(f"{case}, if a send waits for its receiver: {error.problems[0]}") from None
+    for rank, row in enumerate(kinds):
+        work = [kind for kind in row if kind not in MESSAGE_KINDS]
+        if F in work[num_microbatches:]:
+            steps = " ".join(str(s) for s in program.ranks[rank] if actions_of(s)[0].kind not in MESSAGE_KINDS)
+            raise Wrong(f"{case}: rank {rank} runs a forward after a backward; GPipe runs all forwards first: {steps}")
+    timeline = simulate(strip(program))
+    if timeline.makespan > (best := gpipe_makespan(num_ranks, num_microbatches)):
+        raise Wrong(f"{case}: {timeline.makespan} ticks, GPipe needs {best}; where does a rank wait?", picture=timeline)

@@ -1,0 +1,180 @@
+"""Make the exercises from the solutions: solutions/**.md -> exercises/**.md and .ipynb.
+
+A solution stands between two comments, at any indentation.  Its lines become one that raises NotImplementedError, or
+the commented lines after a third marker, where the learner is to repair something:
+
+    ### BEGIN SOLUTION          ### BEGIN SOLUTION
+    return 2 * x                return 2 * x
+    ### END SOLUTION            ### STUB
+                                # return 3 * x
+                                ### END SOLUTION
+
+A cell with a solution carries a tag such as answer-gpipe-1, and a later cell the tag check-gpipe-1.
+Usage: make_exercises.py            write the exercises
+       make_exercises.py --check    exit 1 with the first cell that differs; nothing is written
+       make_exercises.py --run      execute the solutions and store their outputs in solutions/**.ipynb
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jupytext
+import nbformat
+
+BEGIN, STUB, END = "### BEGIN SOLUTION", "### STUB", "### END SOLUTION"
+TODO = 'raise NotImplementedError("your code")'
+REMEDY = "remedy: edit solutions/**.md only, then run `make exercises`"
+FORMS = (".md", ".ipynb")
+
+
+class Refused(ValueError):  # noqa: N818
+    """A solution that cannot become an exercise."""
+
+
+class Cell(NamedTuple):
+    """One cell as far as the files must agree."""
+
+    kind: str
+    text: str
+    tags: tuple[str, ...]
+
+
+def strip_solution(source: str, where: str) -> str:
+    """Replace every solution in a cell's source; Refused if the markers do not match."""
+    kept: list[str] = []
+    opened = 0  # the line of BEGIN
+    stub: list[str] | None = None  # the lines after STUB
+    for number, line in enumerate(source.splitlines(), 1):
+        marker, indent = line.strip(), line[: len(line) - len(line.lstrip())]
+        if marker == BEGIN:
+            if opened:
+                raise Refused(f"{where}, line {number}: {BEGIN} again, the one of line {opened} has no end")
+            opened, stub = number, None
+        elif marker in (STUB, END) and not opened:
+            raise Refused(f"{where}, line {number}: {marker} without {BEGIN} before it")
+        elif marker == STUB:
+            stub = []
+        elif marker == END:
+            kept += [indent + TODO] if stub is None else stub
+            opened = 0
+        elif re.search(r"###\s*(BEGIN|END|STUB)\b", line):
+            raise Refused(f"{where}, line {number}: {marker!r} is no marker; write {BEGIN}, {STUB} or {END} alone")
+        elif not opened:
+            kept.append(line)
+        elif stub is not None:
+            stub.append(re.sub(r"^(\s*)# ?", r"\1", line))
+    if opened:
+        raise Refused(f"{where}, line {opened}: {BEGIN} without {END} after it")
+    return "\n".join(kept)
+
+
+def make(path: Path) -> Any:
+    """Return the exercise notebook of one solution page."""
+    notebook = jupytext.read(path)
+    cells = []
+    for index, cell in enumerate(notebook.cells):
+        where = f"{path}, cell {index}"
+        source = strip_solution(cell.source, where) if cell.cell_type == "code" else cell.source
+        _check_tag(cell, source != cell.source, where)
+        if source.strip():
+            cell.source = source
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+            cells.append(cell)
+    notebook.cells = cells
+    _check_checks(path, cells)
+    return notebook
+
+
+def _check_tag(cell: Any, has_solution: bool, where: str) -> None:
+    answers = [tag for tag in _tags(cell) if tag.startswith("answer-")]
+    if has_solution and len(answers) != 1:
+        raise Refused(f"{where}: a cell with a solution needs one tag such as answer-gpipe-1, it has {answers}")
+    if answers and not has_solution:
+        raise Refused(f"{where}: {answers[0]} has no {BEGIN}: its solution would be handed out")
+
+
+def _check_checks(path: Path, cells: list[Any]) -> None:
+    tags = [tag for cell in cells for tag in _tags(cell) if re.match("(answer|check)-", tag)]
+    answers = [tag.removeprefix("answer-") for tag in tags if tag.startswith("answer-")]
+    if tags != [f"{kind}-{name}" for name in answers for kind in ("answer", "check")]:
+        raise Refused(f"{path}: every answer-X must be followed by its own check-X, found {', '.join(tags)}")
+
+
+def _tags(cell: Any) -> tuple[str, ...]:
+    return tuple(cell.metadata.get("tags", ()))
+
+
+def cells_of(notebook: Any) -> list[Cell]:
+    """The comparable part of a notebook."""
+    return [Cell(cell.cell_type, cell.source.strip(), _tags(cell)) for cell in notebook.cells]
+
+
+def difference(made: list[Cell], path: Path) -> str | None:
+    """Name the first cell of a file that is not what it should be."""
+    if not path.exists():
+        return f"{path} is missing"
+    found = cells_of(jupytext.read(path))
+    for index, (expected, actual) in enumerate(zip(made, found, strict=False)):
+        if expected != actual:
+            name = " ".join(expected.tags) or (expected.text.splitlines() or ["(empty)"])[0]
+            return f"{path}, cell {index} ({expected.kind}, {name!r}) is not what the solution makes"
+    return f"{path} has {len(found)} cells, expected {len(made)}" if len(found) != len(made) else None
+
+
+def check(made: dict[Path, Any], root: Path) -> list[str]:
+    """What separates the exercises on disk from those that the solutions make."""
+    wanted = {path.with_suffix(suffix): notebook for path, notebook in made.items() for suffix in FORMS}
+    found = {path for suffix in FORMS for path in root.rglob(f"*{suffix}") if ".ipynb_checkpoints" not in path.parts}
+    problems = [difference(cells_of(notebook), path) for path, notebook in wanted.items()]
+    strangers = [f"{path} is made by no solution" for path in sorted(found - set(wanted))]
+    return [problem for problem in problems if problem] + strangers
+
+
+def write(made: dict[Path, Any]) -> None:
+    """Write both forms of every exercise that is not up to date."""
+    for path, notebook in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, form in zip(FORMS, ("md:myst", "ipynb"), strict=True):
+            target = path.with_suffix(suffix)
+            if difference(cells_of(notebook), target):
+                jupytext.write(notebook, target, fmt=form)
+                print(f"wrote {target}")
+
+
+def run_solutions(pages: list[Path]) -> None:
+    """Execute every solution and store it with its outputs beside the page."""
+    from nbclient import NotebookClient
+
+    for page in pages:
+        notebook = jupytext.read(page)
+        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(page.parent)}}).execute()
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)  # when it ran is no one's business, and would differ each time
+        nbformat.write(notebook, page.with_suffix(".ipynb"))  # type: ignore[no-untyped-call]
+        print(f"ran {page}")
+
+
+def main(arguments: list[str]) -> int:
+    """Write, check or run, below the current folder."""
+    pages = sorted(path for path in Path("solutions").rglob("*.md") if ".ipynb_checkpoints" not in path.parts)
+    try:
+        made = {Path("exercises", *page.parts[1:]): make(page) for page in pages}
+    except Refused as error:
+        print(error)
+        return 1
+    if arguments == ["--run"]:
+        run_solutions(pages)
+    elif arguments == ["--check"]:
+        problems = check(made, Path("exercises"))
+        print("\n".join([*problems, REMEDY]) if problems else f"{len(made)} exercise pages follow from their solutions")
+        return 1 if problems else 0
+    else:
+        write(made)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
