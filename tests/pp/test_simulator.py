@@ -204,7 +204,7 @@ def test_the_pure_floor_imports_quickly_and_without_torch():
     seconds = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(3)
     ]
-    assert min(seconds) < 0.2
+    assert min(seconds) < 0.3  # 0.1 on a quiet machine
 
 
 @pytest.mark.slow
