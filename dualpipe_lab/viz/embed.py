@@ -63,6 +63,6 @@ def has_elements(html: str) -> bool:
 
 def page(body: str, title: str) -> str:
     """Return a page of its own that follows the reader's choice of light or dark."""
-    style = ":root{color-scheme:light dark}body{max-width:75rem;margin:1.5rem auto;padding:0 1rem;font-family:system-ui}"
+    style = ":root{color-scheme:light dark}body{max-width:75rem;margin:1.5rem auto;padding:0 1rem;font:1rem system-ui}"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head><body>\n{body}</body></html>\n'

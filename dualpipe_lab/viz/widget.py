@@ -22,7 +22,8 @@ class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget ha
 
     Attributes:
         time: where the playhead is, in the timeline's unit; None: at the end.
-        costs: what the page recomputes the timelines with, such as {"F": 1, "latency": 2}; None: as simulated.
+        costs: what the page recomputes the timelines with, such as {"F": 1, "latency": 2}; {}: as simulated, None:
+            nothing here can be recomputed.
         selection: the action whose critical path is shown, such as "3F2"; "": none.
         playing: whether it plays.
 
@@ -33,7 +34,7 @@ class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget ha
     element = traitlets.Unicode("dp-timeline").tag(sync=True)
     spec = traitlets.Dict().tag(sync=True)
     time = traitlets.Float(None, allow_none=True).tag(sync=True)
-    costs = traitlets.Dict(None, allow_none=True).tag(sync=True)
+    costs = traitlets.Dict(allow_none=True).tag(sync=True)
     selection = traitlets.Unicode("").tag(sync=True)
     playing = traitlets.Bool(False).tag(sync=True)
 
@@ -45,7 +46,7 @@ class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget ha
         """Draw other timelines instead, with their own costs and from their end."""
         self._timelines = timelines
         with self.hold_sync():
-            self.set_trait("costs", None)
+            self.set_trait("costs", {})
             self.set_trait("time", None)
             self.selection, self.playing = "", False
             self.spec = timeline_spec(timelines)

@@ -41,7 +41,8 @@ export function costPanel(tracks, change, reset) {
   const sliders = ROWS.filter(([key]) => isUsed(tracks, key)).map(([key, letter, words]) => {
     const isLink = key === "latency" || key === "transfer";
     const most = Math.max(isLink ? 4 * base : 0, 3 * valueOf(first, key), 6 * step);
-    const input = make("input", { type: "range", min: 0, max: Math.ceil(most / step) * step, step, title: words });
+    const input = make("input", { type: "range", min: 0, max: Math.ceil(most / step) * step, step, title: words,
+      "aria-label": `${letter}: ${words}` });
     const output = make("output");
     input.addEventListener("input", () => change(key, Number(input.value)));
     return { key, input, output, label: make("label", { class: "cost" }, make("span", {}, letter), input, output) };

@@ -6,13 +6,12 @@
 import { numbersTable, pngBlob, svgText } from "./chrome.mjs";
 import { momentText, pathText, spanLines, summary, tableOf } from "./describe.mjs";
 import { make } from "./dom.mjs";
-import { hit, layoutOf, spanAt, timeAt } from "./layout.mjs";
+import { hit, spanAt, timeAt, wholeLayout } from "./layout.mjs";
 import { criticalPath, lastSpan } from "./path.mjs";
 import { number, unitOf } from "./scale.mjs";
 import { drawScene } from "./scene.mjs";
 import { findSpan, keyOf, twins } from "./selection.mjs";
 import { TimelineView } from "./timeline.mjs";
-import { themeOf } from "./theme.mjs";
 import { recompute } from "./track.mjs";
 import { handleKey } from "./transport.mjs";
 
@@ -210,9 +209,8 @@ export class TimelineElement extends TimelineView {
 
   // The whole timeline, whatever part of it is in view.
   exported() {
-    const { layout } = this.screen, width = layout.left + layout.plot + layout.right;
-    const whole = layoutOf(this.tracks, Math.min(width, 8000), 1, 0), theme = themeOf(this);
-    return [(painter) => drawScene(painter, whole, this.tracks, this.view), [whole.width, whole.height + 8], theme];
+    const whole = wholeLayout(this.tracks, this.screen.layout);
+    return [(painter) => drawScene(painter, whole, this.tracks, this.view), [whole.width, whole.height + 8], this.theme];
   }
 
   toSvg() {

@@ -10,14 +10,16 @@ export function rowOf(numRows) {
   return { cell: Math.max(4, Math.floor(560 / numRows) - 1), strip: 0, gap: 1 };
 }
 
+const WIDE = 560; // px: a drawing that is not narrower names its ranks in full and lists their numbers
+const GUTTERS = { wide: [58, 84], narrow: [30, 10] };
 const LABEL = 12; // px: narrower cells show no microbatch
 const STRETCH = 4; // how many times wider than its box a drawing may start
 
 // `zoom` 1 is the drawing as it starts: as wide as its box, or wider where cells would be too narrow to read.
 export function layoutOf(tracks, width, zoom, scroll) {
   const numRows = tracks.reduce((sum, track) => sum + track.numRanks, 0);
-  const row = rowOf(numRows), isWide = width >= 560;
-  const left = isWide ? 58 : 30, right = isWide ? 84 : 10;
+  const row = rowOf(numRows), isWide = width >= WIDE;
+  const [left, right] = isWide ? GUTTERS.wide : GUTTERS.narrow;
   const makespan = Math.max(...tracks.map((track) => track.makespan)) || 1;
   const shortest = Math.min(...tracks.map((track) => track.shortest));
   const room = Math.max(width - left - right, 60);
@@ -34,6 +36,12 @@ export function layoutOf(tracks, width, zoom, scroll) {
   layout.height = y - GAP_TRACKS + 2;
   layout.axis = AXIS;
   return layout;
+}
+
+// The layout of everything at the same scale, with nothing to scroll; at most `most` pixels wide.
+export function wholeLayout(tracks, { plot }, most = 8000) {
+  const [left, right] = GUTTERS.wide;
+  return layoutOf(tracks, Math.min(Math.max(Math.ceil(plot) + left + right, WIDE), most), 1, 0);
 }
 
 const pitch = (row) => row.cell + row.strip + row.gap;

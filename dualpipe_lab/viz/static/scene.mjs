@@ -10,10 +10,11 @@ export function drawScene(painter, layout, tracks, view, rows = () => drawRows(p
   drawAxis(painter, layout, tracks);
   drawGutters(painter, layout, tracks, view);
   const { left, room, height } = layout;
-  const now = Math.min(Math.max(xOf(layout, view.time), left), left + room);
+  const end = view.time < layout.makespan ? xOf(layout, view.time) : Infinity;
+  const now = Math.min(Math.max(end, left), left + room);
   const faint = view.path ? 0.3 : 1;
-  painter.clip(left, 0, now - left, height, rows, faint);
-  painter.clip(now, 0, left + room - now, height, rows, 0.28 * faint);
+  if (now > left) painter.clip(left, 0, now - left, height, rows, faint);
+  if (now < left + room) painter.clip(now, 0, left + room - now, height, rows, 0.28 * faint);
   painter.clip(left, 0, room, height, () => {
     if (view.path) drawPath(painter, layout, tracks, view);
     drawMessages(painter, layout, tracks, view);
@@ -23,7 +24,7 @@ export function drawScene(painter, layout, tracks, view, rows = () => drawRows(p
 }
 
 function drawAxis(painter, layout, tracks) {
-  const { left, room, makespan, perTime, theme = painter.theme } = layout;
+  const { left, room, makespan, perTime } = layout, { theme } = painter;
   const [divisor, unit] = unitOf(tracks[0].unit, makespan);
   const step = axisStep((makespan * room) / layout.plot / divisor, room / 56) * divisor;
   const bottom = layout.tracks.at(-1).bottom, grid = [];

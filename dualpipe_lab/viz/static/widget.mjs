@@ -32,7 +32,10 @@ export function render({ model, el }) {
   element.addEventListener("dp-costs", (event) => tell("costs", event.detail));
   element.addEventListener("dp-selection", (event) => tell("selection", event.detail));
   const shown = SHARED.map((name) => [`change:${name}`, show(name)]);
-  const replace = () => (element.spec = model.get("spec"));
+  const replace = () => {
+    element.spec = model.get("spec");
+    for (const name of SHARED) tell(name, element[name]);
+  };
   for (const [event, handler] of [...shown, ["change:spec", replace]]) model.on(event, handler);
   el.append(element);
   for (const [, handler] of shown) handler();

@@ -1,0 +1,247 @@
+"""The element in Chromium, without a network: what it draws, computes and tells, by pointer and by keyboard."""
+
+from fractions import Fraction
+
+import pytest
+from timeline_grid import ORACLES, numbers, timelines
+
+from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
+from dualpipe_lab.viz import compare
+from dualpipe_lab.viz.bundle import source
+from dualpipe_lab.viz.embed import timeline_html
+from dualpipe_lab.viz.spec import track_spec
+
+pytestmark = pytest.mark.browser
+DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])
+
+
+def document(body, theme="light"):
+    style = "<style>html[data-theme=dark]{background:#14181e;color:#ced6dd}</style>"
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>t</title>{style}'
+    html = f'<!doctype html><html lang="en" data-theme="{theme}">'
+    return f"{html}<head>{head}</head><body><main><h1>Page</h1>{body}</main></body></html>"
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    """A page that fails the test if it complains or asks for anything from outside."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    page = context.new_page()
+    complaints = []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            complaints.append(request.url)
+            if "://" in request.url and not request.url.startswith(("file://", "data:", "blob:"))
+            else None
+        ),
+    )
+
+    def show(body, theme="light"):
+        (tmp_path / "page.html").write_text(document(body, theme), encoding="utf-8")
+        page.goto((tmp_path / "page.html").as_uri())
+        return page
+
+    page.show = show
+    yield page
+    context.close()
+    assert complaints == []
+
+
+def element(page, expression):
+    return page.evaluate(f"() => {{ const e = document.querySelector('dp-timeline'); return {expression}; }}")
+
+
+def test_chromium_computes_what_python_computes(page):
+    modules = {name: source(name) for name in ("program.mjs", "simulate.mjs", "track.mjs", "path.mjs")}
+    joined = "\n".join(text.replace("export ", "") for text in modules.values())
+    joined = "\n".join(line for line in joined.splitlines() if not line.startswith("import "))
+    page.show(f"<script>{joined}</script>")
+    tests = list(timelines())[::3]
+    script = """specs => specs.map(spec => { const track = makeTrack(spec);
+      return [track.makespan, track.busy, track.peak, [...track.start], criticalPath(track).spans]; })"""
+    for timeline, found in zip(tests, page.evaluate(script, [track_spec(t) for t in tests]), strict=True):
+        expected = numbers(timeline)
+        starts = [span[1] for span in expected["spans"]]
+        assert found == [expected["makespan"], expected["busy"], expected["peak"], starts, expected["path"]]
+
+
+@pytest.mark.parametrize(
+    "program", [schedules.build("1f1b", num_ranks=8, num_microbatches=20), DUALPIPE], ids=lambda p: p.name
+)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_as_many_cells_as_actions(page, program, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.show(timeline_html(simulate(program)))
+    page.wait_for_function("document.querySelector('dp-timeline').screen?.layout")
+    actions = sum(1 for _ in program)
+    svg = element(page, "e.toSvg()")
+    colours = ("#0072b2", "#e69f00", "#56b4e9", "#009e73")
+    assert sum(svg.count(f'fill="{colour}"/>') for colour in colours) == actions
+    if width == 1280:
+        assert element(page, "e.screen.cells") == actions
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_pixels_of_a_cell_have_its_colour(page):
+    page.show(timeline_html(simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=3))))
+    found = element(
+        page,
+        """(() => { const { width, height } = e.canvas, l = e.screen.layout, ratio = width / l.width;
+        const pixels = e.canvas.getContext('2d').getImageData(0, 0, width, height).data;
+        return [[0, 0.2], [1, 1.2]].map(([rank, time]) => {
+          const y = Math.round((l.tracks[0].top + rank * 45 + 4) * ratio);
+          const at = 4 * (y * width + Math.round((l.left + time * l.perTime) * ratio));
+          return [...pixels.slice(at, at + 4)]; }); })()""",
+    )
+    assert found == [[0x00, 0x72, 0xB2, 255]] * 2
+
+
+def test_keyboard_steps_jumps_plays_and_explains(page):
+    timeline = simulate(schedules.build("1f1b", num_ranks=4, num_microbatches=8), Cost(latency=1))
+    page.show(timeline_html(timeline))
+    page.locator("dp-timeline .scroll").focus()
+    events = sorted(
+        {
+            0,
+            *(t for row in timeline.spans_by_rank for span in row for t in (span.start, span.end)),
+            *(message.arrived for message in timeline.messages),
+        }
+    )
+    page.keyboard.press("Home")
+    times = [element(page, "e.time")]
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+        times.append(element(page, "e.time"))
+    assert times == events[:4]
+    page.keyboard.press("ArrowLeft")
+    assert element(page, "e.time") == events[2]
+    assert element(page, "e.status.textContent").startswith(f"t = {events[2]} of {timeline.makespan} ticks: rank 0 0F")
+    page.keyboard.press("Space")
+    page.wait_for_function(f"document.querySelector('dp-timeline').time > {events[3]}")
+    page.keyboard.press("Space")
+    assert element(page, "e.playing") is False
+    page.keyboard.press("End")
+    assert element(page, "e.time") == timeline.makespan
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert element(page, "e.selection") == timeline.spans_by_rank[0][-1].label
+    assert element(page, "e.view.path.spans.length") == len(timeline.critical_path())
+    page.keyboard.press("Escape")
+    assert element(page, "e.selection") == ""
+
+
+def test_a_slider_moved_by_the_keyboard_recomputes(page):
+    program = schedules.build("1f1b", num_ranks=4, num_microbatches=8)
+    page.show(timeline_html(simulate(program)))
+    names = page.locator("dp-timeline .cost span").all_text_contents()
+    assert names == ["F", "I", "W", "latency", "transfer"]
+    page.get_by_label("transfer: ").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.get_by_label("W: ticks").press("ArrowRight")
+    expected = simulate(program, Cost(W=2, transfer=2))
+    assert element(page, "e.makespan") == element(page, "e.time") == expected.makespan
+    assert f"{expected.makespan} ticks" in page.locator("dp-timeline .headline").inner_text()
+    page.get_by_role("button", name="Reset costs").click()
+    assert element(page, "e.makespan") == simulate(program).makespan
+
+
+def test_a_click_on_a_cell_shows_its_critical_path(page):
+    timeline = simulate(DUALPIPE)
+    page.show(timeline_html(timeline))
+    x, y = element(
+        page,
+        """(() => { const l = e.screen.layout, t = e.tracks[0], s = t.rankStart[3] - 1;
+      return [l.left + (t.start[s] + t.end[s]) / 2 * l.perTime, l.tracks[0].top + 2 * 45 + 10]; })()""",
+    )
+    page.locator("dp-timeline canvas").click(position={"x": x, "y": y})
+    assert element(page, "e.selection") == timeline.spans_by_rank[2][-1].label
+    page.locator("dp-timeline canvas").hover(position={"x": x, "y": y})
+    tip = page.locator("dp-timeline .tip").inner_text()
+    assert tip.startswith(timeline.spans_by_rank[2][-1].label)
+    assert "rank 2, from" in tip
+
+
+def test_recorded_and_fractional_timelines_have_no_sliders(page):
+    program = schedules.build("gpipe", num_ranks=2, num_microbatches=3)
+    record = Timeline.from_dict({**simulate(program).to_dict(), "costs": None, "source": "measured"})
+    for timeline in (record, simulate(program, Cost(F=Fraction(1, 2)))):
+        page.show(timeline_html(timeline))
+        assert page.locator("dp-timeline .costs").count() == 0
+        assert element(page, "e.screen.cells") == sum(1 for _ in program)
+        assert element(page, "e.makespan") == float(timeline.makespan)
+
+
+def test_two_timelines_share_an_axis_and_its_sliders(page):
+    pair = [schedules.build(name, num_ranks=4, num_microbatches=6) for name in ("gpipe", "1f1b")]
+    page.show(compare(*map(simulate, pair), time=5).to_html())
+    assert element(page, "e.time") == 5
+    page.get_by_label("F: ticks").press("ArrowRight")
+    expected = [simulate(program, Cost(F=2)).makespan for program in pair]
+    assert element(page, "e.tracks.map(t => t.makespan)") == expected
+
+
+def test_many_outputs_share_the_first_definition(page):
+    timeline = simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=2))
+    page.show(timeline_html(timeline) * 3)
+    assert page.locator("dp-timeline .play").count() == 3
+
+
+def test_without_scripts_the_picture_stays(browser):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.set_content(document(timeline_html(simulate(DUALPIPE))))
+    box = page.get_by_alt_text("Timeline of DualPipe").bounding_box()
+    assert box["width"] > 600
+    assert box["height"] > 150
+    context.close()
+
+
+def test_reduced_motion_steps_instead_of_moving(page):
+    page.emulate_media(reduced_motion="reduce")
+    page.show(timeline_html(simulate(schedules.build("gpipe", num_ranks=2, num_microbatches=2)), time=0))
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("document.querySelector('dp-timeline').time > 0")
+    assert element(page, "e.time") == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page, theme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    timeline = simulate(DUALPIPE)
+    page.show(timeline_html(timeline) + compare(timeline, timeline).to_html(), theme)
+    page.locator("dp-timeline summary").first.click()
+    assert element(page, "e.theme.dark") is (theme == "dark")
+    found = axe.Axe().run(page).response["violations"]
+    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_the_page_changes_its_theme(page):
+    page.show(timeline_html(simulate(DUALPIPE)))
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    page.wait_for_function("document.querySelector('dp-timeline').theme.dark")
+
+
+def test_saved_files_are_whole(page):
+    page.show(timeline_html(simulate(DUALPIPE)))
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as SVG").click()
+    assert saved.value.suggested_filename == "dualpipe.svg"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as PNG").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+
+
+def test_sixty_four_ranks_stay_usable(page):
+    timeline = simulate(schedules.build("1f1b", num_ranks=64, num_microbatches=512))
+    page.show(timeline_html(timeline))
+    assert element(page, "e.makespan") == timeline.makespan
+    assert element(page, "e.screen.cells") == 0  # shares of stretches of time, not cells
+    for _ in range(9):
+        page.get_by_role("button", name="Zoom in").click()
+    assert element(page, "e.screen.cells") > 1000  # cells again, where there is room for them
