@@ -145,6 +145,8 @@ def test_the_version_is_the_same_everywhere():
 
 def test_the_repository_s_address_stands_in_one_place():
     files = run("git", "ls-files", "--cached", "--others", "--exclude-standard").stdout.split()
+    if not files:
+        pytest.skip("not a git checkout, so built files cannot be told from sources")
     texts = {name: (ROOT / name).read_text(errors="ignore") for name in files if (ROOT / name).is_file()}
     holders = [name for name, text in texts.items() if re.search(r"github\.com/ORG/", text)]
     assert sorted(holders) == ["_config.yml", "tests/test_book.py"]
