@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from axe_playwright_python.sync_playwright import Axe
 
 ROOT = Path(__file__).parents[1]
@@ -13,9 +12,8 @@ PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 def toc_pages():
     """Every page of the table of contents, as its path without the suffix."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    files = [toc["root"], *(chapter["file"] for part in toc["parts"] for chapter in part["chapters"])]
-    return [file.removesuffix(".md") for file in files]
+    lines = (ROOT / "_toc.yml").read_text().splitlines()
+    return [line.split(": ")[1].removesuffix(".md") for line in lines if line.endswith(".md")]
 
 
 @pytest.fixture
