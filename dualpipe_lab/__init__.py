@@ -30,6 +30,8 @@ _HOMES = {
     "RankTimeout": "world.errors",
     "Link": "world.link",
     "compute": "world.context",
+    "now": "world.context",
+    "span": "world.context",
     "nccl_ready": "world.backends",
 }
 _MODULES = {"comm": "world.comm", "schedules": "pp.schedules"}

@@ -5,7 +5,7 @@ under `torchrun` it is made on first use.  Everything in `comm` finds it through
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
 
 from dualpipe_lab.timeline import Span
@@ -140,3 +140,23 @@ def compute(ms: float, label: str = "") -> None:
     if ms < 0:
         raise ValueError(f"work takes no less than 0 ms, got {ms}")
     current().compute(ms, label)
+
+
+def now() -> int:
+    """Nanoseconds of this rank's clock since the ranks were let go.
+
+    Raises:
+        RuntimeError: outside of a rank.
+    """
+    return current().clock.now()
+
+
+def span(
+    kind: str, stage: int | None = None, microbatch: int | None = None, label: str = ""
+) -> AbstractContextManager[None]:
+    """Name what a rank does inside the `with` block, for the timeline: `with lab.span("F", stage=0, microbatch=2):`.
+
+    Raises:
+        RuntimeError: outside of a rank.
+    """
+    return current().span(kind, stage, microbatch, label)

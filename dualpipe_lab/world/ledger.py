@@ -91,15 +91,22 @@ class Ledger:
             for row in table
         )
 
+    __repr__ = __str__  # a notebook without HTML shows the table too
+
     def _repr_html_(self) -> str:
         if not self.rows():
             return f"<p>{escape(str(self))}</p>"
-        header = "".join(f'<th scope="col">{escape(name)}</th>' for name in _HEADER)
+        header = "".join(_cell("th", column, name) for column, name in enumerate(_HEADER))
         body = "".join(
-            "<tr>" + "".join(f"<td>{cell:,}</td>" if isinstance(cell, int) else f"<td>{cell}</td>" for cell in row)
-            for row in self.rows()
+            f"<tr>{''.join(_cell('td', column, value) for column, value in enumerate(row))}</tr>" for row in self.rows()
         )
         return f'<table class="dp-ledger"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(tag: str, column: int, value: int | str) -> str:
+    side = "left" if column in _TEXT_COLUMNS else "right"  # inline: a notebook has no style sheet of ours
+    text = f"{value:,}" if isinstance(value, int) else escape(value)
+    return f'<{tag} style="text-align:{side};padding:0.2rem 0.8rem">{text}</{tag}>'
 
 
 _HEADER = ["rank", "operation", "count", "sent (B)", "received (B)", "peers"]

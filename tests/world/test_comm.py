@@ -278,3 +278,20 @@ def test_rings_conserve_bytes_and_neighbours_agree(size, elements):
         for spread in (traffic.broadcast, traffic.reduce, traffic.gather, traffic.scatter):
             moved = [spread(elements, size, position, root) for position in range(size)]
             assert sum(move.sent for move in moved) == sum(move.received for move in moved) == (size - 1) * elements
+
+
+def test_the_ledger_prints_the_same_in_every_form():
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(300))
+        with lab.span("compute", label="named"):
+            before = lab.now()
+            lab.compute(1)
+        return lab.now() - before
+
+    out = lab.launch(fn, 2, clock="virtual")
+    assert out == [1_000_000] * 2
+    assert [span.label for span in out.timeline.spans_by_rank[0] if span.kind == "compute"] == ["named"]
+    assert str(out.ledger) == repr(out.ledger)
+    assert out.ledger._repr_html_().count("1,200") == 4
+    assert str(out.ledger).count("1,200") == 4
+    assert "no rank communicated" in str(lab.launch(lambda rank, world_size: None, 1).ledger)
