@@ -3,12 +3,13 @@
 import { isStill } from "./theme.mjs";
 
 const SPEEDS = [1, 2, 4, 0.25, 0.5];
-const SECONDS = { least: 3, most: 14, perEvent: 0.16 };
+const PACE = { least: 3, most: 14, perEvent: 0.16 }; // seconds from start to end
 
 export class Player {
   // `events()`: the times at which something changes, in order, the first 0 and the last the end.
-  constructor(events, changed) {
-    Object.assign(this, { events, changed, time: 0, playing: false, speed: 1 });
+  // With `glides`, a step forward is played instead of jumped.
+  constructor(events, changed, { pace = PACE, glides = false } = {}) {
+    Object.assign(this, { events, changed, pace, glides, time: 0, playing: false, speed: 1, limit: Infinity });
   }
 
   get end() {
@@ -23,7 +24,8 @@ export class Player {
   step(direction) {
     this.stop();
     const next = neighbour(this.events(), this.time, direction);
-    this.seek(next, "step");
+    if (!this.glides || direction < 0 || isStill() || next <= this.time) this.seek(next, "step");
+    else this.play(next);
   }
 
   toggle() {
@@ -33,9 +35,10 @@ export class Player {
     } else this.play();
   }
 
-  play() {
+  play(limit = Infinity) {
     if (this.time >= this.end) this.time = 0;
     this.playing = true;
+    this.limit = limit;
     this.changed("play");
     if (isStill()) this.timer = setInterval(() => this.advance(neighbour(this.events(), this.time, 1)), 900 / this.speed);
     else this.tick(performance.now());
@@ -44,16 +47,17 @@ export class Player {
   // One frame: as much time as the frame took, in proportion.
   tick(before) {
     this.frame = requestAnimationFrame((now) => {
-      const events = this.events().length;
-      const seconds = Math.min(Math.max(events * SECONDS.perEvent, SECONDS.least), SECONDS.most) / this.speed;
+      const { least, most, perEvent } = this.pace;
+      const seconds = Math.min(Math.max(this.events().length * perEvent, least), most) / this.speed;
       this.advance(this.time + (Math.max(now - before, 0) / 1000 / seconds) * this.end);
       if (this.playing) this.tick(now);
     });
   }
 
   advance(time) {
-    if (time >= this.end) this.stop();
-    this.seek(time, this.playing ? "frame" : "done");
+    const until = Math.min(this.end, this.limit);
+    if (time >= until) this.stop();
+    this.seek(Math.min(time, until), this.playing ? "frame" : "done");
   }
 
   stop() {
@@ -66,7 +70,7 @@ export class Player {
     this.speed = SPEEDS[(SPEEDS.indexOf(this.speed) + 1) % SPEEDS.length];
     if (!this.playing) return;
     this.stop();
-    this.play();
+    this.play(this.limit);
   }
 }
 

@@ -10,6 +10,12 @@ export function transport(player, words) {
     player.stop();
     player.seek(Number(scrub.value), "scrub");
   });
+  scrub.addEventListener("keydown", (event) => {
+    const direction = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (!direction) return; // the keys move from event to event, the pointer to any time
+    event.preventDefault();
+    player.step(direction);
+  });
   const clock = make("output", { class: "clock" });
   const speed = make("button", { type: "button", class: "text speed", title: "Speed", onclick: () => {
     player.nextSpeed();
@@ -26,7 +32,7 @@ export function transport(player, words) {
   function update() {
     const { end, time, playing } = player;
     scrub.max = end;
-    scrub.step = end <= 1000 && Number.isInteger(end) ? 1 : end / 1000;
+    scrub.step = !player.glides && end <= 1000 && Number.isInteger(end) ? 1 : end / 1000;
     scrub.value = time;
     scrub.setAttribute("aria-valuetext", words.time(time));
     scrub.style.setProperty("--done", `${end ? (100 * time) / end : 0}%`);

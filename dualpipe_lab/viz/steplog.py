@@ -1,0 +1,174 @@
+"""Messages between ranks, step by step: rings, collectives, all-to-all, drawn from a log or from a run.
+
+Chapter: book/cp/ring-all-reduce.  In: what every rank holds at the start, and the messages of every step.  Out: a
+drawing that prints, plays and saves itself.
+A cell is a text, or a text and the number of a colour: ("x2", 2).  What a rank holds after a step is stated by the log,
+or follows from the messages: a cell that arrives is added behind the others.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.viz.embed import element, image, page
+from dualpipe_lab.viz.spec import Spec
+
+Cell: TypeAlias = str | tuple[str, int | None]
+Held: TypeAlias = Sequence[Sequence[Cell]]  # by rank: the cells it holds
+_Cell: TypeAlias = tuple[str, int | None]
+
+_ROW, _LETTER, _LABEL, _TOP = 22, 6.6, 56, 46  # px
+
+
+class Step(NamedTuple):
+    """One step: messages (source rank, destination rank, cell) that travel together, and what is held afterwards.
+
+    `holds` is None where every message adds its cell to what its destination holds.
+    """
+
+    title: str
+    messages: Sequence[tuple[int, int, Cell]]
+    holds: Held | None = None
+
+
+class Steps:
+    """What ranks hold and send, step by step; what `steps` returns.
+
+    Raises ValueError for a message from or to a rank that there is not, or to itself, and for a step that states what
+    another number of ranks holds.
+    """
+
+    def __init__(self, name: str, start: Held, log: Iterable[Step], note: str = "") -> None:
+        self.name, self.note = name, note
+        self.start = _cells(start)
+        self.log = tuple(Step(*step) for step in log)
+        self.states = [self.start]
+        for number, step in enumerate(self.log, 1):
+            self._check(number, step)
+            self.states.append(_after(self.states[-1], step))
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks, sending or not."""
+        return len(self.start)
+
+    @classmethod
+    def of_run(cls, timeline: Timeline) -> "Steps":
+        """Return the messages of a run, in rounds: a message comes one round after the latest that reached its sender.
+
+        Messages of one round did not wait for each other.  What ranks hold is not known, so cards are empty.
+        """
+        rounds: defaultdict[int, list[tuple[int, int, Cell]]] = defaultdict(list)
+        arrivals: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # by rank: (time, round)
+        for message in sorted(timeline.messages, key=lambda message: (message.sent, message.arrived)):
+            number = 1 + max((n for time, n in arrivals[message.src] if time <= message.sent), default=0)
+            arrivals[message.dst].append((message.arrived, number))
+            size = "" if message.num_bytes is None else f"{message.num_bytes} B"
+            rounds[number].append((message.src, message.dst, (message.label or size or "message", message.src)))
+        empty: list[list[Cell]] = [[] for _ in range(timeline.num_ranks)]
+        titles = {1: "sent before anything arrived"}
+        log = [Step(titles.get(n, f"sent after round {n - 1} arrived"), rounds[n], empty) for n in sorted(rounds)]
+        return cls(timeline.name, empty, log, note=timeline.source)
+
+    def to_html(self, script: bool = True) -> str:
+        """Return the element around its static picture, with its script unless the page has it already."""
+        return element("dp-steps", self.to_spec(), image(self.to_svg(), f"Steps of {self.name}"), script)
+
+    def to_spec(self) -> Spec:
+        """Return what the page needs to draw it."""
+        steps = [
+            {"title": step.title, "messages": [(s, d, *_cell(c)) for s, d, c in step.messages], "holds": state}
+            for step, state in zip(self.log, self.states[1:], strict=True)
+        ]
+        return {"name": self.name, "note": self.note, "ranks": self.num_ranks, "start": self.start, "steps": steps}
+
+    def to_svg(self) -> str:
+        """Return a static picture: what every rank holds at the start and after each step."""
+        columns = [["start", *map(_words, self.states[0])]]
+        columns += [[f"{n}. {step.title}", *map(_words, self.states[n])] for n, step in enumerate(self.log, 1)]
+        x, texts = float(_LABEL), []
+        for column in columns:
+            texts += [_text(x, row, words) for row, words in enumerate(column)]
+            x += max(map(len, column)) * _LETTER + 18
+        texts += [_text(4, rank + 1, f"rank {rank}") for rank in range(self.num_ranks)]
+        height = _TOP + _ROW * (self.num_ranks + 1)
+        size = f'viewBox="0 0 {x:.0f} {height}" width="{x:.0f}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" fill="currentColor" font-family="system-ui"'
+        name = escape(self.name)
+        title = f'<title>Steps of {name}</title><text x="4" y="16" font-weight="600">{name}</text>'
+        return f'{head} font-size="12">{title}{"".join(texts)}</svg>'
+
+    def save(self, path: str | Path) -> None:
+        """Write a page of its own: one file that works without a network."""
+        Path(path).write_text(page(self.to_html(), self.name), encoding="utf-8")
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.num_ranks} ranks, {len(self.log)} {'step' if len(self.log) == 1 else 'steps'}"]
+        for number, step in enumerate(self.log, 1):
+            sent = ", ".join(f"{src}->{dst} {_cell(cell)[0]}" for src, dst, cell in step.messages)
+            lines.append(f"{number}. {step.title}: {sent}")
+        return "\n".join([*lines, *(f"rank {rank}: {_words(held)}" for rank, held in enumerate(self.states[-1]))])
+
+    def __repr__(self) -> str:
+        return f"<Steps {self.name!r}: {self.num_ranks} ranks, {len(self.log)} steps>"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def _check(self, number: int, step: Step) -> None:
+        for src, dst, cell in step.messages:
+            if src == dst or not (0 <= src < self.num_ranks and 0 <= dst < self.num_ranks):
+                raise ValueError(
+                    f"{self.name}, step {number}: {_cell(cell)[0]!r} goes from rank {src} to rank {dst}; a message "
+                    f"needs two different ranks from 0 to {self.num_ranks - 1}"
+                )
+        if step.holds is not None and len(step.holds) != self.num_ranks:
+            raise ValueError(
+                f"{self.name}, step {number} states what {len(step.holds)} ranks hold, there are {self.num_ranks}; "
+                "give one list per rank"
+            )
+
+
+def steps(name: str, start: Held, log: Iterable[Step | tuple[Any, ...]], note: str = "") -> Steps:
+    """Draw what ranks hold and send, step by step.
+
+    `start`: by rank, the cells it holds.  `log`: steps (title, [(src, dst, cell), ...]), and what is held afterwards if
+    that is not what every rank held and received.
+
+    >>> ring = [("around", [(rank, (rank + 1) % 3, f"x{rank}") for rank in range(3)])]
+    >>> print(steps("ring", [["x0"], ["x1"], ["x2"]], ring))
+    ring: 3 ranks, 1 step
+    1. around: 0->1 x0, 1->2 x1, 2->0 x2
+    rank 0: x0 x2
+    rank 1: x1 x0
+    rank 2: x2 x1
+    """
+    return Steps(name, start, (Step(*step) for step in log), note)
+
+
+def _cell(cell: Cell) -> _Cell:
+    return (cell, None) if isinstance(cell, str) else (str(cell[0]), cell[1])
+
+
+def _cells(held: Held) -> list[list[_Cell]]:
+    return [list(map(_cell, cells)) for cells in held]
+
+
+def _after(before: list[list[_Cell]], step: Step) -> list[list[_Cell]]:
+    if step.holds is not None:
+        return _cells(step.holds)
+    state = [list(cells) for cells in before]
+    for _, dst, cell in step.messages:
+        state[dst].append(_cell(cell))
+    return state
+
+
+def _words(held: Sequence[_Cell]) -> str:
+    return " ".join(label for label, _ in held) or "-"
+
+
+def _text(x: float, row: int, words: str) -> str:
+    return f'<text x="{x:.0f}" y="{_TOP + row * _ROW}">{escape(words)}</text>'
