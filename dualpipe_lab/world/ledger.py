@@ -103,9 +103,9 @@ class Ledger:
         return f'<table class="dp-ledger"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _cell(tag: str, column: int, value: int | str) -> str:
+def _cell(tag: str, column: int, value: object) -> str:
     side = "left" if column in _TEXT_COLUMNS else "right"  # inline: a notebook has no style sheet of ours
-    text = f"{value:,}" if isinstance(value, int) else escape(value)
+    text = f"{value:,}" if isinstance(value, int) else escape(str(value))
     return f'<{tag} style="text-align:{side};padding:0.2rem 0.8rem">{text}</{tag}>'
 
 
