@@ -1,4 +1,4 @@
-"""Runs the page's modules in node."""
+"""Runs the page's modules in node and in Chromium."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from drawing_page import document
 
 HERE = Path(__file__).parent
 
@@ -23,3 +24,33 @@ def node():
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     return run
+
+
+@pytest.fixture
+def page(browser, tmp_path):
+    """A page that fails the test if it complains or asks for anything from outside."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    page = context.new_page()
+    complaints = []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            complaints.append(request.url)
+            if "://" in request.url and not request.url.startswith(("file://", "data:", "blob:"))
+            else None
+        ),
+    )
+
+    def show(body, theme="light"):
+        (tmp_path / "page.html").write_text(document(body, theme), encoding="utf-8")
+        page.goto((tmp_path / "page.html").as_uri())
+        return page
+
+    page.show = show
+    yield page
+    context.close()
+    assert complaints == []

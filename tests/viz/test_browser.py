@@ -1,59 +1,20 @@
 """The element in Chromium, without a network: what it draws, computes and tells, by pointer and by keyboard."""
 
+import json
 from fractions import Fraction
 
 import pytest
+from drawing_page import document, element
 from timeline_grid import ORACLES, numbers, timelines
 
 from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
 from dualpipe_lab.viz import compare
-from dualpipe_lab.viz.bundle import source
+from dualpipe_lab.viz.bundle import source, widget_module
 from dualpipe_lab.viz.embed import timeline_html
-from dualpipe_lab.viz.spec import track_spec
+from dualpipe_lab.viz.spec import timeline_spec, track_spec
 
 pytestmark = pytest.mark.browser
 DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])
-
-
-def document(body, theme="light"):
-    style = "<style>html[data-theme=dark]{background:#14181e;color:#ced6dd}</style>"
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>t</title>{style}'
-    html = f'<!doctype html><html lang="en" data-theme="{theme}">'
-    return f"{html}<head>{head}</head><body><main><h1>Page</h1>{body}</main></body></html>"
-
-
-@pytest.fixture
-def page(browser, tmp_path):
-    """A page that fails the test if it complains or asks for anything from outside."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
-    page = context.new_page()
-    complaints = []
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request",
-        lambda request: (
-            complaints.append(request.url)
-            if "://" in request.url and not request.url.startswith(("file://", "data:", "blob:"))
-            else None
-        ),
-    )
-
-    def show(body, theme="light"):
-        (tmp_path / "page.html").write_text(document(body, theme), encoding="utf-8")
-        page.goto((tmp_path / "page.html").as_uri())
-        return page
-
-    page.show = show
-    yield page
-    context.close()
-    assert complaints == []
-
-
-def element(page, expression):
-    return page.evaluate(f"() => {{ const e = document.querySelector('dp-timeline'); return {expression}; }}")
 
 
 def test_chromium_computes_what_python_computes(page):
@@ -245,3 +206,23 @@ def test_sixty_four_ranks_stay_usable(page):
     for _ in range(9):
         page.get_by_role("button", name="Zoom in").click()
     assert element(page, "e.screen.cells") > 1000  # cells again, where there is room for them
+
+
+def test_the_widget_tells_python_and_hears_it(page):
+    model = """{ values: VALUES, handlers: {}, saved: 0, get(name) { return this.values[name]; },
+      set(name, value) { this.values[name] = value; this.handlers[`change:${name}`]?.(); },
+      save_changes() { this.saved++; }, on(event, f) { this.handlers[event] = f; }, off() {} }"""
+    timeline = simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=3))
+    values = {"element": "dp-timeline", "spec": timeline_spec([timeline]), "time": 2, "costs": {}, "selection": ""}
+    module = widget_module().replace("export default { render };", "")
+    start = f"globalThis.model = {model.replace('VALUES', json.dumps({**values, 'playing': False}))};"
+    page.show(f"<div id='out'></div><script type='module'>{module}{start}render({{ model, el: out }});</script>")
+    assert element(page, "e.time") == 2
+    assert page.evaluate("model.values.costs.F") == 1  # all costs, once the page knows them
+    page.evaluate("model.set('costs', {F: 3})")
+    assert page.evaluate("model.values.costs") == {**timeline.costs, "F": 3}
+    assert element(page, "e.makespan") == simulate(schedules.build("1f1b", 2, 3), Cost(F=3)).makespan
+    page.get_by_role("button", name="Step back").click()
+    assert page.evaluate("model.values.time") == element(page, "e.time") == 0
+    page.get_by_role("button", name="Critical path").click()
+    assert page.evaluate("model.values.selection") == element(page, "e.selection") == "0B2"
