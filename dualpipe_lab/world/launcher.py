@@ -9,10 +9,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.world import backends, context, payload, server, torchrun
+from dualpipe_lab.world import context, payload, server, torchrun
 from dualpipe_lab.world.clock import ClockName
 from dualpipe_lab.world.diagnosis import disagreements
 from dualpipe_lab.world.errors import RankError, RankFailure, StartupError
@@ -21,6 +22,7 @@ from dualpipe_lab.world.ledger import Ledger
 from dualpipe_lab.world.link import Link
 from dualpipe_lab.world.output import MODES, Output, OutputMode
 from dualpipe_lab.world.rank import Job
+from dualpipe_lab.world.settings import Settings
 from dualpipe_lab.world.supervisor import Supervisor
 from dualpipe_lab.world.trace import match, to_timeline
 
@@ -76,7 +78,9 @@ def launch(
         TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
     """
     __tracebackhide__ = True
-    _check(world_size, timeout, output, threads, clock, backend, link)
+    settings = Settings(threads, link, clock, check, backend)
+    _check(world_size, timeout, output)
+    settings.validate(world_size)
     payload.check_call(fn, world_size, args)
     if context.peek() is not None:
         raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
@@ -84,49 +88,37 @@ def launch(
         if link or clock == "virtual":
             warnings.warn("under torchrun real time passes on real links: link= and clock= are ignored", stacklevel=2)
         return _gathered(torchrun.run(fn, world_size, args, backend), "wall", fn)
-    call = payload.pack_call(fn, args)
     with private_folder() as folder:
-        job: dict[str, Any] = {
-            "world_size": world_size,
-            "call": payload.spool(call, folder, fn, args),
-            "sources": payload.cell_sources(),
-            "folder": folder,
-            "environment": dict(os.environ),
-            "directory": os.getcwd(),
-            "search_path": list(sys.path),
-            "threads": threads,
-            "backend": backend,
-            "check": check,
-            "clock": clock,
-            "link": link,
-        }
-        jobs = [Job(rank=rank, **job) for rank in range(world_size)]
-        pickled, texts = _run(jobs, output, timeout)
-        results = _gathered([payload.loads(data) for data in pickled], clock, fn)
-        results.output = texts
-        return results
+        pickled, texts = _run(_make_jobs(fn, world_size, args, settings, folder), output, timeout)
+    results = _gathered([payload.loads(data) for data in pickled], clock, fn)
+    results.output = texts
+    return results
 
 
-def _check(world_size: int, timeout: float, output: str, threads: int, clock: str, backend: str, link: object) -> None:
-    for name, value in (("world_size", world_size), ("threads", threads)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"launch needs {name} to be a whole number from 1, got {value!r}")
+def _check(world_size: int, timeout: float, output: str) -> None:
+    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
+        raise ValueError(f"launch needs world_size to be a whole number from 1, got {world_size!r}")
     if world_size > MAX_RANKS:
         raise ValueError(
             f"launch starts real processes, {MAX_RANKS} at most, got world_size={world_size}; use simulate"
         )
-    if link is not None and not isinstance(link, Link):
-        raise ValueError(f"launch needs link to be a Link, such as lab.Link(gbps=1, latency_ms=1), got {link!r}")
     if not timeout > 0:
         raise ValueError(f"launch needs timeout > 0 seconds, got {timeout!r}")
     if output not in MODES:
         raise ValueError(f"launch knows output={', '.join(MODES)}, got {output!r}")
-    if clock not in ("wall", "virtual"):
-        raise ValueError(f"launch knows clock=wall, virtual, got {clock!r}")
-    if backend not in backends.BACKENDS:
-        raise ValueError(f"launch knows backend={', '.join(backends.BACKENDS)}, got {backend!r}")
-    if backend == "nccl" and (obstacle := backends.nccl_obstacle(world_size)):
-        raise ValueError(f"{obstacle}; use backend='gloo', or guard the cell with `if lab.nccl_ready({world_size}):`")
+
+
+def _make_jobs(
+    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], settings: Settings, folder: Path
+) -> list[Job]:
+    """One job per rank: the call, and the circumstances in which the notebook would run it itself."""
+    call = payload.spool(payload.pack_call(fn, args), folder, fn, args)
+    sources, environment = payload.cell_sources(), dict(os.environ)
+    directory, search_path = os.getcwd(), list(sys.path)
+    return [
+        Job(rank, world_size, call, sources, folder, environment, directory, search_path, settings)
+        for rank in range(world_size)
+    ]
 
 
 def _run(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes], list[str]]:

@@ -23,9 +23,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from dualpipe_lab.world import backends, context, payload
-from dualpipe_lab.world.clock import ClockName, VirtualClock, WallClock
+from dualpipe_lab.world.clock import VirtualClock, WallClock
 from dualpipe_lab.world.emulator import Emulator
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.settings import Settings
 from dualpipe_lab.world.stamps import Stamps
 from dualpipe_lab.world.whereabouts import Frame, Progress
 
@@ -44,11 +44,7 @@ class Job:
     environment: dict[str, str]
     directory: str
     search_path: list[str]
-    threads: int
-    backend: str
-    check: bool
-    clock: ClockName
-    link: Link | None
+    settings: Settings
 
 
 def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
@@ -104,7 +100,7 @@ def answer() -> Any:
 def _serve(job: Job, mailbox: _Mailbox) -> None:
     try:
         fn, args = _prepare(job)
-        backends.join(job.rank, job.world_size, job.backend, job.folder, job.check)
+        backends.join(job.rank, job.world_size, job.settings.backend, job.folder, job.settings.check)
     except BaseException as error:
         return mailbox.send("failure", *_describe(error), answer())
     mailbox.send("ready")
@@ -133,7 +129,7 @@ def _prepare(job: Job) -> Any:
     payload.install_sources(job.sources)
     import torch
 
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(job.settings.threads)
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
@@ -141,9 +137,11 @@ def _prepare(job: Job) -> Any:
 
 
 def _make_context(job: Job, origin_ns: int) -> context.RankContext:
-    clock = VirtualClock() if job.clock == "virtual" else WallClock(origin_ns)
-    emulated = job.link is not None or job.clock == "virtual"
-    emulator = Emulator(job.rank, clock, job.link, Stamps(job.folder, job.rank)) if emulated else None
+    settings = job.settings
+    clock = VirtualClock() if settings.clock == "virtual" else WallClock(origin_ns)
+    emulator = None
+    if settings.is_emulated:
+        emulator = Emulator(job.rank, clock, settings.link, Stamps(job.folder, job.rank))
     return context.RankContext(job.rank, job.world_size, clock, emulator)
 
 

@@ -16,7 +16,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -74,6 +74,7 @@ def warm() -> None:
     if start_method() != "forkserver":
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    resource_tracker.ensure_running()  # it unblocks interrupts when it starts, so it has to be first
     with interrupts_held(), _package_on_path():
         forkserver.ensure_running()
 

@@ -103,3 +103,18 @@ def kernel():
     started = Kernel()
     yield started
     started.stop()
+
+
+@pytest.fixture
+def failing():
+    """A function that launches what must fail, in time, and returns its error."""
+
+    def launch(fn, world_size=3, within=1.5, **options):
+        lab.launch(lambda rank, world_size: None, world_size)  # the server is up
+        started = time.perf_counter()
+        with pytest.raises((lab.RankError, lab.RankTimeout)) as caught:
+            lab.launch(fn, world_size, **options)
+        assert time.perf_counter() - started < within
+        return caught.value
+
+    return launch

@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -18,17 +17,7 @@ def nothing_left_behind(leftovers):
     leftovers.check()
 
 
-def failing(fn, world_size=3, within=1.5, **options):
-    """The error of a launch that must fail within so many seconds of the last rank's start."""
-    lab.launch(lambda rank, world_size: None, world_size)  # the server is up
-    started = time.perf_counter()
-    with pytest.raises((lab.RankError, lab.RankTimeout)) as caught:
-        lab.launch(fn, world_size, **options)
-    assert time.perf_counter() - started < within
-    return caught.value
-
-
-def test_a_raising_rank_is_named_with_its_line():
+def test_a_raising_rank_is_named_with_its_line(failing):
     def fn(rank, world_size):
         if rank == 1:
             raise ValueError("bad shape")
@@ -44,7 +33,7 @@ def test_a_raising_rank_is_named_with_its_line():
     assert list(error.failures) == [1]
 
 
-def test_peers_that_compute_are_stopped_at_once():
+def test_peers_that_compute_are_stopped_at_once(failing):
     def fn(rank, world_size):
         if rank == 0:
             raise KeyError("x")
@@ -56,14 +45,14 @@ def test_peers_that_compute_are_stopped_at_once():
     assert "stopped by the launcher" in text
 
 
-def test_all_failing_ranks_are_reported():
+def test_all_failing_ranks_are_reported(failing):
     def fn(rank, world_size):
         raise ValueError(rank)
 
     assert set(failing(fn).failures) == {0, 1, 2}
 
 
-def test_a_killed_rank():
+def test_a_killed_rank(failing):
     def fn(rank, world_size):
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +63,7 @@ def test_a_killed_rank():
     assert all(failure.secondary for rank, failure in error.failures.items() if rank != 1)
 
 
-def test_an_exiting_rank():
+def test_an_exiting_rank(failing):
     def fn(rank, world_size):
         if rank == 2:
             os._exit(3)
@@ -83,14 +72,14 @@ def test_an_exiting_rank():
     assert "rank 2 of 3 died without an exception (exit code 3)" in str(failing(fn))
 
 
-def test_a_rank_that_calls_sys_exit():
+def test_a_rank_that_calls_sys_exit(failing):
     def fn(rank, world_size):
         raise SystemExit(4)
 
     assert "rank 0 of 1 left with sys.exit(4)" in str(failing(fn, 1))
 
 
-def test_a_segfault_shows_the_line():
+def test_a_segfault_shows_the_line(failing):
     def fn(rank, world_size):
         if rank == 0:
             import ctypes
@@ -104,117 +93,7 @@ def test_a_segfault_shows_the_line():
     assert "Fatal Python error: Segmentation fault" in text
 
 
-def test_a_ring_of_blocking_receives_is_explained():
-    def fn(rank, world_size):
-        x = torch.ones(4)
-        comm.recv(x, (rank - 1) % world_size, tag=9)
-        comm.send(x, (rank + 1) % world_size, tag=9)
-
-    error = failing(fn, within=4)
-    text = str(error)
-    assert isinstance(error, lab.RankTimeout)
-    assert "rank 0: waits for recv from rank 2 tag 9 shape (4,)" in text
-    assert "deadlock: rank 0 -> rank 2 -> rank 1 -> rank 0 (each waits for the next)" in text
-    assert "rank 2 has no send to rank 0 in flight" in text
-
-
-def test_two_blocking_sends_are_explained():
-    def fn(rank, world_size):
-        comm.send(torch.ones(1), 1 - rank)
-        comm.recv(torch.ones(1), 1 - rank)
-
-    assert "deadlock: rank 0 -> rank 1 -> rank 0" in str(failing(fn, 2, within=4))
-
-
-def test_a_tag_mismatch_is_suspected():
-    def fn(rank, world_size):
-        if rank == 0:
-            comm.send(torch.ones(3), 1, tag=2)
-        else:
-            comm.recv(torch.ones(3), 0, tag=3)
-
-    text = str(failing(fn, 2, within=4))
-    assert "tag mismatch? rank 1 waits for tag 3 from rank 0, whose unreceived sends to it have tag 2" in text
-
-
-def test_a_rank_that_never_joins():
-    def fn(rank, world_size):
-        if rank != 2:
-            comm.all_reduce(torch.ones(2))
-
-    text = str(failing(fn, within=4))
-    assert "all_reduce: rank 2 never joined" in text
-    assert "rank 2 returned without it" in text
-
-
-def test_a_rank_that_computes_on_is_no_deadlock():
-    def fn(rank, world_size):
-        if rank == 0:
-            time.sleep(3.5)
-        comm.all_reduce(torch.ones(2))
-        return "fine"
-
-    assert lab.launch(fn, 2) == ["fine", "fine"]
-
-
-def test_a_rank_that_waits_for_nothing_runs_into_the_time_limit():
-    def fn(rank, world_size):
-        if rank == 0:
-            time.sleep(60)
-        comm.all_reduce(torch.ones(2))
-
-    text = str(failing(fn, 2, within=3, timeout=1))
-    assert "the time limit of 1 s passed" in text
-    assert "rank 0: is not in communication" in text
-    assert "in fn" in text
-    assert "all_reduce: rank 0 never joined" in text
-
-
-def test_different_collectives_are_named():
-    def fn(rank, world_size):
-        x = torch.ones(4)
-        if rank == 0:
-            comm.all_reduce(x)
-        else:
-            comm.all_to_all_single(torch.ones(4), x)
-
-    text = str(failing(fn, 2, within=4))
-    assert "rank 0 in all_reduce, rank 1 in all_to_all_single" in text or "where rank 0 called all_reduce" in text
-
-
-def test_check_lets_torch_compare_collectives_first():
-    def fn(rank, world_size):
-        comm.all_reduce(torch.ones(2 + rank))
-
-    assert "Detected mismatch between collectives" in str(failing(fn, 2, within=4, check=True))
-
-
-def test_plain_torch_deadlocks_are_explained_too():
-    def fn(rank, world_size):
-        if rank == 0:
-            dist.recv(torch.ones(2), 1)
-        else:
-            dist.all_reduce(torch.ones(2))
-
-    text = str(failing(fn, 2, within=4))
-    assert "rank 0: waits for recv from rank 1 tag 0 shape (2,)" in text
-    assert "rank 1: waits for all_reduce shape (2,) (plain torch.distributed)" in text
-
-
-def test_a_rank_that_holds_the_interpreter_is_located():
-    def fn(rank, world_size):
-        if rank == 1:
-            import ctypes
-
-            ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the lock
-        comm.barrier()
-
-    text = str(failing(fn, 2, within=4, timeout=1))
-    assert "rank 1: holds the interpreter's lock" in text
-    assert "in fn" in text
-
-
-def test_a_strided_slice_is_refused():
+def test_a_strided_slice_is_refused(failing):
     def fn(rank, world_size):
         comm.all_reduce(torch.ones(4, 4)[:, 1])
 
@@ -222,7 +101,7 @@ def test_a_strided_slice_is_refused():
     assert "all_reduce needs a contiguous tensor, got shape (4,) with strides (4,)" in text
 
 
-def test_a_function_that_cannot_be_rebuilt_names_the_cause(tmp_path, monkeypatch):
+def test_a_function_that_cannot_be_rebuilt_names_the_cause(tmp_path, monkeypatch, failing):
     (tmp_path / "vanishing.py").write_text("def fn(rank, world_size):\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     import vanishing
@@ -278,7 +157,7 @@ def test_a_lost_message_is_mentioned():
         (lambda: lab.compute(-1), "no less than 0 ms, got -1"),
     ],
 )
-def test_bad_calls_are_refused_before_they_can_hang(call, message):
+def test_bad_calls_are_refused_before_they_can_hang(call, message, failing):
     def fn(rank, world_size):
         if rank == 0:
             call()
@@ -286,7 +165,7 @@ def test_bad_calls_are_refused_before_they_can_hang(call, message):
     assert message in str(failing(fn, 2))
 
 
-def test_a_message_larger_than_its_tensor_names_the_line():
+def test_a_message_larger_than_its_tensor_names_the_line(failing):
     def fn(rank, world_size):
         if rank:
             comm.send(torch.ones(4), 0)
@@ -298,7 +177,7 @@ def test_a_message_larger_than_its_tensor_names_the_line():
     assert "in fn" in text
 
 
-def test_a_message_smaller_than_its_tensor_is_no_silent_success():
+def test_a_message_smaller_than_its_tensor_is_no_silent_success(failing):
     def fn(rank, world_size):
         if rank:
             comm.send(torch.ones(3), 0)
@@ -306,12 +185,3 @@ def test_a_message_smaller_than_its_tensor_is_no_silent_success():
             comm.recv(torch.ones(4), 1)
 
     assert "rank 0 of 2 received 12 bytes from rank 1 into a tensor of 16" in str(failing(fn, 2))
-
-
-@pytest.mark.parametrize("call", [comm.all_reduce, lambda x: comm.broadcast(x, 0)])
-def test_collectives_of_different_sizes_are_no_silent_success(call):
-    def fn(rank, world_size):
-        call(torch.ones(3 + rank))
-
-    text = str(failing(fn, 2, within=4))
-    assert "of 4 elements as collective 0 of ranks [0, 1], where rank 0 called" in text

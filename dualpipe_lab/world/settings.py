@@ -1,0 +1,40 @@
+"""How the ranks of a launch run, apart from what they run."""
+
+from dataclasses import dataclass
+
+from dualpipe_lab.world import backends
+from dualpipe_lab.world.clock import ClockName
+from dualpipe_lab.world.link import Link
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Threads, link, clock, check and backend, as `launch` explains them."""
+
+    threads: int
+    link: Link | None
+    clock: ClockName
+    check: bool
+    backend: str
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether messages carry time stamps."""
+        return self.link is not None or self.clock == "virtual"
+
+    def validate(self, world_size: int) -> None:
+        """Raise ValueError for settings that no rank could follow."""
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+            raise ValueError(f"launch needs threads to be a whole number from 1, got {self.threads!r}")
+        if self.link is not None and not isinstance(self.link, Link):
+            raise ValueError(
+                f"launch needs link to be a Link, such as lab.Link(gbps=1, latency_ms=1), got {self.link!r}"
+            )
+        if self.clock not in ("wall", "virtual"):
+            raise ValueError(f"launch knows clock=wall, virtual, got {self.clock!r}")
+        if self.backend not in backends.BACKENDS:
+            raise ValueError(f"launch knows backend={', '.join(backends.BACKENDS)}, got {self.backend!r}")
+        if self.backend == "nccl" and (obstacle := backends.nccl_obstacle(world_size)):
+            raise ValueError(
+                f"{obstacle}; use backend='gloo', or guard the cell with `if lab.nccl_ready({world_size}):`"
+            )

@@ -1,0 +1,135 @@
+"""Ranks that wait for ever, and some that only seem to: who waits for whom and why, within four seconds."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(leftovers):
+    yield
+    leftovers.check()
+
+
+def test_a_ring_of_blocking_receives_is_explained(failing):
+    def fn(rank, world_size):
+        x = torch.ones(4)
+        comm.recv(x, (rank - 1) % world_size, tag=9)
+        comm.send(x, (rank + 1) % world_size, tag=9)
+
+    error = failing(fn, within=4)
+    text = str(error)
+    assert isinstance(error, lab.RankTimeout)
+    assert "rank 0: waits for recv from rank 2 tag 9 shape (4,)" in text
+    assert "deadlock: rank 0 -> rank 2 -> rank 1 -> rank 0 (each waits for the next)" in text
+    assert "rank 2 has no send to rank 0 in flight" in text
+
+
+def test_two_blocking_sends_are_explained(failing):
+    def fn(rank, world_size):
+        comm.send(torch.ones(1), 1 - rank)
+        comm.recv(torch.ones(1), 1 - rank)
+
+    assert "deadlock: rank 0 -> rank 1 -> rank 0" in str(failing(fn, 2, within=4))
+
+
+def test_a_tag_mismatch_is_suspected(failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            comm.send(torch.ones(3), 1, tag=2)
+        else:
+            comm.recv(torch.ones(3), 0, tag=3)
+
+    text = str(failing(fn, 2, within=4))
+    assert "tag mismatch? rank 1 waits for tag 3 from rank 0, whose unreceived sends to it have tag 2" in text
+
+
+def test_a_rank_that_never_joins(failing):
+    def fn(rank, world_size):
+        if rank != 2:
+            comm.all_reduce(torch.ones(2))
+
+    text = str(failing(fn, within=4))
+    assert "all_reduce: rank 2 never joined" in text
+    assert "rank 2 returned without it" in text
+
+
+def test_a_rank_that_computes_on_is_no_deadlock():
+    def fn(rank, world_size):
+        if rank == 0:
+            time.sleep(3.5)
+        comm.all_reduce(torch.ones(2))
+        return "fine"
+
+    assert lab.launch(fn, 2) == ["fine", "fine"]
+
+
+def test_a_rank_that_waits_for_nothing_runs_into_the_time_limit(failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            time.sleep(60)
+        comm.all_reduce(torch.ones(2))
+
+    text = str(failing(fn, 2, within=3, timeout=1))
+    assert "the time limit of 1 s passed" in text
+    assert "rank 0: is not in communication" in text
+    assert "in fn" in text
+    assert "all_reduce: rank 0 never joined" in text
+
+
+def test_different_collectives_are_named(failing):
+    def fn(rank, world_size):
+        x = torch.ones(4)
+        if rank == 0:
+            comm.all_reduce(x)
+        else:
+            comm.all_to_all_single(torch.ones(4), x)
+
+    text = str(failing(fn, 2, within=4))
+    assert "rank 0 in all_reduce, rank 1 in all_to_all_single" in text or "where rank 0 called all_reduce" in text
+
+
+def test_check_lets_torch_compare_collectives_first(failing):
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(2 + rank))
+
+    assert "Detected mismatch between collectives" in str(failing(fn, 2, within=4, check=True))
+
+
+def test_plain_torch_deadlocks_are_explained_too(failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            dist.recv(torch.ones(2), 1)
+        else:
+            dist.all_reduce(torch.ones(2))
+
+    text = str(failing(fn, 2, within=4))
+    assert "rank 0: waits for recv from rank 1 tag 0 shape (2,)" in text
+    assert "rank 1: waits for all_reduce shape (2,) (plain torch.distributed)" in text
+
+
+def test_a_rank_that_holds_the_interpreter_is_located(failing):
+    def fn(rank, world_size):
+        if rank == 1:
+            import ctypes
+
+            ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the lock
+        comm.barrier()
+
+    text = str(failing(fn, 2, within=4, timeout=1))
+    assert "rank 1: holds the interpreter's lock" in text
+    assert "in fn" in text
+
+
+@pytest.mark.parametrize("call", [comm.all_reduce, lambda x: comm.broadcast(x, 0)])
+def test_collectives_of_different_sizes_are_no_silent_success(call, failing):
+    def fn(rank, world_size):
+        call(torch.ones(3 + rank))
+
+    text = str(failing(fn, 2, within=4))
+    assert "of 4 elements as collective 0 of ranks [0, 1], where rank 0 called" in text
