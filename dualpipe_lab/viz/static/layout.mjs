@@ -12,7 +12,8 @@ export function rowOf(numRows) {
 
 const WIDE = 560; // px: a drawing that is not narrower names its ranks in full and lists their numbers
 const GUTTERS = { wide: [58, 84], narrow: [30, 10] };
-const LABEL = 12; // px: narrower cells show no microbatch
+const LABEL = 12; // px: narrower cells show no microbatch of two digits
+const LEAST = 8; // px: as long as cells are so wide for their letter, everything is shown at once
 const STRETCH = 4; // how many times wider than its box a drawing may start
 
 // `zoom` 1 is the drawing as it starts: as wide as its box, or wider where cells would be too narrow to read.
@@ -24,7 +25,8 @@ export function layoutOf(tracks, width, zoom, scroll) {
   const shortest = Math.min(...tracks.map((track) => track.shortest));
   const room = Math.max(width - left - right, 60);
   const readable = (LABEL * makespan) / shortest;
-  const start = readable > room && readable <= STRETCH * room ? readable : room;
+  const isNarrow = (LEAST * makespan) / shortest > room;
+  const start = isNarrow && readable <= STRETCH * room ? readable : room;
   const plot = Math.max(room, start * zoom);
   const layout = { width, left, right, room, plot, makespan, row, isWide, scroll, perTime: plot / makespan, tracks: [] };
   let y = AXIS;
