@@ -2,7 +2,7 @@
 
 Chapter: book/start/time.  In: one to three timelines.  Out: an anywidget, usable beside ipywidgets' controls.
 The same drawing as a timeline's own display; use it only where Python has to take part, because a widget needs a
-running kernel.  Saved and published notebooks show the element instead.
+running kernel: the book's pages show the element instead, a notebook that is reopened without its kernel shows nothing.
 """
 
 from collections.abc import Mapping
