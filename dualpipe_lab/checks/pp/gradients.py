@@ -51,8 +51,8 @@ def check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
             )
         if peak > one:
             raise Wrong(
-                f"{case}: rank {rank} keeps the activations of {peak // one} microbatches at once; run the forwards "
-                "under torch.no_grad() and keep only the stage's input, whose activations are computed again"
+                f"{case}: on rank {rank} autograd keeps {peak} tensors at once, one microbatch needs {one} at most; "
+                "run the forwards under torch.no_grad() and keep only the stage's input"
             )
     _check_messages(results, num_ranks, num_microbatches, case)
 
@@ -170,7 +170,7 @@ def _accumulate(rank: int, world_size: int, fn: Callable[..., Any], cases: list[
         loss.backward()
         found = fn(model, nn.functional.mse_loss, inputs, targets)
         problem = _difference(_grads(model), _grads(twin), len(rows))
-        if problem is None and abs(float(found) - loss.item()) > TOLERANCE * max(1.0, loss.item()):
+        if problem is None and not abs(float(found) - loss.item()) <= TOLERANCE * max(1.0, loss.item()):
             problem = f"the returned loss is {float(found):.6g}, that of the whole batch is {loss.item():.6g}"
         reports.append(f"microbatches of {', '.join(map(str, rows))} rows: {problem}" if problem else "")
     return reports

@@ -83,6 +83,12 @@ def tree_all_reduce(fn: Callable[..., Any]) -> str:
                 picture=results.timeline,
             )
         steps, bound = max(time for _, time in results) // MS, 2 * (world_size - 1).bit_length()
+        if (busiest := max(results.ledger.count(rank=rank) for rank in range(world_size))) > bound:
+            raise Wrong(
+                f"{case}: one rank takes part in {busiest} messages, in a tree at most 2 ceil(log2 N) = {bound}: "
+                "let half of the ranks collect from the other half, not one rank from all",
+                picture=results.timeline,
+            )
         if steps > bound:
             raise Wrong(
                 f"{case}: {steps} messages waited for one another, a tree needs 2 ceil(log2 N) = {bound}: "

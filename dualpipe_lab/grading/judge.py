@@ -1,0 +1,111 @@
+"""The judge: runs pristine checks on answers; no line of the learner's code runs in this process.
+
+In: one task per line (JSON).  Out: one verdict per line, on a pipe of its own that the fork server, and so the worker
+and the ranks, do not inherit.  Everything on standard output is the learner's and is not looked at.
+"""
+
+import ast
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dualpipe_lab.checks.registry import find
+from dualpipe_lab.grading import wire, worker
+from dualpipe_lab.world import server
+from dualpipe_lab.world.launcher import launch
+
+
+def main() -> None:
+    """Serve tasks until the pipe of tasks ends; `sys.argv` names the two pipes."""
+    tasks, verdicts = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+    os.set_inheritable(tasks.fileno(), False)
+    os.set_inheritable(verdicts.fileno(), False)
+    server.warm()
+    launch(_nothing, 1)  # the fork server has imported torch when this returns
+    print(json.dumps({"ready": True}), file=verdicts, flush=True)
+    for line in tasks:
+        task = json.loads(line)
+        worker.settle(task["place"])
+        try:
+            verdict = judge(task)
+        except Exception as error:  # whatever the learner did to the scratch folder or the fork server
+            message = f"it broke what runs it: {type(error).__name__}: {error}"
+            verdict = _verdict("stopped", 0, message) | {"retire": True}
+        os.chdir("/")  # the scratch folder is about to go
+        print(json.dumps(verdict | {"token": task["token"]}), file=verdicts, flush=True)
+
+
+def judge(task: dict[str, Any]) -> dict[str, Any]:
+    """Return status, score and message of one task."""
+    check = find(task["name"])
+    assert check is not None, task["name"]
+    arguments = arguments_of(task["check"])
+    names = sorted({node.id for part in arguments for node in ast.walk(part) if isinstance(node, ast.Name)})
+    try:
+        answers, problem = _answers(task, names)
+    except (EOFError, OSError, ValueError) as error:
+        return _verdict("wrong", 0, f"the process that ran the answer cell ended without an answer: {error}")
+    if missing := [name for name in names if name not in answers]:
+        return _verdict("wrong", 0, problem or f"the answer cell does not define {missing[0]}")
+    Path(task["place"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
+    os.chdir(task["place"]["work"])
+    values = [eval(compile(ast.Expression(part), "check", "eval"), {}, answers) for part in arguments]  # noqa: S307
+    found = check.verdict(*values)
+    message = found.message if found.passed or not problem else f"{found.message}\n(the answer cell raised: {problem})"
+    return _verdict("right" if found.passed else "wrong", found.score, message)
+
+
+def arguments_of(source: str) -> list[ast.expr]:
+    """The arguments of a check cell, which is one call and nothing else."""
+    (statement,) = ast.parse(source).body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Call)
+    return statement.value.args
+
+
+def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], str]:
+    """Run the cells in a worker; return the values of `names` and what the answer cell raised."""
+    title = f"answer-{task['name']}"
+    cells = [*((f"given cell {number}", source) for number, source in enumerate(task["given"], 1))]
+    cells.append((title, task["answer"]))
+    worker.remember(title, task["answer"])  # errors on ranks then show the learner's line
+    near, far = multiprocessing.Pipe()
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=worker.main, args=(far, cells, names, task["place"]))
+    process.start()
+    far.close()
+    try:
+        reply = _receive(near, process)
+        answers = {name: wire.unpack(value) for name, value in reply["answers"].items() if "error" not in value}
+        errors = [value["error"] for value in reply["answers"].values() if "error" in value]
+        return answers, str((errors or [reply["problem"]])[0])
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def _receive(near: "Connection[Any, Any]", process: Any) -> dict[str, Any]:
+    try:
+        reply = json.loads(near.recv_bytes(wire.MAX_BYTES))
+    except EOFError:
+        process.join(1)
+        raise EOFError(f"it died, exit code {process.exitcode}") from None
+    if not isinstance(reply, dict) or not isinstance(reply.get("answers"), dict):
+        raise ValueError("it sent something else")
+    return reply
+
+
+def _verdict(status: str, score: float, message: str) -> dict[str, Any]:
+    return {"status": status, "score": score, "message": message[:4000]}
+
+
+def _nothing(rank: int, world_size: int) -> None:
+    """Start a rank and end it."""

@@ -1,0 +1,113 @@
+"""A submission laid over the pristine exercise: known by tags, whatever else was edited.
+
+In: two notebooks.  Out: per exercise the given cells, the learner's answer and the pristine check; notes on edits.
+A notebook is read as JSON; nothing in it is executed here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_BYTES = 20_000_000
+
+
+class Unreadable(ValueError):  # noqa: N818
+    """A file that is no notebook."""
+
+
+class Cell(NamedTuple):
+    """A code cell: its answer or check tag, or an empty string, and its text."""
+
+    tag: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One exercise of one submission; `answer` is None where the submission has no such cell."""
+
+    name: str
+    given: list[str]
+    answer: str | None
+    starter: str
+    check: str
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the answer is still the starter's."""
+        return self.answer is not None and self.answer.strip() == self.starter.strip()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A submission, ready to be judged."""
+
+    tasks: list[Task]
+    notes: list[str] = field(default_factory=list)
+
+
+def read(path: Path) -> list[Cell]:
+    """Return the code cells of a notebook.
+
+    Raises:
+        Unreadable: the file is not a notebook of format 4, or larger than 20 MB.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise Unreadable(f"larger than {MAX_BYTES // 1_000_000} MB; clear its outputs and submit again")
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        return [_cell(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    except Unreadable:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"no notebook of format 4 ({type(error).__name__}); save it from Jupyter again") from None
+
+
+def overlay(pristine: list[Cell], submitted: list[Cell]) -> Paper:
+    """Lay the learner's answers over the pristine cells.  A split answer cell is joined again, in its order."""
+    answers: dict[str, list[str]] = {}
+    for tag, source in submitted:
+        if tag.startswith("answer-"):
+            answers.setdefault(tag, []).append(source)
+    given = [cell.source for cell in pristine if not cell.tag]
+    checks = {cell.tag: cell.source for cell in pristine if cell.tag.startswith("check-")}
+    tasks = []
+    for tag, starter in pristine:
+        if tag.startswith("answer-"):
+            name = tag.removeprefix("answer-")
+            parts = answers.get(tag)
+            answer = "\n".join(parts) if parts is not None else None
+            tasks.append(Task(name, given, answer, starter, checks[f"check-{name}"]))
+    return Paper(tasks, list(_notes(pristine, submitted, answers)))
+
+
+def topic_tags(cells: Iterable[Cell]) -> Counter[str]:
+    """How often each topic occurs in the answer tags."""
+    names = [cell.tag.removeprefix("answer-").rpartition("-")[0] for cell in cells if cell.tag.startswith("answer-")]
+    return Counter(names)
+
+
+def _cell(cell: Any) -> Cell:
+    source = cell["source"]
+    text = source if isinstance(source, str) else "".join(source)
+    tags = cell.get("metadata", {}).get("tags", [])
+    wanted = [tag for tag in tags if isinstance(tag, str) and tag.startswith(("answer-", "check-"))]
+    return Cell(wanted[0] if wanted else "", text)
+
+
+def _notes(pristine: list[Cell], submitted: list[Cell], answers: dict[str, list[str]]) -> Iterable[str]:
+    ours = {cell.tag: cell.source.strip() for cell in pristine if cell.tag.startswith("check-")}
+    for tag, source in submitted:
+        if tag in ours and source.strip() != ours[tag]:
+            yield f"{tag} was edited: ignored"
+    known = {cell.tag for cell in pristine}
+    given = [cell.source.strip() for cell in pristine if not cell.tag]
+    extra = [cell for cell in submitted if cell.tag not in known or (not cell.tag and cell.source.strip() not in given)]
+    if extra := [cell for cell in extra if cell.source.strip()]:
+        yield f"{len(extra)} extra or edited cell{'s' * (len(extra) > 1)}: ignored"
+    for tag, parts in answers.items():
+        if tag in known and len(parts) > 1:
+            yield f"{tag} occurs {len(parts)} times: joined"

@@ -1,0 +1,62 @@
+"""What tests of checks and grading share: the cells of a solution and of its exercise, and an answer in their place."""
+
+from pathlib import Path
+
+import jupytext
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {"ranks": "start/ranks-and-messages", "time": "start/time", "gpipe": "pp/gpipe"}
+
+
+class Book:
+    """The code cells of solutions and exercises."""
+
+    def __init__(self):
+        self.cells = {
+            folder: {topic: self._read(ROOT / folder / f"{page}.md") for topic, page in EXAMPLES.items()}
+            for folder in ("solutions", "exercises")
+        }
+
+    @staticmethod
+    def _read(path):
+        cells = [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
+        return [(" ".join(cell.metadata.get("tags", [])), cell.source) for cell in cells]
+
+    def answer(self, name, folder="solutions"):
+        """The text of an answer cell."""
+        return dict(self.cells[folder][name.rpartition("-")[0]])[f"answer-{name}"]
+
+    def text_of(self, name, bad):
+        """The text of a wrong answer."""
+        if isinstance(bad.answer, str):
+            return bad.answer
+        text = self.answer(name)
+        for old, new in bad.answer:
+            assert old in text, f"{name}: {old!r} is not in the solution"
+            text = text.replace(old, new)
+        return text
+
+    def verdict(self, name, text):
+        """Run given cells and the answer as a notebook would; return what the check says."""
+        from dualpipe_lab.checks.registry import find
+        from dualpipe_lab.grading.judge import arguments_of
+
+        topic = name.rpartition("-")[0]
+        names = {"__name__": "__main__"}
+        cells = self.cells["exercises"][topic]
+        for source in [source for tags, source in cells if not tags] + [text]:
+            exec(compile(source, f"answer-{name}", "exec"), names)
+        arguments = [ast_eval(part, names) for part in arguments_of(dict(cells)[f"check-{name}"])]
+        return find(name).verdict(*arguments)
+
+
+def ast_eval(expression, names):
+    import ast
+
+    return eval(compile(ast.Expression(expression), "check", "eval"), names)
+
+
+@pytest.fixture(scope="session")
+def book():
+    return Book()

@@ -1,0 +1,50 @@
+"""Every check is checked: the solution passes, the starter fails, wrong answers and cheats fail and are told why."""
+
+import pytest
+from wrong_answers import CHEATS, TYPICAL
+
+from dualpipe_lab.checks.registry import all_checks, find
+
+NAMES = [check.name for check in all_checks()]
+BAD = [(name, label, bad) for table in (TYPICAL, CHEATS) for name in table for label, bad in table[name].items()]
+
+
+def test_every_check_has_two_wrong_answers_and_a_cheat():
+    """A check without them does not land."""
+    assert len(NAMES) == len(set(NAMES)) >= 11
+    assert set(TYPICAL) == set(CHEATS) == set(NAMES)
+    assert all(len(TYPICAL[name]) >= 2 and CHEATS[name] for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exercise_says_what_it_is(name):
+    about = find(name).about
+    assert about.kind in ("predict", "implement", "puzzle", "find the bug")
+    assert 3 <= about.minutes <= 40
+    assert 1 <= about.points <= 5
+    assert len(about.hints) >= 2
+    assert find(name).__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_solution_passes_and_says_the_same_every_time(book, name):
+    first, second = (book.verdict(name, book.answer(name)) for _ in range(2))
+    assert first.passed, first.message
+    assert first.score == 1
+    assert first.message == second.message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_starter_fails(book, name):
+    verdict = book.verdict(name, book.answer(name, "exercises"))
+    assert not verdict.passed
+    assert verdict.score == 0
+    assert verdict.message
+
+
+@pytest.mark.parametrize(("name", "label", "bad"), BAD, ids=[f"{name} {label}" for name, label, _ in BAD])
+def test_a_wrong_answer_fails_and_is_told_why(book, name, label, bad):
+    verdict = book.verdict(name, book.text_of(name, bad))
+    assert not verdict.passed
+    assert bad.says in verdict.message
+    assert verdict.score < 0.95
