@@ -1,0 +1,118 @@
+"""Progress is kept in the learner's folder, survives anything in its file, and never spoils an answer."""
+
+import json
+
+import pytest
+
+from dualpipe_lab import checks
+from dualpipe_lab.checks import record
+from dualpipe_lab.checks.exercise import CheckFailed, Wrong, exercise
+from dualpipe_lab.checks.trial import needs_ints, smallest_failing
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_an_attempt_is_counted_and_solved_stays_solved():
+    with pytest.raises(CheckFailed):
+        checks.time.order_of_messages([0, 1, 2, 3, 4])
+    assert record.load() == {"time-3": record.Entry(False, 1, 0)}
+    checks.time.order_of_messages([4, 3, 1, 0, 2])
+    with pytest.raises(CheckFailed):
+        checks.time.order_of_messages([])
+    assert record.load() == {"time-3": record.Entry(True, 3, 0)}
+    assert [path.name for path in record.path().parent.iterdir()] == ["progress.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '{"time-3": 3}',
+        '{"time-3": {"attempts": -1}}',
+        '{"time-3": {"attempts": true}}',
+        "[" * 99999,
+    ],
+)
+def test_a_broken_file_counts_as_empty_and_is_replaced(text):
+    record.path().parent.mkdir()
+    record.path().write_text(text)
+    assert record.load() == {}
+    record.note("time-1", True)
+    assert json.loads(record.path().read_text())["time-1"]["solved"] is True
+
+
+def test_a_folder_that_cannot_be_written_spoils_nothing(folder, capsys):
+    (folder / record.FOLDER).write_text("a file where the folder should be")
+    checks.time.two_messages(29)
+    assert "time-1 solved" in capsys.readouterr().out
+
+
+def test_the_file_is_bounded():
+    record.path().parent.mkdir()
+    record.path().write_text(json.dumps({f"x-{n}": {"attempts": 1} for n in range(5000)}))
+    assert len(record.load()) == record.MAX_EXERCISES
+
+
+def test_hints_come_one_by_one_and_stay_at_the_last(capsys):
+    for number in (1, 2, 3, 3):
+        checks.gpipe.hint(1)
+        assert f"gpipe-1, hint {number} of 3" in capsys.readouterr().out
+    checks.gpipe.numbers((60, 24, 6))
+    capsys.readouterr()
+    checks.gpipe.hint()
+    assert capsys.readouterr().out.startswith("gpipe-2, hint 1")
+    with pytest.raises(ValueError, match="there is no exercise 9 here"):
+        checks.gpipe.hint(9)
+
+
+def test_the_progress_page_counts_points_and_minutes():
+    page = checks.progress()
+    assert page.summary().startswith(f"0 of {len(checks.all_checks())} solved, 0 of ")
+    checks.time.two_messages(29)
+    assert "1 of 11 solved, 1 of 24 points" in str(checks.progress())
+    html = checks.progress()._repr_html_()
+    assert html.count("<tr>") == 12
+    assert "solved</td>" in html
+
+
+def test_a_wrong_answer_shows_its_message_and_picture_without_a_traceback():
+    with pytest.raises(CheckFailed) as caught:
+        checks.time.order_of_messages([0, 1, 2, 3, 4])
+    lines = caught.value._render_traceback_()
+    assert lines[0].startswith("time-3: legal: 42 ms, the budget is 31")
+    assert any(line.startswith("rank 1") for line in lines)
+
+
+def test_scores_and_lines_come_from_the_judging_function(capsys):
+    @exercise("x-1", "A thing", "puzzle", 5, 1, ("think", "again"))
+    def thing(answer):
+        """Judge a thing."""
+        if answer != 1:
+            raise Wrong("not 1", score=0.5)
+        return "it is 1"
+
+    assert thing.verdict(2).score == 0.5
+    thing(1)
+    assert capsys.readouterr().out == "x-1 solved: it is 1\n"
+
+
+def test_numbers_must_be_plain():
+    assert needs_ints((1, 2), ("a", "b")) == [1, 2]
+    for answer, message in ((1.0, "float"), (True, "bool"), (..., "not answered yet"), ([1, 2, 3], "got 3")):
+        with pytest.raises(Wrong, match=message):
+            needs_ints(answer, ("a",))
+
+
+def test_shrinking_ends_at_a_case_without_a_smaller_failing_one():
+    found = smallest_failing(
+        (9, 9, 9), lambda c: sum(c) > 7, lambda c: (c[:i] + (n - 1,) + c[i + 1 :] for i, n in enumerate(c))
+    )
+    assert sum(found) == 8

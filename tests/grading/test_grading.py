@@ -1,0 +1,87 @@
+"""Grading end to end: each misbehaviour costs its own points, nothing is left, a second run skips what is done."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mixed
+
+from dualpipe_lab.grading import submissions
+from dualpipe_lab.grading.grader import Grader
+from dualpipe_lab.grading.limits import Limits
+
+ROOT = Path(__file__).parents[2]
+PAGE = "ranks-and-messages"
+
+
+def grade(folder, out, **limits):
+    found = submissions.find(folder, submissions.exercises(ROOT / "exercises"), out)
+    with Grader(out, Limits(**limits)) as grader:
+        scratch = grader._scratch
+        results = grader.grade(found)
+    assert not scratch.exists()
+    return {graded.learner: graded for graded in results}
+
+
+def only(shop, page, text):
+    """An exercise whose first answer alone is changed, so that nothing else has to run."""
+    notebook = shop.notebook(page)
+    for cell in notebook["cells"]:
+        if mixed.cell_tag(cell) == "answer-ranks-1":
+            cell["source"] = text
+    return notebook
+
+
+def test_thirty_submissions_are_made(tmp_path):
+    shop = mixed.make(tmp_path)
+    assert len(shop.expected) == 30
+    found = submissions.find(tmp_path, submissions.exercises(ROOT / "exercises"), tmp_path / "out")
+    assert {s.learner for s in found} == set(shop.expected)
+    assert all(s.notebook for s in found)
+
+
+@pytest.mark.slow
+def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path):
+    """The cases of `benchmarks/grading.py`, reduced to one exercise each."""
+    shop = mixed.Shop(tmp_path / "in")
+    texts = {label: (text, status) for label, (text, status, _) in mixed.MISBEHAVIOURS.items() if label != "memory"}
+    texts |= {label: (text, mixed.WRONG) for label, text in mixed.CHEATS.items()}
+    right = "bytes_sent = [40, 40, 32]"
+    texts["right"] = (right, mixed.RIGHT)
+    texts["deletes folder"] = (f"import os, shutil\nshutil.rmtree(os.getcwd())\n{right}", mixed.RIGHT)
+    escape = "import subprocess\nsubprocess.Popen(['sleep', '321'], start_new_session=True)\n"
+    texts["leaves a process"] = (escape + right, mixed.RIGHT)
+    for label, (text, _) in texts.items():
+        shop.write(label, PAGE, only(shop, PAGE, text), {})
+    before = {path: path.read_bytes() for path in shop.folder.rglob("*.ipynb")}
+    results = grade(shop.folder, tmp_path / "out", seconds=10, processes=20)
+    found = {label: {mark.name: mark.status for mark in results[label].marks} for label in texts}
+    rest = {"ranks-2": mixed.STARTED, "ranks-3": mixed.STARTED}
+    assert found == {label: {"ranks-1": status} | rest for label, (_, status) in texts.items()}
+    for label, (_, _, message) in mixed.MISBEHAVIOURS.items():
+        assert label == "memory" or message in results[label].marks[0].message
+    assert {path: path.read_bytes() for path in shop.folder.rglob("*.ipynb")} == before
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "321"]]
+    assert psutil.Process().children() == []
+
+    (tmp_path / "in" / "right" / f"{PAGE}.ipynb").write_text(json.dumps(only(shop, PAGE, "bytes_sent = [1, 2, 3]")))
+    stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "results").iterdir()}
+    again = grade(shop.folder, tmp_path / "out", seconds=10)
+    changed = {
+        path.name for path in (tmp_path / "out" / "results").iterdir() if path.stat().st_mtime_ns != stamps[path.name]
+    }
+    assert changed == {f"right--{PAGE}.json"}
+    assert again["right"].points == 0
+
+
+def test_a_wrong_folder_is_named(tmp_path):
+    command = [sys.executable, "-m", "dualpipe_lab", "grade", str(tmp_path), "--out", str(tmp_path / "out")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "200"})
+    assert result.returncode == 1
+    assert "no notebook (*.ipynb)" in result.stdout

@@ -1,0 +1,139 @@
+"""The generator: solutions become exercises, nothing is handed out, drift and slips are named."""
+
+import importlib.util
+from pathlib import Path
+
+import jupytext
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("make_exercises", ROOT / "tools" / "make_exercises.py")
+tool = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tool)
+
+HEADER = (ROOT / "solutions" / "start" / "time.md").read_text().partition("# ")[0]
+PAGE = f"""{HEADER}# Title
+
+```{{code-cell}} ipython3
+:tags: [answer-a-1]
+
+def double(x: int) -> int:
+    \"\"\"Return twice x.\"\"\"
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+```
+
+```{{code-cell}} ipython3
+:tags: [check-a-1]
+
+check.a.double(double)
+```
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "solutions" / "start").mkdir(parents=True)
+    (tmp_path / "solutions" / "start" / "a.md").write_text(PAGE)
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    status = tool.main(list(arguments))
+    return status, capsys.readouterr().out
+
+
+def test_the_exercises_follow_from_the_solutions(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    status, printed = run(capsys, "--check")
+    assert status == 0, printed
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "exercises").rglob("*.*")), ids=lambda path: path.name)
+def test_no_solution_is_handed_out(path):
+    text = path.read_text()
+    assert "SOLUTION" not in text
+    assert "### STUB" not in text
+
+
+def test_both_forms_are_written_with_types_docstring_and_tags(project, capsys):
+    assert run(capsys)[0] == 0
+    for suffix in (".md", ".ipynb"):
+        _, answer, check = jupytext.read(project / "exercises" / "start" / f"a{suffix}").cells
+        assert answer.source.splitlines()[-1] == '    raise NotImplementedError("your code")'
+        assert answer.source.startswith('def double(x: int) -> int:\n    """Return twice x."""')
+        assert (answer.metadata.tags, check.metadata.tags) == (["answer-a-1"], ["check-a-1"])
+    assert run(capsys, "--check")[0] == 0
+
+
+def test_a_stub_replaces_the_solution_where_there_is_one():
+    source = "### BEGIN SOLUTION\nx = 1\n### STUB\n# if x:\n#     x = 2  # keep\n### END SOLUTION\ny = x"
+    assert tool.strip_solution(source, "here") == "if x:\n    x = 2  # keep\ny = x"
+
+
+def test_empty_cells_are_dropped_and_outputs_removed(project, capsys):
+    page = project / "solutions" / "start" / "a.md"
+    page.write_text(PAGE + "\n```{code-cell} ipython3\n\n```\n")
+    run(capsys)
+    assert len(jupytext.read(project / "exercises" / "start" / "a.ipynb").cells) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a\n### BEGIN SOLUTION\nx", "here, line 2: ### BEGIN SOLUTION without ### END SOLUTION"),
+        ("x\n### END SOLUTION", "here, line 2: ### END SOLUTION without ### BEGIN SOLUTION"),
+        ("### STUB", "here, line 1: ### STUB without"),
+        ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n", "here, line 2: ### BEGIN SOLUTION again"),
+        ("### BEGIN SOLUTIONS", "is no marker"),
+        ("x = 1  ### BEGIN SOLUTION", "is no marker"),
+    ],
+)
+def test_unbalanced_markers_are_refused_with_their_line(source, message):
+    with pytest.raises(tool.Refused, match=message):
+        tool.strip_solution(source, "here")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    ### END SOLUTION\n", "", "cell 1, line 3: ### BEGIN SOLUTION without"),
+        (":tags: [answer-a-1]\n", "", "cell 1: a cell with a solution needs one tag"),
+        (
+            "    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION\n",
+            "    return 2 * x\n",
+            "would be handed out",
+        ),
+        ("check-a-1", "check-a-2", "followed by its own check-X"),
+    ],
+)
+def test_a_slip_is_refused_and_nothing_is_written(project, capsys, old, new, message):
+    (project / "solutions" / "start" / "a.md").write_text(PAGE.replace(old, new))
+    status, printed = run(capsys)
+    assert status == 1
+    assert message in printed
+    assert not (project / "exercises").exists()
+
+
+@pytest.mark.parametrize("suffix", [".md", ".ipynb"])
+def test_drift_is_named_by_its_cell_with_the_remedy(project, capsys, suffix):
+    run(capsys)
+    path = project / "exercises" / "start" / f"a{suffix}"
+    path.write_text(path.read_text().replace("check.a.double", "print"))
+    status, printed = run(capsys, "--check")
+    assert status == 1
+    assert f"a{suffix}, cell 2 (code, 'check-a-1')" in printed
+    assert "make exercises" in printed
+    path.unlink()
+    assert "is missing" in run(capsys, "--check")[1]
+
+
+def test_formatting_alone_is_no_drift_and_strangers_are(project, capsys):
+    run(capsys)
+    path = project / "exercises" / "start" / "a.ipynb"
+    jupytext.write(jupytext.read(path), path)  # other cell ids, other bytes
+    assert run(capsys, "--check")[0] == 0
+    (path.parent / "old.md").write_text("left over")
+    assert "old.md is made by no solution" in run(capsys, "--check")[1]
