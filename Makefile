@@ -6,13 +6,16 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+# One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
+NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with solutions/sanitize.cfg \
+  --nbval-cell-timeout 120 -n 2 --dist loadfile
 SOURCES := dualpipe_lab tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab serve lint format bench pairs lock clean
+.PHONY: help book test lab serve exercises grade lint format bench pairs lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its requirements file exactly when the environment has to be renewed.
@@ -33,8 +36,11 @@ book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
 test: $(INSTALLED_DEV) ## run all tests
 	@echo "==> pages and their notebooks"
 	@$(BIN)/python tools/check_pairs.py
+	@$(BIN)/python tools/make_exercises.py --check
 	@echo "==> tests"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@echo "==> solutions, cell by cell against their stored outputs"
+	@$(NBVAL) solutions
 
 lab: $(INSTALLED) ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/book/intro.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -43,6 +49,13 @@ serve: ## serve the built book on 127.0.0.1:PORT
 	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2
 	@echo "==> http://127.0.0.1:$(PORT)/   (Ctrl+C stops it; another port: make serve PORT=8001)"
 	@$(or $(wildcard $(BIN)/python),python3) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+exercises: $(INSTALLED) ## write the exercises anew from the solutions, and run the solutions
+	@$(BIN)/python tools/make_exercises.py
+	@$(BIN)/python tools/make_exercises.py --run
+
+grade: $(INSTALLED) ## grade the notebooks in SUBMISSIONS=folder
+	@$(BIN)/python -m dualpipe_lab grade $(or $(SUBMISSIONS),$(error name the folder: make grade SUBMISSIONS=folder))
 
 lint: $(INSTALLED_DEV) ## check style, format and types
 	@echo "==> ruff check" && $(BIN)/ruff check $(SOURCES)

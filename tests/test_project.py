@@ -16,7 +16,21 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CODE = sorted(
     file for folder in ("dualpipe_lab", "tools", "_ext", "benchmarks") for file in (ROOT / folder).rglob("*.py")
 )
-COMMANDS = ("bench", "book", "clean", "format", "help", "lab", "lint", "lock", "pairs", "serve", "test")
+COMMANDS = (
+    "bench",
+    "book",
+    "clean",
+    "exercises",
+    "format",
+    "grade",
+    "help",
+    "lab",
+    "lint",
+    "lock",
+    "pairs",
+    "serve",
+    "test",
+)
 
 
 def run(*command, **options):

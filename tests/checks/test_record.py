@@ -113,6 +113,6 @@ def test_numbers_must_be_plain():
 
 def test_shrinking_ends_at_a_case_without_a_smaller_failing_one():
     found = smallest_failing(
-        (9, 9, 9), lambda c: sum(c) > 7, lambda c: (c[:i] + (n - 1,) + c[i + 1 :] for i, n in enumerate(c))
+        (9, 9, 9), lambda c: sum(c) > 7, lambda c: ((*c[:i], n - 1, *c[i + 1 :]) for i, n in enumerate(c))
     )
     assert sum(found) == 8
