@@ -34,7 +34,7 @@ _HOMES = {
     "span": "world.context",
     "nccl_ready": "world.backends",
 }
-_MODULES = {"comm": "world.comm", "schedules": "pp.schedules"}
+_MODULES = {"comm": "world.comm", "schedules": "pp.schedules", "viz": "viz"}
 
 __all__ = sorted([*_HOMES, *_MODULES])
 

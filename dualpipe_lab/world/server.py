@@ -97,7 +97,7 @@ def start(count: int) -> list[RankProcess]:
     try:
         if method == "forkserver":
             warm()
-        while _pool and len(ranks) < count:
+        while method == "spawn" and _pool and len(ranks) < count:
             ranks.append(_pool.pop())
         if method == "spawn" and len(ranks) < count and not os.environ.get(OVERRIDE):
             _warn_of_spawn("this platform has no fork server")

@@ -1,5 +1,6 @@
 """Without a fork server: spawned ranks, kept from one launch to the next, and the fall-back to them."""
 
+import multiprocessing
 import os
 
 import pytest
@@ -47,6 +48,9 @@ def test_a_fork_server_that_does_not_work_is_replaced_with_a_word(monkeypatch):
         rank = real(method)
         if method == "forkserver":
             rank.kill()
+            rank.channel.close()  # it may have said hello already
+            rank.channel, far = multiprocessing.Pipe()
+            far.close()
         return rank
 
     monkeypatch.setattr(server, "_start_one", start_one)

@@ -52,7 +52,7 @@ def test_messages_on_one_link_queue_up():
     link = lab.Link(gbps=1, latency_ms=2)
     timeline = lab.launch(fn, 2, clock="virtual", link=link).timeline
     assert [message.arrived for message in timeline.messages] == [10_000_000, 18_000_000, 26_000_000]
-    assert [message.left for message in timeline.messages] == [0, 8_000_000, 16_000_000]
+    assert [message.left for message in timeline.messages] == [None, 8_000_000, 16_000_000]
     assert {message.num_bytes for message in timeline.messages} == {1_000_000}
 
 
