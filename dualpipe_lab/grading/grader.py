@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,10 @@ class Grader:
     def __exit__(self, *details: object) -> None:
         self._stopping = True
         for warden in self._wardens:
-            assert warden.stdin is not None
-            warden.stdin.close()  # it ends when its input does
             warden.terminate()
         for warden in self._wardens:
-            warden.wait()
+            with warden, suppress(BrokenPipeError):  # waits for its end, and closes its pipes
+                pass
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def grade(
