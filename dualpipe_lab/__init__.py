@@ -31,10 +31,11 @@ _HOMES = {
     "Link": "world.link",
     "compute": "world.context",
     "now": "world.context",
+    "progress": "checks.progress_page",
     "span": "world.context",
     "nccl_ready": "world.backends",
 }
-_MODULES = {"comm": "world.comm", "schedules": "pp.schedules", "viz": "viz"}
+_MODULES = {"comm": "world.comm", "schedules": "pp.schedules", "viz": "viz", "checks": "checks"}
 
 __all__ = sorted([*_HOMES, *_MODULES])
 
