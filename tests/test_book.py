@@ -72,7 +72,7 @@ def test_map_holds_the_lecture_table():
 def test_map_links_exactly_the_chapters_that_exist():
     linked = {match[1] for row in map_cells() for cell in row if (match := re.fullmatch(r"\[.*\]\((.*)\)", cell))}
     written = {file.removeprefix("book/") for file in toc_files() if re.match("book/(dp|tp|pp|cp|ep)/", file)}
-    assert linked == written
+    assert linked == written - {"pp/explorer.md"}  # a tool for all schedules, no topic of the map
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "{code-cell}" in page.read_text()], ids=lambda p: p.stem)

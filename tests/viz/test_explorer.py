@@ -1,0 +1,175 @@
+"""The explorer: its numbers are the simulator's for every schedule and size, and it works by keyboard in Chromium."""
+
+import json
+import shutil
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from drawing_page import element
+
+from dualpipe_lab import Cost, Program, schedules, simulate
+from dualpipe_lab.viz import Explorer
+from dualpipe_lab.viz import explorer as module
+
+SCRIPT = Path(__file__).parent / "explorer_numbers.mjs"
+COSTS = [
+    {"F": 1, "I": 1, "W": 1, "B": None, "overlap": None, "latency": 0, "transfer": 0},
+    {"F": 2, "I": 3, "W": 1, "B": None, "overlap": 5, "latency": 1, "transfer": 2},
+    {"F": 4, "I": 1, "W": 0, "B": None, "overlap": None, "latency": 7, "transfer": 0},
+]
+
+
+def expected(program, costs, limit):
+    """The library's numbers, with exact fractions for the stages' shares."""
+    share = Fraction(program.num_ranks, program.num_stages)
+    scaled = {k: v if v is None or k in ("latency", "transfer") else v * share for k, v in costs.items()}
+    timeline = simulate(program, Cost(**scaled))
+    ranks = range(program.num_ranks)
+    peak = max(map(timeline.peak_activations, ranks)) * share
+    own = [{stage for span in row for stage, _, _ in span.parts} for row in timeline.spans_by_rank]
+    weights = max(map(len, own)) * share
+    fits = int(limit is None or peak <= limit)
+    return [timeline.makespan, timeline.bubble_fraction, peak, len(timeline.messages), weights, fits]
+
+
+def built(name, p, m):
+    try:
+        return schedules.build(name, p, m)
+    except ValueError:
+        return None
+
+
+def run_node(explorer, choices):
+    if shutil.which("node") is None:
+        pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
+    line = json.dumps({"titles": explorer.spec["titles"], "packed": explorer.spec["programs"], "choices": choices})
+    done = subprocess.run(["node", str(SCRIPT)], input=line, capture_output=True, text=True, check=True, timeout=120)
+    return [json.loads(row) for row in done.stdout.splitlines()]
+
+
+def compare_with_python(explorer, choices, build):
+    for choice, found in zip(choices, run_node(explorer, choices), strict=True):
+        programs = {name: build(name, choice["ranks"], choice["microbatches"]) for name in explorer.names}
+        assert sorted(row[0] for row in found["rows"]) == sorted(n for n, program in programs.items() if program)
+        assert len(found["refused"]) == sum(program is None for program in programs.values())
+        for key, *numbers in found["rows"]:
+            assert numbers == [pytest.approx(float(x), abs=1e-12) for x in expected_of(programs[key], choice)]
+        ranking = [(-row[-1], row[1], row[3], row[4]) for row in found["rows"]]
+        assert ranking == sorted(ranking)
+
+
+def expected_of(program, choice):
+    return expected(program, choice["costs"], choice["limit"])
+
+
+def test_every_schedule_at_every_size_has_the_simulator_s_numbers():
+    explorer = Explorer()
+    assert explorer.names == schedules.names()
+    choices = [
+        {"ranks": p, "microbatches": m, "limit": limit, "costs": costs}
+        for p in explorer.ranks
+        for m in (1, 2, 3, 8, 17, 32)
+        for costs, limit in zip(COSTS, (None, 4, 1), strict=True)
+    ]
+    compare_with_python(explorer, choices, built)
+
+
+def v_shape(num_ranks, num_microbatches):
+    """Two stages a rank, down and up again; all forwards first."""
+    if num_microbatches % 2:
+        raise ValueError("this one needs an even number of microbatches")
+    top, rows = 2 * num_ranks - 1, []
+    for rank in range(num_ranks):
+        ups = [f"{rank}F{m} {top - rank}F{m}" for m in range(num_microbatches)] if rank == num_ranks - 1 else None
+        downs = [f"{rank}F{m}" for m in range(num_microbatches)] + [
+            f"{top - rank}F{m}" for m in range(num_microbatches)
+        ]
+        back = [f"{top - rank}B{m}" for m in range(num_microbatches)] + [f"{rank}B{m}" for m in range(num_microbatches)]
+        rows.append(" ".join([*(ups or downs), *back]))
+    return Program.parse("V", rows)
+
+
+def test_two_smaller_stages_a_rank_cost_half_each_and_a_refused_size_says_why(monkeypatch):
+    def build(name, p, m):
+        return v_shape(p, m) if name == "v" else schedules.gpipe(p, m)
+
+    def or_none(name, p, m):
+        return None if name == "v" and m % 2 else build(name, p, m)
+
+    monkeypatch.setattr(module.schedules, "build", build)
+    explorer = Explorer(ranks=[2, 4], microbatches=[3, 4], names=["gpipe", "v"], start=(2, 4))
+    assert explorer.programs["v"]["2 3"] == "this one needs an even number of microbatches"
+    choices = [
+        {"ranks": p, "microbatches": m, "limit": None, "costs": c} for p in (2, 4) for m in (3, 4) for c in COSTS
+    ]
+    compare_with_python(explorer, choices, or_none)
+    found = run_node(explorer, [choices[3]])[0]
+    assert found["fine"] == 2
+    assert {row[0]: row[5] for row in found["rows"]} == {"gpipe": 1, "v": 1}
+
+
+def test_the_page_stays_small_and_has_words_without_scripts():
+    html = Explorer().to_html(script=False)
+    assert len(html) < 300_000
+    assert "<td>1F1B</td><td>33</td><td>27.3%</td><td>4</td>" in html
+
+
+def test_a_start_outside_the_sizes_is_refused():
+    with pytest.raises(ValueError, match=r"start=\(3, 4\) is not among the sizes"):
+        Explorer(ranks=[2, 4], microbatches=[4], start=(3, 4))
+
+
+@pytest.fixture
+def shown(page):
+    page.show(Explorer().to_html())
+    page.wait_for_function("document.querySelector('dp-explorer').results")
+    return page
+
+
+def settled(page):
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.browser
+def test_keyboard_chooses_sizes_costs_memory_and_a_timeline(shown):
+    for label, presses in (("ranks: ", 1), ("microb.: ", 8), ("latency: ", 2), ("W: ", 1)):
+        for _ in range(presses):
+            shown.get_by_label(label).first.press("ArrowRight")
+    settled(shown)
+    for name in ("gpipe", "1f1b"):
+        timeline = simulate(schedules.build(name, 8, 16), Cost(W=2, latency=2))
+        entry = element(shown, f"e.results.ranked.find(r => r.key === '{name}')", "dp-explorer")
+        assert (entry["makespan"], entry["messages"]) == (timeline.makespan, len(timeline.messages))
+    shown.get_by_label("memory: ").press("Home")
+    settled(shown)
+    assert "no schedule fits into 1 live activation." in shown.locator("dp-explorer .found").inner_text()
+    shown.get_by_role("button", name="Reset all").press("Enter")
+    settled(shown)
+    assert shown.locator("dp-explorer .found").inner_text().startswith("4 ranks, 8 microbatches: 1F1B")
+    shown.get_by_role("button", name="Open the timeline of GPipe").press("Enter")
+    assert element(shown, "e.timeline.name", "dp-explorer") == "GPipe"
+    shown.get_by_label("GPipe", exact=True).press("Space")
+    settled(shown)
+    assert "GPipe" not in element(shown, "e.results.ranked.map(r => r.name)", "dp-explorer")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_as_many_cells_as_actions_and_nothing_sticks_out(shown, width):
+    shown.set_viewport_size({"width": width, "height": 900})
+    settled(shown)
+    cells = element(shown, "[...e.cards.values()].map(card => card.cells)", "dp-explorer")
+    assert cells == [64] * len(schedules.names())
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page, theme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.show(Explorer().to_html(), theme)
+    page.wait_for_function("document.querySelector('dp-explorer').results")
+    found = axe.Axe().run(page).response["violations"]
+    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
