@@ -36,6 +36,7 @@ book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
 test: $(INSTALLED_DEV) ## run all tests
 	@echo "==> pages and their notebooks"
 	@$(BIN)/python tools/check_pairs.py
+	@$(BIN)/python tools/install_cell.py --check
 	@$(BIN)/python tools/make_exercises.py --check
 	@echo "==> tests"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -70,6 +71,7 @@ bench: $(INSTALLED_DEV) ## run every benchmark and print its table
 	@for file in benchmarks/*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 
 pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md
+	@$(BIN)/python tools/install_cell.py
 	@$(BIN)/jupytext --quiet --to ipynb --update $$($(BIN)/python tools/check_pairs.py --list)
 
 lock: ## renew requirements.txt and requirements-dev.txt from pyproject.toml

@@ -178,19 +178,19 @@ def change_text(page):
 
 def change_tags(page):
     page.write_text(page.read_text().replace("[hide-input, ", "["))
-    return "cell 1 (code, 'import json'): its tags differs"
+    return "cell 2 (code, 'import json'): its tags differs"
 
 
 def change_kind(page):
     page.write_text(
         page.read_text().replace("```{code-cell} ipython3\n:tags: [hide-input, full-width, dp-whole]", "```")
     )
-    return "cell 0 (markdown, '# DualPipe Lab'): its text differs"
+    return "cell 2 (markdown, '```'): its kind differs"
 
 
 def add_a_cell(page):
     page.write_text(page.read_text() + "\n+++\n\nMore.\n")
-    return "has 4 cells, its notebook 3"
+    return "has 5 cells, its notebook 4"
 
 
 def remove_the_notebook(page):

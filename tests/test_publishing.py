@@ -1,0 +1,109 @@
+"""What a published copy needs: the cell that installs the course on Colab, Binder's list, workflows."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import install_cell  # noqa: E402
+
+sys.path.pop(0)
+URL = "https://github.com/someone/course"
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """What a cell asks the machine to do, instead of doing it."""
+    calls = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: calls.append((command, options)))
+    monkeypatch.setattr(os, "chdir", lambda folder: calls.append(folder))
+    return calls
+
+
+@pytest.fixture
+def on_colab(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+
+
+def test_every_executable_page_has_the_cell_of_this_configuration():
+    done = subprocess.run(
+        [sys.executable, "tools/install_cell.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert len(install_cell.pages(ROOT)) >= 5
+    for page in install_cell.pages(ROOT):
+        assert page.read_text().count(":tags: [remove-cell, install]") == 1
+
+
+def test_a_missing_or_old_cell_is_named_and_then_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "book" / "pp").mkdir(parents=True)
+    page = tmp_path / "book" / "pp" / "page.md"
+    page.write_text("# Page\n\n```{code-cell} ipython3\n1 + 1\n```\n")
+    (tmp_path / "_config.yml").write_text(f"repository:\n  url: {URL}\n  branch: dev\n")
+    monkeypatch.chdir(tmp_path)
+    assert install_cell.main(["--check"]) == 1
+    assert "book/pp/page.md: the cell that installs" in capsys.readouterr().out
+    assert install_cell.main([]) == install_cell.main(["--check"]) == 0
+    assert f'"--branch=dev", "{URL}"' in page.read_text()
+    (tmp_path / "_config.yml").write_text(f"repository:\n  url: {URL}\n  branch: main\n")
+    assert install_cell.main(["--check"]) == 1
+    assert install_cell.main([]) == install_cell.main(["--check"]) == 0
+    assert page.read_text().count("remove-cell") == 1
+    assert page.read_text().endswith("```{code-cell} ipython3\n1 + 1\n```\n")
+
+
+def test_nothing_happens_outside_colab(ran):
+    assert "google.colab" not in sys.modules
+    for url in (URL, "https://github.com/ORG/course"):
+        exec(install_cell.code(url, "main", "book/pp"), {})
+    assert ran == []
+
+
+def test_colab_gets_the_course_and_keeps_its_torch(ran, on_colab):
+    exec(install_cell.code(URL, "main", "book/pp"), {})
+    (clone, _), (pip, options), folder = ran
+    assert clone[:2] == ["git", "clone"]
+    assert clone[-2:] == [URL, "/content/dualpipe-lab"]
+    assert "--no-deps" in pip
+    assert not any("torch" in word for word in pip)
+    assert options == {"check": True}
+    assert folder == "/content/dualpipe-lab/book/pp"
+
+
+def test_without_an_address_colab_says_so(ran, on_colab):
+    with pytest.raises(SystemExit, match=r"set repository.url in _config.yml"):
+        exec(install_cell.code(install_cell.PLACEHOLDER, "main", "book"), {})
+    assert ran == []
+
+
+def test_the_configuration_s_address_is_read():
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
+    assert install_cell.address((ROOT / "_config.yml").read_text()) == (config["url"], config["branch"])
+    with pytest.raises(ValueError, match="has no repository"):
+        install_cell.address("title: x\n")
+
+
+def test_binder_has_what_the_library_declares():
+    listed = yaml.safe_load((ROOT / "binder" / "environment.yml").read_text())["dependencies"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[=<>]", name)[0] for name in declared} - {"torch"} <= set(listed)
+    assert "pytorch-cpu" in listed
+    assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
+
+
+def test_workflows_run_what_everybody_runs():
+    folder = ROOT / ".github" / "workflows"
+    ci, pages = (yaml.safe_load((folder / name).read_text()) for name in ("ci.yml", "pages.yml"))
+    assert {"run": "bash .ci/run"} in ci["jobs"]["test"]["steps"]
+    assert ci["jobs"]["links"]["continue-on-error"] is True
+    assert {"run": "make book"} in pages["jobs"]["build"]["steps"]
+    assert pages["jobs"]["deploy"]["needs"] == "build"
+    assert ci["permissions"] == pages["permissions"] == {"contents": "read"}
