@@ -65,12 +65,12 @@ export class StepsElement extends HTMLElement {
     const save = make("div", { class: "tools", role: "group", "aria-label": "Drawing" },
       textButton("SVG", () => saveSvg(name, this.toSvg()), null, "Save as SVG"),
       textButton("PNG", () => savePng(name, this.toPng()), null, "Save as PNG"));
-    this.frame = make("section", { class: "dp", "aria-label": `Steps of ${name}` },
+    this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Steps of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), make("span", { class: "headline" }, note ?? "")),
       make("div", { class: "stage" }, this.scroller), this.bar.bar, make("div", { class: "foot" }, this.status, save),
       make("details", {}, make("summary", {}, "All messages"), make("div", { class: "table", tabindex: 0, role: "region",
         "aria-label": "All messages" }, numbersTable("The messages of every step", this.table()))));
-    root.replaceChildren(make("style", {}, STYLE), this.frame);
+    root.replaceChildren(make("style", {}, STYLE), this.frame, make("slot", { class: "printed" }));
   }
 
   table() {

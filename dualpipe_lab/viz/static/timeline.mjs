@@ -63,14 +63,14 @@ export class TimelineView extends HTMLElement {
     this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
     this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
     const name = this.tracks.map((track) => track.name).join(" and ");
-    this.frame = make("section", { class: "dp", "aria-label": `Timeline of ${name}` },
+    this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Timeline of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), this.heading),
       make("div", { class: "stage" }, this.scroller, this.tip), this.bar.bar, this.status,
       make("div", { class: "foot" }, legend(entriesOf(this.tracks)), this.tools()),
       ...(this.sliders ? [this.sliders.panel] : []),
       make("details", { ontoggle: () => this.fillTable() }, make("summary", {}, "Numbers and keys"), this.table,
         make("p", { class: "keys" }, KEYS)));
-    root.replaceChildren(make("style", {}, STYLE), this.frame);
+    root.replaceChildren(make("style", {}, STYLE), this.frame, make("slot", { class: "printed" }));
     this.listen();
   }
 
