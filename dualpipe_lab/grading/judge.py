@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def main() -> None:
     os.set_inheritable(verdicts.fileno(), False)
     server.warm()
     launch(_nothing, 1)  # the fork server has imported torch when this returns
+    fork_server = _fork_server()
     print(json.dumps({"ready": True}), file=verdicts, flush=True)
     for line in tasks:
         task = json.loads(line)
@@ -37,6 +39,8 @@ def main() -> None:
         except Exception as error:  # whatever the learner did to the scratch folder or the fork server
             message = f"it broke what runs it: {type(error).__name__}: {error}"
             verdict = _verdict("stopped", 0, message) | {"retire": True}
+        if not _is_alive(fork_server):  # a new one imports torch first: that must not cost the next exercise its time
+            verdict["retire"] = True
         os.chdir("/")  # the scratch folder is about to go
         print(json.dumps(verdict | {"token": task["token"]}), file=verdicts, flush=True)
 
@@ -105,6 +109,19 @@ def _receive(near: "Connection[Any, Any]", process: Any) -> dict[str, Any]:
 
 def _verdict(status: str, score: float, message: str) -> dict[str, Any]:
     return {"status": status, "score": score, "message": message[:4000]}
+
+
+def _fork_server() -> int:
+    server: Any = forkserver._forkserver
+    return int(server._forkserver_pid)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether this is still the fork server, and it has not ended."""
+    try:
+        return pid == _fork_server() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _nothing(rank: int, world_size: int) -> None:
