@@ -62,7 +62,7 @@ def test_a_missing_or_old_cell_is_named_and_then_written(tmp_path, monkeypatch, 
 
 def test_nothing_happens_outside_colab(ran):
     assert "google.colab" not in sys.modules
-    for url in (URL, "https://github.com/ORG/course"):
+    for url in (URL, "https://git.example/ORG/course"):
         exec(install_cell.code(url, "main", "book/pp"), {})
     assert ran == []
 
