@@ -5,10 +5,14 @@ Chapter: book/start/time.  The real bytes move at once; the receiver then lets t
   collective   starts when all have joined and the group's previous one is over; takes steps * latency + transfer
 """
 
+import time
+
 from dualpipe_lab.world.clock import Clock
 from dualpipe_lab.world.link import Link
 from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.stamps import Stamps
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.002  # seconds; the watchdog must not take the polling for work
 
 
 class Emulator:
@@ -41,11 +45,19 @@ class Emulator:
         return self._clock.now() if stamp is None else stamp  # a message sent past `comm` has no stamp
 
     def _collective_due_ns(self, operation: Operation) -> int:
-        joined = [self._stamps.take(member, operation.stream, operation.sequence) for member in operation.group]
-        start = max([self._group_free.get(operation.stream, 0), *(time for time in joined if time is not None)])
+        joined = [self._joined_ns(member, operation) for member in operation.group]
+        start = max(self._group_free.get(operation.stream, 0), *joined)
         due = start + operation.traffic.steps * self._latency_ns + self._transfer_ns(operation)
         self._group_free[operation.stream] = due
         return due
+
+    def _joined_ns(self, member: int, operation: Operation) -> int:
+        """When a member joined; a root may really be done before the others have come, so it waits for their stamps."""
+        pause = SHORTEST_PAUSE
+        while (stamp := self._stamps.take(member, operation.stream, operation.sequence)) is None:
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return stamp
 
     def _transfer_ns(self, operation: Operation) -> int:
         busiest = max(operation.traffic.sent, operation.traffic.received)

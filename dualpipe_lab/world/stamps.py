@@ -26,8 +26,10 @@ class Stamps:
         os.write(self._own, _RECORD.pack(stream, key, time_ns, 0))
 
     def take(self, writer: int, stream: int, key: int) -> int | None:
-        """Return the next unread time that rank `writer` published under `(stream, key)`; None if it never did."""
+        """Return the next unread time that rank `writer` published under `(stream, key)`; None if there is none yet."""
         if writer not in self._readers:
+            if not self._path(writer).exists():
+                return None  # that rank has not begun
             self._readers[writer] = _Reader(self._path(writer))
         return self._readers[writer].take(stream, key)
 

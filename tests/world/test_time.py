@@ -75,6 +75,37 @@ def test_a_collective_starts_with_its_last_rank_and_takes_its_model_time(call, s
     assert timeline.makespan == 30_000_000 + steps * 1_000_000 + round(volume * 8_000_000)
 
 
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_collective_waits_for_its_last_rank_even_where_a_root_need_not(late):
+    """Without that, model time would depend on which process happens to run first."""
+
+    def fn(rank, world_size):
+        import time
+
+        if rank == late:
+            time.sleep(0.15)  # really late, and 40 ms late in model time
+            lab.compute(40)
+        x = torch.zeros(8)
+        comm.broadcast(x, 1)
+        comm.reduce(x, 1)
+        comm.scatter(x, [torch.zeros(8)] * world_size if rank == 1 else None, 1)
+        comm.gather(x, [torch.zeros(8) for _ in range(world_size)] if rank == 1 else None, 1)
+        return lab.now()
+
+    assert lab.launch(fn, 3, clock="virtual") == [40_000_000] * 3
+
+
+def test_a_root_that_waits_for_a_rank_that_never_comes_is_explained():
+    def fn(rank, world_size):
+        if rank == 0:
+            comm.broadcast(torch.zeros(8), 0)
+        else:
+            comm.recv(torch.zeros(1), 0)
+
+    with pytest.raises(lab.RankTimeout, match="broadcast: rank 1 never joined"):
+        lab.launch(fn, 2, clock="virtual")
+
+
 def test_collectives_of_one_group_follow_one_another():
     def fn(rank, world_size):
         works = [comm.all_reduce(MEGABYTE.clone(), async_op=True) for _ in range(3)]
