@@ -20,23 +20,6 @@ export class TimelineElement extends TimelineView {
     return this.tracks.map((track) => track.name).join(" and ");
   }
 
-  get time() {
-    return this.player.time;
-  }
-
-  set time(time) {
-    this.player.stop();
-    this.player.seek(time);
-  }
-
-  get playing() {
-    return this.player.playing;
-  }
-
-  set playing(playing) {
-    if (playing !== this.player.playing) this.player.toggle();
-  }
-
   get costs() {
     return this.movable[0]?.costs ?? null;
   }

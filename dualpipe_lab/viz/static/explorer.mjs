@@ -3,25 +3,20 @@
 // Properties: choice, results (both to read), ready (a promise).  Event: dp-explore, after every new ranking.
 
 import { make } from "./dom.mjs";
+import { Drawing } from "./drawing.mjs";
 import { drawMini, explorerCard, fillCard } from "./explorer-card.mjs";
 import { explorerControls } from "./explorer-controls.mjs";
 import { explore, unpack } from "./explorer-data.mjs";
 import { EXPLORER_STYLE } from "./explorer-style.mjs";
 import { number, percent } from "./scale.mjs";
 import { STYLE } from "./style.mjs";
-import { themeOf, watchTheme } from "./theme.mjs";
 
 const UNIT_COSTS = { F: 1, I: 1, W: 1, B: null, overlap: null, latency: 0, transfer: 0 };
 
-export class ExplorerElement extends HTMLElement {
+export class ExplorerElement extends Drawing {
   connectedCallback() {
     this.ready ??= this.start(JSON.parse(this.dataset.spec));
-    if (this.controls) this.observe();
-  }
-
-  disconnectedCallback() {
-    this.unwatch?.();
-    this.resizer?.disconnect();
+    if (this.controls) this.observe(this.list);
   }
 
   async start(spec) {
@@ -30,7 +25,7 @@ export class ExplorerElement extends HTMLElement {
     this.choice = this.first();
     this.cards = new Map();
     this.build();
-    if (this.isConnected) this.observe();
+    if (this.isConnected) this.observe(this.list);
   }
 
   first() {
@@ -55,14 +50,6 @@ export class ExplorerElement extends HTMLElement {
     root.replaceChildren(make("style", {}, STYLE + EXPLORER_STYLE), this.frame);
   }
 
-  observe() {
-    this.disconnectedCallback();
-    this.unwatch = watchTheme(() => this.later());
-    this.resizer = new ResizeObserver(() => this.later());
-    this.resizer.observe(this.list);
-    this.update();
-  }
-
   change({ costs, toggle, ...rest }) {
     Object.assign(this.choice, rest);
     Object.assign(this.choice.costs, costs);
@@ -70,17 +57,7 @@ export class ExplorerElement extends HTMLElement {
     this.later();
   }
 
-  // At most one ranking a frame, however quickly a slider moves.
-  later() {
-    this.pending ??= requestAnimationFrame(() => {
-      this.pending = undefined;
-      this.update();
-    });
-  }
-
-  update() {
-    this.theme = themeOf(this);
-    this.frame.classList.toggle("dark", this.theme.dark);
+  draw() {
     this.controls.update(this.choice);
     this.results = explore(this.spec.titles, this.programs, this.choice);
     this.status.textContent = this.verdict();
@@ -129,7 +106,7 @@ export class ExplorerElement extends HTMLElement {
 
   open(key) {
     this.opened = key;
-    this.update();
+    this.draw();
     this.timeline.scrollIntoView({ block: "nearest" });
   }
 

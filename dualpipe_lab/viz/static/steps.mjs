@@ -5,51 +5,23 @@
 
 import { fitCanvas, numbersTable, pngBlob, savePng, saveSvg, svgText } from "./chrome.mjs";
 import { make, textButton } from "./dom.mjs";
+import { PlayableDrawing } from "./drawing.mjs";
 import { CanvasPainter } from "./painter.mjs";
 import { Player } from "./player.mjs";
 import { drawSteps, stepsLayout } from "./steps-scene.mjs";
 import { STYLE } from "./style.mjs";
-import { themeOf, watchTheme } from "./theme.mjs";
 import { handleKey, transport } from "./transport.mjs";
 
 const PACING = { least: 1, most: 60, perEvent: 1.1 };
 
-export class StepsElement extends HTMLElement {
-  connectedCallback() {
-    if (this.data) this.observe();
-    else if (this.dataset.spec) this.spec = JSON.parse(this.dataset.spec);
-  }
-
-  disconnectedCallback() {
-    this.player?.stop();
-    this.unwatch?.();
-    this.resizer?.disconnect();
-  }
-
+export class StepsElement extends PlayableDrawing {
   set spec(spec) {
     this.data = spec;
     const events = Float64Array.from({ length: spec.steps.length + 1 }, (_, i) => i);
     this.player = new Player(() => events, (reason) => this.moved(reason), { pace: PACING, glides: true });
     this.build();
     this.player.seek(spec.time ?? 0, "start");
-    this.observe();
-  }
-
-  get time() {
-    return this.player.time;
-  }
-
-  set time(time) {
-    this.player.stop();
-    this.player.seek(time);
-  }
-
-  get playing() {
-    return this.player.playing;
-  }
-
-  set playing(playing) {
-    if (playing !== this.player.playing) this.player.toggle();
+    this.observe(this.scroller);
   }
 
   build() {
@@ -78,19 +50,6 @@ export class StepsElement extends HTMLElement {
     return { head: ["step", "from rank", "to rank", "carries"], rows };
   }
 
-  observe() {
-    const redraw = () => (this.pending ??= requestAnimationFrame(() => {
-      this.pending = undefined;
-      this.draw();
-    }));
-    this.unwatch?.();
-    this.unwatch = watchTheme(redraw);
-    this.resizer?.disconnect();
-    this.resizer = new ResizeObserver(redraw);
-    this.resizer.observe(this.scroller);
-    this.draw();
-  }
-
   moved(reason) {
     this.paint();
     const text = this.momentText();
@@ -108,10 +67,8 @@ export class StepsElement extends HTMLElement {
   }
 
   draw() {
-    if (!this.scroller.clientWidth) return;
-    this.theme = themeOf(this);
-    this.frame.classList.toggle("dark", this.theme.dark);
-    this.layout = stepsLayout(this.data, this.scroller.clientWidth);
+    if (!this.width) return;
+    this.layout = stepsLayout(this.data, this.width);
     Object.assign(this.canvas.style, { width: `${this.layout.width}px`, height: `${this.layout.height}px` });
     this.paint();
   }

@@ -4,11 +4,11 @@ import { legend, saveSvg, savePng } from "./chrome.mjs";
 import { costPanel } from "./costs.mjs";
 import { summary } from "./describe.mjs";
 import { iconButton, make, textButton } from "./dom.mjs";
+import { PlayableDrawing } from "./drawing.mjs";
 import { entriesOf } from "./legend.mjs";
 import { Player, eventsOf } from "./player.mjs";
 import { headline } from "./scene.mjs";
 import { Screen } from "./screen.mjs";
-import { themeOf, watchTheme } from "./theme.mjs";
 import { makeTrack } from "./track.mjs";
 import { transport } from "./transport.mjs";
 import { STYLE } from "./style.mjs";
@@ -17,18 +17,7 @@ const KEYS = "Keys on the drawing: left and right step, space plays, home and en
   "enter shows the critical path of what it does, escape clears, plus and minus zoom.";
 const FEW_MESSAGES = 40; // at most so many arrows are drawn from the start
 
-export class TimelineView extends HTMLElement {
-  connectedCallback() {
-    if (this.tracks) this.observe();
-    else if (this.dataset.spec) this.spec = JSON.parse(this.dataset.spec);
-  }
-
-  disconnectedCallback() {
-    this.player?.stop();
-    this.unwatch?.();
-    this.resizer?.disconnect();
-  }
-
+export class TimelineView extends PlayableDrawing {
   set spec(spec) {
     this.tracks = spec.tracks.map(makeTrack);
     this.zoom = 1;
@@ -38,7 +27,7 @@ export class TimelineView extends HTMLElement {
     this.build();
     this.player.seek(spec.time ?? Infinity, "start");
     if (spec.selection) this.selection = spec.selection;
-    this.observe();
+    this.observe(this.scroller);
   }
 
   get makespan() {
@@ -98,32 +87,7 @@ export class TimelineView extends HTMLElement {
     this.canvas.addEventListener("click", (event) => event.offsetY > this.screen.layout.axis - 4 && this.select(this.at(event)));
   }
 
-  observe() {
-    this.unwatch?.();
-    this.unwatch = watchTheme(() => this.later());
-    this.resizer?.disconnect();
-    this.resizer = new ResizeObserver(() => this.later());
-    this.resizer.observe(this.scroller);
-    this.look();
-    this.draw();
-  }
-
-  // Ask the page how wide and how dark it is: it has to lay itself out to answer, so we ask only when that may change.
-  look() {
-    this.width = this.scroller.clientWidth;
-    this.theme = themeOf(this);
-    this.frame.classList.toggle("dark", this.theme.dark);
-  }
-
   // Drawing: `later` once per frame, `draw` now, `paint` when only time, hover or selection changed.
-  later() {
-    this.pending ??= requestAnimationFrame(() => {
-      this.pending = undefined;
-      this.look();
-      this.draw();
-    });
-  }
-
   draw() {
     if (!this.width) return;
     this.screen.store(this.tracks, this.theme, this.width, this.zoom, this.scrolled ?? 0);

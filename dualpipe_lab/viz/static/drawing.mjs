@@ -1,0 +1,64 @@
+// What every drawing on a page has in common: it lives with the page and is drawn anew when width or theme change.
+// A subclass builds `frame` and calls `observe(box)` with the part whose width counts; `draw` is its own.
+
+import { themeOf, watchTheme } from "./theme.mjs";
+
+export class Drawing extends HTMLElement {
+  disconnectedCallback() {
+    this.player?.stop();
+    this.unwatch?.();
+    this.resizer?.disconnect();
+  }
+
+  observe(box) {
+    this.box = box;
+    this.unwatch?.();
+    this.unwatch = watchTheme(() => this.later());
+    this.resizer?.disconnect();
+    this.resizer = new ResizeObserver(() => this.later());
+    this.resizer.observe(box);
+    this.look();
+    this.draw();
+  }
+
+  // Ask the page how wide and how dark it is: it has to lay itself out to answer, so we ask only when that may change.
+  look() {
+    this.width = this.box.clientWidth;
+    this.theme = themeOf(this);
+    this.frame.classList.toggle("dark", this.theme.dark);
+  }
+
+  // At most one drawing a frame, however quickly a slider moves.
+  later() {
+    this.pending ??= requestAnimationFrame(() => {
+      this.pending = undefined;
+      this.look();
+      this.draw();
+    });
+  }
+}
+
+// A drawing of something that takes time: a player moves it.  A subclass sets `player` in its `spec`, and has a `scroller`.
+export class PlayableDrawing extends Drawing {
+  connectedCallback() {
+    if (this.player) this.observe(this.scroller);
+    else if (this.dataset.spec) this.spec = JSON.parse(this.dataset.spec);
+  }
+
+  get time() {
+    return this.player.time;
+  }
+
+  set time(time) {
+    this.player.stop();
+    this.player.seek(time);
+  }
+
+  get playing() {
+    return this.player.playing;
+  }
+
+  set playing(playing) {
+    if (playing !== this.player.playing) this.player.toggle();
+  }
+}
