@@ -1,4 +1,4 @@
-"""Closed forms of the schedules: what the simulator must give, to the last digit.
+"""GPipe and 1F1B: a flush at both ends of the step, and equal makespans.
 
 Chapter: book/pp/gpipe, book/pp/pipedream.  In: P ranks, M microbatches, costs.  Out: exact ticks, or counts.
 
