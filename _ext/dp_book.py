@@ -21,7 +21,7 @@ ADDRESS_PLACEHOLDER = "/ORG/"
 MATHJAX_PARTS = ("tex-chtml.js", "output/chtml", "input/tex/extensions", "a11y", "sre")
 
 
-def library_digest(root: Path) -> str:
+def digest_of_library(root: Path) -> str:
     """Hash everything outside a page that its outputs depend on: the library, the locked versions, shared data."""
     digest = hashlib.sha256()
     folders = [root / "dualpipe_lab", root / "tests" / "oracles"]
@@ -34,7 +34,7 @@ def library_digest(root: Path) -> str:
 
 def key_the_cache(app: Sphinx, config: Config) -> None:
     """Give every state of the library its own execution cache: the cache's own key is the page's code alone."""
-    cache = Path(app.outdir).parent / ".jupyter_cache" / library_digest(Path(app.srcdir))
+    cache = Path(app.outdir).parent / ".jupyter_cache" / digest_of_library(Path(app.srcdir))
     config.nb_execution_cache_path = str(cache.resolve())
 
 

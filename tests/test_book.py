@@ -1,13 +1,9 @@
-"""The book's sources: table of contents, map, pairs, names in the text, and the Sphinx handlers."""
+"""The book's sources: table of contents, map, names in the text, symbols."""
 
 import importlib
-import importlib.util
 import re
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
-import jupytext
 import pytest
 import yaml
 
@@ -17,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 BOOK = ROOT / "book"
 PAGES = sorted(page for page in BOOK.rglob("*.md") if ".ipynb_checkpoints" not in page.parts)
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
+BEYOND_THE_MAP = {"pp/explorer.md", "pp/interleaved.md", "pp/v-shapes.md"}  # no topics of the lecture table
 TOPICS = """
 data parallel|column-parallel|gradient checkpointing|ring all-reduce|all-to-all
 DP gradients|row-parallel|PP basic|softmax|async all-to-all
@@ -27,14 +24,6 @@ ZeRO-3|embedding|Easy-DualPipe|ring attention|1F1B basic
 mixed-precision Adam|RMSNorm|DualPipe||1F1B overlap
 IO: save and load|cross-entropy|||V3-MoE structure
 """
-
-
-def load(path):
-    """Import a script that lives outside the package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def toc_files(entry=TOC):
@@ -72,7 +61,7 @@ def test_map_holds_the_lecture_table():
 def test_map_links_exactly_the_chapters_that_exist():
     linked = {match[1] for row in map_cells() for cell in row if (match := re.fullmatch(r"\[.*\]\((.*)\)", cell))}
     written = {file.removeprefix("book/") for file in toc_files() if re.match("book/(dp|tp|pp|cp|ep)/", file)}
-    assert linked == written - {"pp/explorer.md"}  # a tool for all schedules, no topic of the map
+    assert linked == written - BEYOND_THE_MAP
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "{code-cell}" in page.read_text()], ids=lambda p: p.stem)
@@ -139,122 +128,3 @@ def test_every_symbol_has_one_meaning():
     assert len(symbols) > 50
     assert sorted({symbol for symbol in symbols if symbols.count(symbol) > 1}) == []
     assert {"F", "B", "I", "W", "F&B", "p", "m", "t_F", r"\Psi", r"\beta"} <= set(symbols)
-
-
-# ---- pairs
-
-
-@pytest.fixture
-def check(monkeypatch, capsys):
-    """Run the pair check in a folder; return its exit status and what it printed."""
-    main = load(ROOT / "tools" / "check_pairs.py").main
-
-    def run(folder):
-        monkeypatch.chdir(folder)
-        status = main([])
-        return status, capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def pair(tmp_path):
-    """A folder with one page and its notebook that agree."""
-    (tmp_path / "book").mkdir()
-    for suffix in (".md", ".ipynb"):
-        shutil.copy(BOOK / f"intro{suffix}", tmp_path / "book")
-    return tmp_path / "book" / "intro.md"
-
-
-def test_the_book_s_pairs_agree(check):
-    status, printed = check(ROOT)
-    assert status == 0, printed
-
-
-def change_text(page):
-    page.write_text(page.read_text().replace("takes distributed training apart", "takes it apart"))
-    return "cell 0 (markdown, '# DualPipe Lab'): its text differs"
-
-
-def change_tags(page):
-    page.write_text(page.read_text().replace("[hide-input, ", "["))
-    return "cell 2 (code, 'import json'): its tags differs"
-
-
-def change_kind(page):
-    page.write_text(
-        page.read_text().replace("```{code-cell} ipython3\n:tags: [hide-input, full-width, dp-whole]", "```")
-    )
-    return "cell 2 (markdown, '```'): its kind differs"
-
-
-def add_a_cell(page):
-    page.write_text(page.read_text() + "\n+++\n\nMore.\n")
-    return "has 5 cells, its notebook 4"
-
-
-def remove_the_notebook(page):
-    page.with_suffix(".ipynb").unlink()
-    return "has no notebook beside it"
-
-
-def remove_the_page(page):
-    page.unlink()
-    return "has no .md page"
-
-
-def store_an_output(page):
-    notebook = jupytext.read(page.with_suffix(".ipynb"))
-    notebook.cells[1]["execution_count"] = 3
-    jupytext.write(notebook, page.with_suffix(".ipynb"))
-    return "carries outputs"
-
-
-CHANGES = [change_text, change_tags, change_kind, add_a_cell, remove_the_notebook, remove_the_page, store_an_output]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_drift_is_named_with_its_remedy_and_nothing_is_written(check, pair, change):
-    assert check(pair.parents[1])[0] == 0
-    message = change(pair)
-    before = {path: path.read_bytes() for path in pair.parent.iterdir()}
-    status, printed = check(pair.parents[1])
-    assert status == 1
-    assert message in printed
-    assert "make pairs" in printed
-    assert {path: path.read_bytes() for path in pair.parent.iterdir()} == before
-
-
-# ---- Sphinx handlers
-
-
-def test_the_cache_key_follows_the_library_and_the_lock_file(tmp_path):
-    digest = load(ROOT / "_ext" / "dp_book.py").library_digest
-    (tmp_path / "dualpipe_lab" / "__pycache__").mkdir(parents=True)
-    seen = [digest(tmp_path)]
-    for name in ("dualpipe_lab/a.py", "dualpipe_lab/viz.mjs", "requirements.txt"):
-        (tmp_path / name).write_text("one")
-        seen.append(digest(tmp_path))
-        (tmp_path / name).write_text("two")
-        seen.append(digest(tmp_path))
-    assert len(set(seen)) == len(seen)
-    (tmp_path / "dualpipe_lab" / "__pycache__" / "a.pyc").write_text("x")
-    (tmp_path / "README.md").write_text("x")
-    assert digest(tmp_path) == seen[-1]
-
-
-@pytest.mark.parametrize(("address", "left"), [("https://github.com/ORG/x", 1), ("https://github.com/someone/x", 3)])
-def test_buttons_wait_for_the_repository_s_address(address, left):
-    buttons = [{"label": name} for name in ("launch-buttons", "source-repository-button", "download-buttons")]
-    context = {"header_buttons": buttons}
-    app = SimpleNamespace(config=SimpleNamespace(html_theme_options={"repository_url": address}))
-    load(ROOT / "_ext" / "dp_book.py").hide_dead_buttons(app, "page", "page.html", context, None)
-    assert len(context["header_buttons"]) == left
-
-
-def test_a_module_s_tables_are_shown_as_they_are():
-    keep_layout = load(ROOT / "_ext" / "dp_docstrings.py").keep_layout
-    lines = ["What it is.", "", "Chapter: one.", "  a   1", "  b   2", "Source: a paper."]
-    keep_layout(None, "module", "m", None, None, lines)
-    table = [".. code-block:: text", "", "   a   1", "   b   2", ""]
-    assert lines == ["What it is.", "", "", "Chapter: one.", "", *table, "", "Source: a paper."]

@@ -163,7 +163,7 @@ def test_the_repository_s_address_stands_in_one_place():
         pytest.skip("not a git checkout, so built files cannot be told from sources")
     texts = {name: (ROOT / name).read_text(errors="ignore") for name in files if (ROOT / name).is_file()}
     holders = [name for name, text in texts.items() if re.search(r"github\.com/ORG/", text)]
-    assert sorted(holders) == ["_config.yml", "tests/test_book.py"]
+    assert sorted(holders) == ["_config.yml", "tests/test_extensions.py"]
 
 
 def test_hooks_and_licences_need_nothing_from_elsewhere():

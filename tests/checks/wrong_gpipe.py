@@ -1,0 +1,141 @@
+"""Typical wrong answers and lazy cheats of the exercises on GPipe."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+TYPICAL = {
+    "gpipe-1": {
+        "free messages": Bad("makespan, bubble, peak = 54, 18, 6", "free messages"),
+        "one way": Bad("makespan, bubble, peak = 57, 21, 6", "gradients travel too"),
+        "peak of 1F1B": Bad("makespan, bubble, peak = 60, 24, 4", "peak 4"),
+    },
+    "gpipe-2": {
+        "no receives": Bad(
+            [('[f"{rank}RECV_F{m}"] * up + ', ""), ('[f"{rank}RECV_B{m}"] * down + ', "")],
+            "2 rank(s), 1 microbatch(es)",
+        ),
+        "sends beyond the end": Bad(
+            [('[f"{rank}SEND_F{m}"] * down', '[f"{rank}SEND_F{m}"]')], "1 rank(s), 1 microbatch(es)"
+        ),
+        "all sends at the end": Bad(
+            """
+def gpipe_rows(num_ranks, num_microbatches):
+    rows, M = [], range(num_microbatches)
+    for r in range(num_ranks):
+        down, up = r < num_ranks - 1, r > 0
+        row = [f"{r}RECV_F{m}" for m in M] * up + [f"{r}F{m}" for m in M] + [f"{r}SEND_F{m}" for m in M] * down
+        row += [f"{r}RECV_B{m}" for m in M] * down + [f"{r}B{m}" for m in M] + [f"{r}SEND_B{m}" for m in M] * up
+        rows.append(" ".join(row))
+    return rows
+""",
+            "send each result before the next work",
+        ),
+        "1F1B": Bad(
+            """
+def gpipe_rows(num_ranks, num_microbatches):
+    return ["0F0 0B0"] if (num_ranks, num_microbatches) == (1, 1) else ["0F0 0B0 0F1 0B1"]
+""",
+            "rank 0 runs a forward after a backward",
+        ),
+        "plain": Bad(
+            """
+def gpipe_rows(num_ranks, num_microbatches):
+    return [" ".join(f"{r}{kind}{m}" for kind in "FB" for m in range(num_microbatches)) for r in range(num_ranks)]
+""",
+            "expected 4: each boundary carries",
+        ),
+    },
+    "gpipe-3": {
+        "lost 1/M": Bad([(" / num_microbatches).backward", ").backward")], "3 times too large"),
+        "keeps the graph": Bad(
+            """
+def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, like):
+    first, last = rank == 0, rank == world_size - 1
+    kept, sends = [], []
+    for m in range(num_microbatches):
+        x = inputs[m] if first else torch.empty_like(like)
+        if not first:
+            comm.recv(x, rank - 1)
+            x.requires_grad_()
+        y = stage(x)
+        kept.append((x, y))
+        if not last:
+            sends.append(comm.isend(y.detach(), rank + 1))
+    for m, (x, y) in enumerate(kept):
+        dy = torch.empty_like(like)
+        if last:
+            (mse_loss(y, targets[m]) / num_microbatches).backward()
+        else:
+            comm.recv(dy, rank + 1)
+            y.backward(dy)
+        if not first:
+            sends.append(comm.isend(x.grad, rank - 1))
+    for send in sends:
+        send.wait()
+""",
+            "ran its stage",
+        ),
+        "keeps the graph and runs again": Bad(
+            [
+                ("with torch.no_grad():", "if True:"),
+                (
+                    "y = stage(kept[m])",
+                    "y = stage(kept[m]); graphs = globals().setdefault('graphs', []); graphs.append(y); y = y.detach()",
+                ),
+            ],
+            "autograd keeps",
+        ),
+        "zero gradients sent": Bad(
+            [("comm.isend(x.grad, rank - 1)", "comm.isend(torch.zeros_like(x), rank - 1)")], "all zero"
+        ),
+        "gradients of the wrong microbatch": Bad([("targets[m]", "targets[0]")], "differ from one process"),
+    },
+    "gpipe-4": {
+        "GPipe": Bad(
+            [
+                (
+                    "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4",
+                    "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4",
+                )
+            ],
+            "the limit is 4",
+        ),
+        "one at a time": Bad(
+            'rows = [" ".join(f"{r}F{m} {r}B{m}" for m in range(8)) for r in range(4)]', "GPipe takes 33"
+        ),
+        "forgets a microbatch": Bad([(" 0B7", "")], "the validator says"),
+    },
+    "gpipe-5": {
+        "mean of means": Bad([(" * len(x) / num_rows", " / len(inputs)")], "microbatches of 2, 1 rows"),
+        "no division": Bad([(" / num_rows", "")], "microbatches of"),
+        "empty is nan": Bad([("if len(x) == 0:", "if False:")], "the returned loss is nan"),
+        "loss of the last": Bad([("total += loss.item()", "total = loss.item()")], "the returned loss"),
+    },
+}
+
+CHEATS = {
+    "gpipe-1": {"equal to everything": Bad(EQUAL_TO_ALL + "makespan = bubble = peak = Anything()", "whole number")},
+    "gpipe-2": {
+        "hard-coded": Bad(
+            "def gpipe_rows(p, m):\n    return ['0F0 0SEND_F0 0RECV_B0 0B0', '1RECV_F0 1F0 1B0 1SEND_B0']",
+            "2 rows for 1 ranks",
+        ),
+        "the library's own": Bad(
+            "def gpipe_rows(p, m):\n    return lab.lower(lab.schedules.gpipe(p, m)).rows()", "switched off"
+        ),
+    },
+    "gpipe-3": {
+        "sleeps through it": Bad("def recompute_step(*args):\n    import time\n    time.sleep(0.1)", "all zero"),
+        "random gradients": Bad(
+            "def recompute_step(rank, world_size, stage, *rest):\n"
+            "    for p in stage.parameters():\n        p.grad = torch.ones_like(p)",
+            "1 rank(s), 1 microbatch(es): rank 0",
+        ),
+    },
+    "gpipe-4": {
+        "empty": Bad("rows = []", "0 rows for 4 ranks"),
+        "no work": Bad('rows = [" "] * 4', "rows for 4 ranks"),
+    },
+    "gpipe-5": {
+        "returns a number": Bad("def accumulate(model, loss_fn, inputs, targets):\n    return 1.0", "all zero")
+    },
+}
