@@ -1,8 +1,11 @@
-"""Export: a program as the CSV that `torch.distributed.pipelining` loads.
+"""A program as the CSV that `torch.distributed.pipelining` loads, and back.
 
-Chapter: book/pp/gpipe.  In: a `Program`.  Out: CSV text, one row per rank, no header.
+Chapter: book/pp/gpipe.  In, out: a `Program`; CSV text, one row per rank, no header, an empty cell for an idle slot.
   compute_only    F, B, I, W and pairs; torch adds its own sends and receives when it loads the file
-  compute_comms   sends and receives too, as `lower` places them
+  compute_comms   sends and receives too, as `lower` places them, and REDUCE_GRAD after the last gradient of each stage:
+                  torch 2.13 divides the summed gradients by M there, and nowhere else
+Reading is stricter than torch 2.13's, which lets trailing junk, a second F or B of a microbatch, a microbatch out of
+range and a missing receive pass.  REDUCE_GRAD, and FSDP's UNSHARD and RESHARD, are no part of a program: skipped.
 How to run it: `schedule = _PipelineScheduleRuntime(stages, num_microbatches, loss_fn=loss)`, then
 `schedule._load_csv(path, format=form)`; both names are private in torch 2.13.
 Torch keeps each stage on one rank, so DualPipe, which keeps it on two, cannot be expressed there; DualPipeV can.
@@ -10,13 +13,18 @@ Torch keeps each stage on one rank, so DualPipe, which keeps it on two, cannot b
 
 import csv
 import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dualpipe_lab.pp.lowering import lower, strip
-from dualpipe_lab.pp.program import B, Overlap, Program
+from dualpipe_lab.pp.program import B, Overlap, Program, Step, W, actions_of, parse_action
 from dualpipe_lab.pp.validator import validate
 
 Form: TypeAlias = Literal["compute_only", "compute_comms"]
+
+_NO_STEP = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
 
 def to_torch_csv(program: Program, form: Form = "compute_only") -> str:
@@ -34,10 +42,65 @@ def to_torch_csv(program: Program, form: Form = "compute_only") -> str:
         raise ValueError(f"there is no CSV form {form!r}; use 'compute_only' or 'compute_comms'")
     validate(program)
     _check_expressible(program)
-    wanted = strip(program) if form == "compute_only" else lower(program)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(wanted.ranks)
+    rows = strip(program).ranks if form == "compute_only" else map(_with_reduction, lower(program).ranks)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
+
+
+def _with_reduction(steps: Sequence[Step]) -> list[str]:
+    """Write a rank's steps, and REDUCE_GRAD after the last B or W of each of its stages."""
+    last: dict[int, int] = {}
+    for position, step in enumerate(steps):
+        last |= {action.stage: position for action in actions_of(step) if action.kind in (B, W)}
+    row = []
+    for position, step in enumerate(steps):
+        done = [action.stage for action in actions_of(step) if last.get(action.stage) == position]
+        row += [str(step), *(f"{stage}REDUCE_GRAD" for stage in done)]
+    return row
+
+
+def from_torch_csv(source: str | Path, name: str | None = None, check: bool = True) -> Program:
+    r"""Read a program from CSV text or, given a `Path`, from a file; with sends and receives if it has any.
+
+    `name`: its title (default: the file's name).  `check`: also validate it.  Windows line ends and a byte order mark
+    do not matter.  Raises ValueError with row, cell and token for what is no action, and InvalidProgram as `validate`.
+
+    >>> print(from_torch_csv("0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n", name="mine"))
+    # mine: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0F1 0B0 0B1
+    rank 1: 1F0 1F1 1B0 1B1
+    """
+    if isinstance(source, Path):
+        name, source = name or source.stem, _read(source)
+    text = io.StringIO(source.removeprefix("\ufeff").rstrip(), newline="")
+    try:
+        rows = [_parse_row(number, cells) for number, cells in enumerate(csv.reader(text), 1)]
+    except csv.Error as error:
+        raise ValueError(
+            f"this is not CSV ({error}); write one row per rank, with commas between its actions"
+        ) from None
+    program = Program(name or "CSV", rows)
+    return validate(program) if check else program
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text in UTF-8; export the table as CSV") from None
+
+
+def _parse_row(number: int, cells: list[str]) -> list[Step]:
+    steps = []
+    for place, cell in enumerate(cells, 1):
+        token = re.sub(r"\s*([(;)])\s*", r"\1", cell.strip())  # torch allows spaces inside a pair
+        if token and not _NO_STEP.fullmatch(token):
+            try:
+                steps.append(parse_action(token))
+            except ValueError as error:
+                raise ValueError(f"row {number} (rank {number - 1}), cell {place}: {error}") from None
+    return steps
 
 
 def _check_expressible(program: Program) -> None:
