@@ -41,7 +41,7 @@ def lower(program: Program) -> Program:
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
     """
     plain = strip(program) if validate(program).is_lowered else program
-    return Program(plain.name, _merge(plain), program.num_stages, program.num_microbatches)
+    return _with_ranks(plain, _merge(plain))
 
 
 def strip(program: Program) -> Program:
@@ -52,7 +52,11 @@ def strip(program: Program) -> Program:
     True
     """
     ranks = [[s for s in steps if actions_of(s)[0].kind not in MESSAGE_KINDS] for steps in program.ranks]
-    return Program(program.name, ranks, program.num_stages, program.num_microbatches)
+    return _with_ranks(program, ranks)
+
+
+def _with_ranks(program: Program, ranks: list[list[Step]]) -> Program:
+    return Program(program.name, ranks, program.num_stages, program.num_microbatches, program.num_directions)
 
 
 def _merge(program: Program) -> list[list[Step]]:

@@ -89,6 +89,8 @@ class Program:
 
     `name` is a title only: programs are equal when their ranks, stages and microbatches are.  Without `num_stages` and
     `num_microbatches` the largest indices that occur are taken; a builder states them, so that a stray index is found.
+    `num_directions` states how many routes (the rank of every stage, in order) the microbatches take at most: 1 where
+    each stage is on one rank, 2 for DualPipe, None for any number; `validate` holds the program to it.
     Raises TypeError for a step that is neither an `Action` nor an `Overlap`.
 
     >>> program = Program.parse("two ranks", ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
@@ -108,8 +110,9 @@ class Program:
         ranks: Iterable[Iterable[Step]],
         num_stages: int | None = None,
         num_microbatches: int | None = None,
+        num_directions: int | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.num_directions = name, num_directions
         self.ranks: tuple[tuple[Step, ...], ...] = tuple(tuple(steps) for steps in ranks)
         self._stated = (num_stages, num_microbatches)
         # Set by validate(), as turns (rank, end position): a program never changes, so one look is enough.

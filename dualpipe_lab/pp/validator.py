@@ -4,7 +4,8 @@ Chapter: book/pp/gpipe.  In: a `Program`, plain or lowered.  Out: the same, or `
 
   complete    every stage runs every microbatch: exactly one F, and exactly one B or else one I and one W
   ordered     F before B or I, I before W
-  placed      a stage works on a microbatch on one rank (two ranks may share a stage, each with its own microbatches)
+  placed      a stage works on a microbatch on one rank; the microbatches take no more routes through the ranks than the
+              program states in `num_directions` (1: no stage is on two ranks; 2: DualPipe's two directions)
   delivered   in a lowered program: one send and one receive per message, sent after it was made, received before it is
               used, and received in the order of sending on every link
   feasible    no rank waits for itself around a circle; otherwise the smallest such circle is explained
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dualpipe_lab.pp.delivery import check_deliveries
 from dualpipe_lab.pp.problems import InvalidProgram, Problems
 from dualpipe_lab.pp.program import MESSAGE_KINDS, B, F, Program, W, actions_of
+from dualpipe_lab.pp.routes import check_routes
 from dualpipe_lab.pp.survey import check_work, survey
 from dualpipe_lab.pp.waits import DryRun
 
@@ -50,6 +52,7 @@ def _check(program: Program) -> list[tuple[int, int]]:
     found = survey(program, problems)
     check_work(program, found, problems)
     problems.raise_if_any(program)  # messages and waits mean something only where all work is there, in order
+    check_routes(program, problems)
     if not found.count.keys().isdisjoint(MESSAGE_KINDS):
         check_deliveries(program, found, problems)
     problems.raise_if_any(program)

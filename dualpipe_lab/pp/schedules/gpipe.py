@@ -22,4 +22,4 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Program:
     """
     check_counts("gpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
     ranks = [[Action(rank, kind, m) for kind in (F, B) for m in range(num_microbatches)] for rank in range(num_ranks)]
-    return Program("GPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches)
+    return Program("GPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=1)

@@ -19,7 +19,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Program:
     """
     check_counts("one_f_one_b", num_ranks=num_ranks, num_microbatches=num_microbatches)
     ranks = [_one_rank(rank, num_ranks, num_microbatches) for rank in range(num_ranks)]
-    return Program("1F1B", ranks, num_stages=num_ranks, num_microbatches=num_microbatches)
+    return Program("1F1B", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=1)
 
 
 def _one_rank(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
