@@ -7,11 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe
+from dualpipe_lab.pp.schedules.dualpipev import dualpipev
+from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
 from dualpipe_lab.pp.schedules.gpipe import gpipe
 from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
 
 __all__ = [
     "build",
+    "dualpipe",
+    "dualpipev",
+    "easy_dualpipe",
     "gpipe",
     "names",
     "one_f_one_b",
@@ -20,6 +26,9 @@ __all__ = [
 _BUILDERS: dict[str, Callable[..., Program]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "easy_dualpipe": easy_dualpipe,
+    "dualpipe": dualpipe,
+    "dualpipev": dualpipev,
 }
 
 

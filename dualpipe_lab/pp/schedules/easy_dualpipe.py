@@ -1,0 +1,64 @@
+"""Easy-DualPipe: 1F1B fed from both ends, every rank with two stages and one rule for what comes next.
+
+Chapter: book/pp/easy-dualpipe.  In: P ranks (even), M microbatches (even).  Out: one list of actions per rank.
+Half of the microbatches enter at rank 0 and find stage s on rank s; the other half enter at rank P - 1 and find it on
+rank P - 1 - s.  A rank takes what is ready: a backward before a forward, then the lower microbatch of its direction,
+then the deeper stage, as if a forward and a backward took one slot each.  The mirrors' gradients must be summed.
+  bubble             (P - 2) * max(t_F, t_B)   at M = P, see `closed_forms.easy_dualpipe_bubble`
+  live activations   P/2 + 1 on the outer ranks to P on the two in the middle, never more
+  weights            twice those of 1F1B
+  messages           2 * (P - 1) * M
+Longer batches run too, but where t_B > t_F each further P microbatches add idle time: choose `dualpipe` there.
+Elsewhere: at M = P the idea is Chimera's with one unit.  torch cannot place a stage on two ranks.
+Source: Li and Hoefler 2021 (arXiv 2107.06925), section 3.1: bidirectional pipelines.
+"""
+
+from heapq import heappop, heappush
+
+from dualpipe_lab.pp.program import Action, B, F, Program
+from dualpipe_lab.pp.schedules.two_directions import check_even
+
+
+def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
+    """Build the Easy-DualPipe program; raises ValueError for an odd number of ranks or of microbatches.
+
+    >>> print(easy_dualpipe(2, 2))
+    # Easy-DualPipe: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 1F1 1B1 0B0
+    rank 1: 0F1 1F0 1B0 0B1
+    """
+    check_even("easy_dualpipe", num_ranks, num_microbatches)
+    ready = _Ready(num_ranks, num_microbatches // 2)
+    for microbatch in range(num_microbatches):
+        ready.add(Action(0, F, microbatch))
+    ranks: list[list[Action]] = [[] for _ in range(num_ranks)]
+    while any(ready.by_rank):  # one slot; what it makes is ready in the next
+        taken = [(rank, ready.take(rank)) for rank in range(num_ranks) if ready.by_rank[rank]]
+        for rank, action in taken:
+            ranks[rank].append(action)
+            ready.add_next(action)
+    return Program("Easy-DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches)
+
+
+class _Ready:
+    """What each rank could run now, the most urgent first."""
+
+    def __init__(self, num_ranks: int, per_direction: int) -> None:
+        self.last = num_ranks - 1
+        self.per_direction = per_direction
+        self.by_rank: list[list[tuple[bool, int, int, Action]]] = [[] for _ in range(num_ranks)]
+
+    def add(self, action: Action) -> None:
+        direction, place = divmod(action.microbatch, self.per_direction)
+        rank = self.last - action.stage if direction else action.stage
+        heappush(self.by_rank[rank], (action.kind != B, place, -action.stage, action))
+
+    def take(self, rank: int) -> Action:
+        return heappop(self.by_rank[rank])[-1]
+
+    def add_next(self, done: Action) -> None:
+        stage, kind, microbatch = done
+        if kind == F:
+            self.add(Action(stage + 1, F, microbatch) if stage < self.last else Action(stage, B, microbatch))
+        elif stage > 0:
+            self.add(Action(stage - 1, B, microbatch))
