@@ -141,6 +141,39 @@ def test_perfetto_has_spans_arrows_and_counters():
             assert any(s["pid"] == event["pid"] and s["ts"] <= event["ts"] <= s["ts"] + s["dur"] for s in slices)
 
 
+NUMBER = (int, float)
+FIELDS = {  # what the trace event format asks of each phase
+    "M": {"name": str, "pid": int, "args": dict},
+    "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": NUMBER, "dur": NUMBER, "args": dict},
+    "s": {"name": str, "cat": str, "id": int, "pid": int, "tid": int, "ts": NUMBER},
+    "f": {"name": str, "cat": str, "id": int, "pid": int, "tid": int, "ts": NUMBER, "bp": str},
+    "C": {"name": str, "pid": int, "ts": NUMBER, "args": dict},
+}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_perfetto_keeps_to_the_trace_event_format(program, cost):
+    timeline = simulate(program, cost)
+    trace = json.loads(timeline.to_perfetto())
+    assert trace.keys() == {"traceEvents", "displayTimeUnit"}
+    starts, ends = {}, {}
+    for event in trace["traceEvents"]:
+        assert all(isinstance(event[field], kind) for field, kind in FIELDS[event["ph"]].items())
+        assert 0 <= event["pid"] < timeline.num_ranks
+        assert 0 <= event.get("ts", 0) <= event.get("ts", 0) + event.get("dur", 0) <= float(timeline.makespan)
+        if event["ph"] in "sf":
+            assert (starts if event["ph"] == "s" else ends).setdefault(event["id"], event) is event
+        if event["ph"] == "C":
+            assert all(isinstance(value, int) and value >= 0 for value in event["args"].values())
+    assert starts.keys() == ends.keys() == set(range(len(timeline.messages)))
+    for number, start in starts.items():  # both ends of an arrow agree, and it does not point back in time
+        end = ends[number]
+        assert [start[key] for key in ("cat", "name")] == [end[key] for key in ("cat", "name")]
+        assert start["ts"] < end["ts"]
+        assert start["pid"] != end["pid"]
+
+
 def test_perfetto_writes_nanoseconds_as_microseconds():
     events = json.loads(all_reduce().to_perfetto())["traceEvents"]
     assert [event["dur"] for event in events if event["ph"] == "X"] == [3000, 2000, 1000, 2000, 2000]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dualpipe_lab.timeline import activations, exchange, gantt, path, perfetto
@@ -127,6 +128,15 @@ class Timeline:
     def to_svg(self, width: int = 1280) -> str:
         """Draw the timeline as one accessible SVG element of at most `width` pixels."""
         return draw_svg(self, width)
+
+    def to_png(self, path: str | Path | None = None, width: int = 1280) -> bytes:
+        """Draw the timeline with matplotlib, `width` pixels wide; return the PNG, and write it if there is a path."""
+        from dualpipe_lab.viz.plots import png
+
+        picture = png(self, width)
+        if path is not None:
+            Path(path).write_bytes(picture)
+        return picture
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain JSON values; `from_dict` gives an equal timeline back, to the last digit."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.timeline.model import Timeline
 
 _BUCKET = 4  # px
-_LEVELS = 4  # heights of a summed stretch
+LEVELS = 4  # heights of a summed stretch
 _STICKY = 0.7  # levels
 
 
@@ -71,11 +71,11 @@ def stretches(timeline: "Timeline", frame: Frame) -> Iterator[str]:
     count = int(frame.plot / _BUCKET)
     step = frame.plot / count
     gap = min(2.0, frame.row / 6)
-    unit = (frame.row - 2 * gap) / _LEVELS
+    unit = (frame.row - 2 * gap) / LEVELS
     paths: defaultdict[str, list[str]] = defaultdict(list)
     for rank, spans in enumerate(timeline.spans_by_rank):
         bottom = frame.top(rank) + frame.row - gap
-        for start, end, tops in _runs(buckets(spans, timeline.makespan, count)):
+        for start, end, tops in runs(buckets(spans, timeline.makespan, count)):
             x, reached = LEFT + start * step, 0
             for kind, top in tops.items():
                 if top > reached:
@@ -85,8 +85,8 @@ def stretches(timeline: "Timeline", frame: Frame) -> Iterator[str]:
         yield path(kind, "".join(shapes))
 
 
-def _runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
-    """Yield (first, end, the level up to which each kind reaches) of stretches that look alike.
+def runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
+    """Yield (first, end, the level up to which each kind reaches, 0 to LEVELS) of stretches that look alike.
 
     A run goes on while the exact levels stay near its own: else the steady state of 1F1B, whose stretches hold now one
     forward more, now one less, would fall into thousands of pieces.
@@ -94,7 +94,7 @@ def _runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
     order = sorted({kind for share in shares for kind in share}, key=lambda kind: [*PALETTE, kind].index(kind))
     begin, tops = 0, dict.fromkeys(order, 0)
     for index, share in enumerate(shares):
-        exact = list(accumulate(share.get(kind, 0.0) * _LEVELS for kind in order))
+        exact = list(accumulate(share.get(kind, 0.0) * LEVELS for kind in order))
         if any(abs(value - top) > _STICKY for value, top in zip(exact, tops.values(), strict=True)):
             yield begin, index, tops
             begin, tops = index, dict(zip(order, map(round, exact), strict=True))
