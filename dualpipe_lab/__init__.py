@@ -23,6 +23,8 @@ _HOMES = {
     "InvalidProgram": "pp.validator",
     "lower": "pp.lowering",
     "PipelineRuntime": "pp.runtime",
+    "Topology": "topology",
+    "Mesh": "world.mesh",
     "launch": "world.launcher",
     "reset": "world.server",
     "warm": "world.server",

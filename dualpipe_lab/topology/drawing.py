@@ -1,0 +1,117 @@
+"""The grid of ranks with one group highlighted: as text, and as an SVG that fits a narrow page.
+
+Chapter: book/dp/topology.  In: a topology, an axis, a rank.  Out: a drawing.
+The last axis runs to the right, the one before it downwards, the others make one panel per place.
+"""
+
+from collections.abc import Iterator
+from html import escape
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dualpipe_lab.topology.grid import Topology
+
+_FILL, _INK = "#0072b2", "#fff"  # Okabe and Ito 2008; contrast 5.2 : 1
+_LABEL, _CELL, _ROW, _HEAD, _TOP, _GAP = 46, 36, 28, 18, 28, 8  # px
+_COLUMNS = 8  # a longer last axis is wrapped
+
+
+class GridDrawing:
+    """The grid with the group of `rank` along `axis` highlighted; prints as text, displays as SVG.
+
+    >>> from dualpipe_lab.topology import Topology
+    >>> print(Topology([("dp", 2), ("tp", 4)]).draw("dp", rank=1))
+    dp 2 x tp 4 = 8 ranks; the dp group of rank 1: 1, 5
+          tp 0  tp 1  tp 2  tp 3
+    dp 0     0   [1]     2     3
+    dp 1     4   [5]     6     7
+    """
+
+    def __init__(self, topology: "Topology", axis: str, rank: int = 0) -> None:
+        self.topology, self.axis, self.rank = topology, axis, rank
+        self.group = topology.at(rank).ranks(axis)
+        self._columns = topology.axes[-1]
+        self._rows = topology.axes[-2] if len(topology.axes) > 1 else ("", 1)
+
+    @property
+    def title(self) -> str:
+        """One sentence on what is highlighted."""
+        return f"{self.topology} ranks; the {self.axis} group of rank {self.rank}: {', '.join(map(str, self.group))}"
+
+    def __str__(self) -> str:
+        name, size = self._columns
+        widths = max(len(f"{name} {size - 1}"), len(f"[{self.topology.world_size - 1}]"))
+        heads = [f"{name} {place}".rjust(widths) for place in range(size)]
+        labels = max([len(label) for label, _ in self._panels()] + [len(self._row_label(self._rows[1] - 1))])
+        lines = [self.title]
+        for label, first in self._panels():
+            lines.append("  ".join([label.ljust(labels), *heads]))
+            for row in range(self._rows[1]):
+                ranks = range(first + row * size, first + (row + 1) * size)
+                cells = [(f"[{rank}]" if rank in self.group else f"{rank}").rjust(widths) for rank in ranks]
+                lines.append("  ".join([self._row_label(row).ljust(labels), *cells]))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __repr__(self) -> str:
+        return f"<GridDrawing of {self.title}>"
+
+    def _repr_html_(self) -> str:
+        return f'<div style="max-width:100%">{self.to_svg()}</div>'
+
+    def to_svg(self) -> str:
+        """Draw one accessible SVG element; text and lines take the page's text colour."""
+        wide = min(self._columns[1], _COLUMNS)
+        wraps = -(-self._columns[1] // wide)
+        panel = _HEAD + self._rows[1] * wraps * _ROW + _GAP
+        width, height = _LABEL + wide * _CELL + 4, _TOP + len(self._panels()) * panel
+        width = max(width, 240)
+        heading = f"{self.axis} group of rank {self.rank}"
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" ',
+            f'height="{height}" style="max-width:100%;height:auto" role="img" aria-label="{escape(self.title)}" ',
+            'fill="currentColor" ',
+            f'font-family="system-ui,sans-serif" font-size="12"><title>{escape(self.title)}</title>',
+            f"<desc>{escape(str(self))}</desc>",
+            f'<text x="4" y="16" font-weight="600">{escape(heading)}</text>',
+        ]
+        for index, (label, first) in enumerate(self._panels()):
+            parts += self._panel(label, first, _TOP + index * panel, wide, wraps)
+        return "".join([*parts, "</svg>"])
+
+    def _panel(self, label: str, first: int, top: int, wide: int, wraps: int) -> Iterator[str]:
+        name, size = self._columns
+        yield f'<text x="4" y="{top + 12}" font-weight="600">{escape(label)}</text>'
+        for column in range(wide):
+            x = _LABEL + column * _CELL + _CELL // 2
+            head = f"{name} {column}" if wraps == 1 else ""  # a wrapped row counts on, so its columns have no number
+            yield f'<text x="{x}" y="{top + 12}" text-anchor="middle" font-size="10" opacity=".75">{head}</text>'
+        for row, place in product(range(self._rows[1]), range(size)):
+            line, column = row * wraps + place // wide, place % wide
+            y = top + _HEAD + line * _ROW
+            if place == 0:
+                yield f'<text x="4" y="{y + 17}" font-size="11" opacity=".75">{self._row_label(row)}</text>'
+            yield self._cell(first + row * size + place, _LABEL + column * _CELL, y)
+
+    def _cell(self, rank: int, x: int, y: int) -> str:
+        is_member = rank in self.group
+        fill, ink = (_FILL, _INK) if is_member else ("none", "currentColor")
+        weight = ' font-weight="700"' if is_member else ""  # not by colour alone
+        edge = (
+            ' stroke="currentColor" stroke-opacity=".5"' if not is_member else ' stroke="currentColor" stroke-width="2"'
+        )
+        return (
+            f'<rect x="{x + 2}" y="{y + 2}" width="{_CELL - 4}" height="{_ROW - 5}" rx="3" fill="{fill}"{edge}/>'
+            f'<text x="{x + _CELL // 2}" y="{y + 17}" text-anchor="middle" fill="{ink}"{weight}>{rank}</text>'
+        )
+
+    def _row_label(self, row: int) -> str:
+        return f"{self._rows[0]} {row}" if self._rows[0] else ""
+
+    def _panels(self) -> list[tuple[str, int]]:
+        """A label and the first rank of each panel."""
+        outer = self.topology.axes[:-2]
+        size = self._rows[1] * self._columns[1]
+        places = product(*(range(extent) for _, extent in outer))
+        labels = (", ".join(f"{name} {at}" for (name, _), at in zip(outer, place, strict=True)) for place in places)
+        return [(label, index * size) for index, label in enumerate(labels)]

@@ -1,0 +1,234 @@
+"""`Topology`: the grid of ranks, and the groups in which they work together.
+
+Chapter: book/dp/topology.  In: axes outermost first, each with its size.  Out: groups, as tuples of ranks.
+  rank               ((c_1 * n_2 + c_2) * n_3 + c_3) ...       mixed radix; the last axis is contiguous
+  groups of an axis  world / size of the axis, each with `size` ranks that differ in that coordinate alone
+Two axes are about data: `dp`, and `ep` where it is an axis of the grid (its ranks see different tokens).
+Elsewhere: torch `init_device_mesh`; Megatron `parallel_state`, whose order tp-cp-ep-dp-pp lists the fastest axis first.
+Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+from dualpipe_lab.topology.seat import Seat
+
+if TYPE_CHECKING:
+    from dualpipe_lab.topology.drawing import GridDrawing
+
+AXES = ("pp", "dp", "cp", "tp", "ep")
+_DATA = ("dp", "ep")  # ranks that differ along these see different data
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Topology:
+    """The ranks of a world arranged along axes.
+
+    Args:
+        axes: pairs of a name (of `pp dp cp tp ep`) and a size, outermost first; the last one is contiguous in rank.
+        edp: copies of each expert, where experts are spread inside data groups rather than along an `ep` axis.
+        experts_over: the axes whose ranks together share out the experts (default: `dp`); needs `edp`.
+        ranks_per_node: ranks that share a machine; they are consecutive.
+        world_size: check that the sizes multiply to this.
+
+    Raises:
+        ValueError: an unknown or repeated axis, a size below 1, a product that is not the world size, or an `edp` or
+            `ranks_per_node` that does not divide what it should.
+
+    >>> topology = Topology([("pp", 2), ("dp", 2), ("tp", 2)])
+    >>> topology.groups("tp")
+    ((0, 1), (2, 3), (4, 5), (6, 7))
+    >>> topology.groups("model")
+    ((0, 1, 4, 5), (2, 3, 6, 7))
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[tuple[str, int]],
+        *,
+        edp: int | None = None,
+        experts_over: Sequence[str] = ("dp",),
+        ranks_per_node: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.axes = tuple((name, size) for name, size in axes)
+        self.names, self.sizes = tuple(name for name, _ in self.axes), tuple(size for _, size in self.axes)
+        self._check_axes()
+        self.world_size = prod(self.sizes)
+        self._found: dict[tuple[str, ...], Groups] = {}
+        self.edp, self.experts_over, self.ranks_per_node = edp, tuple(experts_over), ranks_per_node
+        if world_size is not None and world_size != self.world_size:
+            raise ValueError(f"{self} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
+        self._check_experts()
+        if ranks_per_node is not None and (ranks_per_node < 1 or self.world_size % ranks_per_node):
+            raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} for {self}")
+
+    def groups(self, *axes: str) -> Groups:
+        """All groups of an axis, of several axes taken together, or of a derived kind.
+
+        Derived: `model` (ranks that see the same data), `data` (ranks with the same weights and other data), `ep` and
+        `edp` (inside each data group: consecutive slices, strided picks), `node` (consecutive ranks), and the two parts
+        of each `dp` group: `shard` (its ranks on one node) and `replica` (one rank of it per node).
+
+        Raises:
+            ValueError: the topology has no such axis or group.
+        """
+        if axes not in self._found:
+            self._found[axes] = self._grouped(axes)
+        return self._found[axes]
+
+    def _grouped(self, axes: tuple[str, ...]) -> Groups:
+        if len(axes) == 1 and axes[0] not in self.names:
+            return self._derived(axes[0])
+        for axis in axes:
+            self._check_known(axis)
+        if len(axes) == 1:  # the axes that follow are the slower ones, so that a list of groups starts with neighbours
+            where = self.names.index(axes[0])
+            return self._combine(axes, self.names[where + 1 :] + self.names[:where])
+        return self._combine(axes, tuple(name for name in self.names if name not in axes))
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each axis.
+
+        >>> Topology([("pp", 2), ("dp", 2), ("tp", 2)]).coordinates(6)
+        {'pp': 1, 'dp': 1, 'tp': 0}
+        """
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"{self} ranks are numbered 0 to {self.world_size - 1}, got {rank}")
+        found = {}
+        for name, size in reversed(self.axes):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in self.names}
+
+    def rank_at(self, **coordinates: int) -> int:
+        """The rank at these coordinates; an axis that is not named counts as 0.
+
+        >>> Topology([("pp", 2), ("dp", 2), ("tp", 2)]).rank_at(pp=1, dp=1)
+        6
+        """
+        for axis, place in coordinates.items():
+            self._check_known(axis)
+            if not 0 <= place < self._extent(axis):
+                raise ValueError(
+                    f"{axis} {place} does not exist in {self} ranks; it has {axis} 0 to {self._extent(axis) - 1}"
+                )
+        rank = 0
+        for name, size in self.axes:
+            rank = rank * size + coordinates.get(name, 0)
+        return rank
+
+    def size(self, axis: str) -> int:
+        """How many ranks a group of this axis (or derived kind) has; 1 for an axis that is not in the grid."""
+        if axis in AXES and axis not in self.names and not (axis == "ep" and self.edp):
+            return 1
+        return len(self.groups(axis)[0])
+
+    def at(self, rank: int) -> Seat:
+        """The topology as one rank sees it."""
+        return Seat(self, rank)
+
+    def draw(self, axis: str, rank: int = 0) -> "GridDrawing":
+        """The grid with the group of `rank` along `axis` highlighted; prints as text, displays as SVG."""
+        from dualpipe_lab.topology.drawing import GridDrawing
+
+        return GridDrawing(self, axis, rank)
+
+    def __str__(self) -> str:
+        return f"{' x '.join(f'{name} {size}' for name, size in self.axes)} = {prod(self.sizes)}"
+
+    def __repr__(self) -> str:
+        return f"<Topology {self} ranks>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Topology) and self.describe() == other.describe()
+
+    def __hash__(self) -> int:
+        return hash(self.axes)
+
+    def describe(self) -> dict[str, object]:
+        """The constructor's arguments, as JSON can hold them."""
+        return {
+            "axes": [list(axis) for axis in self.axes],
+            "edp": self.edp,
+            "experts_over": list(self.experts_over),
+            "ranks_per_node": self.ranks_per_node,
+        }
+
+    def _combine(self, axes: Sequence[str], others: Sequence[str]) -> Groups:
+        """The groups along `axes`, one for each place along `others`, the first of which changes slowest."""
+        first_ranks = self._offsets(others)
+        inside = self._offsets([name for name in self.names if name in axes])
+        return tuple(tuple(first + offset for offset in inside) for first in first_ranks)
+
+    def _offsets(self, axes: Sequence[str]) -> list[int]:
+        """How far every place along `axes` lies from rank 0; the first axis changes slowest."""
+        steps = {name: prod(self.sizes[place + 1 :]) for place, name in enumerate(self.names)}
+        return [sum(place) for place in product(*(range(0, steps[a] * self._extent(a), steps[a]) for a in axes))]
+
+    def _derived(self, kind: str) -> Groups:
+        if kind in ("model", "data"):
+            is_data = kind == "data"
+            axes = [name for name in self.names if (name in _DATA) == is_data]
+            return self._combine(axes, [name for name in self.names if name not in axes])
+        if kind == "node" and self.ranks_per_node:
+            return _slices(tuple(range(self.world_size)), self.ranks_per_node)
+        if kind in ("shard", "replica") and self.ranks_per_node:
+            return self._node_parts(kind)
+        if kind in ("ep", "edp") and self.edp:
+            groups = [self._expert_parts(group, kind) for group in self.groups(*self.experts_over)]
+            return tuple(part for parts in groups for part in parts)
+        if kind == "edp" and "ep" in self.names:
+            return self.groups("dp") if "dp" in self.names else tuple((rank,) for rank in range(self.world_size))
+        needs = {"node": "ranks_per_node=", "shard": "ranks_per_node=", "replica": "ranks_per_node="}
+        needs |= {"ep": "an ep axis or edp=", "edp": "an ep axis or edp="}
+        remedy = f"; give {needs[kind]}" if kind in needs else f"; it has {', '.join(self.names)}, model and data"
+        raise ValueError(f"{self} ranks have no {kind} groups{remedy}")
+
+    def _expert_parts(self, group: tuple[int, ...], kind: str) -> Groups:
+        assert self.edp is not None
+        size = len(group) // self.edp
+        return _slices(group, size) if kind == "ep" else tuple(group[first::size] for first in range(size))
+
+    def _node_parts(self, kind: str) -> Groups:
+        assert self.ranks_per_node is not None
+        found: list[tuple[int, ...]] = []
+        for group in self.groups("dp"):
+            nodes = sorted({rank // self.ranks_per_node for rank in group})
+            parts = [tuple(rank for rank in group if rank // self.ranks_per_node == node) for node in nodes]
+            if len({len(part) for part in parts}) != 1:
+                raise ValueError(
+                    f"dp group {list(group)} lies unevenly on nodes of {self.ranks_per_node} ranks: {parts}"
+                )
+            found += parts if kind == "shard" else list(zip(*parts, strict=True))
+        return tuple(found)
+
+    def _extent(self, axis: str) -> int:
+        return self.sizes[self.names.index(axis)]
+
+    def _check_known(self, axis: str) -> None:
+        if axis not in self.names:
+            raise ValueError(f"{self} ranks have no {axis} axis; it has {', '.join(self.names)}")
+
+    def _check_axes(self) -> None:
+        if not self.axes or len(set(self.names)) != len(self.names) or not set(self.names) <= set(AXES):
+            raise ValueError(f"a topology has each of {', '.join(AXES)} at most once, and one at least, got {self}")
+        if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in self.sizes):
+            raise ValueError(f"every axis needs a whole size from 1, got {self}; leave out an axis that is not used")
+
+    def _check_experts(self) -> None:
+        if self.edp is None:
+            return
+        if "ep" in self.names:
+            raise ValueError(f"{self} ranks have an ep axis already; leave out edp={self.edp}, or the axis")
+        for axis in self.experts_over:
+            self._check_known(axis)
+        ranks = prod(self._extent(axis) for axis in self.experts_over)
+        if self.edp < 1 or ranks % self.edp:
+            over = " x ".join(self.experts_over)
+            raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {self.edp} in {self} ranks")
+
+
+def _slices(ranks: tuple[int, ...], size: int) -> Groups:
+    return tuple(ranks[start : start + size] for start in range(0, len(ranks), size))

@@ -1,0 +1,53 @@
+"""`Mesh`: a topology inside a rank, with a process group for every axis that is asked for.
+
+Chapter: book/dp/topology.  In: a topology of the world's size.  Out: this rank's place, its groups, a `DeviceMesh`.
+Torch makes a group only if every rank of the world takes part.  So the first call of `group(axis)` makes the groups of
+the whole axis, and all ranks must come to it, in the same order of axes.
+Elsewhere: torch `DeviceMesh.get_group`; Megatron `get_tensor_model_parallel_group`.
+"""
+
+import torch
+from torch.distributed import DeviceMesh
+
+from dualpipe_lab.topology import Seat, Topology
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab.world.context import current
+
+
+class Mesh(Seat):
+    """This rank's `Seat` in a topology, and its groups.
+
+    Raises:
+        ValueError: if the topology is not of the world's size.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        world_size = current().world_size
+        if topology.world_size != world_size:
+            raise ValueError(f"{topology} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
+        super().__init__(topology, current().rank)
+        self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks: axes may share a group
+
+    def group(self, axis: str) -> Group:
+        """This rank's process group along an axis; the first call for an axis involves every rank of the world.
+
+        Raises:
+            ValueError: the topology has no such axis or group.
+        """
+        mine = self.ranks(axis)
+        if mine not in self._groups:
+            alone = tuple((rank,) for rank in range(self.topology.world_size))
+            for ranks in alone if len(mine) == 1 else self.topology.groups(axis):
+                group = comm.new_group(ranks)
+                if ranks == mine:
+                    self._groups[mine] = group
+        return self._groups[mine]
+
+    def device_mesh(self, device: str = "cpu") -> DeviceMesh:
+        """The same grid as torch's `DeviceMesh`, on the same process groups."""
+        grid = torch.arange(self.topology.world_size).view(self.topology.sizes)
+        groups = [self.group(axis) for axis in self.topology.names]
+        if len(groups) == 1:
+            return DeviceMesh.from_group(groups[0], device, mesh_dim_names=self.topology.names)
+        return DeviceMesh.from_group(groups, device, mesh=grid, mesh_dim_names=self.topology.names)

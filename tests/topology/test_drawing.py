@@ -1,0 +1,62 @@
+"""The drawing of the grid: every rank once, the group marked in more than colour, narrow enough for a phone."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from dualpipe_lab.topology import Topology
+
+SVG = "{http://www.w3.org/2000/svg}"
+GRIDS = [
+    Topology([("pp", 2), ("tp", 2), ("dp", 4)], edp=2),
+    Topology([("dp", 3)]),
+    Topology([("pp", 2), ("dp", 2), ("cp", 2), ("tp", 8)]),
+    Topology([("dp", 2), ("tp", 12)]),
+]
+
+
+@pytest.mark.parametrize("topology", GRIDS, ids=str)
+@pytest.mark.parametrize("axis", ["dp", "model"])
+def test_every_rank_is_drawn_once_and_the_group_is_marked(topology, axis):
+    rank = topology.world_size - 1
+    drawing = topology.draw(axis, rank)
+    group = list(topology.at(rank).ranks(axis))
+    marked = sorted(int(number) for number in re.findall(r"\[(\d+)\]", str(drawing)))
+    assert marked == group
+    root = ET.fromstring(drawing.to_svg())
+    boxes, cells = root.findall(f"{SVG}rect"), [text for text in root.findall(f"{SVG}text") if text.get("fill")]
+    assert sorted(int(cell.text) for cell in cells) == list(range(topology.world_size))
+    assert sorted(int(cell.text) for cell in cells if cell.get("font-weight")) == group
+    filled = [cell.text for box, cell in zip(boxes, cells, strict=True) if box.get("fill") != "none"]
+    assert sorted(map(int, filled)) == group
+
+
+@pytest.mark.parametrize("topology", GRIDS, ids=str)
+def test_it_fits_a_phone_and_tells_a_screen_reader(topology):
+    drawing = topology.draw("dp")
+    root = ET.fromstring(drawing.to_svg())
+    width, height = float(root.get("width")), float(root.get("height"))
+    assert width <= 360
+    for box in root.iter(f"{SVG}rect"):
+        assert float(box.get("x")) + float(box.get("width")) <= width
+        assert float(box.get("y")) + float(box.get("height")) <= height
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == root.find(f"{SVG}title").text == drawing.title
+    assert root.find(f"{SVG}desc").text == str(drawing)
+    assert root.get("fill") == "currentColor"  # dark and light pages
+
+
+def test_text_and_repr():
+    drawing = Topology([("pp", 2), ("tp", 2), ("dp", 4)], edp=2).draw("edp", 5)
+    assert str(drawing).splitlines() == [
+        "pp 2 x tp 2 x dp 4 = 16 ranks; the edp group of rank 5: 5, 7",
+        "pp 0  dp 0  dp 1  dp 2  dp 3",
+        "tp 0     0     1     2     3",
+        "tp 1     4   [5]     6   [7]",
+        "pp 1  dp 0  dp 1  dp 2  dp 3",
+        "tp 0     8     9    10    11",
+        "tp 1    12    13    14    15",
+    ]
+    assert repr(drawing) == f"<GridDrawing of {drawing.title}>"
+    assert str(Topology([("dp", 2)]).draw("dp")).splitlines()[1:] == ["  dp 0  dp 1", "   [0]   [1]"]

@@ -1,0 +1,66 @@
+"""A topology inside ranks: the groups really communicate, and torch's DeviceMesh agrees."""
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.world.mesh import Mesh
+
+TOPOLOGY = Topology([("pp", 2), ("dp", 2), ("tp", 2)], edp=1, ranks_per_node=4)
+KINDS = ["pp", "dp", "tp", "model", "ep", "edp", "node"]
+
+
+def test_every_group_sums_over_exactly_its_ranks():
+    def fn(rank, world_size):
+        mesh = Mesh(TOPOLOGY)
+        sums = {}
+        for kind in KINDS:
+            x = torch.tensor([2**rank])
+            comm.all_reduce(x, group=mesh.group(kind))
+            sums[kind] = int(x)
+        again = mesh.group("model") is mesh.group("model")
+        return sums, mesh.ranks("pp"), mesh.next_rank("pp"), again
+
+    for rank, (sums, ranks, following, again) in enumerate(lab.launch(fn, 8)):
+        seat = TOPOLOGY.at(rank)
+        assert sums == {kind: sum(2**member for member in seat.ranks(kind)) for kind in KINDS}
+        assert (ranks, following, again) == (seat.ranks("pp"), seat.next_rank("pp"), True)
+
+
+def test_the_device_mesh_is_the_same_grid_on_the_same_groups():
+    def fn(rank, world_size):
+        topology = Topology([("dp", 2), ("tp", 2)])
+        mesh = Mesh(topology)
+        theirs = mesh.device_mesh()
+        flat = Mesh(Topology([("dp", 4)])).device_mesh()
+        return (
+            theirs.mesh.tolist(),
+            theirs.mesh_dim_names,
+            [torch.distributed.get_process_group_ranks(theirs.get_group(axis)) for axis in ("dp", "tp")],
+            theirs.get_local_rank("tp"),
+            flat.mesh.tolist(),
+        )
+
+    for rank, (grid, names, ranks, place, flat) in enumerate(lab.launch(fn, 4)):
+        seat = Topology([("dp", 2), ("tp", 2)]).at(rank)
+        assert grid == [[0, 1], [2, 3]]
+        assert names == ("dp", "tp")
+        assert ranks == [list(seat.ranks("dp")), list(seat.ranks("tp"))]
+        assert place == seat.rank("tp")
+        assert flat == [0, 1, 2, 3]
+
+
+def test_axes_of_one_rank_and_a_world_of_another_size():
+    def fn(rank, world_size):
+        mesh = Mesh(Topology([("pp", 1), ("dp", 2)]))
+        x = torch.ones(1)
+        comm.all_reduce(x, group=mesh.group("pp"))
+        alone = mesh.group("cp")  # the grid has no such axis: every rank is alone in it
+        comm.all_reduce(x, group=alone)
+        return float(x)
+
+    assert lab.launch(fn, 2) == [1.0, 1.0]
+    with pytest.raises(lab.RankError, match="dp 4 = 4 ranks, the world has 2"):
+        lab.launch(lambda rank, world_size: Mesh(Topology([("dp", 4)])), 2)
