@@ -125,6 +125,7 @@ def test_every_size_of_the_grid_exists_or_is_refused_for_its_rule():
         ("dualpipe", 5, 20, r"dualpipe needs an even number of ranks, got 5: .*; use dualpipev or 4 or 6 ranks"),
         ("dualpipe", 1, 20, r"use dualpipev or 2 ranks$"),
         ("dualpipe", 8, 19, r"dualpipe needs an even number of microbatches, .* got 19; use 18 or 20"),
+        ("dualpipe", 8, 15, r"two microbatches per rank, got 15 for 8 ranks; use easy_dualpipe or 16 microbatches"),
         ("dualpipe", 8, 14, r"two microbatches per rank, got 14 for 8 ranks; use easy_dualpipe or 16 microbatches"),
         ("dualpipev", 4, 7, r"two microbatches per rank, got 7 for 4 ranks; use 8 microbatches or more"),
         ("easy_dualpipe", 3, 4, r"easy_dualpipe needs an even number of ranks, got 3: .*; use 2 or 4 ranks"),

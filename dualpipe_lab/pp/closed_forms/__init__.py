@@ -4,6 +4,21 @@ Chapter: book/pp.  In: numbers of ranks and of microbatches, a `Cost` per stage.
 One file per family of schedules; a form that holds only under a condition refuses everything else and says why.
 """
 
+from dualpipe_lab.pp.closed_forms.dualpipe import (
+    dualpipe_bubble,
+    dualpipe_makespan,
+    dualpipe_peak_activations,
+    dualpipev_bubble,
+    dualpipev_makespan,
+    dualpipev_num_messages,
+    dualpipev_peak_activations,
+    published_dualpipe_bubble,
+)
+from dualpipe_lab.pp.closed_forms.easy_dualpipe import (
+    easy_dualpipe_bubble,
+    easy_dualpipe_makespan,
+    easy_dualpipe_peak_activations,
+)
 from dualpipe_lab.pp.closed_forms.flush import (
     bubble_fraction,
     gpipe_makespan,
@@ -15,9 +30,20 @@ from dualpipe_lab.pp.closed_forms.flush import (
 
 __all__ = [
     "bubble_fraction",
+    "dualpipe_bubble",
+    "dualpipe_makespan",
+    "dualpipe_peak_activations",
+    "dualpipev_bubble",
+    "dualpipev_makespan",
+    "dualpipev_num_messages",
+    "dualpipev_peak_activations",
+    "easy_dualpipe_bubble",
+    "easy_dualpipe_makespan",
+    "easy_dualpipe_peak_activations",
     "gpipe_makespan",
     "gpipe_peak_activations",
     "num_messages",
     "one_f_one_b_makespan",
     "one_f_one_b_peak_activations",
+    "published_dualpipe_bubble",
 ]

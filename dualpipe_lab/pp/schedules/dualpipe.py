@@ -3,7 +3,7 @@
 Chapter: book/pp/dualpipe.  In: P ranks (even), M microbatches (even, at least 2P).  Out: one list of steps per rank.
 Every rank keeps two stages: its own for the first M/2 microbatches, which enter at rank 0, and that of its mirror rank
 P - 1 - rank for the others, which enter at rank P - 1.  The mirrors' gradients must be summed before the update.
-  bubble             (P/2 - 1) * (t_F&B + t_B - 3 t_W)   exact if t_F = t_I >= t_W, else `closed_forms.dualpipe_bubble`
+  bubble             (P/2 - 1) * (t_F&B + t_B - 3 t_W)   if t_F = t_I >= t_W; `closed_forms.dualpipe_bubble` for any
   live activations   P + 1 on every rank
   weights            twice those of 1F1B
   messages           2 * (P - 1) * M
@@ -11,9 +11,9 @@ Elsewhere: DeepSeek's DualPipe, the same order action by action; torch cannot pl
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M = 20).
 """
 
-from dualpipe_lab.pp.program import Program, Step
+from dualpipe_lab.pp.program import Program, Step, check_counts
 from dualpipe_lab.pp.schedules.eight_steps import Flow, steps_of
-from dualpipe_lab.pp.schedules.two_directions import check_even
+from dualpipe_lab.pp.schedules.two_directions import check_even_microbatches, check_even_ranks
 
 
 def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
@@ -24,14 +24,21 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     >>> print(" ".join(map(str, dualpipe(2, 4).ranks[0])))
     0F0 1F2 0F1 1B2 (1F3;0B0)OVERLAP_F_B 1B3 0I1 0W1
     """
-    check_even("dualpipe", num_ranks, num_microbatches, instead="dualpipev or ")
+    check_dualpipe(num_ranks, num_microbatches)
+    ranks = [_one_rank(rank, num_ranks, num_microbatches // 2) for rank in range(num_ranks)]
+    return Program("DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=2)
+
+
+def check_dualpipe(num_ranks: int, num_microbatches: int) -> None:
+    """Raise ValueError for sizes that DualPipe cannot have."""
+    check_counts("dualpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    check_even_ranks("dualpipe", num_ranks, instead="dualpipev or ")
     if num_microbatches < 2 * num_ranks:
         raise ValueError(
             f"dualpipe needs at least two microbatches per rank, got {num_microbatches} for {num_ranks} ranks; "
             f"use easy_dualpipe or {2 * num_ranks} microbatches or more"
         )
-    ranks = [_one_rank(rank, num_ranks, num_microbatches // 2) for rank in range(num_ranks)]
-    return Program("DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches)
+    check_even_microbatches("dualpipe", num_microbatches)
 
 
 def _one_rank(rank: int, num_ranks: int, per_flow: int) -> list[Step]:

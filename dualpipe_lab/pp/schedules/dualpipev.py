@@ -4,7 +4,7 @@ Chapter: book/pp/dualpipe.  In: P ranks (any), M microbatches (at least 2P).  Ou
 The model has 2P stages, half as large: rank r keeps stages r and 2P-1-r, so a microbatch goes down and comes up again.
 To a rank, the microbatches that come up look like DualPipe's other direction; `dualpipe(2 * P, 2 * M)` on its first P
 ranks is this program.  With the times of a half-size stage:
-  bubble             (P - 1) * (t_F&B + t_B - 3 t_W)   exact if t_F = t_I >= t_W, else `closed_forms.dualpipev_bubble`
+  bubble             (P - 1) * (t_F&B + t_B - 3 t_W)   if t_F = t_I >= t_W; `closed_forms.dualpipev_bubble` for any
   live activations   2P + 1 half-size ones on every rank, which is P + 1/2 of 1F1B's
   weights            as 1F1B: every stage once
   messages           4 * (P - 1) * M; the turn at the last rank needs none
@@ -22,14 +22,19 @@ def dualpipev(num_ranks: int, num_microbatches: int) -> Program:
     >>> print(" ".join(map(str, dualpipev(1, 2).ranks[0])))
     0F0 1F0 0F1 1B0 (1F1;0B0)OVERLAP_F_B 1B1 0I1 0W1
     """
+    check_dualpipev(num_ranks, num_microbatches)
+    last = 2 * num_ranks - 1
+    ranks = [
+        steps_of((Flow(rank, 0), Flow(last - rank, 0)), rank, num_ranks, num_microbatches) for rank in range(num_ranks)
+    ]
+    return Program("DualPipeV", ranks, num_stages=last + 1, num_microbatches=num_microbatches, num_directions=1)
+
+
+def check_dualpipev(num_ranks: int, num_microbatches: int) -> None:
+    """Raise ValueError for sizes that DualPipeV cannot have."""
     check_counts("dualpipev", num_ranks=num_ranks, num_microbatches=num_microbatches)
     if num_microbatches < 2 * num_ranks:
         raise ValueError(
             f"dualpipev needs at least two microbatches per rank, got {num_microbatches} for {num_ranks} ranks; "
             f"use {2 * num_ranks} microbatches or more, or a schedule such as 1f1b"
         )
-    last = 2 * num_ranks - 1
-    ranks = [
-        steps_of((Flow(rank, 0), Flow(last - rank, 0)), rank, num_ranks, num_microbatches) for rank in range(num_ranks)
-    ]
-    return Program("DualPipeV", ranks, num_stages=last + 1, num_microbatches=num_microbatches)

@@ -16,7 +16,7 @@ Source: Li and Hoefler 2021 (arXiv 2107.06925), section 3.1: bidirectional pipel
 from heapq import heappop, heappush
 
 from dualpipe_lab.pp.program import Action, B, F, Program
-from dualpipe_lab.pp.schedules.two_directions import check_even
+from dualpipe_lab.pp.schedules.two_directions import check_even_microbatches, check_even_ranks
 
 
 def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
@@ -27,7 +27,7 @@ def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     rank 0: 0F0 1F1 1B1 0B0
     rank 1: 0F1 1F0 1B0 0B1
     """
-    check_even("easy_dualpipe", num_ranks, num_microbatches)
+    check_easy_dualpipe(num_ranks, num_microbatches)
     ready = _Ready(num_ranks, num_microbatches // 2)
     for microbatch in range(num_microbatches):
         ready.add(Action(0, F, microbatch))
@@ -37,7 +37,13 @@ def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
         for rank, action in taken:
             ranks[rank].append(action)
             ready.add_next(action)
-    return Program("Easy-DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches)
+    return Program("Easy-DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=2)
+
+
+def check_easy_dualpipe(num_ranks: int, num_microbatches: int) -> None:
+    """Raise ValueError for sizes that Easy-DualPipe cannot have."""
+    check_even_ranks("easy_dualpipe", num_ranks)
+    check_even_microbatches("easy_dualpipe", num_microbatches)
 
 
 class _Ready:

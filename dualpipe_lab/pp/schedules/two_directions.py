@@ -6,17 +6,19 @@ Chapter: book/pp/easy-dualpipe.  In: a number of ranks or of microbatches.  Out:
 from dualpipe_lab.pp.program import check_counts
 
 
-def check_even(builder: str, num_ranks: int, num_microbatches: int, instead: str = "") -> None:
-    """Raise ValueError unless there are two equal halves of ranks and of microbatches.
-
-    `instead`: a schedule that takes an odd number of ranks.
-    """
-    check_counts(builder, num_ranks=num_ranks, num_microbatches=num_microbatches)
+def check_even_ranks(builder: str, num_ranks: int, instead: str = "") -> None:
+    """Raise ValueError unless the ranks have two halves; `instead` names a schedule that takes an odd number."""
+    check_counts(builder, num_ranks=num_ranks)
     if num_ranks % 2:
         raise ValueError(
             f"{builder} needs an even number of ranks, got {num_ranks}: the middle one would hold its stage twice; "
             f"use {instead}{_even_neighbours(num_ranks)} ranks"
         )
+
+
+def check_even_microbatches(builder: str, num_microbatches: int) -> None:
+    """Raise ValueError unless the microbatches have two halves."""
+    check_counts(builder, num_microbatches=num_microbatches)
     if num_microbatches % 2:
         raise ValueError(
             f"{builder} needs an even number of microbatches, half for each direction, got {num_microbatches}; "

@@ -1,0 +1,157 @@
+"""A2 for Easy-DualPipe, DualPipe and DualPipeV: forms equal the simulator exactly and refuse what they lack."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_grid import legal, num_crossings
+
+from dualpipe_lab.pp import closed_forms, schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.simulator import simulate
+
+COSTS = [
+    Cost(),
+    Cost(F=2, I=2, W=1, overlap=4),  # published case, with a gain
+    Cost(F=5, I=4, W=6),
+    Cost(F=10, I=12, W=8, overlap=25),
+    Cost(F=2, I=9, W=1),  # I is so slow that step 3 waits
+    Cost(F=Fraction(1, 3), I=Fraction(2, 7), W=Fraction(1, 2), overlap=1),
+    Cost(F=1, I=2, W=3),
+]
+TICKS = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
+
+
+@st.composite
+def costs_with_pairs(draw):
+    """Any F, I, W, and a pair from its longer half up to more than both halves."""
+    f, i, w = draw(TICKS), draw(TICKS), draw(TICKS)
+    share = draw(st.fractions(0, Fraction(3, 2), max_denominator=20))
+    return Cost(F=f, I=i, W=w, overlap=max(f, i + w) + share * min(f, i + w))
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=str)
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipev"])
+def test_dualpipe_s_forms_are_exact_on_the_grid(name, cost):
+    makespan, bubble, peak = (
+        getattr(closed_forms, f"{name}_{what}") for what in ("makespan", "bubble", "peak_activations")
+    )
+    for program in legal(name):
+        p, m = program.num_ranks, program.num_microbatches
+        timeline = simulate(program, cost)
+        assert timeline.makespan == makespan(p, m, cost)
+        assert [timeline.bubble_time(rank) for rank in range(p)] == [bubble(p, m, rank, cost) for rank in range(p)]
+        assert {timeline.peak_activations(rank) for rank in range(p)} == {peak(p)}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 8), st.integers(0, 16), costs_with_pairs())
+def test_dualpipe_s_forms_are_exact_for_any_costs(half, more, cost):
+    p, m = 2 * half, 2 * (2 * half + more)
+    whole, cut = simulate(schedules.dualpipe(p, m), cost), simulate(schedules.dualpipev(half, m // 2), cost)
+    assert whole.makespan == closed_forms.dualpipe_makespan(p, m, cost)
+    assert cut.makespan == closed_forms.dualpipev_makespan(half, m // 2, cost) == whole.makespan
+    for rank in range(half):
+        assert whole.bubble_time(rank) == closed_forms.dualpipe_bubble(p, m, rank, cost)
+        assert cut.bubble_time(rank) == closed_forms.dualpipev_bubble(half, m // 2, rank, cost)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 8), st.integers(0, 9), TICKS, TICKS, st.fractions(0, 1, max_denominator=20))
+def test_the_published_form_is_the_middle_s_idle_time_where_f_is_i_and_w_is_not_longer(half, more, w, longer, gain):
+    cost = Cost(F=w + longer, I=w + longer, W=w, overlap=w + (w + longer) * (1 + gain))
+    p, m = 2 * half, 2 * (2 * half + more)
+    published = closed_forms.published_dualpipe_bubble(p, cost)
+    assert simulate(schedules.dualpipe(p, m), cost).bubble_time(half) == published
+    assert simulate(schedules.dualpipev(half, m), cost).bubble_time(half - 1) == published
+
+
+# In tenths of a tick: (F, I, W) = (1, 0.8, 1.2) gives 6.0 where the published form says 4.2, and so on.
+@pytest.mark.parametrize(
+    ("f", "i", "w", "real", "published"), [(10, 8, 12, 60, 42), (10, 12, 8, 72, 78), (10, 15, 10, 80, 90)]
+)
+def test_the_published_form_is_refused_where_it_is_not_exact(f, i, w, real, published):
+    cost = Cost(F=f, I=i, W=w)
+    assert closed_forms.dualpipe_bubble(8, 20, 3, cost) == real
+    assert 3 * (f + 2 * (i + w) - 3 * w) == published
+    with pytest.raises(ValueError, match=rf"F = I >= W only, got F={f}, I={i}, W={w}; use dualpipe_bubble"):
+        closed_forms.published_dualpipe_bubble(8, cost)
+
+
+def test_with_a_gain_the_outer_ranks_wait_less():
+    cost = Cost(F=2, I=2, W=2, overlap=5)
+    assert closed_forms.dualpipe_makespan(8, 20, cost) == 2 * 59  # serial work takes 2 * 60
+    found = [closed_forms.dualpipe_bubble(8, 20, rank, cost) for rank in range(8)]
+    assert found == [Fraction(2 * x, 2) for x in (7, 8, 9, 9, 9, 9, 8, 7)]
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        (Cost(latency=1), "free links only, got latency=1; use simulate"),
+        (Cost(F=[1, 1, 1, 2]), r"equal stages.* only, got F=\[1, 1, 1, 2\]; use simulate"),
+        (Cost(overlap=lambda pair: 2), "got a function as overlap"),
+        (Cost(B=3), "need B = I [+] W, got B=3, I=1, W=1; leave B out"),
+        (Cost(overlap=1), "got overlap=1 for F=1 and B=2; use 2 or more"),
+    ],
+)
+def test_dualpipe_s_forms_refuse_what_they_do_not_cover(cost, message):
+    with pytest.raises(ValueError, match=message):
+        closed_forms.dualpipe_makespan(4, 8, cost)
+
+
+def test_messages():
+    for name in ("dualpipe", "easy_dualpipe"):
+        for program in legal(name):
+            p, m = program.num_ranks, program.num_microbatches
+            assert 2 * num_crossings(program) == closed_forms.num_messages(p, m) == len(simulate(program).messages)
+    for program in legal("dualpipev"):
+        p, m = program.num_ranks, program.num_microbatches
+        assert 2 * num_crossings(program) == closed_forms.dualpipev_num_messages(p, m)
+
+
+@pytest.mark.parametrize("name", ["easy_dualpipe", "dualpipe", "dualpipev"])
+def test_every_rank_keeps_two_stages_and_only_the_v_keeps_each_once(name):
+    for program in legal(name):
+        kept = [{action.stage for action in program.actions(rank)} for rank in range(program.num_ranks)]
+        assert {len(stages) for stages in kept} == {2}
+        assert sum(map(len, kept)) == program.num_stages * (1 if name == "dualpipev" else 2)
+
+
+@pytest.mark.parametrize("cost", [Cost(), Cost(F=3, B=4), Cost(F=7, B=2), Cost(F=Fraction(1, 3), B=Fraction(1, 3))])
+def test_easy_dualpipe_s_forms_are_exact_on_the_grid(cost):
+    for program in legal("easy_dualpipe"):
+        p, m = program.num_ranks, program.num_microbatches
+        timeline = simulate(program, cost)
+        for rank in range(p):
+            assert timeline.peak_activations(rank) == closed_forms.easy_dualpipe_peak_activations(p, m, rank)
+        ticks = cost.per_stage(p)
+        if m > p > 2 and ticks["F"] != ticks["B"]:
+            with pytest.raises(ValueError, match=f"or for F = B, got {m} microbatches for {p} ranks"):
+                closed_forms.easy_dualpipe_bubble(p, m, cost)
+            continue
+        assert timeline.makespan == closed_forms.easy_dualpipe_makespan(p, m, cost)
+        bubble = closed_forms.easy_dualpipe_bubble(p, m, cost)
+        assert {timeline.bubble_time(rank) for rank in range(p)} == {bubble}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), st.integers(1, 32), TICKS, TICKS)
+def test_easy_dualpipe_s_forms_are_exact_for_any_costs(half, pairs, f, b):
+    p, m = 2 * half, 2 * pairs
+    if m > p > 2:
+        b = f
+    cost = Cost(F=f, B=b)
+    assert simulate(schedules.easy_dualpipe(p, m), cost).makespan == closed_forms.easy_dualpipe_makespan(p, m, cost)
+
+
+def test_one_microbatch_per_rank_beats_1f1b_by_a_flow():
+    for p in (2, 4, 6, 8, 16):
+        both_ends = simulate(schedules.easy_dualpipe(p, p)).bubble_time(0)
+        assert both_ends == 2 * (p - 2) < simulate(schedules.one_f_one_b(p, p)).bubble_time(0) == 3 * (p - 1)
+
+
+def test_a_longer_batch_costs_easy_dualpipe_its_lead():
+    idle = [simulate(schedules.easy_dualpipe(8, m)).bubble_time(0) for m in (8, 16, 24, 32)]
+    assert idle == [12, 17, 23, 29]  # 1F1B: 21 whatever the batch
