@@ -48,6 +48,8 @@ class PipelineRuntime:
         boundary: an example of the tensor between two stages, or a function from the microbatch to one.
         group: the ranks of this pipeline (default: the world).
         cost: nanoseconds of every action, for the emulated clocks; None to let work take the time it takes.
+        on_stage_done: called with a stage's module after its last backward of a step, when its gradients are complete:
+            data parallelism starts to sum them there, while the other stages still work.
 
     Raises:
         ValueError: if sizes or stages do not fit the program; InvalidProgram as `validate`.
@@ -61,6 +63,7 @@ class PipelineRuntime:
         boundary: Tensor | Callable[[int], Tensor],
         group: Group | None = None,
         cost: Cost | None = None,
+        on_stage_done: Callable[[nn.Module], None] | None = None,
     ) -> None:
         self._program = validate(program)
         self._rank, size = comm.get_rank(group), comm.get_world_size(group)
@@ -75,6 +78,9 @@ class PipelineRuntime:
         self._loss_fn, self._group, self._cost = loss_fn, group, cost
         self._boundary = boundary if callable(boundary) else lambda microbatch: boundary
         self._ticks = cost.per_stage(program.num_stages) if cost else None
+        self._on_stage_done = on_stage_done
+        own = program.actions(self._rank)
+        self._last = {action.stage: action for action in own if action.kind in (B, W)}  # later ones replace earlier
 
     def step(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float] | None = None
@@ -120,6 +126,8 @@ class PipelineRuntime:
         for action, result in zip(actions, results, strict=True):
             if result is not None:
                 batch.mail.deliver(action, result)
+            if self._on_stage_done and self._last.get(action.stage) == action:
+                self._on_stage_done(self._stages[action.stage].module)
 
     def _of(self, action: Action) -> int:
         assert self._ticks is not None

@@ -1,0 +1,1 @@
+"""Data parallelism, from one all-reduce to ZeRO-3: one file per topic."""

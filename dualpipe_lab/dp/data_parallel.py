@@ -1,0 +1,70 @@
+"""Data parallelism by hand: equal weights, a part of the batch each, one sum of gradients.
+
+Chapter: book/dp/data-parallel.  In: a module, a group of N ranks.  Out: the gradient of the whole batch, on every rank.
+  loss          sum of the tokens' losses / number of valid tokens of all ranks, divided once, before the backward
+  bytes sent    2 (N - 1) / N * bytes of the gradients, per rank and step, however many microbatches
+A mean of the ranks' means weighs a token of a short share more than one of a long share; sums do not.
+Elsewhere: torch `DistributedDataParallel` (averages gradients: right only for equal shares); torchtitan, as here.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group, members
+
+IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
+
+
+def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
+    """Give every rank the parameters and buffers of the group's first rank."""
+    first = members(group)[0]
+    for tensor in [*module.parameters(), *module.buffers()]:
+        contiguous = tensor.detach().contiguous()
+        comm.broadcast(contiguous, first, group)
+        tensor.detach().copy_(contiguous)
+
+
+def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = None, ignored: int = IGNORED) -> int:
+    """Number of targets with a loss, over all ranks and all the microbatches of a step.
+
+    Args:
+        targets: this rank's targets: one tensor, or one per microbatch.
+        group: the ranks that share the batch.
+        ignored: the target that counts as none.
+    """
+    own = [targets] if isinstance(targets, Tensor) else list(targets)
+    total = torch.tensor([sum(int((part != ignored).sum()) for part in own)])
+    comm.all_reduce(total, group=group)
+    return int(total)
+
+
+def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = IGNORED) -> Tensor:
+    """This rank's summand of the batch's loss: the sum of its tokens' losses over the tokens of all ranks.
+
+    Args:
+        logits: logits_..V; V: vocabulary.
+        targets: targets_..; a rank may have none that count, and then its summand is 0.
+        num_tokens: `num_valid_tokens` of the step.
+        ignored: the target that counts as none.
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    total = nn.functional.cross_entropy(flat, targets.reshape(-1), ignore_index=ignored, reduction="sum")
+    return total / max(num_tokens, 1)  # a step without any token has no gradient, and is not NaN
+
+
+def all_reduce_gradients(parameters: Iterable[nn.Parameter], group: Group | None = None) -> None:
+    """Replace every gradient by its sum over the ranks: one message per parameter, after the backward.
+
+    A parameter that this rank's part did not use takes part with zeros: another rank may have used it, and an
+    all-reduce that one rank leaves out hangs the others.
+    """
+    for parameter in parameters:
+        if parameter.requires_grad:
+            grad = (
+                torch.zeros_like(parameter.detach()) if parameter.grad is None else parameter.grad.detach().contiguous()
+            )
+            comm.all_reduce(grad, group=group)
+            parameter.grad = grad

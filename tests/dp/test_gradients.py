@@ -1,0 +1,239 @@
+"""Bucketed reduction: equal to one process, launched during the backward, once per step, and hard to misuse."""
+
+import pytest
+import torch
+from models import Tiny, assert_close, grads, launch, make_batch, reference_grads, row_loss
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.buckets import cut
+from dualpipe_lab.dp.gradients import GradientReducer
+from dualpipe_lab.dp.layout import share
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.pp.schedules import build
+
+
+def step(model, reducer, tokens, targets, num_microbatches, num_tokens):
+    """Backward of each microbatch of this rank's rows; rows of a microbatch may be none."""
+    for m in range(num_microbatches):
+        rows = share(len(tokens), num_microbatches, m)
+        loss = row_loss(model, tokens[rows], targets[rows], num_tokens)
+        if loss.requires_grad:
+            loss.backward()
+    reducer.finish()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_gradients_equal_one_process_for_any_buckets_and_microbatches(num_ranks):
+    tokens, targets = make_batch(rows=8)
+    num_tokens = int((targets != -100).sum())
+
+    def fn(rank, world_size):
+        rows, found = share(len(tokens), world_size, rank), []
+        for num_microbatches in (1, 3):
+            for bucket_bytes in (1, 300, 2**20):
+                model = Tiny()
+                reducer = GradientReducer(model.parameters(), num_backwards=num_microbatches, bucket_bytes=bucket_bytes)
+                for _ in range(2):  # the second step starts from the zeros of the first
+                    reducer.zero()
+                    step(model, reducer, tokens[rows], targets[rows], num_microbatches, num_tokens)
+                found.append((grads(model), len(reducer.buckets), model.frozen.grad))
+        return found
+
+    expected = reference_grads(tokens, targets)
+    out = launch(fn, num_ranks)
+    for found in out:
+        assert [number for _, number, _ in found] == [5, 3, 1] * 2
+        for ours, _, frozen in found:
+            assert_close(ours, expected)
+            assert frozen is None
+
+
+def test_two_ranks_equal_accumulation_bitwise():
+    """The sum of two numbers has one order only."""
+    x, w = torch.randn(2, 3, 5), torch.randn(7, 5)
+
+    def fn(rank, world_size):
+        layer = nn.Linear(5, 7, bias=False)
+        layer.weight.data.copy_(w)
+        reducer = GradientReducer(layer.parameters())
+        layer(x[rank]).square().sum().backward()
+        reducer.finish()
+        return layer.weight.grad.clone()
+
+    layer = nn.Linear(5, 7, bias=False)
+    layer.weight.data.copy_(w)
+    for part in x:
+        layer(part).square().sum().backward()
+    assert all(torch.equal(ours, layer.weight.grad) for ours in launch(fn, 2))
+
+
+def test_sums_start_while_the_backward_runs_and_once_per_step():
+    num_layers, num_microbatches = 4, 3
+
+    def fn(rank, world_size):
+        started = []
+
+        class Spy(GradientReducer):
+            def _reduce(self, flat):
+                started.append([layer.weight.grad is not None and bool(layer.weight.grad.any()) for layer in model])
+                return super()._reduce(flat)
+
+        model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(num_layers)])
+        reducer = Spy(model.parameters(), num_backwards=num_microbatches, bucket_bytes=1)
+        addresses = [layer.weight.grad.data_ptr() for layer in model]
+        for _ in range(num_microbatches - 1):
+            model(torch.ones(1, 4)).sum().backward()
+        assert not started
+        for layer in model:
+            layer.weight.grad.zero_()  # shows which gradients exist when a bucket starts
+        model(torch.ones(1, 4)).sum().backward()
+        reducer.finish()
+        return started, addresses == [layer.weight.grad.data_ptr() for layer in model]
+
+    out = launch(fn, 2)
+    for started, is_view in out:
+        assert started == [
+            [layer >= num_layers - 1 - index for layer in range(num_layers)] for index in range(num_layers)
+        ]
+        assert is_view
+    # one all-reduce per bucket and step, of 16 floats
+    assert [out.ledger.count("all_reduce", rank) for rank in range(2)] == [num_layers] * 2
+    assert out.ledger.sent("all_reduce", 0) == num_layers * 16 * 4
+
+
+def test_a_parameter_used_on_one_rank_only_gives_the_same_sum_everywhere():
+    def fn(rank, world_size):
+        used, rare, last = (nn.Parameter(torch.ones(3)) for _ in range(3))
+        reducer = GradientReducer([used, rare, last], bucket_bytes=12)
+        for _ in range(2):
+            reducer.zero()
+            loss = (used * last).sum() * (rank + 1)
+            (loss + rare.sum() if rank == 1 else loss).backward()
+            reducer.finish()
+        return used.grad.clone(), rare.grad.clone(), last.grad.clone()
+
+    for used, rare, last in launch(fn, 3):
+        assert used.tolist() == last.tolist() == [6.0] * 3
+        assert rare.tolist() == [1.0] * 3
+
+
+def test_gradients_that_an_optimizer_dropped_come_back_into_the_bucket():
+    def fn(rank, world_size):
+        layer = nn.Linear(3, 2).double()
+        reducer, seen = GradientReducer(layer.parameters()), []
+        for scale in (1.0, 2.0):
+            layer.zero_grad(set_to_none=True)
+            layer(torch.ones(1, 3, dtype=torch.float64) * scale).sum().backward()
+            reducer.finish()
+            seen.append(
+                (
+                    layer.weight.grad.clone(),
+                    layer.weight.grad.untyped_storage().data_ptr() == reducer.flats[0].data_ptr(),
+                )
+            )
+        reducer.close()
+        layer.zero_grad()
+        layer(torch.ones(1, 3, dtype=torch.float64)).sum().backward()  # nobody listens any more
+        return seen, layer.weight.grad.clone()
+
+    for seen, after in launch(fn, 2):
+        assert [float(grad[0, 0]) for grad, _ in seen] == [2.0, 4.0]
+        assert all(is_view for _, is_view in seen)
+        assert float(after[0, 0]) == 1.0
+
+
+def test_bf16_parameters_can_accumulate_in_fp32():
+    """1000 ones sum to 256 in bf16 and to 1000 in fp32."""
+
+    def fn(rank, world_size):
+        found = []
+        for dtype in (torch.float32, None):
+            parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+            reducer = GradientReducer([parameter], num_backwards=500, dtype=dtype)
+            for _ in range(500):
+                parameter.sum().backward()
+            reducer.finish()
+            found.append((parameter.grad.dtype, parameter.grad.float().tolist()))
+        return found
+
+    for wide, narrow in launch(fn, 2):
+        assert wide == (torch.float32, [1000.0] * 3)
+        assert narrow == (torch.bfloat16, [512.0] * 3)  # each rank stops at 256
+
+
+@pytest.mark.parametrize("name", ["1f1b", "split"])
+def test_a_pipeline_sums_each_stage_after_its_last_backward(name):
+    """dp 2 x pp 2: gradients equal one process, with one sum per stage."""
+    split = Program.parse("split", ["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"])
+    program = build("1f1b", 2, 2) if name == "1f1b" else split
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double() for _ in range(2)]
+    x, y = torch.randn(2, 2, 4, 3, dtype=torch.float64), torch.randn(2, 2, 4, 3, dtype=torch.float64)
+    topology = lab.Topology([("dp", 2), ("pp", 2)])
+
+    def fn(rank, world_size):
+        mesh = lab.Mesh(topology)
+        stage = stages[mesh.rank("pp")]
+        reducer = GradientReducer(stage.parameters(), mesh.group("dp"), num_backwards=2)
+        done = []
+
+        def on_stage_done(module):
+            done.append(module is stage)
+            reducer.ready(module.parameters())
+
+        runtime = PipelineRuntime(
+            program, {mesh.rank("pp"): stage}, nn.functional.mse_loss, torch.empty(4, 3, dtype=torch.float64),
+            group=mesh.group("pp"), on_stage_done=on_stage_done,
+        )  # fmt: skip
+        part = mesh.rank("dp")
+        runtime.step(x[part], y[part], weights=[0.25, 0.25])
+        reducer.finish()
+        return [parameter.grad.clone() for parameter in stage.parameters()], done
+
+    out = launch(fn, 4)
+    model = nn.Sequential(*stages)
+    for inputs, targets in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True):
+        (nn.functional.mse_loss(model(inputs), targets) / 4).backward()
+    for rank, (ours, done) in enumerate(out):
+        theirs = [parameter.grad for parameter in stages[topology.at(rank).rank("pp")].parameters()]
+        assert all((a - b).abs().max() <= 1e-12 for a, b in zip(ours, theirs, strict=True))
+        assert done == [True]
+    assert [out.ledger.count("all_reduce", rank) for rank in range(4)] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        ("twice", "backward number 2 of the step, and num_backwards=1"),
+        ("no zero", r"adds to gradients that are summed already; call zero\(\)"),
+        ("frozen", "no parameter needs a gradient"),
+        ("count", "at least 1 backward, got num_backwards=0"),
+        ("bytes", "at least 1 byte, got bucket_bytes=0"),
+    ],
+)
+def test_misuse_is_named(misuse, message):
+    def fn(rank, world_size):
+        layer = nn.Linear(2, 2)
+        if misuse == "frozen":
+            layer.requires_grad_(False)
+        reducer = GradientReducer(
+            layer.parameters(), num_backwards=int(misuse != "count"), bucket_bytes=int(misuse != "bytes")
+        )
+        layer(torch.ones(1, 2)).sum().backward()
+        if misuse == "no zero":
+            reducer.finish()
+        layer(torch.ones(1, 2)).sum().backward()
+
+    with pytest.raises(lab.RankError, match=message):
+        launch(fn, 1)
+
+
+def test_buckets_hold_one_type_each_and_go_backwards():
+    a, b, c, d = (nn.Parameter(torch.zeros(size)) for size in (4, 1, 2, 3))
+    e = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    assert [[p.numel() for p in bucket] for bucket in cut([a, b, c, d], bucket_bytes=20)] == [[3, 2], [1, 4]]
+    assert cut([a, e, b]) == [[b], [e], [a]]
+    assert cut([a, b], bucket_bytes=1) == [[b], [a]]
+    assert cut([]) == []
