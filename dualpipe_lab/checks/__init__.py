@@ -8,7 +8,12 @@ the smallest to the adversarial, looks at the mechanism, and prints one stable l
 from importlib import import_module
 from typing import Any
 
-TOPICS = {"ranks": "start.ranks", "time": "start.time", "gpipe": "pp.gpipe"}
+TOPICS = {
+    "ranks": "start.ranks",
+    "time": "start.time",
+    "pp_basic": "pp.pp_basic",
+    "gpipe": "pp.gpipe",
+}
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 
 

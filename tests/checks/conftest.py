@@ -6,7 +6,12 @@ import jupytext
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = {"ranks": "start/ranks-and-messages", "time": "start/time", "gpipe": "pp/gpipe"}
+EXAMPLES = {
+    "ranks": "start/ranks-and-messages",
+    "time": "start/time",
+    "pp_basic": "pp/pp-basic",
+    "gpipe": "pp/gpipe",
+}
 
 
 class Book:

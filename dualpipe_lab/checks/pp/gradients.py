@@ -57,6 +57,13 @@ def check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
     _check_messages(results, num_ranks, num_microbatches, case)
 
 
+def check_gradients(results: Sequence[list[list[float]]], num_ranks: int, case: str, num_microbatches: int = 1) -> None:
+    """Raise `Wrong` unless the gradients of each rank's stage are those of one process."""
+    expected = on_ranks(_reference, 1, num_ranks, num_microbatches, case="the reference")[0]
+    for rank, found in enumerate(results):
+        _compare(found, expected[rank], f"{case}: rank {rank}", num_microbatches)
+
+
 def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]]) -> list[str]:
     """Per case of microbatch sizes, what is wrong with `fn(model, loss_fn, inputs, targets)`, or an empty string."""
     reports: list[str] = on_ranks(_accumulate, 1, fn, list(cases), case="accumulating on one process")[0]
@@ -121,7 +128,8 @@ def make_batch(rows: Sequence[int]) -> tuple[list["Tensor"], list["Tensor"]]:
     return inputs, targets
 
 
-def _grads(module: "nn.Module") -> list[list[float]]:
+def grads_of(module: "nn.Module") -> list[list[float]]:
+    """The gradients of a module's parameters as plain numbers, an empty list where there is none."""
     return [[] if p.grad is None else p.grad.flatten().tolist() for p in module.parameters()]
 
 
@@ -131,7 +139,7 @@ def _reference(rank: int, world_size: int, num_stages: int, num_microbatches: in
     stages = [make_stage(index) for index in range(num_stages)]
     for x, y in zip(*make_batch([ROWS] * num_microbatches), strict=True):
         (nn.functional.mse_loss(nn.Sequential(*stages)(x), y) / num_microbatches).backward()
-    return [_grads(stage) for stage in stages]
+    return [grads_of(stage) for stage in stages]
 
 
 def _step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> tuple[Any, ...]:
@@ -155,7 +163,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
         first, last = rank == 0, rank == world_size - 1
         like = torch.empty(ROWS, WIDTH, dtype=torch.float64)
         fn(rank, world_size, stage, inputs if first else None, targets if last else None, num_microbatches, like)
-    return _grads(stage), len(calls), saved.peak, one
+    return grads_of(stage), len(calls), saved.peak, one
 
 
 def _accumulate(rank: int, world_size: int, fn: Callable[..., Any], cases: list[tuple[int, ...]]) -> list[str]:
@@ -169,7 +177,7 @@ def _accumulate(rank: int, world_size: int, fn: Callable[..., Any], cases: list[
         loss = nn.functional.mse_loss(twin(torch.cat(inputs)), torch.cat(targets))
         loss.backward()
         found = fn(model, nn.functional.mse_loss, inputs, targets)
-        problem = _difference(_grads(model), _grads(twin), len(rows))
+        problem = _difference(grads_of(model), grads_of(twin), len(rows))
         if problem is None and not abs(float(found) - loss.item()) <= TOLERANCE * max(1.0, loss.item()):
             problem = f"the returned loss is {float(found):.6g}, that of the whole batch is {loss.item():.6g}"
         reports.append(f"microbatches of {', '.join(map(str, rows))} rows: {problem}" if problem else "")
