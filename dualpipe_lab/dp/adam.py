@@ -1,0 +1,126 @@
+"""AdamW by hand: on whole parameters, and on a flat shard of them.
+
+Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weights; two moments per weight.
+  m <- b1 m + (1 - b1) g            v <- b2 v + (1 - b2) g^2
+  w <- w (1 - lr * decay)           w <- w - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)      t = 1, 2, ...
+  state                             2 numbers per weight; with a master copy of 16-bit weights 3
+Every operation is elementwise, so a shard's update is bitwise that of the same elements of the whole.
+Elsewhere: torch.optim.AdamW; Megatron DistributedOptimizer.
+Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The numbers of AdamW; a learning-rate schedule multiplies `lr` by a factor of its own.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas) or min(self.lr, self.eps, self.weight_decay) < 0:
+            raise ValueError(f"AdamW needs betas in [0, 1) and no negative lr, eps or weight_decay, got {self}")
+
+
+HyperOf = Callable[[str, nn.Parameter], Hyper]  # of a parameter's name and value: no decay for norms, and the like
+
+
+def adamw_(weight: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: int, hyper: Hyper, lr: float) -> None:
+    """Update `weight` and its moments in place; `step` counts from 1.
+
+    Args:
+        weight: any shape; the others have it too.
+        grad: the gradient, in the type of the weight.
+        first: running mean of the gradients.
+        second: running mean of their squares.
+        step: t of the bias corrections.
+        hyper: betas, eps, weight_decay.
+        lr: the learning rate of this step.
+    """
+    beta1, beta2 = hyper.betas
+    first.mul_(beta1).add_(grad, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    weight.mul_(1 - lr * hyper.weight_decay)  # decoupled: the decay never enters the moments
+    # sqrt(v / c) as sqrt(v) / sqrt(c), and eps outside of the root
+    denominator = second.sqrt().div_(sqrt(1 - beta2**step)).add_(hyper.eps)
+    weight.addcdiv_(first, denominator, value=-lr / (1 - beta1**step))
+
+
+class AdamW:
+    """AdamW over whole parameters: what the sharded optimizers must equal.
+
+    A parameter without a gradient is left as it is, as torch leaves it.
+
+    Raises:
+        ValueError: if there is no parameter that needs a gradient.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], hyper: Hyper | None = None) -> None:
+        self.parameters = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError("no parameter needs a gradient; AdamW has nothing to update")
+        self.hyper, self.num_steps = hyper or Hyper(), 0
+        self.moments = [
+            (torch.zeros_like(parameter.detach()), torch.zeros_like(parameter.detach()))
+            for parameter in self.parameters
+        ]
+
+    def step(self, lr_factor: float = 1.0) -> None:
+        """Update every parameter that has a gradient."""
+        self.num_steps += 1
+        for parameter, moments in zip(self.parameters, self.moments, strict=True):
+            if parameter.grad is not None:
+                grad = parameter.grad.detach()
+                adamw_(parameter.detach(), grad, *moments, self.num_steps, self.hyper, self.hyper.lr * lr_factor)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class AdamShard:
+    """A flat shard of weights, with the optimizer state of those weights and no others.
+
+    Args:
+        working: the weights that the model computes with: a flat tensor, updated in place.
+        hyper: one for the whole shard.
+        master: keep the weights in fp32 too, and round the working ones from them after every step.
+    """
+
+    def __init__(self, working: Tensor, hyper: Hyper, master: bool = False) -> None:
+        self.working, self.hyper = working, hyper
+        self.weight = working.float() if master else working
+        if master and self.weight is working:
+            raise ValueError(f"weights in {working.dtype} are their own master copy; leave out master=True")
+        self.first, self.second = torch.zeros_like(self.weight), torch.zeros_like(self.weight)
+
+    def step(self, grad: Tensor, step: int, lr_factor: float = 1.0, scale: float = 1.0) -> None:
+        """Update the shard with its part of the gradient, multiplied by `scale`; `step` counts from 1."""
+        grad = grad.to(self.weight.dtype)
+        if scale != 1.0:
+            grad = grad * scale
+        adamw_(self.weight, grad, self.first, self.second, step, self.hyper, self.hyper.lr * lr_factor)
+        self.round()
+
+    def round(self) -> None:
+        """Make the working weights anew from the master copy."""
+        if self.weight is not self.working:
+            self.working.copy_(self.weight)
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights at their best precision and the moments, by name: what a checkpoint saves."""
+        return {"parameter": self.weight, "exp_avg": self.first, "exp_avg_sq": self.second}
