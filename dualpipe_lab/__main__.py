@@ -1,67 +1,6 @@
-"""The command line: `python -m dualpipe_lab grade FOLDER` and `python -m dualpipe_lab progress`."""
+"""The command line: `python -m dualpipe_lab --help`."""
 
-import time
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.console import Console
-
-from dualpipe_lab.grading.limits import Limits
-
-EXERCISES = Path(__file__).parents[1] / "exercises"
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="DualPipe Lab: grade submissions, show progress.")
-
-
-@app.command()
-def grade(
-    folder: Annotated[Path, typer.Argument(help="submissions: folder/<learner>/<notebook>.ipynb, or flat files")],
-    out: Annotated[Path, typer.Option(help="where grades.csv, grades.html and the single results go")] = Path("grades"),
-    exercises: Annotated[Path, typer.Option(help="the pristine exercise notebooks")] = EXERCISES,
-    fresh: Annotated[bool, typer.Option(help="grade again what is graded already")] = False,
-    at_once: Annotated[int, typer.Option(min=1, max=16, help="submissions graded at the same time")] = 2,
-    seconds: Annotated[float, typer.Option(min=1, help="time limit of one exercise")] = Limits.seconds,
-    memory: Annotated[int, typer.Option(min=256, help="memory limit of one exercise, MiB")] = Limits.memory_mib,
-) -> None:
-    """Grade every notebook in FOLDER; print a table, write CSV and HTML."""
-    from dualpipe_lab.grading import report, submissions
-    from dualpipe_lab.grading.grader import Graded, Grader
-
-    console = Console()
-    started = time.monotonic()
-    try:
-        found = submissions.find(folder, submissions.exercises(exercises), out)
-    except ValueError as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
-    done: list[Graded] = []
-
-    def note(graded: Graded) -> None:
-        done.append(graded)
-        line = f"{len(done):3} of {len(found)}  {graded.learner}  {graded.notebook or '-'}  "
-        console.print(f"{line}{graded.points:g} / {graded.out_of}  {graded.seconds:g} s", markup=False, highlight=False)
-
-    with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh) as grader:
-        results = grader.grade(found, at_once, note)
-    report.write_csv(results, out / "grades.csv")
-    report.write_html(results, out / "grades.html")
-    console.print(report.screen(results))
-    console.print(f"{len(results)} submissions in {time.monotonic() - started:.0f} s: {out}/grades.csv, .html")
-
-
-@app.command()
-def progress() -> None:
-    """Show which exercises are solved in the notebooks of this folder."""
-    from dualpipe_lab.checks import progress as page
-
-    print(page())
-
-
-def main() -> None:
-    """Run the command line."""
-    app(prog_name="dualpipe-lab")
-
+from dualpipe_lab.cli.app import main
 
 if __name__ == "__main__":
     main()

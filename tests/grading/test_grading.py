@@ -85,4 +85,4 @@ def test_a_wrong_folder_is_named(tmp_path):
     command = [sys.executable, "-m", "dualpipe_lab", "grade", str(tmp_path), "--out", str(tmp_path / "out")]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "200"})
     assert result.returncode == 1
-    assert "no notebook (*.ipynb)" in result.stdout
+    assert "no notebook (*.ipynb)" in result.stderr

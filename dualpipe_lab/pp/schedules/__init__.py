@@ -4,6 +4,7 @@ Chapter: book/pp.  In: a name, the number of ranks and of microbatches.  Out: a 
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from dualpipe_lab.pp.program import Program
@@ -15,12 +16,14 @@ from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
 
 __all__ = [
     "build",
+    "builder",
     "dualpipe",
     "dualpipev",
     "easy_dualpipe",
     "gpipe",
     "names",
     "one_f_one_b",
+    "options_of",
 ]
 
 _BUILDERS: dict[str, Callable[..., Program]] = {
@@ -49,10 +52,24 @@ def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> P
     >>> build("1F1B", 4, 8)
     <Program '1F1B': 4 ranks, 4 stages, 8 microbatches>
     """
+    return builder(name)(num_ranks, num_microbatches, **options)
+
+
+def options_of(name: str) -> list[str]:
+    """Return the options that a schedule has besides its sizes; ValueError for an unknown name.
+
+    >>> options_of("gpipe")
+    []
+    """
+    return list(signature(builder(name)).parameters)[2:]
+
+
+def builder(name: str) -> Callable[..., Program]:
+    """Return the function that `build` calls for a name; ValueError for an unknown one."""
     wanted = _plain(name)
-    for known, builder in _BUILDERS.items():
-        if wanted in (_plain(known), _plain(builder.__name__)):
-            return builder(num_ranks, num_microbatches, **options)
+    for known, function in _BUILDERS.items():
+        if wanted in (_plain(known), _plain(function.__name__)):
+            return function
     raise ValueError(f"there is no schedule named {name!r}; use one of {', '.join(names())}")
 
 

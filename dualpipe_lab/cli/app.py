@@ -1,0 +1,60 @@
+"""The application: its commands, and errors in one line without a traceback.
+
+Chapter: book/appendix/command-line.  Exit codes: 0 done; 1 what was asked cannot be; 2 it was asked in a wrong way.
+"""
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from dualpipe_lab.cli import compare, explain, learn, show
+from dualpipe_lab.pp.problems import InvalidProgram
+
+
+class OneLine(TyperGroup):
+    """Commands whose errors are one line each."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command and leave with its exit code."""
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except typer.TyperException as error:
+            sys.exit(_complain(error.format_message().replace("\n", " "), error.exit_code))
+        except typer.Abort:
+            sys.exit(_complain("interrupted", 130))
+        except InvalidProgram as error:
+            more = len(error.problems) - 1
+            first = error.problems[0].splitlines()[0] + (f" (and {more} more)" if more else "")
+            sys.exit(_complain(f"the program is invalid: {first}; `explain` tells everything", 1))
+        except OSError as error:
+            sys.exit(_complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1))
+        except ValueError as error:
+            sys.exit(_complain(" ".join(str(error).splitlines()), 1))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int) -> int:
+    if message:  # there is none where the help was asked for by giving no command
+        print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+app = typer.Typer(
+    cls=OneLine,
+    add_completion=False,
+    no_args_is_help=True,
+    help="DualPipe Lab: show, compare and explain pipeline schedules; grade submissions, show progress.",
+)
+_PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
+app.command(context_settings=_PASSING)(show.show)
+app.command(context_settings=_PASSING)(compare.compare)
+app.command()(explain.explain)
+app.command()(learn.grade)
+app.command()(learn.progress)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="dualpipe-lab")

@@ -1,0 +1,99 @@
+"""Ranking: the numbers of different schedules side by side, with costs that are fair to all of them.
+
+Chapter: book/pp/explorer.  In: programs of one size, costs, a memory limit.  Out: one `Score` each, the best first.
+Costs are those of one rank's share, 1/p, of the model: a schedule that cuts the model into v * p stages pays 1/v of
+them for each stage, holds activations of that size, and stores that much for each stage's weights.
+"""
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from dualpipe_lab.pp.cost import UNIT_COST, Cost
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.timeline import Time, Timeline
+
+_WORK = ("F", "I", "W", "B", "overlap")
+
+
+class Score(NamedTuple):
+    """What one schedule comes to; all sizes in units of 1/p of the model.
+
+    `bubble`: idle share of all ranks' time.  `local_bubble`: the most ticks that a rank idles between its first and its
+    last action.  `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores.
+    """
+
+    name: str
+    makespan: Time
+    bubble: float
+    local_bubble: Time
+    peak: Time
+    messages: int
+    weights: Time
+
+    def fits(self, memory: Time | None) -> bool:
+        """Whether the activations stay within a limit; None is no limit."""
+        return memory is None or self.peak <= memory
+
+
+def share(program: Program) -> Time:
+    """Return the size of a stage in units of 1/p of the model: 1 for p stages, 1/2 for 2p."""
+    return _plain(Fraction(program.num_ranks, program.num_stages))
+
+
+def stage_cost(program: Program, cost: Cost) -> Cost:
+    """Return the costs of one stage where `cost` is that of a rank's share of the model.
+
+    Raises ValueError for costs that differ between stages: they are not those of a share.
+
+    >>> program = Program.parse("two stages a rank", ["0F0 1F0 1B0 0B0"])
+    >>> stage_cost(program, Cost(F=2, latency=1)).F
+    1
+    """
+    size = share(program)
+    if size == 1:
+        return cost
+    work: dict[str, Any] = {name: getattr(cost, name) for name in _WORK}
+    for name, value in work.items():
+        if not isinstance(value, int | Fraction | None):
+            raise ValueError(f"costs of a rank's share are one number each, Cost.{name} is not; use simulate instead")
+        work[name] = None if value is None else _plain(value * size)
+    return Cost(**work, latency=cost.latency, transfer=cost.transfer)
+
+
+def score(program: Program, cost: Cost = UNIT_COST) -> Score:
+    """Return the numbers of one program; `cost` is that of a rank's share of the model.
+
+    >>> from dualpipe_lab.pp.schedules import one_f_one_b
+    >>> score(one_f_one_b(4, 8))[1:]
+    (33, 0.2727272727272727, 9, 4, 48, 1)
+    """
+    timeline = simulate(program, stage_cost(program, cost))
+    ranks, size = range(timeline.num_ranks), share(program)
+    stages = [{action.stage for action in program.actions(rank)} for rank in ranks]
+    return Score(
+        program.name,
+        timeline.makespan,
+        timeline.bubble_fraction,
+        local_bubble(timeline),
+        _plain(size * max(map(timeline.peak_activations, ranks))),
+        len(timeline.messages),
+        _plain(size * max(map(len, stages))),
+    )
+
+
+def local_bubble(timeline: Timeline) -> Time:
+    """Return the most time that a rank idles between its first and its last action: the zero-bubble papers' bubble."""
+    windows = map(timeline.window, range(timeline.num_ranks))
+    return max(last - first - timeline.busy_time(rank) for rank, (first, last) in enumerate(windows))
+
+
+def ranked(scores: Iterable[Score], memory: Time | None = None) -> list[Score]:
+    """Return the scores: those within the memory limit first, the quickest first, ties by memory, then by messages."""
+    return sorted(scores, key=lambda one: (not one.fits(memory), one.makespan, one.peak, one.messages))
+
+
+def _plain(value: Time) -> Time:
+    exact = Fraction(value)
+    return exact.numerator if exact.denominator == 1 else exact

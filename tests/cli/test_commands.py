@@ -1,0 +1,252 @@
+"""The command line: what it prints and writes, and errors in one line."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from fractions import Fraction
+
+import pytest
+from typer.testing import CliRunner
+
+from dualpipe_lab import Cost, schedules, simulate
+from dualpipe_lab.cli.app import app
+from dualpipe_lab.cli.inputs import read_cost, split, wanted, whole_ticks
+from dualpipe_lab.pp.program import Program, check_counts
+from dualpipe_lab.pp.ranking import score, stage_cost
+from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
+
+
+def run(*words, columns=100):
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(map(str, words)))
+
+
+def output(*words, **options):
+    result = run(*words, **options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_show_prints_the_timeline_that_fits_and_its_numbers(columns):
+    timeline = simulate(schedules.build("dualpipe", 8, 20), Cost(overlap=Fraction(5, 2)))
+    text = output("show", "dualpipe", "--ranks", 8, "--microbatches", 20, "--cost", "FB=2.5", columns=columns)
+    assert text.startswith(timeline.to_text(columns))
+    assert all(len(line) <= columns for line in text.splitlines() if line.startswith("rank "))
+    numbers = dict(line.split(maxsplit=1) for line in text.splitlines()[-8:] if not line.startswith("local"))
+    assert numbers["makespan"] == "59 ticks"
+    assert numbers["costs"].startswith("F=1 I=1 W=1 FB=2.5 latency=0")
+    assert numbers["bubble"].startswith("7.0% of all")
+    assert numbers["activations"].startswith("9 at most")
+    assert numbers["messages"] == "280"
+    assert numbers["weights"] == "2 of 8 stages on a rank"
+
+
+def test_show_says_what_compare_counts_where_stages_are_smaller():
+    assert "in compare     27 ticks, 4.5 activations, 1 of the weights" in output("show", "dualpipev")
+    assert "in compare" not in output("show", "1f1b")
+
+
+def test_show_writes_every_form_and_says_which(tmp_path):
+    forms = ("svg", "png", "html", "csv", "perfetto")
+    files = {form: tmp_path / f"timeline.{form}" for form in forms}
+    flags = [word for form, file in files.items() for word in (f"--{form}", file)]
+    text = output("show", "dualpipev", "--ranks", 2, "--microbatches", 4, "--cost", "F=1.5", *flags)
+    assert text.splitlines() == [f"wrote {file} ({file.stat().st_size:,} bytes)" for file in files.values()]
+    program = schedules.build("dualpipev", 2, 4)
+    timeline = simulate(program, Cost(F=Fraction(3, 2)))
+    assert files["svg"].read_text() == timeline.to_svg()
+    assert files["perfetto"].read_text() == timeline.to_perfetto()
+    assert files["png"].read_bytes() == timeline.to_png()
+    assert files["csv"].read_text() == to_torch_csv(program)
+    ET.fromstring(files["svg"].read_text())
+    page = files["html"].read_text()
+    assert page.startswith("<!doctype html>")
+    spec = json.loads(page.split("data-spec='")[1].split("'>")[0].replace("&#39;", "'").replace("&amp;", "&"))
+    track = spec["tracks"][0]
+    assert track["name"] == "DualPipeV, ticks of 1/2"
+    assert (track["costs"]["F"], track["costs"]["I"]) == (3, 2)  # whole numbers, so that the page's sliders work
+
+
+def test_a_written_program_is_shown_compared_and_explained(tmp_path):
+    file = tmp_path / "mine.csv"
+    output("show", "dualpipev", "--csv", file)
+    assert from_torch_csv(file) == schedules.build("dualpipev", 4, 8)
+    assert output("show", file).splitlines()[1:] == output("show", "dualpipev").splitlines()[1:]
+    assert "mine" in output("compare", "1f1b", file)
+    assert output("explain", file).startswith("mine: 4 ranks, 8 stages, 8 microbatches")
+
+
+def table(text):
+    """The rows of compare's table: schedule -> numbers."""
+    lines = [line.split() for line in text.splitlines()[2:] if line[:1] in " -123456789"]
+    return {line[1]: line[2:] for line in lines}
+
+
+def test_compare_ranks_with_the_costs_of_a_rank_s_share():
+    names = ("gpipe", "1f1b", "dualpipe", "dualpipev")
+    text = output("compare", *names, "--ranks", 4, "--microbatches", 10, "--cost", "I=2,FB=3.5,latency=0.5")
+    cost = Cost(I=2, overlap=Fraction(7, 2), latency=Fraction(1, 2))
+    scores = [score(schedules.build(name, 4, 10), cost) for name in names]
+    rows = table(text)
+    assert list(rows) == [one.name for one in sorted(scores, key=lambda one: (one.makespan, one.peak))]
+    for one in scores:
+        found = rows[one.name]
+        assert Fraction(found[0]) == pytest.approx(float(one.makespan), abs=5e-4)
+        assert found[1] == f"{one.bubble:.1%}"
+        assert [float(word) for word in found[2:]] == [one.local_bubble, one.peak, one.weights, one.messages]
+
+
+def test_compare_puts_what_exceeds_the_memory_last_and_names_what_has_not_this_size():
+    text = output("compare", "gpipe", "1f1b", "dualpipe", "--ranks", 5, "--memory", 5)
+    rows = table(text)
+    assert list(rows) == ["1F1B", "GPipe"]
+    assert rows["GPipe"][3:6] == ["8", ">", "limit"]
+    assert "dualpipe: dualpipe needs an even number of ranks, got 5" in text
+
+
+def test_two_smaller_stages_a_rank_cost_half_each():
+    program = schedules.build("dualpipev", 4, 8)
+    assert stage_cost(program, Cost(F=1, I=2, B=5, overlap=4, latency=3)) == Cost(
+        F=Fraction(1, 2), I=1, W=Fraction(1, 2), B=Fraction(5, 2), overlap=2, latency=3
+    )
+    assert score(program)[1:] == (27, pytest.approx(1 / 9), 3, Fraction(9, 2), 96, 1)
+    with pytest.raises(ValueError, match=r"Cost.F is not; use simulate instead"):
+        stage_cost(program, Cost(F=[1] * 8))
+
+
+def with_chunks(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Program:
+    """A schedule that has an option."""
+    check_counts("chunky", num_chunks=num_chunks)
+    rows = [
+        " ".join(f"{r + c * num_ranks}{k}{m}" for m in range(num_microbatches) for k, c in order(num_chunks))
+        for r in range(num_ranks)
+    ]
+    return Program.parse(f"Chunky {num_chunks}", rows)
+
+
+def order(num_chunks):
+    return [("F", c) for c in range(num_chunks)] + [("B", c) for c in reversed(range(num_chunks))]
+
+
+@pytest.fixture
+def chunky(monkeypatch):
+    monkeypatch.setitem(schedules._BUILDERS, "chunky", with_chunks)
+
+
+@pytest.mark.usefixtures("chunky")
+def test_options_of_a_builder_are_passed_to_those_that_have_them():
+    text = output("show", "chunky", "--num-chunks", 3, "--ranks", 2, "--microbatches", 2)
+    assert "2 ranks, 6 stages, 2 microbatches" in text
+    assert "2 ranks, 6 stages" in output("show", "--num-chunks=3", "chunky", "--ranks", 2)
+    text = output("compare", "chunky:num_chunks=4", "--num-chunks", 3, "chunky", "1f1b", "--ranks", 2)
+    assert {"Chunky 3 num_chunks=3", "Chunky 4 num_chunks=4"} <= {line[3:25].strip() for line in text.splitlines()}
+
+
+ERRORS = [
+    (["show", "gpip"], 1, "there is no schedule named 'gpip'; use one of gpipe, 1f1b"),
+    (["show", "dualpipe", "--ranks", "3"], 1, "dualpipe needs an even number of ranks, got 3"),
+    (["show", "gpipe", "--num-chunks", "3"], 1, "gpipe has no option --num-chunks; it has none"),
+    (["show", "chunky", "--chunks", "3"], 1, "chunky has no option --chunks; it has --num-chunks"),
+    (["show", "chunky", "--num-chunks", "0"], 1, "chunky needs num_chunks to be an integer of at least 1, got 0"),
+    (["show", "gpipe", "--verbose"], 1, "--verbose needs a value, and it is no option of this command"),
+    (["show", "gpipe", "1f1b"], 1, "show takes one schedule, got 2: gpipe 1f1b; use compare for several"),
+    (["show", "gpipe", "--cost", "F=x"], 1, "--cost: 'x' in 'F=x' is not a number; write 2, 2.5 or 5/2"),
+    (["show", "gpipe", "--cost", "F=1/0"], 1, "--cost: '1/0' in 'F=1/0' is not a number"),
+    (["show", "gpipe", "--cost", "G=1"], 1, "--cost: 'G=1' is not a cost; write F, I, W, B, FB, latency, transfer"),
+    (["show", "gpipe", "--cost", "F=1,F=2"], 1, "--cost names F twice"),
+    (["show", "gpipe", "--cost", "F=-1"], 1, "Cost.F must not be negative, got -1"),
+    (["show", "dualpipe", "--csv", "x.csv"], 1, "torch keeps a stage on one rank, but 'DualPipe' has stage"),
+    (["show", "missing.csv"], 1, "missing.csv: No such file or directory"),
+    (["show", "gpipe", "--svg", "missing/x.svg"], 1, "missing/x.svg: No such file or directory"),
+    (["compare", "gpipe", "--num-chunks", "3"], 1, "none of these schedules has the option --num-chunks"),
+    (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
+    (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
+    (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),
+    (["show"], 2, "Missing argument"),
+    (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),
+    (["show", "gpipe", "--ranks", "0"], 2, "Invalid value for '--ranks'"),
+    (["shw"], 2, "No such command 'shw'. Did you mean 'show'?"),
+    (["grade", "missing"], 1, "missing"),
+]
+
+
+@pytest.mark.usefixtures("chunky")
+@pytest.mark.parametrize(
+    ("words", "code", "message"), ERRORS, ids=[f"{words[0]}-{message[:20]}" for words, _, message in ERRORS]
+)
+def test_errors_are_one_line_without_a_traceback(words, code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == code
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_invalid_file_is_one_line_in_show_and_everything_in_explain(tmp_path):
+    file = tmp_path / "broken.csv"
+    file.write_text("0F0,0F1,0B0,0B0,0B1\n1F0,1F1,1B0\n")
+    result = run("show", file)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "0B0 runs again" in result.stderr
+    assert "(and 1 more)" in result.stderr
+    result = run("explain", file)
+    assert result.exit_code == 1
+    assert "0B0 runs again" in result.stdout
+    assert "stage 1, microbatch 1: F without a backward" in result.stdout
+
+
+def test_a_typo_in_a_file_is_named(tmp_path):
+    (tmp_path / "typo.csv").write_text("0F0,0X0\n")
+    for command in ("show", "compare", "explain"):
+        result = run(command, tmp_path / "typo.csv")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: row 1 (rank 0), cell 2: '0X0' is not an action")
+
+
+def test_costs_are_read_exactly():
+    assert read_cost("F=0.1,I=0.2,W=3e-1") == Cost(F=Fraction(1, 10), I=Fraction(1, 5), W=Fraction(3, 10))
+    assert read_cost(None) == read_cost("") == Cost()
+    assert whole_ticks(read_cost("F=0.1,I=0.25,transfer=1")) == (Cost(F=2, I=5, W=20, transfer=20), 20)
+
+
+def test_names_options_and_files_are_told_apart():
+    assert wanted("a:b=1,c-d=x").options == {"b": 1, "c_d": "x"}
+    assert wanted("some:where.csv") == ("some:where.csv", {})
+    assert split(["--a=1", "x", "-b", "-2"]) == (["x"], {"a": 1, "b": -2})
+
+
+def test_the_program_starts_as_a_module_and_leaves_torch_alone(tmp_path):
+    script = """
+import sys
+import dualpipe_lab.cli.app as cli
+
+sys.argv[1:] = {}
+try:
+    cli.main()
+finally:
+    print("torch" in sys.modules)
+"""
+    words = ["show", "1f1b", "--csv", str(tmp_path / "x.csv"), "--html", str(tmp_path / "x.html")]
+    command = [sys.executable, "-c", script.format(words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False"
+    done = subprocess.run(
+        [sys.executable, "-m", "dualpipe_lab", "compare", "gpipe", "1f1b"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert table(done.stdout)["1F1B"][0] == "33"
+    assert len(list(csv.reader(io.StringIO((tmp_path / "x.csv").read_text())))) == 4
+
+
+def test_help_names_every_command():
+    text = output("--help")
+    assert all(f"│ {name} " in text for name in ("show", "compare", "explain", "grade", "progress"))
+    assert run().exit_code == 2
