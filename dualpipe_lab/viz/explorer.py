@@ -16,8 +16,10 @@ from html import escape
 from typing import Any, NamedTuple
 
 from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.ranking import score
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.timeline import Time
 from dualpipe_lab.viz.embed import element
 from dualpipe_lab.viz.spec import track_spec
 
@@ -28,12 +30,12 @@ _HEAD = ("Schedule", "Makespan (ticks)", "Bubble", "Peak activations", "Messages
 
 
 class Row(NamedTuple):
-    """A schedule's numbers at one size, all costs 1 and messages free."""
+    """A schedule's numbers at one size: F, I and W of 1/p of the model cost 1, messages are free."""
 
     name: str
-    makespan: int
+    makespan: Time
     bubble: float
-    peak: int
+    peak: Time
     messages: int
 
 
@@ -42,7 +44,7 @@ class Explorer:
 
     Raises ValueError if `start`, the numbers of ranks and microbatches shown first, is not among the sizes.
 
-    >>> print(Explorer(ranks=[2], microbatches=[4], start=(2, 4)))
+    >>> print(Explorer(ranks=[2], microbatches=[4], names=["gpipe", "1f1b"], start=(2, 4)))
     Schedule          Makespan (ticks)            Bubble  Peak activations          Messages
     1F1B                            15             20.0%                 2                 8
     GPipe                           15             20.0%                 4                 8
@@ -77,8 +79,8 @@ class Explorer:
 
     def rows(self) -> list[Row]:
         """Return the schedules that exist at the first size, the quickest first."""
-        found = [_timeline(name, *self.start) for name in self.names]
-        rows = [_numbers(timeline) for timeline in found if isinstance(timeline, Timeline)]
+        found = [_program(name, *self.start) for name in self.names]
+        rows = [_numbers(program) for program in found if isinstance(program, Program)]
         return sorted(rows, key=lambda row: (row.makespan, row.peak, row.messages))
 
     def to_html(self, script: bool = True) -> str:
@@ -108,26 +110,26 @@ class Explorer:
         return name
 
 
-def _timeline(name: str, num_ranks: int, num_microbatches: int) -> Timeline | str:
+def _program(name: str, num_ranks: int, num_microbatches: int) -> Program | str:
     try:
-        return simulate(schedules.build(name, num_ranks, num_microbatches))
+        return schedules.build(name, num_ranks, num_microbatches)
     except ValueError as refusal:
         return str(refusal)
 
 
 def _rows(name: str, num_ranks: int, num_microbatches: int) -> list[str] | str:
-    timeline = _timeline(name, num_ranks, num_microbatches)
-    if isinstance(timeline, str):
-        return timeline
-    rows: list[str] = track_spec(timeline)["rows"]
+    program = _program(name, num_ranks, num_microbatches)
+    if isinstance(program, str):
+        return program
+    rows: list[str] = track_spec(simulate(program))["rows"]
     return rows
 
 
-def _numbers(timeline: Timeline) -> Row:
-    peak = max(map(timeline.peak_activations, range(timeline.num_ranks)))
-    bubble = float(timeline.bubble_fraction)
-    return Row(timeline.name, int(timeline.makespan), bubble, peak, len(timeline.messages))
+def _numbers(program: Program) -> Row:
+    found = score(program)
+    return Row(program.name, found.makespan, found.bubble, found.peak, found.messages)
 
 
 def _words(row: Row) -> tuple[str, ...]:
-    return row.name, str(row.makespan), f"{row.bubble:.1%}", str(row.peak), str(row.messages)
+    makespan, peak = f"{float(row.makespan):g}", f"{float(row.peak):g}"
+    return row.name, makespan, f"{row.bubble:.1%}", peak, str(row.messages)

@@ -41,6 +41,9 @@ def built(name, p, m):
         return None
 
 
+STARTING = [program for name in schedules.names() if (program := built(name, 4, 8))]
+
+
 def run_node(explorer, choices):
     if shutil.which("node") is None:
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
@@ -114,6 +117,13 @@ def test_the_page_stays_small_and_has_words_without_scripts():
     html = Explorer().to_html(script=False)
     assert len(html) < 300_000
     assert "<td>1F1B</td><td>33</td><td>27.3%</td><td>4</td>" in html
+
+
+def test_the_table_without_scripts_has_the_page_s_numbers():
+    rows = {row.name: list(row[1:]) for row in Explorer().rows()}
+    for program in STARTING:
+        makespan, bubble, peak, messages, *_ = expected(program, COSTS[0], None)
+        assert rows[program.name] == [makespan, bubble, peak, messages]
 
 
 def test_a_start_outside_the_sizes_is_refused():

@@ -27,6 +27,21 @@ from dualpipe_lab.pp.closed_forms.flush import (
     one_f_one_b_makespan,
     one_f_one_b_peak_activations,
 )
+from dualpipe_lab.pp.closed_forms.looped import (
+    interleaved_makespan,
+    interleaved_peak_activations,
+    looped_bfs_makespan,
+    looped_bfs_peak_activations,
+    looped_num_messages,
+)
+from dualpipe_lab.pp.closed_forms.zero_bubble import (
+    zero_bubble_h1_local_bubble,
+    zero_bubble_h1_makespan,
+    zero_bubble_h1_peak_activations,
+    zero_bubble_h2_local_bubble,
+    zero_bubble_h2_makespan,
+    zero_bubble_h2_peak_activations,
+)
 
 __all__ = [
     "bubble_fraction",
@@ -42,8 +57,19 @@ __all__ = [
     "easy_dualpipe_peak_activations",
     "gpipe_makespan",
     "gpipe_peak_activations",
+    "interleaved_makespan",
+    "interleaved_peak_activations",
+    "looped_bfs_makespan",
+    "looped_bfs_peak_activations",
+    "looped_num_messages",
     "num_messages",
     "one_f_one_b_makespan",
     "one_f_one_b_peak_activations",
     "published_dualpipe_bubble",
+    "zero_bubble_h1_local_bubble",
+    "zero_bubble_h1_makespan",
+    "zero_bubble_h1_peak_activations",
+    "zero_bubble_h2_local_bubble",
+    "zero_bubble_h2_makespan",
+    "zero_bubble_h2_peak_activations",
 ]

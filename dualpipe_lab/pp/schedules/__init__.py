@@ -12,7 +12,11 @@ from dualpipe_lab.pp.schedules.dualpipe import dualpipe
 from dualpipe_lab.pp.schedules.dualpipev import dualpipev
 from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
 from dualpipe_lab.pp.schedules.gpipe import gpipe
+from dualpipe_lab.pp.schedules.interleaved import interleaved
+from dualpipe_lab.pp.schedules.looped_bfs import looped_bfs
 from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from dualpipe_lab.pp.schedules.zero_bubble_h1 import zero_bubble_h1
+from dualpipe_lab.pp.schedules.zero_bubble_h2 import zero_bubble_h2
 
 __all__ = [
     "build",
@@ -21,14 +25,22 @@ __all__ = [
     "dualpipev",
     "easy_dualpipe",
     "gpipe",
+    "interleaved",
+    "looped_bfs",
     "names",
     "one_f_one_b",
     "options_of",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
 ]
 
 _BUILDERS: dict[str, Callable[..., Program]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "looped_bfs": looped_bfs,
+    "zero_bubble_h1": zero_bubble_h1,
+    "zero_bubble_h2": zero_bubble_h2,
     "easy_dualpipe": easy_dualpipe,
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,

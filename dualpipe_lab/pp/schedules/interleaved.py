@@ -1,0 +1,73 @@
+"""Interleaved 1F1B: every rank holds V small stages on a loop, and a microbatch passes each rank V times.
+
+Chapter: book/pp/interleaved.  In: P ranks, M microbatches, V stages per rank; stage s on rank s % P.
+Out: one list of actions per rank.  Times per stage, which is 1/V of a rank's share of the model.
+  makespan           ((V - 1) * max(M, P) + M + P - 1) * (t_F + t_B)
+  bubble per rank    (P - 1) * (t_F + t_B) for M >= P: 1/V of 1F1B's
+  live activations   (V - 1) * R + 2 * (P - 1 - rank) + 1 stages, R the size of the first round
+  messages           2 * (V * P - 1) * M                V times 1F1B's
+Microbatches go in rounds.  A round passes all stages of a rank before the next one starts: depth first.  A round of
+fewer than P would wait for itself to come around the loop, so there are M // P rounds (at least one), as equal as can
+be, the larger ones first.  That makes any M legal; torch wants M to be a multiple of the number of rounds.
+Twice as many warm-up forwards per rank below as 1F1B has leave messages time to travel; with free links half would do.
+So V = 1 is not 1F1B: equal makespan, up to 2 * P - 1 activations.
+Elsewhere: torch ScheduleInterleaved1F1B (the same order wherever torch is legal); Megatron
+forward_backward_pipelining_with_interleaving.
+Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
+"""
+
+from dualpipe_lab.pp.program import Action, Cell, Program, check_counts
+from dualpipe_lab.pp.schedules.steady import in_turn
+
+
+def interleaved(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
+    """Build the interleaved 1F1B program for any number of ranks, microbatches and virtual stages.
+
+    >>> print(interleaved(2, 2))
+    # Interleaved 1F1B: 2 ranks, 4 stages, 2 microbatches
+    rank 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    rank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
+    """
+    check_counts(
+        "interleaved", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
+    )
+    ranks = [_one_rank(rank, num_ranks, num_microbatches, num_virtual_stages) for rank in range(num_ranks)]
+    return Program("Interleaved 1F1B", ranks, num_virtual_stages * num_ranks, num_microbatches)
+
+
+def loop_cells(
+    rank: int, num_ranks: int, num_microbatches: int, num_virtual_stages: int
+) -> tuple[list[Cell], list[Cell]]:
+    """Return the (stage, microbatch) pairs of one rank on a loop, in the order of forwards and of backwards.
+
+    >>> loop_cells(1, num_ranks=2, num_microbatches=2, num_virtual_stages=2)
+    ([(1, 0), (1, 1), (3, 0), (3, 1)], [(3, 0), (3, 1), (1, 0), (1, 1)])
+    """
+    stages = range(rank, num_virtual_stages * num_ranks, num_ranks)
+    forwards: list[Cell] = []
+    backwards: list[Cell] = []
+    done = 0
+    for size in round_sizes(num_ranks, num_microbatches):
+        microbatches = range(done, done + size)
+        forwards += [(stage, m) for stage in stages for m in microbatches]
+        backwards += [(stage, m) for stage in reversed(stages) for m in microbatches]
+        done += size
+    return forwards, backwards
+
+
+def round_sizes(num_ranks: int, num_microbatches: int) -> list[int]:
+    """Return how many microbatches each round has: at least as many as ranks, if there are as many at all.
+
+    >>> round_sizes(4, 11), round_sizes(4, 3)
+    ([6, 5], [3])
+    """
+    num_rounds = max(1, num_microbatches // num_ranks)
+    size, larger = divmod(num_microbatches, num_rounds)
+    return [size + 1] * larger + [size] * (num_rounds - larger)
+
+
+def _one_rank(rank: int, num_ranks: int, num_microbatches: int, num_virtual_stages: int) -> list[Action]:
+    forwards, backwards = loop_cells(rank, num_ranks, num_microbatches, num_virtual_stages)
+    first_round = round_sizes(num_ranks, num_microbatches)[0]
+    num_warmup = (num_virtual_stages - 1) * first_round + 2 * (num_ranks - 1 - rank)
+    return in_turn(forwards, backwards, num_warmup)

@@ -1,0 +1,41 @@
+"""ZB-H1: the backward is split, and weight gradients fill the wait for gradients, with 1F1B's memory.
+
+Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, V stages per rank (1: stage = rank).
+Out: one list of actions per rank.  Times per stage.
+  bubble per rank    (P - 1) * max(t_F, t_I, t_F + t_I - t_W) for M >= P; published: the last of the three, which is the
+                     largest iff t_W <= min(t_F, t_I)
+  live activations   min(M, P) on every rank, held until W (1F1B: P - rank)
+  messages           2 * (P - 1) * M                as 1F1B
+Rank r warms up with P - 1 - r forwards as 1F1B does, and runs each W r microbatches after its I: what a rank saves in
+the warm-up, it spends on weight gradients that wait.
+V > 1 is the same on interleaved 1F1B's loop: the same bubble of smaller stages, (V - 1) * R + P live stages on every
+rank, R the size of the first round.
+Elsewhere: torch ScheduleInterleavedZeroBubble (the same order wherever torch is legal), also called ZB1P; d9d ZB1P.
+Source: Qi et al. 2024 (arXiv 2401.10241), section 2.1.
+"""
+
+from dualpipe_lab.pp.program import Action, Program, check_counts
+from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
+from dualpipe_lab.pp.schedules.steady import in_turn
+
+
+def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> Program:
+    """Build the ZB-H1 program for any number of ranks, microbatches and virtual stages.
+
+    >>> print(zero_bubble_h1(2, 3))
+    # ZB-H1: 2 ranks, 2 stages, 3 microbatches
+    rank 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
+    rank 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+    """
+    check_counts(
+        "zero_bubble_h1", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
+    )
+    ranks = [_one_rank(rank, num_ranks, num_microbatches, num_virtual_stages) for rank in range(num_ranks)]
+    return Program("ZB-H1", ranks, num_virtual_stages * num_ranks, num_microbatches)
+
+
+def _one_rank(rank: int, num_ranks: int, num_microbatches: int, num_virtual_stages: int) -> list[Action]:
+    forwards, backwards = loop_cells(rank, num_ranks, num_microbatches, num_virtual_stages)
+    first_round = round_sizes(num_ranks, num_microbatches)[0]
+    num_warmup = (num_virtual_stages - 1) * first_round + num_ranks - 1 - rank
+    return in_turn(forwards, backwards, num_warmup, weight_delay=rank)

@@ -1,0 +1,58 @@
+"""ZB-H2: room for more microbatches than ranks closes the gaps inside every rank's work.
+
+Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, room for activations; stage = rank.
+Out: one list of actions per rank.
+  live activations   K = min(M, in_flight) on every rank, held until W; in_flight = 2 * P - 1 is the paper's ZB-H2
+  idle per rank      (P - 1) * (t_F + t_I) - min((min(K, P) - 1) * t_I, (K - 1) * t_F, (K - 1) * t_W)
+  local bubble       (P - 1) * max(0, t_I - t_F, t_F + t_I - 2 * t_W) for K = 2 * P - 1: zero for equal times
+  messages           2 * (P - 1) * M                as 1F1B
+The two differ by the start and the end: rank r begins r forwards late, and the ranks end one after the other.  Only if
+the next step follows without a barrier does the local bubble count; otherwise ZB-H1 takes as long with half the room.
+Rank r runs E = K - P activations' worth of room as extra warm-up forwards and as longer waits of its W, in the
+proportion P - 1 - r to r.  E = 0 is ZB-H1.
+Elsewhere: the paper's authors search with a heuristic under a limit of memory; torch has no such schedule.
+Source: Qi et al. 2024 (arXiv 2401.10241), section 2.2.
+"""
+
+from dualpipe_lab.pp.program import Action, Program, check_counts
+from dualpipe_lab.pp.schedules.interleaved import loop_cells
+from dualpipe_lab.pp.schedules.steady import in_turn
+
+
+def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> Program:
+    """Build the ZB-H2 program for any number of ranks and microbatches, also fewer microbatches than it has room for.
+
+    `in_flight`: the most activations that a rank may hold, at least `num_ranks`; default 2 * num_ranks - 1.
+    Raises ValueError for less room.
+
+    >>> print(zero_bubble_h2(2, 4))
+    # ZB-H2: 2 ranks, 2 stages, 4 microbatches
+    rank 0: 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+    rank 1: 1F0 1I0 1F1 1I1 1F2 1I2 1W0 1F3 1I3 1W1 1W2 1W3
+    """
+    check_counts("zero_bubble_h2", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    extra = max(0, activations_held(num_ranks, num_microbatches, in_flight) - num_ranks)
+    ranks = [_one_rank(rank, num_ranks, num_microbatches, extra) for rank in range(num_ranks)]
+    return Program("ZB-H2", ranks, num_ranks, num_microbatches)
+
+
+def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> int:
+    """Return how many activations every rank holds at most, until W; ValueError for room for fewer than ranks.
+
+    >>> activations_held(4, 8), activations_held(4, 6), activations_held(4, 8, in_flight=5)
+    (7, 6, 5)
+    """
+    room = 2 * num_ranks - 1 if in_flight is None else in_flight
+    check_counts("zero_bubble_h2", in_flight=room)
+    if room < num_ranks:
+        raise ValueError(
+            f"zero_bubble_h2 needs in_flight to be at least the number of ranks, {num_ranks}, got {room}; "
+            f"use in_flight={num_ranks} (which is ZB-H1) or more"
+        )
+    return min(num_microbatches, room)
+
+
+def _one_rank(rank: int, num_ranks: int, num_microbatches: int, extra: int) -> list[Action]:
+    forwards, backwards = loop_cells(rank, num_ranks, num_microbatches, num_virtual_stages=1)
+    waiting = rank * extra // max(1, num_ranks - 1)  # rounded down, so that the warm-up gets the larger part
+    return in_turn(forwards, backwards, num_ranks - 1 - rank + extra - waiting, weight_delay=rank + waiting)

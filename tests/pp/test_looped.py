@@ -1,0 +1,136 @@
+"""Interleaved 1F1B and looped breadth-first: against the closed forms, torch's orders and each other."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_grid import SIZES, num_crossings
+from torch_orders import looped_rows
+
+from dualpipe_lab.pp import closed_forms
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp.program import Action, Program
+from dualpipe_lab.pp.schedules import gpipe, interleaved, looped_bfs
+from dualpipe_lab.pp.schedules.interleaved import round_sizes
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import InvalidProgram, validate
+
+VIRTUAL = (1, 2, 3)
+COSTS = [Cost(), Cost(F=3, B=4), Cost(F=Fraction(7, 3), I=Fraction(2, 7), W=5), Cost(F=5, I=0, W=1)]
+EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
+FORMS = {interleaved: closed_forms.interleaved_makespan, looped_bfs: closed_forms.looped_bfs_makespan}
+
+
+def peak_of(build, p, m, v, rank):
+    if build is looped_bfs:
+        return closed_forms.looped_bfs_peak_activations(m, v)
+    return closed_forms.interleaved_peak_activations(p, m, rank, v)
+
+
+@pytest.mark.parametrize("build", FORMS)
+@pytest.mark.parametrize("v", VIRTUAL)
+def test_closed_forms_are_exact_on_a_grid(build, v):
+    for p, m in SIZES:
+        program = build(p, m, v)
+        for cost in COSTS:
+            timeline = simulate(program, cost)
+            ticks = cost.per_stage(v * p)
+            assert timeline.makespan == FORMS[build](p, m, v, cost)
+            bubble = timeline.makespan - v * m * (ticks["F"][0] + ticks["B"][0])
+            assert {timeline.bubble_time(rank) for rank in range(p)} == {bubble}
+            if m >= p:
+                assert bubble == (p - 1) * (ticks["F"][0] + ticks["B"][0])
+        assert len(timeline.messages) == 2 * num_crossings(program) == closed_forms.looped_num_messages(p, m, v)
+
+
+@pytest.mark.parametrize("build", FORMS)
+@pytest.mark.parametrize("v", VIRTUAL)
+def test_programs_are_valid_within_their_peaks_and_need_them(build, v):
+    for p, m in SIZES:
+        program = build(p, m, v)
+        peaks = [peak_of(build, p, m, v, rank) for rank in range(p)]
+        assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks
+        validate(lower(validate(program, in_flight=peaks)), blocking=True)
+        with pytest.raises(InvalidProgram, match="makes it hold"):
+            validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
+        assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
+
+
+@settings(deadline=None)
+@given(p=st.integers(1, 16), m=st.integers(1, 64), v=st.integers(1, 5), f=EXACT, b=EXACT)
+def test_any_size_and_exact_costs(p, m, v, f, b):
+    cost = Cost(F=f, B=b)
+    for build, form in FORMS.items():
+        program = build(p, m, v)
+        assert simulate(program, cost).makespan == form(p, m, v, cost)
+        validate(program, in_flight=[peak_of(build, p, m, v, rank) for rank in range(p)])
+
+
+@pytest.mark.parametrize("v", VIRTUAL)
+def test_interleaved_has_torch_s_order_wherever_torch_is_legal(v):
+    compared = 0
+    for p, m in SIZES:
+        if rows := looped_rows("Interleaved1F1B", p, m, v):
+            assert interleaved(p, m, v).rows() == rows
+            compared += 1
+    assert len(SIZES) > compared > 40
+
+
+@pytest.mark.parametrize("v", VIRTUAL)
+@pytest.mark.parametrize("latency", [0, 2])
+def test_breadth_first_is_torch_s_with_the_backwards_in_order_and_as_quick(v, latency):
+    cost = Cost(F=3, I=2, W=2, latency=latency)
+    for p, m in SIZES:
+        theirs = Program.parse("LIFO", looped_rows("LoopedBFS", p, m, v))
+        turned = [[Action(s, k, m - 1 - i if k == "B" else i) for s, k, i in row] for row in theirs.ranks]
+        ours = looped_bfs(p, m, v)
+        assert ours == Program("FIFO", turned)
+        here, there = simulate(ours, cost), simulate(theirs, cost)
+        assert here.makespan == there.makespan
+        assert [here.live_activations(rank) for rank in range(p)] == [there.live_activations(rank) for rank in range(p)]
+
+
+def test_gradients_are_summed_in_the_order_of_the_microbatches():
+    for build in FORMS:
+        for row in build(4, 11, 3).ranks:
+            for stage in {action.stage for action in row}:
+                assert [a.microbatch for a in row if (a.stage, a.kind) == (stage, "B")] == list(range(11))
+
+
+def test_rounds_are_full_wherever_they_can_be():
+    for p, m in SIZES:
+        sizes = round_sizes(p, m)
+        assert sum(sizes) == m
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] - sizes[-1] <= 1
+        assert sizes[-1] >= min(p, m)
+
+
+def test_one_virtual_stage():
+    assert looped_bfs(4, 5, 1) == gpipe(4, 5)
+    assert interleaved(1, 3, 1).rows() == ["0F0 0B0 0F1 0B1 0F2 0B2"]
+    assert closed_forms.interleaved_peak_activations(4, 16, 0, 1) == 7  # twice 1F1B's depth, but one
+
+
+def test_the_published_table():
+    # 8 ranks, 20 microbatches; half-size stages, so times and activations are halved.
+    timeline = simulate(interleaved(8, 20))
+    assert Fraction(timeline.makespan, 2) == Fraction("70.5")
+    assert simulate(looped_bfs(8, 20)).makespan == 141
+    assert Fraction(closed_forms.interleaved_peak_activations(4, 8, 0), 2) == Fraction("5.5")
+
+
+@pytest.mark.parametrize("build", FORMS)
+@pytest.mark.parametrize("v", [0, -1, 1.0, True])
+def test_virtual_stages_are_counted(build, v):
+    with pytest.raises(ValueError, match=rf"{build.__name__} needs num_virtual_stages to be an integer"):
+        build(2, 4, v)
+
+
+def test_forms_refuse_what_they_do_not_cover():
+    with pytest.raises(ValueError, match=r"interleaved has a closed form for equal stages.* got F=\[1, 2, 1, 1\]"):
+        closed_forms.interleaved_makespan(2, 4, 2, Cost(F=[1, 2, 1, 1]))
+    with pytest.raises(ValueError, match=r"looped_bfs has a closed form .* got latency=1; use simulate"):
+        closed_forms.looped_bfs_makespan(2, 4, 2, Cost(latency=1))

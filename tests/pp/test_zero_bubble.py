@@ -1,0 +1,162 @@
+"""ZB-H1, ZB-H2 and the family between them: against the closed forms, torch's order and the published table."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_grid import SIZES
+from torch_orders import looped_rows
+
+from dualpipe_lab.pp import closed_forms
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import InvalidProgram, validate
+
+COSTS = [
+    Cost(),
+    Cost(F=5, I=6, W=4),  # the usual case: I > F > W
+    Cost(F=5, I=4, W=6),
+    Cost(F=2, I=5, W=3),
+    Cost(F=Fraction(7, 3), I=Fraction(2, 7), W=1),
+    Cost(F=2, I=2, W=0),
+]
+EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
+
+
+def local_bubbles(timeline):
+    windows = [timeline.window(rank) for rank in range(timeline.num_ranks)]
+    return [end - start - timeline.busy_time(rank) for rank, (start, end) in enumerate(windows)]
+
+
+def ticks_of(cost):
+    return [cost.per_stage(1)[kind][0] for kind in "FIW"]
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_closed_forms_are_exact_on_a_grid(cost):
+    for p, m in SIZES:
+        h1, h2 = simulate(zero_bubble_h1(p, m), cost), simulate(zero_bubble_h2(p, m), cost)
+        assert h1.makespan == closed_forms.zero_bubble_h1_makespan(p, m, cost=cost)
+        assert h2.makespan == closed_forms.zero_bubble_h2_makespan(p, m, cost=cost)
+        for timeline in (h1, h2):
+            idle = timeline.makespan - m * sum(ticks_of(cost))
+            assert {timeline.bubble_time(rank) for rank in range(p)} == {idle}
+            assert len(timeline.messages) == closed_forms.num_messages(p, m)
+        if m >= p:
+            assert max(local_bubbles(h1)) == closed_forms.zero_bubble_h1_local_bubble(p, m, cost)
+        if m >= 2 * p - 1:
+            assert max(local_bubbles(h2)) == closed_forms.zero_bubble_h2_local_bubble(p, m, cost)
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_the_published_forms_are_special_cases(cost):
+    forward, input_grad, weight_grad = ticks_of(cost)
+    for p, m in SIZES:
+        if m >= 2 * p - 1:
+            work = m * (forward + input_grad + weight_grad)
+            h1 = closed_forms.zero_bubble_h1_makespan(p, m, cost=cost) - work
+            h2 = closed_forms.zero_bubble_h2_makespan(p, m, cost=cost) - work
+            assert h1 == (p - 1) * max(forward, input_grad, forward + input_grad - weight_grad)
+            assert h2 == (p - 1) * max(forward, input_grad - forward, forward + input_grad - 2 * weight_grad)
+            published = (p - 1) * (forward + input_grad - weight_grad)
+            assert (h1 == published) == (weight_grad <= min(forward, input_grad) or p == 1)
+
+
+def test_programs_are_valid_within_their_peaks_and_need_them():
+    for p, m in SIZES:
+        for program, peak in (
+            (zero_bubble_h1(p, m), closed_forms.zero_bubble_h1_peak_activations(p, m)),
+            (zero_bubble_h2(p, m), closed_forms.zero_bubble_h2_peak_activations(p, m)),
+        ):
+            timeline = simulate(program)
+            assert [timeline.peak_activations(rank) for rank in range(p)] == [peak] * p
+            validate(lower(validate(program, in_flight=peak)), blocking=True)
+            with pytest.raises(InvalidProgram, match=rf"rank {p - 1}, .* makes it hold {peak}"):
+                validate(program, in_flight=peak - 1)
+        assert closed_forms.zero_bubble_h1_peak_activations(p, m) == min(p, m)
+        assert closed_forms.zero_bubble_h2_peak_activations(p, m) == min(2 * p - 1, m)
+
+
+@settings(deadline=None)
+@given(p=st.integers(1, 16), m=st.integers(1, 64), room=st.integers(0, 40), f=EXACT, i=EXACT, w=EXACT)
+def test_any_size_room_and_exact_costs(p, m, room, f, i, w):
+    cost, in_flight = Cost(F=f, I=i, W=w), p + room
+    program = zero_bubble_h2(p, m, in_flight)
+    assert simulate(program, cost).makespan == closed_forms.zero_bubble_h2_makespan(p, m, in_flight, cost)
+    validate(program, in_flight=closed_forms.zero_bubble_h2_peak_activations(p, m, in_flight))
+
+
+@settings(deadline=None)
+@given(p=st.integers(1, 16), m=st.integers(1, 64), v=st.integers(1, 4), f=EXACT, i=EXACT, w=EXACT)
+def test_the_looped_form_for_any_size_and_exact_costs(p, m, v, f, i, w):
+    cost, program = Cost(F=f, I=i, W=w), zero_bubble_h1(p, m, v)
+    validate(program, in_flight=closed_forms.zero_bubble_h1_peak_activations(p, m, v))
+    if v == 1 or m >= p:
+        assert simulate(program, cost).makespan == closed_forms.zero_bubble_h1_makespan(p, m, v, cost)
+
+
+def test_room_decides_from_h1_on():
+    for p, m in SIZES:
+        assert zero_bubble_h2(p, m, in_flight=p) == zero_bubble_h1(p, m)
+        assert zero_bubble_h2(p, m, in_flight=2 * p - 1) == zero_bubble_h2(p, m)
+        if m <= p:
+            assert zero_bubble_h2(p, m) == zero_bubble_h1(p, m)
+
+
+@pytest.mark.parametrize("v", [1, 2, 3])
+def test_h1_has_torch_s_order_wherever_torch_is_legal(v):
+    compared = 0
+    for p, m in SIZES:
+        if rows := looped_rows("InterleavedZeroBubble", p, m, v):
+            assert zero_bubble_h1(p, m, v).rows() == rows
+            compared += 1
+    assert len(SIZES) > compared > 40
+
+
+def test_weight_gradients_are_summed_in_the_order_of_the_microbatches():
+    for program in (zero_bubble_h1(4, 11), zero_bubble_h1(4, 11, 3), zero_bubble_h2(4, 11), zero_bubble_h2(4, 11, 6)):
+        for row in program.ranks:
+            for stage in {action.stage for action in row}:
+                assert [a.microbatch for a in row if (a.stage, a.kind) == (stage, "W")] == list(range(11))
+
+
+@pytest.mark.parametrize(("p", "idle_h1", "local_h1", "idle_h2", "local_h2"), [(4, 3, 3, 3, 0), (8, 7, 7, 7, 0)])
+def test_the_published_table(p, idle_h1, local_h1, idle_h2, local_h2):
+    h1, h2 = simulate(zero_bubble_h1(p, 3 * p)), simulate(zero_bubble_h2(p, 3 * p))
+    assert (h1.bubble_time(0), max(local_bubbles(h1))) == (idle_h1, local_h1)
+    assert (h2.bubble_time(0), max(local_bubbles(h2))) == (idle_h2, local_h2)
+    assert (h1.peak_activations(0), h2.peak_activations(0)) == (p, 2 * p - 1)
+    assert simulate(one_f_one_b(p, 3 * p)).bubble_time(0) == 3 * (p - 1)
+
+
+def test_the_step_is_as_long_with_h1_as_with_h2_where_f_is_the_longest():
+    assert simulate(zero_bubble_h1(4, 8)).makespan == simulate(zero_bubble_h2(4, 8)).makespan == 27
+    long_input_grad = Cost(F=5, I=6, W=4)
+    assert simulate(zero_bubble_h1(4, 8), long_input_grad).makespan == 8 * 15 + 3 * 7
+    assert simulate(zero_bubble_h2(4, 8), long_input_grad).makespan == 8 * 15 + 3 * 5
+
+
+def test_looped_h1_holds_what_the_loop_alone_would_hold():
+    assert simulate(zero_bubble_h1(8, 24, 2)).makespan == 2 * 24 * 3 + 7
+    assert simulate(interleaved(8, 24, 2)).makespan == 2 * 24 * 3 + 21
+    assert [simulate(zero_bubble_h1(8, 24, 2)).peak_activations(rank) for rank in range(8)] == [16] * 8
+
+
+def test_sizes_and_room_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"at least the number of ranks, 4, got 3; use in_flight=4 \(which is ZB-H1\)"):
+        zero_bubble_h2(4, 8, in_flight=3)
+    with pytest.raises(ValueError, match="zero_bubble_h2 needs in_flight to be an integer of at least 1, got 0"):
+        closed_forms.zero_bubble_h2_makespan(1, 8, in_flight=0)
+    with pytest.raises(ValueError, match="zero_bubble_h1 needs num_virtual_stages to be an integer"):
+        zero_bubble_h1(4, 8, 0)
+    with pytest.raises(ValueError, match="with 2 stages per rank holds for at least as many microbatches as ranks"):
+        closed_forms.zero_bubble_h1_makespan(4, 3, 2)
+    with pytest.raises(ValueError, match="zero_bubble_h2_local_bubble holds for at least 7 microbatches, got 6"):
+        closed_forms.zero_bubble_h2_local_bubble(4, 6)
+    with pytest.raises(ValueError, match="zero_bubble_h1_local_bubble holds for at least 4 microbatches, got 3"):
+        closed_forms.zero_bubble_h1_local_bubble(4, 3)
+    with pytest.raises(ValueError, match=r"ZB-H2 has a closed form .* free links only, got transfer=1"):
+        closed_forms.zero_bubble_h2_makespan(4, 8, cost=Cost(transfer=1))
