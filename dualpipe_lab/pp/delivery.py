@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from dualpipe_lab.pp.problems import Problems
-from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_B, RECV_F, SEND_B, SEND_F, Action, F, Program
+from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_B, RECV_F, SEND_B, SEND_F, Action, F, Program, actions_of
 from dualpipe_lab.pp.survey import Survey
 
 
@@ -19,6 +19,18 @@ class Delivery(NamedTuple):
     recv: Action
     made_by: Action
     used_by: Action
+
+
+def strip(program: Program) -> Program:
+    """Return the program without its sends and receives.
+
+    >>> print(strip(Program.parse("one", ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"])))
+    # one: 2 ranks, 2 stages, 1 microbatches
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
+    """
+    kept = [[s for s in steps if actions_of(s)[0].kind not in MESSAGE_KINDS] for steps in program.ranks]
+    return program.with_ranks(kept)
 
 
 def deliveries(program: Program, found: Survey) -> list[Delivery]:

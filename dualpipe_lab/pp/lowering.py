@@ -16,13 +16,15 @@ Elsewhere: torch `_add_send_recv`; d9d's communication pass.
 from typing import TypeAlias
 
 from dualpipe_lab.pp.cost import UNIT_COST
-from dualpipe_lab.pp.delivery import deliveries
+from dualpipe_lab.pp.delivery import deliveries, strip
 from dualpipe_lab.pp.problems import Problems
-from dualpipe_lab.pp.program import MESSAGE_KINDS, SEND_F, Program, Step, actions_of
+from dualpipe_lab.pp.program import SEND_F, Program, Step
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.survey import survey
 from dualpipe_lab.pp.validator import validate
 from dualpipe_lab.timeline import Time
+
+__all__ = ["lower", "strip"]
 
 # When; messages (0) before steps (1) of that time; forward (0) before backward (1); the stage, downstream first, so
 # that a rank passes its result on before it looks for its next input; the microbatch tells DualPipe's directions apart.
@@ -41,22 +43,7 @@ def lower(program: Program) -> Program:
     rank 1: 1RECV_F0 1F0 1B0 1SEND_B0
     """
     plain = strip(program) if validate(program).is_lowered else program
-    return _with_ranks(plain, _merge(plain))
-
-
-def strip(program: Program) -> Program:
-    """Return the program without its sends and receives.
-
-    >>> from dualpipe_lab.pp.schedules import gpipe
-    >>> strip(lower(gpipe(2, 3))) == gpipe(2, 3)
-    True
-    """
-    ranks = [[s for s in steps if actions_of(s)[0].kind not in MESSAGE_KINDS] for steps in program.ranks]
-    return _with_ranks(program, ranks)
-
-
-def _with_ranks(program: Program, ranks: list[list[Step]]) -> Program:
-    return Program(program.name, ranks, program.num_stages, program.num_microbatches, program.num_directions)
+    return plain.with_ranks(_merge(plain))
 
 
 def _merge(program: Program) -> list[list[Step]]:

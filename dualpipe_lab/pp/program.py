@@ -136,6 +136,10 @@ class Program:
             rows = [line for line in rows.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         return cls(name, [_parse_row(rank, row) for rank, row in enumerate(rows)])
 
+    def with_ranks(self, ranks: Iterable[Iterable[Step]]) -> "Program":
+        """Return a program with other steps, and the name, counts and directions of this one."""
+        return Program(self.name, ranks, self.num_stages, self.num_microbatches, self.num_directions)
+
     def rows(self) -> list[str]:
         """Return one line of text per rank: what `parse` reads."""
         return [" ".join(map(str, steps)) for steps in self.ranks]

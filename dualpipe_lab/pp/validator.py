@@ -8,7 +8,8 @@ Chapter: book/pp/gpipe.  In: a `Program`, plain or lowered.  Out: the same, or `
               program states in `num_directions` (1: no stage is on two ranks; 2: DualPipe's two directions)
   delivered   in a lowered program: one send and one receive per message, sent after it was made, received before it is
               used, and received in the order of sending on every link
-  feasible    no rank waits for itself around a circle; otherwise the smallest such circle is explained
+  feasible    no rank waits for itself around a circle; otherwise the smallest such circle is explained, with the
+              one action to move
   bounded     no rank holds more activations than allowed, if a bound is given
 Elsewhere: torch `_validate_schedule` accepts a second F or B of a microbatch, a microbatch out of range, and a lowered
 program without receives.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dualpipe_lab.pp.delivery import check_deliveries
 from dualpipe_lab.pp.problems import InvalidProgram, Problems
 from dualpipe_lab.pp.program import MESSAGE_KINDS, B, F, Program, W, actions_of
+from dualpipe_lab.pp.remedy import explanation
 from dualpipe_lab.pp.routes import check_routes
 from dualpipe_lab.pp.survey import check_work, survey
 from dualpipe_lab.pp.waits import DryRun
@@ -39,7 +41,7 @@ def validate(program: Program, in_flight: int | Sequence[int] | None = None, blo
     if program.feasible_order is None:
         program.feasible_order = _check(program)
     problems = Problems()
-    if blocking and (deadlock := DryRun(program, survey(program, problems), blocking=True).explanation()):
+    if blocking and (deadlock := explanation(program, DryRun(program, survey(program, problems), blocking=True))):
         problems.add(deadlock)
     if in_flight is not None:
         _check_in_flight(program, in_flight, problems)
@@ -57,7 +59,7 @@ def _check(program: Program) -> list[tuple[int, int]]:
         check_deliveries(program, found, problems)
     problems.raise_if_any(program)
     run = DryRun(program, found)
-    if deadlock := run.explanation():
+    if deadlock := explanation(program, run):
         problems.add(deadlock)
     problems.raise_if_any(program)
     return run.order

@@ -1,5 +1,7 @@
 """Who waits for whom: runs a program without a clock and explains where it gets stuck.
 
+In a lowered program a message leaves where its send stands, and is awaited by the action that uses it, wherever its
+receive stands: messages are buffered.  With blocking messages, a send and its receive wait for each other.
 At the end either every rank has run everything, or every rank that has not stands before one action whose input (or,
 with blocking messages, whose partner) comes only later on a rank that is stuck as well.  Following these waits from
 rank to rank leads around a circle; the smallest one is the explanation.
@@ -26,14 +28,20 @@ from dualpipe_lab.pp.program import (
 from dualpipe_lab.pp.survey import Survey
 
 _PARTNER = {SEND_F: (RECV_F, 1), RECV_F: (SEND_F, -1), SEND_B: (RECV_B, -1), RECV_B: (SEND_B, 1)}
-_NO_INPUT = frozenset({W, *MESSAGE_KINDS})
 
 
-class _Wait(NamedTuple):
-    """One edge of a circle: `rank` cannot go on until `other` has reached what it needs."""
+class Wait(NamedTuple):
+    """One edge of a circle: `rank` stands before `action`, which needs `needed`; that comes later on rank `other`.
+
+    `position` and `there` are the places of both in the lists of their ranks.
+    """
 
     rank: int
+    position: int
+    action: Action
     other: int
+    there: int
+    needed: Action
     text: str
 
 
@@ -48,7 +56,7 @@ class DryRun:
         self.ranks = program.ranks
         self.number, self.stride = found.number, found.stride
         self.last_stage = program.num_stages - 1
-        self.blocking = blocking
+        self.blocking, self.is_lowered = blocking, not found.count.keys().isdisjoint(MESSAGE_KINDS)
         self.reached = [rank * self.stride for rank in range(program.num_ranks)]  # the number of the step before us
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # number of a step -> ranks that wait for it
         self.meeting: dict[Action, int] = {}  # the send or receive that a rank stands before -> this rank
@@ -63,19 +71,28 @@ class DryRun:
         """Return the position of the step that a rank stands before."""
         return self.reached[rank] - rank * self.stride
 
-    def explanation(self) -> str:
-        """Return the smallest circle of waits in words, or "" if the program ran to its end."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank has run everything."""
+        return all(self.position(rank) == len(steps) for rank, steps in enumerate(self.ranks))
+
+    def circle(self) -> list[Wait]:
+        """Return the smallest circle of waits; empty if the program ran to its end."""
         waits = {rank: self._waits(rank) for rank, steps in enumerate(self.ranks) if self.position(rank) < len(steps)}
-        if not waits:
-            return ""
         circles = [circle for rank in waits if (circle := _circle_through(rank, waits))]
-        circle = min(circles, key=len)
-        *others, last = sorted(wait.rank for wait in circle)
-        who = (
-            f"ranks {', '.join(map(str, others))} and {last} wait for each other" if others else f"rank {last} is stuck"
-        )
-        remedy = "remedy: move one of these actions behind what it waits for, or what is waited for to the front"
-        return "\n      ".join([f"deadlock: {who}", *(wait.text for wait in circle), remedy])
+        return min(circles, key=len, default=[])
+
+    def missing(self, action: Action) -> tuple[int, int, Action] | None:
+        """Return rank, position and name of the action that this one needs and that has not run; None if it may run."""
+        number = self.number[_partner(action)] if action.kind in MESSAGE_KINDS else self._missing(action)
+        if number is None:
+            return None
+        other, there = divmod(number, self.stride)
+        parts = actions_of(self.ranks[other][there])
+        return other, there, next((part for part in parts if (part.kind == F) == self._needs_forward(action)), parts[0])
+
+    def _needs_forward(self, action: Action) -> bool:
+        return action.kind == F or (action.kind != W and action.stage == self.last_stage)
 
     def _advance(self, rank: int) -> None:
         """Run one rank until its end or until it must wait."""
@@ -99,15 +116,22 @@ class DryRun:
         if kind == F:
             if stage == 0:
                 return None
-            needed = self.number[stage - 1, F, microbatch]
-        elif kind in _NO_INPUT:
+            needed = self._result(stage - 1, SEND_F, F, microbatch)
+        elif kind == W:
+            needed = self.number[stage, I, microbatch]
+        elif kind in MESSAGE_KINDS:
             return None
         elif stage == self.last_stage:
             needed = self.number[stage, F, microbatch]
         else:
-            whole = self.number.get((stage + 1, B, microbatch))
-            needed = self.number[stage + 1, I, microbatch] if whole is None else whole
+            whole = B if (stage + 1, B, microbatch) in self.number else I
+            needed = self._result(stage + 1, SEND_B, whole, microbatch)
         return None if needed < self.reached[needed // self.stride] else needed
+
+    def _result(self, stage: int, send: str, work: str, microbatch: int) -> int:
+        """Return the number of the step that hands a result over: its send, if it has one."""
+        here = self.number[stage, work, microbatch]
+        return self.number.get((stage, send, microbatch), here) if self.is_lowered else here
 
     def _meet(self, message: Action, rank: int) -> bool:
         partner = self.meeting.pop(_partner(message), None)
@@ -118,22 +142,20 @@ class DryRun:
         self.runnable.append(partner)
         return True
 
-    def _waits(self, rank: int) -> list[_Wait]:
+    def _waits(self, rank: int) -> list[Wait]:
         """Return what a stuck rank waits for: one thing, or up to two before an overlapped pair."""
         position = self.position(rank)
         step = self.ranks[rank][position]
         found = []
         for action in actions_of(step):
-            is_message = action.kind in MESSAGE_KINDS
-            number = self.number[_partner(action)] if is_message else self._missing(action)
-            if number is None:
-                continue
-            other, there = divmod(number, self.stride)
-            result = "activation" if action.kind == F or action.stage == self.last_stage else "gradient"
-            what = "" if is_message else f"the {result} of "
-            where = "the same rank" if other == rank else f"rank {other}"
-            text = f"rank {rank} stands before {step} (position {position}), which needs "
-            found.append(_Wait(rank, other, f"{text}{what}{self.ranks[other][there]} on {where} (position {there})"))
+            if missing := self.missing(action):
+                other, there, needed = missing
+                result = "activation" if self._needs_forward(action) else "gradient"
+                what = "" if needed.kind in MESSAGE_KINDS else f"the {result} of "
+                where = "the same rank" if other == rank else f"rank {other}"
+                text = f"rank {rank} stands before {step} (position {position}), which needs "
+                text += f"{what}{self.ranks[other][there]} on {where} (position {there})"
+                found.append(Wait(rank, position, action, other, there, needed, text))
         return found
 
 
@@ -142,9 +164,9 @@ def _partner(message: Action) -> Action:
     return Action(message.stage + offset, kind, message.microbatch)
 
 
-def _circle_through(start: int, waits: Mapping[int, list[_Wait]]) -> list[_Wait]:
+def _circle_through(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
     """Search breadth first from a rank along its waits until they come back to it."""
-    queue: deque[list[_Wait]] = deque([[]])
+    queue: deque[list[Wait]] = deque([[]])
     seen = set()
     while queue:
         path = queue.popleft()

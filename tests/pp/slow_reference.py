@@ -59,19 +59,23 @@ def solve(program: Program, cost: Cost) -> dict[tuple, tuple]:
             return {a: (starts[r][i], end(r, i)) for a, (r, i) in place.items()}
 
 
-def runs_to_its_end(program: Program) -> bool:
-    """Let any rank take any step whose inputs exist until none can."""
+def how_far(program: Program) -> int:
+    """Let any rank take any step whose inputs exist until none can; return how many actions ran."""
     done, position, moved = set(), [0] * program.num_ranks, True
     while moved:
         moved = False
         for rank, steps in enumerate(program.ranks):
-            if position[rank] < len(steps):
-                actions = actions_of(steps[position[rank]])
-                if all(ready(action, done, program.num_stages) for action in actions):
-                    done.update(actions)
-                    position[rank] += 1
-                    moved = True
-    return all(position[rank] == len(steps) for rank, steps in enumerate(program.ranks))
+            here = actions_of(steps[position[rank]]) if position[rank] < len(steps) else ()
+            if here and all(ready(action, done, program.num_stages) for action in here):
+                done.update(here)
+                position[rank] += 1
+                moved = True
+    return len(done)
+
+
+def runs_to_its_end(program: Program) -> bool:
+    """Whether all actions ran."""
+    return how_far(program) == sum(1 for _ in program)
 
 
 def ready(action, done, num_stages) -> bool:

@@ -184,7 +184,7 @@ def test_a_deadlock_is_explained_by_its_smallest_circle():
         "deadlock: ranks 0 and 1 wait for each other",
         "      rank 0 stands before 0B0 (position 1), which needs the gradient of 1B0 on rank 1 (position 2)",
         "      rank 1 stands before 1F1 (position 0), which needs the activation of 0F1 on rank 0 (position 2)",
-        "      remedy: move one of these actions behind what it waits for, or what is waited for to the front",
+        "      remedy: move 0F1 on rank 0 from position 2 to position 1, before 0B0; then it runs to its end",
     ]
 
 

@@ -1,0 +1,154 @@
+"""A deadlock names the action to move: following the advice, read from its text, ends the deadlock."""
+
+import random
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from slow_reference import how_far, random_program, runs_to_its_end
+
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.lowering import lower, strip
+from dualpipe_lab.pp.program import Overlap, Program, actions_of, parse_action
+from dualpipe_lab.pp.validator import InvalidProgram, validate
+
+MOVE = re.compile(r"move (\S+) on rank (\d+) from position (\d+) to position (\d+), (before|behind) (\S+)[;,] ")
+TAKE = re.compile(
+    r"take (\S+) out of (\S+) on rank (\d+) \(position (\d+)\) and run it at position (\d+), (before|behind) (\S+)[;,] "
+)
+
+
+def deadlock(program, **options):
+    """The text of the deadlock; None for a program that is valid or has other problems."""
+    try:
+        validate(program, **options)
+    except InvalidProgram as error:
+        return error.problems[0] if error.problems[0].startswith("deadlock") else None
+    return None
+
+
+def followed(program, text):
+    """The program after what the text tells to do, and whether it promises that no more is needed."""
+    advice = text[text.index("remedy:") :]
+    if advice.startswith("remedy: lower()"):
+        return lower(strip(program)), True
+    if advice.startswith("remedy: strip()"):
+        program = strip(program)
+    rows = [list(steps) for steps in program.ranks]
+    if found := MOVE.search(advice):
+        token, rank, position, target, side, neighbour = found.groups()
+        row = rows[int(rank)]
+        step = row.pop(int(position))
+        assert str(step) == token
+    else:
+        token, pair, rank, position, target, side, neighbour = TAKE.search(advice).groups()
+        row, step = rows[int(rank)], parse_action(token)
+        assert str(row[int(position)]) == pair
+        row[int(position) : int(position) + 1] = [a for a in row[int(position)] if a != step]
+    target = int(target)
+    assert str(row[target] if side == "before" else row[target - 1]) == neighbour
+    row.insert(target, step)
+    moved, promised = program.with_ranks(rows), "then it runs to its end" in advice
+    return lower(moved) if promised and "lower() it again" in advice else moved, promised
+
+
+def shuffled(rng, program, moves):
+    """The program after some steps went to another place of their rank."""
+    rows = [list(steps) for steps in program.ranks]
+    for _ in range(moves):
+        row = rng.choice(rows)
+        row.insert(rng.randrange(len(row)), row.pop(rng.randrange(len(row))))
+    return program.with_ranks(rows)
+
+
+def broken(rng, make, moves, **options):
+    """A random program in which `moves` steps moved and which is stuck since; and what the validator says."""
+    for _ in range(60):
+        program = shuffled(rng, make(rng), moves)
+        if text := deadlock(program, **options):
+            return program, text
+    return assume(False)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.randoms(use_true_random=False))
+def test_what_one_move_broke_one_move_mends(rng):
+    program, text = broken(rng, random_program, 1)
+    mended, promised = followed(program, text)
+    assert promised
+    assert runs_to_its_end(validate(mended))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.randoms(use_true_random=False))
+def test_following_the_advice_again_and_again_ends_every_deadlock(rng):
+    program, text = broken(rng, random_program, rng.randint(2, 6))
+    for _ in range(sum(1 for _ in program)):  # each move lets at least one more action run
+        before = how_far(program)
+        program, promised = followed(program, text)
+        again = deadlock(program)
+        if again is None:
+            break
+        assert how_far(program) > before
+        assert not promised
+        text = again
+    assert runs_to_its_end(validate(program))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_the_advice_for_programs_with_messages_is_right_too(rng, blocking):
+    program, text = broken(rng, lambda rng: lower(random_program(rng)), rng.randint(1, 2), blocking=blocking)
+    for _ in range(20):
+        program, _ = followed(program, text)
+        text = deadlock(program, blocking=blocking)
+        if text is None:
+            break
+    validate(lower(program) if not program.is_lowered else program, blocking=blocking)
+
+
+@pytest.mark.parametrize("name", schedules.names())
+def test_the_advice_mends_every_schedule(name):
+    rng = random.Random(name)
+    program = next(p for m in (8, 16) if (p := _or_none(name, 4, m)))
+    texts = 0
+    while texts < 20:
+        stuck = shuffled(rng, program, 1)
+        if text := deadlock(stuck):
+            texts += 1
+            mended, promised = followed(stuck, text)
+            assert promised
+            validate(mended)
+
+
+def _or_none(name, p, m):
+    try:
+        return schedules.build(name, p, m)
+    except ValueError:
+        return None
+
+
+def test_two_pairs_that_need_each_other_are_taken_apart():
+    rows = ["0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 (1F1;1B0)OVERLAP_F_B 1B1"]
+    text = deadlock(Program.parse("pairs", rows))
+    assert "take 1B0 out of (1F1;1B0)OVERLAP_F_B on rank 1 (position 1) and run it at position 1, before 1F1" in text
+    mended, promised = followed(Program.parse("pairs", rows), text)
+    assert promised
+    assert sum(isinstance(step, Overlap) for steps in validate(mended).ranks for step in steps) == 1
+
+
+def test_a_send_behind_what_needs_its_answer_is_a_deadlock_and_moves_to_the_front():
+    rows = ["0F0 0RECV_B0 0B0 0SEND_F0", "1RECV_F0 1F0 1B0 1SEND_B0"]
+    text = deadlock(Program.parse("late", rows))
+    assert "rank 1 stands before 1F0 (position 1), which needs 0SEND_F0 on rank 0 (position 3)" in text
+    mended, _ = followed(Program.parse("late", rows), text)
+    assert [str(a) for step in validate(mended).ranks[0] for a in actions_of(step)][1] in ("0SEND_F0", "0RECV_B0")
+
+
+def test_a_large_program_is_mended_too():
+    rng = random.Random(3)
+    program = shuffled(rng, schedules.build("1f1b", 32, 256), 1)
+    while (text := deadlock(program)) is None:
+        program = shuffled(rng, program, 1)
+    validate(followed(program, text)[0])
