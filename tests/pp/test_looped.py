@@ -99,6 +99,31 @@ def test_gradients_are_summed_in_the_order_of_the_microbatches():
                 assert [a.microbatch for a in row if (a.stage, a.kind) == (stage, "B")] == list(range(11))
 
 
+@settings(deadline=None)
+@given(p=st.integers(1, 8), m=st.integers(1, 48), v=st.integers(1, 4), extra=st.integers(0, 50), f=EXACT, b=EXACT)
+def test_larger_rounds_take_as_long_and_hold_more(p, m, v, extra, f, b):
+    program, cost = interleaved(p, m, v, round_size=p + extra), Cost(F=f, B=b)
+    assert simulate(program, cost).makespan == closed_forms.interleaved_makespan(p, m, v, cost)
+    peaks = [closed_forms.interleaved_peak_activations(p, m, rank, v, p + extra) for rank in range(p)]
+    validate(program, in_flight=peaks)
+    assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks
+    assert peaks[0] >= closed_forms.interleaved_peak_activations(p, m, 0, v)
+
+
+def test_one_round_of_all_is_breadth_first_until_the_last_stage():
+    for ours, breadth_first in zip(interleaved(4, 12, 4, round_size=12).ranks, looped_bfs(4, 12, 4).ranks, strict=True):
+        assert ours[:36] == breadth_first[:36]
+        assert [a for a in ours if a.kind == "F"] == list(breadth_first[:48])
+        assert [a for a in ours if a.kind == "B"] == list(breadth_first[48:])
+
+
+def test_rounds_too_small_for_the_loop_are_refused():
+    with pytest.raises(
+        ValueError, match=r"round_size to be at least the number of ranks, 4, got 3: .*use round_size=4"
+    ):
+        interleaved(4, 12, 2, round_size=3)
+
+
 def test_rounds_are_full_wherever_they_can_be():
     for p, m in SIZES:
         sizes = round_sizes(p, m)

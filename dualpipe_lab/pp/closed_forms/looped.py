@@ -25,6 +25,8 @@ def interleaved_makespan(
 ) -> Time:
     """Return interleaved 1F1B's makespan for equal stages and free links; ValueError for other costs.
 
+    Where links are free, the size of the rounds does not matter.
+
     >>> interleaved_makespan(4, 8, num_virtual_stages=2)
     57
     """
@@ -42,13 +44,16 @@ def looped_bfs_makespan(
     return _makespan("looped_bfs", num_ranks, num_microbatches, num_virtual_stages, cost)
 
 
-def interleaved_peak_activations(num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 2) -> int:
+def interleaved_peak_activations(
+    num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 2, round_size: int | None = None
+) -> int:
     """Return how many stages' activations one rank holds at most: its warm-up and one more.
 
     >>> [interleaved_peak_activations(4, 8, rank) for rank in range(4)]
     [11, 9, 7, 5]
     """
-    warmup = (num_virtual_stages - 1) * round_sizes(num_ranks, num_microbatches)[0] + 2 * (num_ranks - 1 - rank)
+    first_round = round_sizes(num_ranks, num_microbatches, round_size)[0]
+    warmup = (num_virtual_stages - 1) * first_round + 2 * (num_ranks - 1 - rank)
     return min(num_virtual_stages * num_microbatches, warmup + 1)
 
 

@@ -9,6 +9,7 @@ Out: one list of actions per rank.  Times per stage, which is 1/V of a rank's sh
 Microbatches go in rounds.  A round passes all stages of a rank before the next one starts: depth first.  A round of
 fewer than P would wait for itself to come around the loop, so there are M // P rounds (at least one), as equal as can
 be, the larger ones first.  That makes any M legal; torch wants M to be a multiple of the number of rounds.
+Larger rounds hold more and leave messages more time; one round of all is breadth first until the last stage.
 Twice as many warm-up forwards per rank below as 1F1B has leave messages time to travel; with free links half would do.
 So V = 1 is not 1F1B: equal makespan, up to 2 * P - 1 activations.
 Elsewhere: torch ScheduleInterleaved1F1B (the same order wherever torch is legal); Megatron
@@ -16,12 +17,19 @@ forward_backward_pipelining_with_interleaving.
 Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
 """
 
+from collections.abc import Sequence
+
 from dualpipe_lab.pp.program import Action, Cell, Program, check_counts
 from dualpipe_lab.pp.schedules.steady import in_turn
 
 
-def interleaved(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
+def interleaved(
+    num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2, round_size: int | None = None
+) -> Program:
     """Build the interleaved 1F1B program for any number of ranks, microbatches and virtual stages.
+
+    `round_size`: the least number of microbatches in a round, at least and by default `num_ranks`; all microbatches
+    make one round if there are fewer.  Raises ValueError for less.
 
     >>> print(interleaved(2, 2))
     # Interleaved 1F1B: 2 ranks, 4 stages, 2 microbatches
@@ -31,23 +39,24 @@ def interleaved(num_ranks: int, num_microbatches: int, num_virtual_stages: int =
     check_counts(
         "interleaved", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
     )
-    ranks = [_one_rank(rank, num_ranks, num_microbatches, num_virtual_stages) for rank in range(num_ranks)]
+    sizes = round_sizes(num_ranks, num_microbatches, round_size)
+    ranks = [_one_rank(rank, num_ranks, sizes, num_virtual_stages) for rank in range(num_ranks)]
     return Program("Interleaved 1F1B", ranks, num_virtual_stages * num_ranks, num_microbatches)
 
 
 def loop_cells(
-    rank: int, num_ranks: int, num_microbatches: int, num_virtual_stages: int
+    rank: int, num_ranks: int, round_sizes: Sequence[int], num_virtual_stages: int
 ) -> tuple[list[Cell], list[Cell]]:
     """Return the (stage, microbatch) pairs of one rank on a loop, in the order of forwards and of backwards.
 
-    >>> loop_cells(1, num_ranks=2, num_microbatches=2, num_virtual_stages=2)
+    >>> loop_cells(1, num_ranks=2, round_sizes=[2], num_virtual_stages=2)
     ([(1, 0), (1, 1), (3, 0), (3, 1)], [(3, 0), (3, 1), (1, 0), (1, 1)])
     """
     stages = range(rank, num_virtual_stages * num_ranks, num_ranks)
     forwards: list[Cell] = []
     backwards: list[Cell] = []
     done = 0
-    for size in round_sizes(num_ranks, num_microbatches):
+    for size in round_sizes:
         microbatches = range(done, done + size)
         forwards += [(stage, m) for stage in stages for m in microbatches]
         backwards += [(stage, m) for stage in reversed(stages) for m in microbatches]
@@ -55,19 +64,24 @@ def loop_cells(
     return forwards, backwards
 
 
-def round_sizes(num_ranks: int, num_microbatches: int) -> list[int]:
-    """Return how many microbatches each round has: at least as many as ranks, if there are as many at all.
+def round_sizes(num_ranks: int, num_microbatches: int, round_size: int | None = None) -> list[int]:
+    """Return how many microbatches each round has: at least `round_size`, if there are as many at all.
 
-    >>> round_sizes(4, 11), round_sizes(4, 3)
-    ([6, 5], [3])
+    >>> round_sizes(4, 11), round_sizes(4, 3), round_sizes(4, 20, round_size=7)
+    ([6, 5], [3], [10, 10])
     """
-    num_rounds = max(1, num_microbatches // num_ranks)
+    least = num_ranks if round_size is None else round_size
+    check_counts("interleaved", round_size=least)
+    if least < num_ranks:
+        raise ValueError(
+            f"interleaved needs round_size to be at least the number of ranks, {num_ranks}, got {least}: a smaller "
+            f"round waits for itself to come around the loop; use round_size={num_ranks} or more"
+        )
+    num_rounds = max(1, num_microbatches // least)
     size, larger = divmod(num_microbatches, num_rounds)
     return [size + 1] * larger + [size] * (num_rounds - larger)
 
 
-def _one_rank(rank: int, num_ranks: int, num_microbatches: int, num_virtual_stages: int) -> list[Action]:
-    forwards, backwards = loop_cells(rank, num_ranks, num_microbatches, num_virtual_stages)
-    first_round = round_sizes(num_ranks, num_microbatches)[0]
-    num_warmup = (num_virtual_stages - 1) * first_round + 2 * (num_ranks - 1 - rank)
-    return in_turn(forwards, backwards, num_warmup)
+def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[Action]:
+    forwards, backwards = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
+    return in_turn(forwards, backwards, (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank))

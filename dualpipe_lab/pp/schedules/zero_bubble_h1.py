@@ -14,6 +14,8 @@ Elsewhere: torch ScheduleInterleavedZeroBubble (the same order wherever torch is
 Source: Qi et al. 2024 (arXiv 2401.10241), section 2.1.
 """
 
+from collections.abc import Sequence
+
 from dualpipe_lab.pp.program import Action, Program, check_counts
 from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
 from dualpipe_lab.pp.schedules.steady import in_turn
@@ -30,12 +32,12 @@ def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: in
     check_counts(
         "zero_bubble_h1", num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
     )
-    ranks = [_one_rank(rank, num_ranks, num_microbatches, num_virtual_stages) for rank in range(num_ranks)]
+    sizes = round_sizes(num_ranks, num_microbatches)
+    ranks = [_one_rank(rank, num_ranks, sizes, num_virtual_stages) for rank in range(num_ranks)]
     return Program("ZB-H1", ranks, num_virtual_stages * num_ranks, num_microbatches)
 
 
-def _one_rank(rank: int, num_ranks: int, num_microbatches: int, num_virtual_stages: int) -> list[Action]:
-    forwards, backwards = loop_cells(rank, num_ranks, num_microbatches, num_virtual_stages)
-    first_round = round_sizes(num_ranks, num_microbatches)[0]
-    num_warmup = (num_virtual_stages - 1) * first_round + num_ranks - 1 - rank
+def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[Action]:
+    forwards, backwards = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
+    num_warmup = (num_virtual_stages - 1) * sizes[0] + num_ranks - 1 - rank
     return in_turn(forwards, backwards, num_warmup, weight_delay=rank)

@@ -15,7 +15,6 @@ Source: Qi et al. 2024 (arXiv 2401.10241), section 2.2.
 """
 
 from dualpipe_lab.pp.program import Action, Program, check_counts
-from dualpipe_lab.pp.schedules.interleaved import loop_cells
 from dualpipe_lab.pp.schedules.steady import in_turn
 
 
@@ -53,6 +52,6 @@ def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | Non
 
 
 def _one_rank(rank: int, num_ranks: int, num_microbatches: int, extra: int) -> list[Action]:
-    forwards, backwards = loop_cells(rank, num_ranks, num_microbatches, num_virtual_stages=1)
+    cells = [(rank, m) for m in range(num_microbatches)]
     waiting = rank * extra // max(1, num_ranks - 1)  # rounded down, so that the warm-up gets the larger part
-    return in_turn(forwards, backwards, num_ranks - 1 - rank + extra - waiting, weight_delay=rank + waiting)
+    return in_turn(cells, cells, num_ranks - 1 - rank + extra - waiting, weight_delay=rank + waiting)
