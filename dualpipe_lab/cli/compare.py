@@ -1,16 +1,16 @@
 """`compare NAME NAME ...`: schedules ranked with costs that are fair to all of them."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from dualpipe_lab.cli.inputs import (
+    CsvFile,
     Microbatches,
     Options,
     Ranks,
-    Wanted,
     costs_of,
     flag_of,
     read_cost,
@@ -21,25 +21,29 @@ from dualpipe_lab.cli.inputs import (
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.ranking import Score, ranked, score
+from dualpipe_lab.pp.schedules.variants import Variant
 from dualpipe_lab.timeline.units import number
 
-_COLUMNS = ("", "schedule", "makespan", "bubble", "local", "activations", "weights", "messages")
+Asked: TypeAlias = Variant | CsvFile
+
+_COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "messages")
 _WIDTH = 100
 
 
 def compare(
     context: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(help="schedules, also interleaved:num_chunks=3; none: all")
+        list[str] | None, typer.Argument(help="schedules, also interleaved:num_virtual_stages=3; none: all")
     ] = None,
     ranks: Ranks = 4,
     microbatches: Microbatches = 8,
     cost: Annotated[str | None, typer.Option(help="ticks of a rank's share: F=1,I=1,W=1,FB=2.5,latency=0")] = None,
     memory: Annotated[int | None, typer.Option(min=1, help="activations that a rank has room for, in shares")] = None,
+    barrier: Annotated[bool, typer.Option(help="whether the ranks wait for each other after each step")] = True,
 ) -> None:
     """Rank schedules: those within the memory limit first, the quickest of them at the top.
 
-    Other options, such as --num-chunks 3, go to the builders that have them.
+    Other options, such as --virtual-stages 3, go to the builders that have them.
     """
     given, options = split([*(names or []), *context.args])
     asked = _with_options([wanted(name) for name in given or schedules.names()], options)
@@ -48,41 +52,37 @@ def compare(
     console = Console(width=_WIDTH if not Console().is_terminal else None)
     print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")
     if scores:
-        console.print(_table(ranked(scores, memory), memory))
+        console.print(_table(ranked(scores, memory, barrier), memory))
     for name, reason in refused:
         print(f"{name}: {reason}")
     if not scores:
         raise ValueError("none of these schedules has this size")
 
 
-def _with_options(asked: list[Wanted], options: Options) -> list[Wanted]:
+def _with_options(asked: list[Asked], options: Options) -> list[Asked]:
     """Give each option to the schedules that have it; ValueError for one that none has."""
     for option in options:
-        if not any(option in one.takes for one in asked):
+        if not any(one.has(option) for one in asked):
             raise ValueError(f"none of these schedules has the option {flag_of(option)}")
-    return [
-        one._replace(options={key: value for key, value in options.items() if key in one.takes} | one.options).check()
-        for one in asked
-    ]
+    return [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
 
 
-def _scores(asked: list[Wanted], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:
+def _scores(asked: list[Asked], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:
     """Return the scores of the schedules that have this size, and the others with their reasons."""
     scores, refused = [], []
     for one in asked:
-        label = " ".join([one.name, *(f"{key}={value}" for key, value in one.options.items())])
         try:
             program = one.build(*size)
         except ValueError as reason:
-            if one.is_file:
+            if isinstance(one, CsvFile):
                 raise
-            refused.append((label, str(reason)))
+            refused.append((str(one), str(reason)))
             continue
         if (program.num_ranks, program.num_microbatches) != size:
             has = f"{program.num_ranks} ranks and {program.num_microbatches} microbatches"
-            refused.append((label, f"it is for {has}; choose --ranks and --microbatches like it"))
+            refused.append((one.name, f"it is for {has}; choose --ranks and --microbatches like it"))
             continue
-        scores.append(score(program, cost)._replace(name=label.replace(one.name, program.name, 1)))
+        scores.append(score(program, cost)._replace(name=one.title(program)))
     return scores, refused
 
 
@@ -93,6 +93,6 @@ def _table(scores: list[Score], memory: int | None) -> Table:
     for place, one in enumerate(scores, 1):
         fits = one.fits(memory)
         sizes = (number(one.peak) + ("" if fits else " > limit"), number(one.weights), str(one.messages))
-        numbers = (number(one.makespan), f"{one.bubble:.1%}", number(one.local_bubble), *sizes)
+        numbers = (number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble), *sizes)
         table.add_row(str(place) if fits else "-", one.name, *numbers, style=None if fits else "dim")
     return table

@@ -9,9 +9,9 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import typer
 
-from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.variants import Variant, read_value, variant
 from dualpipe_lab.pp.torch_csv import from_torch_csv
 from dualpipe_lab.timeline.units import number
 
@@ -23,65 +23,44 @@ COST_KEYS = {"F": "F", "I": "I", "W": "W", "B": "B", "FB": "overlap", "latency":
 _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")
 
 
-class Wanted(NamedTuple):
-    """A schedule as it was asked for: `gpipe`, `interleaved:num_chunks=3` or `mine.csv`, and its builder's options."""
+class CsvFile(NamedTuple):
+    """A program in a CSV file, with what a `Variant` has; it has the size that it has, and no options."""
 
     name: str
-    options: Options
 
-    @property
-    def is_file(self) -> bool:
-        """Whether it is a CSV file."""
-        return self.name.lower().endswith(".csv")
+    def has(self, option: str) -> bool:
+        """Whether it has an option: it has none."""
+        return False
 
-    @property
-    def takes(self) -> list[str]:
-        """The options that its builder has."""
-        return [] if self.is_file else schedules.options_of(self.name)
-
-    def check(self) -> "Wanted":
-        """Raise ValueError unless there is such a schedule with such options."""
-        for option in self.options:
-            if option not in self.takes:
-                has = f"it has {', '.join(map(flag_of, self.takes))}" if self.takes else "it has none"
-                raise ValueError(f"{self.name} has no option {flag_of(option)}; {has}")
-        if not self.is_file:
-            schedules.builder(self.name)
+    def with_options(self, options: Options) -> "CsvFile":
+        """Return itself; ValueError if options were asked for."""
+        for option in options:
+            raise ValueError(f"{self.name} is a program with nothing left open; leave {flag_of(option)} out")
         return self
 
     def build(self, num_ranks: int, num_microbatches: int) -> Program:
-        """Return the program; a file has the size that it has."""
-        if self.is_file:
-            return from_torch_csv(Path(self.name))
-        return schedules.build(self.name, num_ranks, num_microbatches, **self.options)
+        """Return the program, whatever size is asked for."""
+        return from_torch_csv(Path(self.name))
+
+    def title(self, program: Program) -> str:
+        """Return the file's name."""
+        return program.name
 
 
-def wanted(text: str) -> Wanted:
-    """Read a schedule's name and the options behind its colon.
+def wanted(text: str) -> Variant | CsvFile:
+    """Read what to build: `gpipe`, `interleaved:num_virtual_stages=3` or `mine.csv`.
 
-    >>> wanted("interleaved:num_chunks=3")
-    Wanted(name='interleaved', options={'num_chunks': 3})
+    >>> wanted("mine.csv")
+    CsvFile(name='mine.csv')
     """
-    name, colon, rest = text.partition(":")
-    if Wanted(text, {}).is_file or not colon:
-        return Wanted(text, {})
-    return Wanted(name, _read_pairs(rest, text))
-
-
-def _read_pairs(text: str, whole: str) -> Options:
-    found: Options = {}
-    for pair in text.split(","):
-        if (match := _PAIR.fullmatch(pair)) is None:
-            raise ValueError(f"{whole!r}: {pair!r} is not option=value; write name:option=value,option=value")
-        found[match[1].replace("-", "_")] = _value(match[2])
-    return found
+    return CsvFile(text) if text.lower().endswith(".csv") else variant(text)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], Options]:
     """Tell names from what is meant for a schedule's builder: every --option that the command does not have itself.
 
-    >>> split(["1f1b", "--num-chunks", "3", "interleaved", "--order=reversed"])
-    (['1f1b', 'interleaved'], {'num_chunks': 3, 'order': 'reversed'})
+    >>> split(["1f1b", "--virtual-stages", "3", "interleaved", "--order=reversed"])
+    (['1f1b', 'interleaved'], {'virtual_stages': 3, 'order': 'reversed'})
     """
     names: list[str] = []
     found: Options = {}
@@ -97,12 +76,8 @@ def split(words: Sequence[str]) -> tuple[list[str], Options]:
                     f"{flag} needs a value, and it is no option of this command; write {flag} 2 or see --help"
                 )
             value = rest.pop(0)
-        found[flag.lstrip("-").replace("-", "_")] = _value(value)
+        found[flag.lstrip("-").replace("-", "_")] = read_value(value)
     return names, found
-
-
-def _value(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
 
 
 def flag_of(option: str) -> str:

@@ -33,13 +33,12 @@ def show(
 ) -> None:
     """Print a schedule's timeline and numbers, or write it to files.
 
-    Other options, such as --num-chunks 3, go to the schedule's builder.
+    Other options, such as --virtual-stages 3, go to the schedule's builder.
     """
     names, options = split([name, *context.args])
     if len(names) != 1:
         raise ValueError(f"show takes one schedule, got {len(names)}: {' '.join(names)}; use compare for several")
-    asked = wanted(names[0])
-    asked = asked._replace(options=asked.options | options).check()
+    asked = wanted(names[0]).with_options(options)
     program, costs = asked.build(ranks, microbatches), read_cost(cost)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
     if not any(files.values()):

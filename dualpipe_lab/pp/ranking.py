@@ -20,13 +20,15 @@ _WORK = ("F", "I", "W", "B", "overlap")
 class Score(NamedTuple):
     """What one schedule comes to; all sizes in units of 1/p of the model.
 
-    `bubble`: idle share of all ranks' time.  `local_bubble`: the most ticks that a rank idles between its first and its
-    last action.  `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores.
+    `bubble`: idle share of all ranks' time.  `window`: the most ticks between a rank's first start and last end, which
+    is what a step takes when the next one follows without a barrier; `local_bubble`: the most that a rank idles in it.
+    `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores.
     """
 
     name: str
     makespan: Time
     bubble: float
+    window: Time
     local_bubble: Time
     peak: Time
     messages: int
@@ -67,7 +69,7 @@ def score(program: Program, cost: Cost = UNIT_COST) -> Score:
 
     >>> from dualpipe_lab.pp.schedules import one_f_one_b
     >>> score(one_f_one_b(4, 8))[1:]
-    (33, 0.2727272727272727, 9, 4, 48, 1)
+    (33, 0.2727272727272727, 33, 9, 4, 48, 1)
     """
     timeline = simulate(program, stage_cost(program, cost))
     ranks, size = range(timeline.num_ranks), share(program)
@@ -76,6 +78,7 @@ def score(program: Program, cost: Cost = UNIT_COST) -> Score:
         program.name,
         timeline.makespan,
         timeline.bubble_fraction,
+        max(last - first for first, last in map(timeline.window, ranks)),
         local_bubble(timeline),
         _plain(size * max(map(timeline.peak_activations, ranks))),
         len(timeline.messages),
@@ -89,9 +92,16 @@ def local_bubble(timeline: Timeline) -> Time:
     return max(last - first - timeline.busy_time(rank) for rank, (first, last) in enumerate(windows))
 
 
-def ranked(scores: Iterable[Score], memory: Time | None = None) -> list[Score]:
-    """Return the scores: those within the memory limit first, the quickest first, ties by memory, then by messages."""
-    return sorted(scores, key=lambda one: (not one.fits(memory), one.makespan, one.peak, one.messages))
+def ranked(scores: Iterable[Score], memory: Time | None = None, barrier: bool = True) -> list[Score]:
+    """Return the scores: those within the memory limit first, the quickest first, ties by memory, then by messages.
+
+    `barrier`: whether all ranks wait for each other after a step, as for a norm of all gradients; then the makespan
+    decides, otherwise the window.
+    """
+    return sorted(
+        scores,
+        key=lambda one: (not one.fits(memory), one.makespan if barrier else one.window, one.peak, one.messages),
+    )
 
 
 def _plain(value: Time) -> Time:

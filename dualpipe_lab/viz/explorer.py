@@ -1,10 +1,9 @@
 """The schedule explorer: every schedule of the registry at many sizes, on a page without a kernel.
 
 Chapter: book/pp/explorer.  In: numbers of ranks and of microbatches.  Out: HTML that ranks the schedules.
-The programs are built here and sent as compressed text, about 25 bytes each; the page simulates them with the reader's
-costs.  A schedule that refuses a size sends its reason instead.  Schedules appear with their entry in the registry.
-Work is compared fairly: F, I and W are the costs of 1/p of the model, so a schedule with two stages a rank pays half of
-them for each stage.
+The programs are built here and sent as compressed text, a few hundred bytes each; the page simulates them with the
+reader's costs.  A schedule that refuses a size sends its reason instead.  Schedules appear with their entry in the
+registry.  Work is compared fairly, see `dualpipe_lab.pp.ranking`.
 """
 
 import base64
@@ -13,41 +12,32 @@ import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.ranking import score
+from dualpipe_lab.pp.ranking import Score, ranked, score
+from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.timeline import Time
+from dualpipe_lab.timeline.units import number
 from dualpipe_lab.viz.embed import element
 from dualpipe_lab.viz.spec import track_spec
 
 RANKS = (2, 4, 8)
 MICROBATCHES = tuple(range(1, 33))
 START = (4, 8)
-_HEAD = ("Schedule", "Makespan (ticks)", "Bubble", "Peak activations", "Messages")
-
-
-class Row(NamedTuple):
-    """A schedule's numbers at one size: F, I and W of 1/p of the model cost 1, messages are free."""
-
-    name: str
-    makespan: Time
-    bubble: float
-    peak: Time
-    messages: int
+_HEAD = ("Schedule", "Makespan (ticks)", "Bubble", "Local bubble", "Peak activations", "Messages", "Weights")
 
 
 class Explorer:
     """A page on which schedules are chosen, timed and ranked.
 
+    `names`: schedules of the registry, also with options, such as "interleaved:num_virtual_stages=4" (default: all).
     Raises ValueError if `start`, the numbers of ranks and microbatches shown first, is not among the sizes.
 
     >>> print(Explorer(ranks=[2], microbatches=[4], names=["gpipe", "1f1b"], start=(2, 4)))
-    Schedule          Makespan (ticks)            Bubble  Peak activations          Messages
-    1F1B                            15             20.0%                 2                 8
-    GPipe                           15             20.0%                 4                 8
+    Schedule             Makespan (ticks)    Bubble  Local bubble  Peak activations  Messages   Weights
+    1F1B                               15     20.0%             3                 2         8         1
+    GPipe                              15     20.0%             3                 4         8         1
     """
 
     def __init__(
@@ -58,7 +48,7 @@ class Explorer:
         start: tuple[int, int] = START,
     ) -> None:
         self.ranks, self.microbatches, self.start = list(ranks), list(microbatches), start
-        self.names = schedules.names() if names is None else list(names)
+        self.variants = {name: variant(name) for name in (schedules.names() if names is None else names)}
         if start[0] not in self.ranks or start[1] not in self.microbatches:
             raise ValueError(f"start={start} is not among the sizes; use one of ranks and one of microbatches")
 
@@ -66,22 +56,27 @@ class Explorer:
     def programs(self) -> dict[str, dict[str, list[str] | str]]:
         """Name -> "ranks microbatches" -> the program's rows, or the reason why there is none."""
         sizes = [(p, m) for p in self.ranks for m in self.microbatches]
-        return {name: {f"{p} {m}": _rows(name, p, m) for p, m in sizes} for name in self.names}
+        return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in self.variants.items()}
 
     @property
     def spec(self) -> dict[str, Any]:
         """What the element <dp-explorer> reads."""
         text = json.dumps(self.programs, separators=(",", ":"), ensure_ascii=False)
         packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-        titles = {name: self._title(name) for name in self.names}
+        titles = {name: self._title(name, one) for name, one in self.variants.items()}
         sizes = {"ranks": self.ranks, "microbatches": self.microbatches, "start": list(self.start)}
         return {"titles": titles, **sizes, "programs": packed}
 
-    def rows(self) -> list[Row]:
-        """Return the schedules that exist at the first size, the quickest first."""
-        found = [_program(name, *self.start) for name in self.names]
-        rows = [_numbers(program) for program in found if isinstance(program, Program)]
-        return sorted(rows, key=lambda row: (row.makespan, row.peak, row.messages))
+    def rows(self) -> list[Score]:
+        """Return the schedules that exist at the first size, the quickest first; all costs 1, messages free."""
+        scores = []
+        for one in self.variants.values():
+            try:
+                program = one.build(*self.start)
+            except ValueError:
+                continue
+            scores.append(score(program)._replace(name=one.title(program)))
+        return ranked(scores)
 
     def to_html(self, script: bool = True) -> str:
         """Return the element; inside it, for readers without scripts, the numbers at the first size."""
@@ -92,7 +87,11 @@ class Explorer:
 
     def __str__(self) -> str:
         lines = [_HEAD, *map(_words, self.rows())]
-        return "\n".join(f"{line[0]:16}" + "".join(f"{word:>18}" for word in line[1:]) for line in lines)
+        widths = [max(len(word) + 2, 10) for word in _HEAD[1:]]
+        return "\n".join(
+            f"{line[0]:19}" + "".join(f"{word:>{width}}" for word, width in zip(line[1:], widths, strict=True))
+            for line in lines
+        )
 
     def _table(self) -> str:
         def cells(tag: str, words: Iterable[str]) -> str:
@@ -102,34 +101,23 @@ class Explorer:
         body = "".join(cells("td", _words(row)) for row in self.rows())
         return f"<table><caption>{caption}</caption>{cells('th', _HEAD)}{body}</table>"
 
-    def _title(self, name: str) -> str:
+    def _title(self, name: str, one: Variant) -> str:
         """The schedule's own name, which its programs carry, and its registry name as long as it has none."""
         for p, m in [(p, m) for p in self.ranks for m in self.microbatches]:
             if not isinstance(self.programs[name][f"{p} {m}"], str):
-                return schedules.build(name, p, m).name
+                return one.title(one.build(p, m))
         return name
 
 
-def _program(name: str, num_ranks: int, num_microbatches: int) -> Program | str:
+def _rows(one: Variant, num_ranks: int, num_microbatches: int) -> list[str] | str:
     try:
-        return schedules.build(name, num_ranks, num_microbatches)
+        timeline = simulate(one.build(num_ranks, num_microbatches))
     except ValueError as refusal:
         return str(refusal)
-
-
-def _rows(name: str, num_ranks: int, num_microbatches: int) -> list[str] | str:
-    program = _program(name, num_ranks, num_microbatches)
-    if isinstance(program, str):
-        return program
-    rows: list[str] = track_spec(simulate(program))["rows"]
+    rows: list[str] = track_spec(timeline)["rows"]
     return rows
 
 
-def _numbers(program: Program) -> Row:
-    found = score(program)
-    return Row(program.name, found.makespan, found.bubble, found.peak, found.messages)
-
-
-def _words(row: Row) -> tuple[str, ...]:
-    makespan, peak = f"{float(row.makespan):g}", f"{float(row.peak):g}"
-    return row.name, makespan, f"{row.bubble:.1%}", peak, str(row.messages)
+def _words(one: Score) -> tuple[str, ...]:
+    sizes = (number(one.local_bubble), number(one.peak), str(one.messages), number(one.weights))
+    return one.name, number(one.makespan), f"{one.bubble:.1%}", *sizes

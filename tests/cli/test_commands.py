@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.cli.app import app
-from dualpipe_lab.cli.inputs import read_cost, split, wanted, whole_ticks
+from dualpipe_lab.cli.inputs import CsvFile, read_cost, split, wanted, whole_ticks
 from dualpipe_lab.pp.program import Program, check_counts
 from dualpipe_lab.pp.ranking import score, stage_cost
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
@@ -96,14 +96,20 @@ def test_compare_ranks_with_the_costs_of_a_rank_s_share():
         found = rows[one.name]
         assert Fraction(found[0]) == pytest.approx(float(one.makespan), abs=5e-4)
         assert found[1] == f"{one.bubble:.1%}"
-        assert [float(word) for word in found[2:]] == [one.local_bubble, one.peak, one.weights, one.messages]
+        assert [float(word) for word in found[2:]] == [
+            one.window,
+            one.local_bubble,
+            one.peak,
+            one.weights,
+            one.messages,
+        ]
 
 
 def test_compare_puts_what_exceeds_the_memory_last_and_names_what_has_not_this_size():
     text = output("compare", "gpipe", "1f1b", "dualpipe", "--ranks", 5, "--memory", 5)
     rows = table(text)
     assert list(rows) == ["1F1B", "GPipe"]
-    assert rows["GPipe"][3:6] == ["8", ">", "limit"]
+    assert rows["GPipe"][4:7] == ["8", ">", "limit"]
     assert "dualpipe: dualpipe needs an even number of ranks, got 5" in text
 
 
@@ -112,23 +118,23 @@ def test_two_smaller_stages_a_rank_cost_half_each():
     assert stage_cost(program, Cost(F=1, I=2, B=5, overlap=4, latency=3)) == Cost(
         F=Fraction(1, 2), I=1, W=Fraction(1, 2), B=Fraction(5, 2), overlap=2, latency=3
     )
-    assert score(program)[1:] == (27, pytest.approx(1 / 9), 3, Fraction(9, 2), 96, 1)
+    assert score(program)[1:] == (27, pytest.approx(1 / 9), 27, 3, Fraction(9, 2), 96, 1)
     with pytest.raises(ValueError, match=r"Cost.F is not; use simulate instead"):
         stage_cost(program, Cost(F=[1] * 8))
 
 
-def with_chunks(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Program:
+def with_chunks(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
     """A schedule that has an option."""
-    check_counts("chunky", num_chunks=num_chunks)
+    check_counts("chunky", num_virtual_stages=num_virtual_stages)
     rows = [
-        " ".join(f"{r + c * num_ranks}{k}{m}" for m in range(num_microbatches) for k, c in order(num_chunks))
+        " ".join(f"{r + c * num_ranks}{k}{m}" for m in range(num_microbatches) for k, c in order(num_virtual_stages))
         for r in range(num_ranks)
     ]
-    return Program.parse(f"Chunky {num_chunks}", rows)
+    return Program.parse(f"Chunky {num_virtual_stages}", rows)
 
 
-def order(num_chunks):
-    return [("F", c) for c in range(num_chunks)] + [("B", c) for c in reversed(range(num_chunks))]
+def order(num_virtual_stages):
+    return [("F", c) for c in range(num_virtual_stages)] + [("B", c) for c in reversed(range(num_virtual_stages))]
 
 
 @pytest.fixture
@@ -138,19 +144,25 @@ def chunky(monkeypatch):
 
 @pytest.mark.usefixtures("chunky")
 def test_options_of_a_builder_are_passed_to_those_that_have_them():
-    text = output("show", "chunky", "--num-chunks", 3, "--ranks", 2, "--microbatches", 2)
+    text = output("show", "chunky", "--virtual-stages", 3, "--ranks", 2, "--microbatches", 2)
     assert "2 ranks, 6 stages, 2 microbatches" in text
-    assert "2 ranks, 6 stages" in output("show", "--num-chunks=3", "chunky", "--ranks", 2)
-    text = output("compare", "chunky:num_chunks=4", "--num-chunks", 3, "chunky", "1f1b", "--ranks", 2)
-    assert {"Chunky 3 num_chunks=3", "Chunky 4 num_chunks=4"} <= {line[3:25].strip() for line in text.splitlines()}
+    assert "2 ranks, 6 stages" in output("show", "--virtual-stages=3", "chunky", "--ranks", 2)
+    text = output("compare", "chunky:num_virtual_stages=4", "--virtual-stages", 3, "chunky", "1f1b", "--ranks", 2)
+    assert {"Chunky 3 (3 virtual stages)", "Chunky 4 (4 virtual stages)"} <= {
+        line[3:30].strip() for line in text.splitlines()
+    }
 
 
 ERRORS = [
     (["show", "gpip"], 1, "there is no schedule named 'gpip'; use one of gpipe, 1f1b"),
     (["show", "dualpipe", "--ranks", "3"], 1, "dualpipe needs an even number of ranks, got 3"),
-    (["show", "gpipe", "--num-chunks", "3"], 1, "gpipe has no option --num-chunks; it has none"),
-    (["show", "chunky", "--chunks", "3"], 1, "chunky has no option --chunks; it has --num-chunks"),
-    (["show", "chunky", "--num-chunks", "0"], 1, "chunky needs num_chunks to be an integer of at least 1, got 0"),
+    (["show", "gpipe", "--virtual-stages", "3"], 1, "gpipe has no option virtual_stages; it has none"),
+    (["show", "chunky", "--chunks", "3"], 1, "chunky has no option chunks; it has num_virtual_stages"),
+    (
+        ["show", "chunky", "--virtual-stages", "0"],
+        1,
+        "chunky needs num_virtual_stages to be an integer of at least 1, got 0",
+    ),
     (["show", "gpipe", "--verbose"], 1, "--verbose needs a value, and it is no option of this command"),
     (["show", "gpipe", "1f1b"], 1, "show takes one schedule, got 2: gpipe 1f1b; use compare for several"),
     (["show", "gpipe", "--cost", "F=x"], 1, "--cost: 'x' in 'F=x' is not a number; write 2, 2.5 or 5/2"),
@@ -161,7 +173,7 @@ ERRORS = [
     (["show", "dualpipe", "--csv", "x.csv"], 1, "torch keeps a stage on one rank, but 'DualPipe' has stage"),
     (["show", "missing.csv"], 1, "missing.csv: No such file or directory"),
     (["show", "gpipe", "--svg", "missing/x.svg"], 1, "missing/x.svg: No such file or directory"),
-    (["compare", "gpipe", "--num-chunks", "3"], 1, "none of these schedules has the option --num-chunks"),
+    (["compare", "gpipe", "--virtual-stages", "3"], 1, "none of these schedules has the option --virtual-stages"),
     (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
     (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
     (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),
@@ -215,8 +227,9 @@ def test_costs_are_read_exactly():
 
 
 def test_names_options_and_files_are_told_apart():
-    assert wanted("a:b=1,c-d=x").options == {"b": 1, "c_d": "x"}
-    assert wanted("some:where.csv") == ("some:where.csv", {})
+    assert wanted("some:where.csv") == CsvFile("some:where.csv")
+    with pytest.raises(ValueError, match="leave --virtual-stages out"):
+        wanted("some.csv").with_options({"virtual_stages": 2})
     assert split(["--a=1", "x", "-b", "-2"]) == (["x"], {"a": 1, "b": -2})
 
 

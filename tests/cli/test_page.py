@@ -37,4 +37,4 @@ def test_every_option_of_the_page_exists():
         for name in ("show", "compare")
         for word in re.findall(r"--[a-z]+", CliRunner().invoke(app, [name, "--help"]).output)
     }
-    assert set(re.findall(r"--[a-z]+", text.replace("--num-chunks", ""))) <= known
+    assert set(re.findall(r"--[a-z]+", text.replace("--virtual-stages", ""))) <= known

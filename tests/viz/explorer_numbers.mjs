@@ -10,7 +10,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   const shown = new Set(Object.keys(titles));
   for (const choice of choices) {
     const { fine, ranked, refused } = explore(titles, programs, { ...choice, shown });
-    const rows = ranked.map((e) => [e.key, e.makespan, e.bubble, e.peak, e.messages, e.weights, e.fits]);
+    const rows = ranked.map((e) => [e.key, e.step, e.bubble, e.peak, e.messages, e.weights, e.local, e.fits]);
     console.log(JSON.stringify({ fine, rows, refused: refused.map(({ name }) => name) }));
   }
 }

@@ -10,8 +10,8 @@ import pytest
 from drawing_page import element
 
 from dualpipe_lab import Cost, Program, schedules, simulate
+from dualpipe_lab.pp.ranking import score
 from dualpipe_lab.viz import Explorer
-from dualpipe_lab.viz import explorer as module
 
 SCRIPT = Path(__file__).parent / "explorer_numbers.mjs"
 COSTS = [
@@ -21,7 +21,7 @@ COSTS = [
 ]
 
 
-def expected(program, costs, limit):
+def expected(program, costs, limit, barrier):
     """The library's numbers, with exact fractions for the stages' shares."""
     share = Fraction(program.num_ranks, program.num_stages)
     scaled = {k: v if v is None or k in ("latency", "transfer") else v * share for k, v in costs.items()}
@@ -31,7 +31,12 @@ def expected(program, costs, limit):
     own = [{stage for span in row for stage, _, _ in span.parts} for row in timeline.spans_by_rank]
     weights = max(map(len, own)) * share
     fits = int(limit is None or peak <= limit)
-    return [timeline.makespan, timeline.bubble_fraction, peak, len(timeline.messages), weights, fits]
+    lengths = [last - first for first, last in map(timeline.window, ranks)]
+    step = timeline.makespan if barrier else max(lengths)
+    busy = [timeline.busy_time(rank) for rank in ranks]
+    bubble = 1 - Fraction(sum(busy)) / (step * len(ranks))
+    local = max(length - time for length, time in zip(lengths, busy, strict=True))
+    return [step, bubble, peak, len(timeline.messages), weights, local, fits]
 
 
 def built(name, p, m):
@@ -54,7 +59,7 @@ def run_node(explorer, choices):
 
 def compare_with_python(explorer, choices, build):
     for choice, found in zip(choices, run_node(explorer, choices), strict=True):
-        programs = {name: build(name, choice["ranks"], choice["microbatches"]) for name in explorer.names}
+        programs = {name: build(name, choice["ranks"], choice["microbatches"]) for name in explorer.variants}
         assert sorted(row[0] for row in found["rows"]) == sorted(n for n, program in programs.items() if program)
         assert len(found["refused"]) == sum(program is None for program in programs.values())
         for key, *numbers in found["rows"]:
@@ -64,14 +69,14 @@ def compare_with_python(explorer, choices, build):
 
 
 def expected_of(program, choice):
-    return expected(program, choice["costs"], choice["limit"])
+    return expected(program, choice["costs"], choice["limit"], choice["barrier"])
 
 
 def test_every_schedule_at_every_size_has_the_simulator_s_numbers():
     explorer = Explorer()
-    assert explorer.names == schedules.names()
+    assert list(explorer.variants) == schedules.names()
     choices = [
-        {"ranks": p, "microbatches": m, "limit": limit, "costs": costs}
+        {"ranks": p, "microbatches": m, "limit": limit, "costs": costs, "barrier": m % 2 == 0}
         for p in explorer.ranks
         for m in (1, 2, 3, 8, 17, 32)
         for costs, limit in zip(COSTS, (None, 4, 1), strict=True)
@@ -101,11 +106,14 @@ def test_two_smaller_stages_a_rank_cost_half_each_and_a_refused_size_says_why(mo
     def or_none(name, p, m):
         return None if name == "v" and m % 2 else build(name, p, m)
 
-    monkeypatch.setattr(module.schedules, "build", build)
+    monkeypatch.setitem(schedules._BUILDERS, "v", v_shape)
     explorer = Explorer(ranks=[2, 4], microbatches=[3, 4], names=["gpipe", "v"], start=(2, 4))
     assert explorer.programs["v"]["2 3"] == "this one needs an even number of microbatches"
     choices = [
-        {"ranks": p, "microbatches": m, "limit": None, "costs": c} for p in (2, 4) for m in (3, 4) for c in COSTS
+        {"ranks": p, "microbatches": m, "limit": None, "barrier": m == 3, "costs": c}
+        for p in (2, 4)
+        for m in (3, 4)
+        for c in COSTS
     ]
     compare_with_python(explorer, choices, or_none)
     found = run_node(explorer, [choices[3]])[0]
@@ -116,14 +124,16 @@ def test_two_smaller_stages_a_rank_cost_half_each_and_a_refused_size_says_why(mo
 def test_the_page_stays_small_and_has_words_without_scripts():
     html = Explorer().to_html(script=False)
     assert len(html) < 300_000
-    assert "<td>1F1B</td><td>33</td><td>27.3%</td><td>4</td>" in html
+    assert "<td>1F1B</td><td>33</td><td>27.3%</td><td>9</td><td>4</td>" in html
 
 
 def test_the_table_without_scripts_has_the_page_s_numbers():
-    rows = {row.name: list(row[1:]) for row in Explorer().rows()}
+    rows = {row.name: row for row in Explorer().rows()}
     for program in STARTING:
-        makespan, bubble, peak, messages, *_ = expected(program, COSTS[0], None)
-        assert rows[program.name] == [makespan, bubble, peak, messages]
+        makespan, bubble, peak, messages, weights, local, _ = expected(program, COSTS[0], None, barrier=True)
+        row = rows[program.name]
+        assert (row.makespan, row.bubble, row.local_bubble) == (makespan, pytest.approx(float(bubble)), local)
+        assert (row.peak, row.messages, row.weights) == (peak, messages, weights)
 
 
 def test_a_start_outside_the_sizes_is_refused():
@@ -152,6 +162,11 @@ def test_keyboard_chooses_sizes_costs_memory_and_a_timeline(shown):
         timeline = simulate(schedules.build(name, 8, 16), Cost(W=2, latency=2))
         entry = element(shown, f"e.results.ranked.find(r => r.key === '{name}')", "dp-explorer")
         assert (entry["makespan"], entry["messages"]) == (timeline.makespan, len(timeline.messages))
+    shown.get_by_label("barrier after each step").press("Space")
+    settled(shown)
+    for entry in element(shown, "e.results.ranked.map(r => [r.key, r.step])", "dp-explorer"):
+        program = schedules.build(entry[0], 8, 16)
+        assert entry[1] == score(program, Cost(W=2, latency=2)).window
     shown.get_by_label("memory: ").press("Home")
     settled(shown)
     assert "no schedule fits into 1 live activation." in shown.locator("dp-explorer .found").inner_text()

@@ -26,8 +26,8 @@ export function fillCard(card, entry, index, choice, isOpen) {
   card.button.setAttribute("aria-pressed", String(isOpen));
   card.button.setAttribute("aria-label", `Open the timeline of ${entry.name}`);
   const memory = entry.fits ? number(entry.peak) : `${number(entry.peak)}, over the limit of ${choice.limit}`;
-  const figures = [["makespan", `${number(entry.makespan)} ticks`], ["bubble", percent(entry.bubble)],
-    ["activations", memory], ["weights", `${number(entry.weights)}×`], ["messages", String(entry.messages)]];
+  const figures = [[choice.barrier ? "makespan" : "step", `${number(entry.step)} ticks`], ["bubble", percent(entry.bubble)],
+    ["local", `${number(entry.local)} ticks`], ["activations", memory], ["weights", `${number(entry.weights)}×`], ["messages", String(entry.messages)]];
   card.figures.replaceChildren(...figures.map(([word, value]) =>
     make("div", { class: word }, make("dt", {}, word), make("dd", {}, value))));
   const words = figures.map(([word, value]) => `${word} ${value}`).join(", ");

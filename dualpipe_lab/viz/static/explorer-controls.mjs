@@ -33,16 +33,19 @@ export function explorerControls(spec, hasPairs, change, reset) {
     (value) => change({ limit: value < most ? value : null }));
   const costs = COST_SLIDERS.filter(([key]) => hasPairs || key !== "overlap").map(([key, label, min, max, words]) =>
     [key, rangeInput(label, words, [min, max], (value) => change({ costs: { [key]: value } }))]);
+  const barrier = make("input", { type: "checkbox", onchange: (event) => change({ barrier: event.target.checked }) });
   const boxes = Object.entries(spec.titles).map(([key, title]) => [key, make("input", { type: "checkbox",
     onchange: (event) => change({ toggle: [key, event.target.checked] }) }), title]);
   const panel = make("div", { class: "choose" },
-    group("Size and memory", ranks.row, sizes.row, limit.row),
+    group("Size and memory", ranks.row, sizes.row, limit.row,
+      make("label", { class: "box" }, barrier, "barrier after each step")),
     group("Costs", ...costs.map(([, slider]) => slider.row)),
     group("Schedules", ...boxes.map(([, box, title]) => make("label", { class: "box" }, box, title)),
       make("button", { type: "button", class: "text", onclick: reset }, "Reset all")));
   const update = (choice) => {
     ranks.show(spec.ranks.indexOf(choice.ranks), String(choice.ranks));
     sizes.show(spec.microbatches.indexOf(choice.microbatches), String(choice.microbatches));
+    barrier.checked = choice.barrier;
     limit.show(choice.limit ?? most, choice.limit == null ? "no limit" : String(choice.limit));
     for (const [key, slider] of costs) slider.show(choice.costs[key] ?? choice.costs.F + choice.costs.I + choice.costs.W);
     for (const [key, box] of boxes) box.checked = choice.shown.has(key);

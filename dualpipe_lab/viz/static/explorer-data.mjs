@@ -14,6 +14,8 @@ const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 // The number of stages of a program, from its text: one more than the highest stage that a token names.
 const stagesOf = (rows) => 1 + Math.max(...rows.join(" ").match(/\d+(?=[FBIW])/g).map(Number));
 
+const unitWord = (fine) => ["ticks", "half ticks", , "quarter ticks"][fine - 1] ?? `ticks of 1/${fine}`;
+
 // Costs are those of 1/p of the model.  `fine` ticks make one tick, so that every stage's share is a whole number.
 function shareOf(costs, numRanks, numStages, fine) {
   const share = (fine * numRanks) / numStages;
@@ -22,10 +24,10 @@ function shareOf(costs, numRanks, numStages, fine) {
   return Object.fromEntries(scaled);
 }
 
-// Everything about the schedules at one size.  `choice`: {ranks, microbatches, costs, limit, shown: Set of names}.
+// Everything about the schedules at one size.  `choice`: {ranks, microbatches, costs, limit, barrier, shown: Set of names}.
 // Returns {fine, ranked, refused}: `ranked` has those within the memory limit first, each part the quickest first.
 export function explore(titles, programs, choice) {
-  const { ranks, microbatches, costs, limit, shown } = choice;
+  const { ranks, microbatches, costs, shown } = choice;
   const found = Object.keys(titles).filter((key) => shown.has(key))
     .map((key) => ({ key, name: titles[key], rows: programs[key][`${ranks} ${microbatches}`] }));
   const built = found.filter(({ rows }) => Array.isArray(rows)).map((entry) => ({ ...entry, stages: stagesOf(entry.rows) }));
@@ -33,20 +35,36 @@ export function explore(titles, programs, choice) {
     const own = stages / gcd(stages, ranks);
     return (all * own) / gcd(all, own);
   }, 1);
-  const ranked = built.map((entry) => measured(entry, shareOf(costs, ranks, entry.stages, fine), ranks, fine, limit));
-  ranked.sort((a, b) => b.fits - a.fits || a.makespan - b.makespan || a.peak - b.peak || a.messages - b.messages);
+  const ranked = built.map((entry) => measured(entry, shareOf(costs, ranks, entry.stages, fine), fine, choice));
+  ranked.sort((a, b) => b.fits - a.fits || a.step - b.step || a.peak - b.peak || a.messages - b.messages);
   const refused = found.filter(({ rows }) => !Array.isArray(rows)).map(({ name, rows }) => ({ name, reason: rows }));
   return { fine, ranked, refused };
 }
 
-function measured(entry, costs, numRanks, fine, limit) {
-  const spec = { name: entry.name, source: "simulated", unit: fine > 1 ? `1/${fine} ticks` : "ticks", rows: entry.rows, costs };
+function measured(entry, costs, fine, { ranks: numRanks, limit, barrier }) {
+  const spec = { name: entry.name, source: "simulated", unit: unitWord(fine), rows: entry.rows, costs };
   const track = makeTrack(spec), share = numRanks / entry.stages;
   const stages = Array.from({ length: numRanks }, () => new Set());
   track.program.stage.forEach((stage, part) => stages[track.rankOf[track.program.stepOf[part]]].add(stage));
   const peak = Math.max(...track.peak) * share;
+  // Without a barrier a rank begins its next step as soon as it can: a step takes the longest of the ranks' windows.
+  const windows = track.busy.map((_, rank) => windowOf(track, rank));
+  const ticks = barrier ? track.makespan : Math.max(...windows);
+  const idle = track.busy.reduce((sum, busy) => sum + ticks - busy, 0);
   return {
-    ...entry, spec, track, peak, makespan: track.makespan / fine, bubble: track.bubble, messages: track.messages.length,
+    ...entry, spec, track, peak, step: ticks / fine, makespan: track.makespan / fine, messages: track.messages.length,
+    bubble: ticks ? idle / (numRanks * ticks) : 0,
+    local: Math.max(...windows.map((length, rank) => length - track.busy[rank])) / fine,
     weights: Math.max(...stages.map((own) => own.size)) * share, fits: Number(limit == null || peak <= limit),
   };
+}
+
+// The time from a rank's first start to its last end.
+function windowOf(track, rank) {
+  let first = Infinity, last = 0;
+  for (let span = track.rankStart[rank]; span < track.rankStart[rank + 1]; span++) {
+    first = Math.min(first, track.start[span]);
+    last = Math.max(last, track.end[span]);
+  }
+  return last > first ? last - first : 0;
 }

@@ -30,7 +30,7 @@ export class ExplorerElement extends Drawing {
 
   first() {
     const [ranks, microbatches] = this.spec.start;
-    return { ranks, microbatches, limit: null, costs: { ...UNIT_COSTS }, shown: new Set(Object.keys(this.spec.titles)) };
+    return { ranks, microbatches, limit: null, barrier: true, costs: { ...UNIT_COSTS }, shown: new Set(Object.keys(this.spec.titles)) };
   }
 
   build() {
@@ -74,14 +74,14 @@ export class ExplorerElement extends Drawing {
     const where = `${ranks} ranks, ${microbatches === 1 ? "1 microbatch" : `${microbatches} microbatches`}: `;
     if (!ranked.length) return `${where}no schedule is chosen that has this size.`;
     if (!best) return `${where}no schedule fits into ${limit === 1 ? "1 live activation" : `${limit} live activations`}.`;
-    const equal = fitting.filter((entry) => entry.makespan === best.makespan);
+    const equal = fitting.filter((entry) => entry.step === best.step);
     const names = equal.map((entry) => entry.name);
     const who = names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)} are` : `${names[0]} is`;
     const over = ranked.length - fitting.length;
     const rest = over ? ` Over the memory limit: ${over}.` : "";
     const least = Math.min(...equal.map((entry) => entry.peak)), frugal = equal.filter((entry) => entry.peak === least);
     const tie = equal.length > frugal.length ? ` ${frugal[0].name} holds the fewest activations, ${number(least)}.` : "";
-    return `${where}${who} quickest, ${number(best.makespan)} ticks, bubble ${percent(best.bubble)}.${tie}${rest}`;
+    return `${where}${who} quickest, ${number(best.step)} ticks, bubble ${percent(best.bubble)}.${tie}${rest}`;
   }
 
   fill() {
