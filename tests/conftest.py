@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from built_pages import HTML
 
-ROOT = Path(__file__).parents[1]
-HTML = ROOT / "_build" / "html"
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # no name leads anywhere
 
 
 def skip_or_fail(reason):
@@ -47,6 +47,6 @@ def browser():
     if not CHROMIUM.exists():
         skip_or_fail(f"there is no {CHROMIUM} (Debian: apt-get install chromium)")
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=[*FLAGS, NO_NETWORK])
         yield chromium
         chromium.close()

@@ -106,6 +106,7 @@ def _returned(ranks: Iterable[Seen]) -> set[int]:
 def _exit_name(code: int | None) -> str:
     if code is None:
         return "its process is gone"
-    if code < 0:
-        return signal.Signals(-code).name
-    return f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    named = {number.value: number.name for number in signal.Signals}  # real-time signals have no names
+    return named.get(-code, f"signal {-code}")

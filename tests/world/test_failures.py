@@ -63,6 +63,15 @@ def test_a_killed_rank(failing):
     assert all(failure.secondary for rank, failure in error.failures.items() if rank != 1)
 
 
+def test_a_rank_killed_by_a_signal_without_a_name(failing):
+    def fn(rank, world_size):
+        os.kill(os.getpid(), signal.SIGRTMIN + 5)
+        time.sleep(60)
+
+    number = signal.SIGRTMIN + 5
+    assert f"rank 0 of 1 died without an exception (signal {number})" in str(failing(fn, 1))
+
+
 def test_an_exiting_rank(failing):
     def fn(rank, world_size):
         if rank == 2:

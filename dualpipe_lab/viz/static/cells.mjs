@@ -63,7 +63,7 @@ function drawWord(painter, track, span, x, y, width, height, labels) {
   const word = track.words.get(span);
   if (isWait(track, span)) {
     if (width > 3) painter.frame(x + 0.5, y + 0.5, width - 1, height - 1, painter.theme.line, 1, [2, 2]);
-    return 1;
+    return 0;
   }
   const [fill, ink] = CELLS[word] ?? CELLS.other, text = track.labels[span] || word;
   painter.rect(x, y, width, height, fill);

@@ -1,0 +1,72 @@
+"""The pages of the built book, for the tests that open them: which there are, and one visit with its complaints."""
+
+from pathlib import Path
+
+import yaml
+
+from dualpipe_lab.viz.embed import has_elements
+
+ROOT = Path(__file__).parents[1]
+HTML = ROOT / "_build" / "html"
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+LOOKS = [(PHONE, "dark"), (PHONE, "light"), (DESK, "light"), (DESK, "dark")]
+OWN = ("data:", "blob:", "file:")
+
+
+def toc_pages():
+    """Every page of the table of contents, as its path without the suffix."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
+    return [file.removesuffix(".md") for file in (toc["root"], *chapters)]
+
+
+def drawn_pages():
+    """The pages that hold drawings; a page that is not built yet counts as one, so that its test says so."""
+    files = {path: HTML / f"{path}.html" for path in toc_pages()}
+    return [path for path, file in files.items() if not file.exists() or has_elements(file.read_text("utf-8"))]
+
+
+class Visit:
+    """One browser page and everything it complains about; `look` changes its width and theme without a reload."""
+
+    def __init__(self, browser, site, script=None):
+        self.context = browser.new_context()
+        if script:
+            self.context.add_init_script(script)
+        self.page, self.site, self.complaints = self.context.new_page(), site, []
+        self.page.on("request", lambda r: self.complain(not r.url.startswith((site, *OWN)), f"fetched {r.url}"))
+        self.page.on("requestfailed", lambda r: self.complain(True, f"failed {r.url}: {r.failure}"))
+        self.page.on("response", lambda r: self.complain(r.status >= 400, f"{r.status} {r.url}"))
+        self.page.on("pageerror", lambda error: self.complain(True, f"script error: {error}"))
+        self.page.on("console", lambda m: self.complain(m.type == "error", f"console: {m.text}"))
+
+    def complain(self, is_wrong, words):
+        if is_wrong:
+            self.complaints.append(words)
+
+    def open(self, path, viewport=DESK, scheme="light"):
+        self.page.set_viewport_size(viewport)
+        self.page.emulate_media(color_scheme=scheme, media="screen")
+        self.page.goto(f"{self.site}{path}.html", wait_until="networkidle")
+        return self
+
+    def look(self, viewport, scheme):
+        self.page.set_viewport_size(viewport)
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.wait_for_function(f"document.documentElement.dataset.theme === '{scheme}'")
+        self.settle()
+
+    def settle(self):
+        """Wait until what was asked for is drawn: a change is noticed in one frame and drawn in the next."""
+        self.page.evaluate("async () => { for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); }")
+
+    def sticking_out(self):
+        """What is wider than the window: the page's own width and the first elements behind it."""
+        return self.page.evaluate(
+            """() => { const width = innerWidth, root = document.documentElement;
+            if (root.scrollWidth <= width) return [];
+            const boxed = e => e && (getComputedStyle(e).overflowX !== "visible" || boxed(e.parentElement));
+            const all = [...document.querySelectorAll("main *")];
+            const wide = all.filter(e => e.getBoundingClientRect().right > width + 1 && !boxed(e.parentElement));
+            return [root.scrollWidth, ...wide.slice(0, 5).map(e => e.outerHTML.slice(0, 120))]; }"""
+        )

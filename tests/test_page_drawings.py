@@ -1,0 +1,188 @@
+"""The drawings on the built pages: every action has its cell, keys move them, sliders give the simulator's numbers."""
+
+import json
+import re
+from fractions import Fraction
+
+import pytest
+from built_pages import DESK, PHONE, Visit, drawn_pages
+
+from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
+
+pytestmark = pytest.mark.browser
+
+# Every rectangle that any canvas of the page is asked to fill, by colour.
+COUNT = """window.filled = [];
+const fillRect = CanvasRenderingContext2D.prototype.fillRect;
+CanvasRenderingContext2D.prototype.fillRect = function (x, y, width, height) {
+  filled.push([this.fillStyle, width, height]);
+  return fillRect.call(this, x, y, width, height);
+};"""
+CELLS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442")  # theme.mjs; waits are frames without a fill
+# One drawing of everything from start to end, and what was filled for it.
+DRAW_WHOLE = """e => {
+  [e.selection, e.zoom, e.time] = ["", 0, e.makespan];
+  filled.length = 0;
+  e.draw();
+  const { perTime, row } = e.screen.layout, sum = (total, track) => total + track.numRanks * track.makespan;
+  const pixels = Math.min(...e.tracks.map(track => track.shortest)) * perTime;
+  const rows = e.tracks.reduce(sum, 0) * perTime * row.cell;
+  return { filled, cells: e.screen.cells, pixels, perTime, height: row.cell, rows };
+}"""
+STATE = "e => ({ time: e.time, makespan: e.makespan, playing: e.playing, status: e.status.textContent })"
+
+
+@pytest.fixture(scope="module", params=drawn_pages())
+def opened(browser, site, request):
+    """One page with drawings, loaded once for all tests that use them."""
+    visit = Visit(browser, site, COUNT).open(request.param)
+    visit.path = request.param
+    yield visit
+    visit.context.close()
+
+
+def drawings(visit, tag="dp-timeline"):
+    """The page's drawings, each with the data that it was given."""
+    found = visit.page.locator(tag).element_handles()
+    return [(element, json.loads(element.evaluate("e => e.dataset.spec ?? 'null'"))) for element in found]
+
+
+def test_the_known_pages_have_drawings():
+    assert {"book/intro", "book/start/time", "book/pp/gpipe", "book/pp/explorer"} <= set(drawn_pages())
+
+
+# ---- as many cells as actions
+
+
+def program_of(track):
+    """The program that a page was given; there, an action on the stage of the action before it leaves the stage out."""
+    rows = []
+    for row in track["rows"]:
+        stage, tokens = "", []
+        for token in row.split():
+            parts = []
+            for own, rest in re.findall(r"(\d*)([FBIW]\d+)", token):
+                stage = own or stage
+                parts.append(stage + rest)
+            tokens.append(f"({';'.join(parts)})OVERLAP_F_B" if len(parts) > 1 else parts[0])
+        rows.append(" ".join(tokens))
+    return Program.parse(track["name"], rows)
+
+
+def simulated(track, costs):
+    """The library's timeline of a page's program; a list of the pairs' costs is in the order of their ranks."""
+    program = program_of(track)
+    if isinstance(costs["overlap"], list):
+        pairs = [step for row in program.ranks for step in row if len(step) == 2]
+        costs = {**costs, "overlap": dict(zip(pairs, costs["overlap"], strict=True)).__getitem__}
+    return simulate(program, Cost(**costs))
+
+
+def spans_of(track):
+    """Every span of a track that shows work: how long it is and of how many actions it consists."""
+    if "rows" in track:
+        timeline = simulated(track, track["costs"])
+    else:
+        timeline = Timeline.from_dict({"format": "dualpipe-lab/timeline/1", **track})
+    spans = [span for row in timeline.spans_by_rank for span in row if span.kind != "wait"]
+    return [(span.duration, len(span.parts) or 1) for span in spans]
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_every_action_has_its_cell(opened, viewport):
+    opened.look(viewport, "light")
+    for number, (element, spec) in enumerate(drawings(opened)):
+        if spec is None:
+            continue  # the explorer's own, below
+        drawn = element.evaluate(DRAW_WHOLE)
+        cells = [(width, height) for colour, width, height in drawn["filled"] if colour in CELLS]
+        spans = [span for track in spec["tracks"] for span in spans_of(track)]
+        if drawn["pixels"] >= 1.5:
+            actions = sum(parts for duration, parts in spans if duration > 0)  # no time, no cell
+            assert len(cells) == drawn["cells"] == actions, f"timeline {number} of {opened.path}"
+        else:  # too narrow for cells: what is filled is as much of a row as work is of its time, in quarters
+            assert drawn["cells"] == 0
+            work = float(sum(duration for duration, _ in spans)) * drawn["perTime"] * drawn["height"]
+            assert sum(width * height for width, height in cells) == pytest.approx(work, abs=drawn["rows"] / 8)
+    assert opened.complaints == []
+
+
+# ---- keys
+
+
+def test_keys_step_play_and_jump(opened):
+    opened.look(DESK, "light")
+    for element, _ in drawings(opened):
+        element.evaluate("e => e.scroller.focus()")
+        seen = []
+        for key in ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End"):
+            opened.page.keyboard.press(key)
+            seen.append(element.evaluate(STATE))
+        first, second, third, back, last = (state["time"] for state in seen)
+        assert first == 0 < second == back < third <= last == seen[-1]["makespan"]
+        assert len({state["status"] for state in seen[:3]}) == 3
+        opened.page.keyboard.press("Home")
+        opened.page.keyboard.press("Space")
+        opened.page.wait_for_function("e => e.playing && e.time > 0", arg=element)
+        opened.page.keyboard.press("Space")
+        assert element.evaluate(STATE)["playing"] is False
+    assert opened.complaints == []
+
+
+def test_keys_step_through_messages(opened):
+    opened.page.emulate_media(reduced_motion="reduce")
+    for element, spec in drawings(opened, "dp-steps"):
+        element.evaluate("e => e.scroller.focus()")
+        for key, time in (("Home", 0), ("ArrowRight", 1), ("End", len(spec["steps"]))):
+            opened.page.keyboard.press(key)
+            assert element.evaluate("e => e.time") == time
+    opened.page.emulate_media(reduced_motion="no-preference")
+    assert opened.complaints == []
+
+
+# ---- sliders
+
+
+def test_sliders_moved_by_the_keyboard_give_the_simulator_s_numbers(opened):
+    opened.look(DESK, "light")
+    for element, spec in drawings(opened):
+        sliders = element.evaluate_handle("e => [...e.shadowRoot.querySelectorAll('.costs input')]")
+        count = sliders.evaluate("all => all.length")
+        can_move = [bool(spec) and "rows" in track for track in (spec or {"tracks": []})["tracks"]]
+        assert (count > 0) == any(can_move)
+        for i in range(count):
+            sliders.evaluate("(all, i) => all[i].focus()", i)
+            opened.page.keyboard.press("ArrowRight" if i != 1 else "ArrowLeft")
+        for i in [i for i, movable in enumerate(can_move) if movable and count]:
+            costs, makespan = element.evaluate("(e, i) => [e.tracks[i].costs, e.tracks[i].makespan]", i)
+            assert costs != spec["tracks"][i]["costs"]
+            assert makespan == simulated(spec["tracks"][i], costs).makespan
+    assert opened.complaints == []
+
+
+# ---- the explorer
+
+
+def expected_makespan(name, choice):
+    """The library's number; stages that share a rank cost their share each."""
+    program = schedules.build(name, choice["ranks"], choice["microbatches"])
+    share = Fraction(program.num_ranks, program.num_stages)
+    links = ("latency", "transfer")
+    costs = {k: v if v is None or k in links else v * share for k, v in choice["costs"].items()}
+    return simulate(program, Cost(**costs)).makespan
+
+
+def test_the_explorer_ranks_by_keyboard_as_the_simulator_does(opened):
+    opened.look(DESK, "light")
+    for element, spec in drawings(opened, "dp-explorer"):
+        for label in ("ranks: ", "microb.: ", "F: ", "latency: "):
+            opened.page.locator("dp-explorer").get_by_label(label).first.press("ArrowRight")
+        opened.settle()
+        choice, results = element.evaluate("e => [e.choice, e.results.ranked.map(r => [r.key, r.makespan])]")
+        assert (choice["ranks"], choice["costs"]["F"], choice["costs"]["latency"]) == (spec["start"][0] * 2, 2, 1)
+        assert results == [[name, pytest.approx(float(expected_makespan(name, choice)))] for name, _ in results]
+        cards = dict(element.evaluate("e => [...e.cards].map(([key, card]) => [key, card.cells])"))
+        for name, _ in results:
+            program = schedules.build(name, choice["ranks"], choice["microbatches"])
+            assert cards[name] == sum(1 for _ in program)
+    assert opened.complaints == []
