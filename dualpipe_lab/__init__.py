@@ -21,6 +21,7 @@ _HOMES = {
     "simulate": "pp.simulator",
     "validate": "pp.validator",
     "InvalidProgram": "pp.validator",
+    "explain": "pp.explain",
     "lower": "pp.lowering",
     "PipelineRuntime": "pp.runtime",
     "Topology": "topology",
