@@ -50,7 +50,7 @@ app = typer.Typer(
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
 app.command(context_settings=_PASSING)(show.show)
 app.command(context_settings=_PASSING)(compare.compare)
-app.command()(explain.explain)
+app.command(context_settings=_PASSING)(explain.explain)
 app.command()(learn.grade)
 app.command()(learn.progress)
 

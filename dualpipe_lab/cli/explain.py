@@ -1,22 +1,31 @@
-"""`explain FILE.csv`: whether a program is valid, and what is wrong or what each rank waits for."""
+"""`explain FILE.csv`: what each rank waits for, in words, and what is wrong with a program that cannot run."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dualpipe_lab.pp.problems import InvalidProgram
-from dualpipe_lab.pp.torch_csv import from_torch_csv
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, read_cost, split, wanted
 
 
-def explain(file: Annotated[Path, typer.Argument(help="a program as torch writes it, one row per rank")]) -> None:
-    """Check a program from a CSV file and say in words what is wrong with it."""
-    program = from_torch_csv(file, check=False)
-    try:
-        validate(program)
-    except InvalidProgram as problems:
-        print(problems)
-        raise typer.Exit(1) from None
-    size = f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
-    print(f"{program.name}: {size}; every action is there once, in order, and no rank waits for itself")
+def explain(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="a CSV file of torch's form, which has its own size, or a schedule")],
+    ranks: Ranks = 4,
+    microbatches: Microbatches = 8,
+    cost: Annotated[str | None, typer.Option(help="ticks of a stage: F=1,I=1,W=1,FB=2.5,latency=0,transfer=0")] = None,
+) -> None:
+    """Say in words what each rank waits for; list every problem of a program that is not valid.
+
+    Other options, such as --virtual-stages 3, go to the schedule's builder.
+    """
+    from dualpipe_lab.pp.explain import explain as told
+
+    names, options = split([name, *context.args])
+    if len(names) != 1:
+        raise ValueError(f"explain takes one program, got {len(names)}: {' '.join(names)}")
+    asked = wanted(names[0]).with_options(options)
+    program = asked.read(check=False) if isinstance(asked, CsvFile) else asked.build(ranks, microbatches)
+    explanation = told(program, read_cost(cost))
+    print(explanation)
+    if explanation.problems:
+        raise typer.Exit(1)

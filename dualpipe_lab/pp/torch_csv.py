@@ -80,7 +80,7 @@ def from_torch_csv(source: str | Path, name: str | None = None, check: bool = Tr
         raise ValueError(
             f"this is not CSV ({error}); write one row per rank, with commas between its actions"
         ) from None
-    program = Program(name or "CSV", rows)
+    program = Program(name or "CSV", rows, num_directions=1)
     return validate(program) if check else program
 
 

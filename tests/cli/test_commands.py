@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.cli.app import app
 from dualpipe_lab.cli.inputs import CsvFile, read_cost, split, wanted, whole_ticks
+from dualpipe_lab.pp.explain import explain
 from dualpipe_lab.pp.program import Program, check_counts
 from dualpipe_lab.pp.ranking import score, stage_cost
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
@@ -76,7 +77,9 @@ def test_a_written_program_is_shown_compared_and_explained(tmp_path):
     assert from_torch_csv(file) == schedules.build("dualpipev", 4, 8)
     assert output("show", file).splitlines()[1:] == output("show", "dualpipev").splitlines()[1:]
     assert "mine" in output("compare", "1f1b", file)
-    assert output("explain", file).startswith("mine: 4 ranks, 8 stages, 8 microbatches")
+    told = explain(schedules.build("dualpipev", 4, 8), Cost(latency=1))
+    assert output("explain", file, "--cost", "latency=1") == f"{told}\n".replace("DualPipeV", "mine")
+    assert output("explain", "dualpipev", "--cost", "latency=1") == f"{told}\n"
 
 
 def table(text):
@@ -176,6 +179,7 @@ ERRORS = [
     (["compare", "gpipe", "--virtual-stages", "3"], 1, "none of these schedules has the option --virtual-stages"),
     (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
     (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
+    (["explain", "gpipe", "1f1b"], 1, "explain takes one program, got 2: gpipe 1f1b"),
     (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),
     (["show"], 2, "Missing argument"),
     (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),

@@ -140,6 +140,7 @@ WRONG = [
     ("0F0,0F1,0F1,0B0,0B1", "0F1 runs again"),
     ("0F0,0F1,0B0,0B1,0B1", "0B1 runs again"),
     ("0F0,0F7,0B0,0B7", "microbatches run from 0 to 7, but no rank runs 1"),
+    ("0F0,0B0,1F0,1B0\n0F1,0B1,1F1,1B1", "num_directions=1 allows every stage on one rank"),
     ("0F0,0SEND_F0,0B0\n1F0,1B0,1SEND_B0", "1RECV_F0 is missing"),
 ]
 
