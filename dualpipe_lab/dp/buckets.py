@@ -8,6 +8,8 @@ Elsewhere: torch DDP `gradient_as_bucket_view=True`; Megatron `_ParamAndGradBuck
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +40,30 @@ class Bucket:
         """A flat buffer of zeros for this bucket."""
         return torch.zeros(self.layout.padded_numel, dtype=self.dtype, device=self.device)
 
+    def shard(self) -> Tensor:
+        """One shard's part of such a buffer."""
+        return torch.zeros(self.layout.shard_numel, dtype=self.dtype, device=self.device)
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """The parts of a flat buffer, each in the shape of its parameter."""
         places = zip(self.layout.offsets, self.parameters, strict=True)
         return [flat[offset : offset + parameter.numel()].view(parameter.shape) for offset, parameter in places]
+
+
+def when_accumulated(parameter: nn.Parameter, method: Callable[[nn.Parameter], None]) -> Any:
+    """Call a method whenever a backward has added to the parameter's gradient; return the handle that removes it.
+
+    The parameter does not keep the method's object alive: the collector cannot see through torch's hooks, and an
+    object that refers to the parameter would never be freed.
+    """
+    reference = WeakMethod(method)
+
+    def hook(parameter: nn.Parameter) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(parameter)
+
+    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 def cut(

@@ -12,12 +12,12 @@ Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, cut
+from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, cut, when_accumulated
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm import Work
 from dualpipe_lab.world.comm.groups import Group
@@ -32,6 +32,7 @@ class GradientReducer:
         num_backwards: backwards per step, one for each microbatch; the sums start in the last one.
         bucket_bytes: how much travels together.
         dtype: the type in which gradients accumulate and travel (default: that of the parameters).
+        kind: parameters of different kinds do not share a bucket.
 
     Raises:
         ValueError: no parameter needs a gradient; `num_backwards` is below 1.
@@ -44,11 +45,12 @@ class GradientReducer:
         num_backwards: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
         dtype: torch.dtype | None = None,
+        kind: Callable[[nn.Parameter], Hashable] = lambda parameter: parameter.dtype,
     ) -> None:
         if num_backwards < 1:
             raise ValueError(f"a step has at least 1 backward, got num_backwards={num_backwards}")
         size = comm.get_world_size(group)
-        self.buckets = [Bucket(chosen, size, dtype) for chosen in cut(dict.fromkeys(parameters), bucket_bytes)]
+        self.buckets = [Bucket(chosen, size, dtype) for chosen in cut(dict.fromkeys(parameters), bucket_bytes, kind)]
         if not self.buckets:
             raise ValueError("no parameter needs a gradient; a frozen module needs no reducer")
         self.num_backwards, self._group = num_backwards, group
@@ -58,7 +60,7 @@ class GradientReducer:
         for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
             self._views |= dict(zip(bucket.parameters, bucket.views(flat), strict=True))
             self._bucket_of |= dict.fromkeys(bucket.parameters, index)
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in self._views]
+        self._hooks = [when_accumulated(parameter, self._accumulated) for parameter in self._views]
         self._summed: set[nn.Parameter] = set()  # gradients that are final: nothing may be added to them
         self._works: list[Work | None] = []
         self._attach()

@@ -57,7 +57,10 @@ class Layout:
 
     def parts(self, shard: int) -> list[Part]:
         """What a shard holds of each tensor, in order; tensors it holds nothing of are left out."""
-        first, last = self.span(shard)
+        return self.between(*self.span(shard))
+
+    def between(self, first: int, last: int) -> list[Part]:
+        """What elements `first` to `last` of the buffer hold of each tensor."""
         found = []
         for index, (offset, numel) in enumerate(zip(self.offsets, self.numels, strict=True)):
             start, stop = max(first - offset, 0), min(last - offset, numel)

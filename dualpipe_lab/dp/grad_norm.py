@@ -1,0 +1,75 @@
+"""The norm of the whole gradient, wherever its parts are, and clipping by it.
+
+Chapter: book/dp/mixed-precision-adam.  In: gradients, each with the axes it is sharded over.  Out: their norm.
+  norm        (sum of |g|^p over all ranks' distinct elements)^(1/p)          p = infinity: the largest |g|
+  clipping    g <- g * min(1, max_norm / (norm + 1e-6))
+  messages    one all-reduce of 2^(number of axes) numbers per axis
+Powers add up over shards, norms do not: four 1s on one rank and four 2s on another have norm sqrt(4 + 16) = 4.4721,
+and the sum of their norms is 6.  A gradient that is replicated along an axis is summed along it by nobody: it counts
+once.
+Elsewhere: torch.nn.utils.clip_grad_norm_; Megatron clip_grads.py.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+
+import torch
+from torch import Tensor
+
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+
+
+def global_norm(
+    gradients: Sequence[tuple[Tensor, Collection[str]]], groups: Mapping[str, Group | None], p: float = 2.0
+) -> float:
+    """The p-norm of the gradient of the whole model, the same on every rank.
+
+    Args:
+        gradients: pairs of a gradient of this rank and the axes it is a shard along; it is replicated along the others.
+            A rank may have none.  A tied parameter comes once, on one of its stages.
+        groups: this rank's group along each axis, in the same order on every rank.
+        p: above 0; `math.inf` for the largest element.
+
+    Raises:
+        ValueError: `p` is not above 0, or a gradient names an axis without a group.
+    """
+    if not p > 0:
+        raise ValueError(f"a norm needs p > 0, got {p}; use 2.0 or math.inf")
+    axes, powers = list(groups), torch.zeros(2 ** len(groups), dtype=torch.float64)
+    for grad, sharded in gradients:
+        if not set(sharded) <= set(axes):
+            raise ValueError(f"a gradient is sharded over {sorted(sharded)}, and groups are given for {axes}")
+        where = sum(2 ** axes.index(axis) for axis in sharded)  # gradients with the same axes add up in one number
+        own = _power(grad, p).to("cpu", torch.float64)
+        powers[where] = torch.maximum(powers[where], own) if p == inf else powers[where] + own
+    for bit, axis in enumerate(axes):
+        is_sharded = torch.arange(len(powers)) & 2**bit > 0
+        part = torch.where(is_sharded, powers, 0.0)
+        comm.all_reduce(part, "max" if p == inf else "sum", groups[axis])
+        powers = torch.where(is_sharded, part, powers)
+    return float(powers.max() if p == inf else powers.sum() ** (1 / p))
+
+
+def clip_factor(norm: float, max_norm: float | None) -> float:
+    """What to multiply gradients by, so that their norm is at most `max_norm`; None leaves them as they are.
+
+    >>> clip_factor(4.0, 8.0), round(clip_factor(4.0, 1.0), 6)
+    (1.0, 0.25)
+
+    Raises:
+        ValueError: if `max_norm` is not above 0.
+    """
+    if max_norm is None:
+        return 1.0
+    if not max_norm > 0:
+        raise ValueError(f"clipping needs max_norm > 0, got {max_norm}; leave it out for no clipping")
+    return min(1.0, max_norm / (norm + 1e-6))
+
+
+def _power(grad: Tensor, p: float) -> Tensor:
+    """The sum of |g|^p of one tensor, or the largest |g|; 16-bit gradients are summed in fp32."""
+    if not grad.numel():
+        return torch.zeros(())
+    wide = grad.detach() if grad.dtype in (torch.float32, torch.float64) else grad.detach().float()
+    return wide.abs().max() if p == inf else wide.abs().pow(p).sum() if p != 2 else wide.square().sum()

@@ -1,0 +1,38 @@
+"""Bytes that tensors really hold, counted rather than computed.
+
+Chapter: book/dp/zero-1.  In: nothing, or tensors.  Out: bytes.
+A tensor counts with its storage, and a storage counts once: views and flat buffers are not counted twice, and a buffer
+whose storage was freed counts nothing.
+"""
+
+import gc
+from collections.abc import Iterable
+from time import sleep
+
+from torch import Tensor
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the distinct storages below some tensors."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def live_tensors() -> list[Tensor]:
+    """Every tensor that this process can reach, gradients included."""
+    while gc.collect():
+        pass  # a tensor that C++ and Python both hold takes several rounds
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    return found + [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors of this process: take the difference of two readings.
+
+    A `gc.freeze()` beforehand makes readings quick: what was there then is left out of both.
+    """
+    reading = -1
+    while reading != (again := storage_bytes(live_tensors())):
+        reading = again
+        sleep(0.02)  # a back end's thread holds the tensors of a collective for a moment after it is over
+    return reading

@@ -1,0 +1,128 @@
+"""ZeRO-2: the gradients are dealt out too; a bucket lives only until its sum has been scattered.
+
+Chapter: book/dp/zero-2.  In: a module, a group of N ranks.  Out: the same weights on every rank after each step.
+  bytes per parameter    2 + 14 / N     (bf16 with a master copy)        4 + 12 / N     (pure fp32)
+  on top, for a moment   two buckets at most: one that fills, one that travels
+  bytes sent             (m + 1) (N - 1) / N * bytes of the parameters: m microbatches, each scattered at once
+The plan: a hook moves each finished gradient into its bucket's buffer and drops it.  A full bucket is reduce-scattered
+during the backward and added to the shard that this rank keeps.  Buckets travel in one order on all ranks; what the
+part of a rank did not use follows, as zeros, at the end of its backward.
+Elsewhere: DeepSpeed stage 2; FSDP2 with `reshard_after_forward=False` is close to it.
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.2.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.dp.buckets import Bucket, cut, when_accumulated
+from dualpipe_lab.dp.sharded import Options, ShardedOptimizer, flatten
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm import Work
+from dualpipe_lab.world.comm.groups import Group
+
+
+class Zero2(ShardedOptimizer):
+    """Reduce-scatter each bucket when it is full, free it, update the own shard, all-gather the weights.
+
+    Raises:
+        ValueError: no parameter needs a gradient.
+    """
+
+    def __init__(self, module: nn.Module, group: Group | None = None, options: Options | None = None) -> None:
+        options = options or Options()
+        super().__init__(module, group, options)
+        chosen = cut(module.parameters(), options.bucket_bytes, self.kind)
+        if not chosen:
+            raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
+        self.buckets = [Bucket(parameters, self.group_size, options.grad_dtype) for parameters in chosen]
+        self.flats = [flatten(bucket) for bucket in self.buckets]
+        self.shards = [bucket.shard() for bucket in self.buckets]
+        self._place: dict[nn.Parameter, tuple[int, int]] = {}  # bucket, position in it
+        for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
+            self.held.append(self._hold(bucket, self._own(flat), *bucket.layout.span(self.group_rank)))
+            self._place |= {parameter: (index, position) for position, parameter in enumerate(bucket.parameters)}
+        for parameter in self._place:
+            if options.grad_dtype is not None:
+                parameter.grad_dtype = options.grad_dtype
+            when_accumulated(parameter, self._accumulated)
+        self._filling: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: its buffer, and the views of it
+        self._travelling: tuple[Work | None, int, Tensor] | None = None
+        self._num_backwards = 0
+        self._start_backward()
+
+    def publish(self) -> None:
+        """Gather all shards into the flat buffers, of which the parameters are views."""
+        works = [comm.all_gather_single(flat, self._own(flat), self.group, async_op=True) for flat in self.flats]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    def _zero(self) -> None:
+        for shard in self.shards:
+            shard.zero_()
+
+    def _gradients(self) -> list[Tensor]:
+        while self._num_backwards < self.options.num_backwards:
+            self._end_backward()  # a rank without data, or a split backward, has not come here by itself
+        self._num_backwards = 0
+        return self.shards
+
+    def _start_backward(self) -> None:
+        self._missing = [len(bucket.parameters) for bucket in self.buckets]
+        self._next = 0
+        self._is_running = False
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        self._check_open()
+        if not self._is_running:
+            if self._num_backwards >= self.options.num_backwards:
+                raise ValueError(
+                    f"this is backward number {self._num_backwards + 1} of the step, and "
+                    f"num_backwards={self.options.num_backwards}; set it to the microbatches of a step"
+                )
+            self._is_running = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        index, _ = self._place[parameter]
+        self._move(parameter)
+        self._missing[index] -= 1
+        while self._next < len(self.buckets) and not self._missing[self._next]:
+            self._scatter(self._next)
+
+    def _move(self, parameter: nn.Parameter) -> None:
+        """Take a gradient out of its parameter and into its bucket's buffer."""
+        index, position = self._place[parameter]
+        if index not in self._filling:
+            buffer = self.buckets[index].allocate()
+            self._filling[index] = buffer, self.buckets[index].views(buffer)
+        self._filling[index][1][position].copy_(parameter.grad.detach())
+        parameter.grad = None
+
+    def _end_backward(self) -> None:
+        """Scatter what is left, with zeros for what was not used."""
+        while self._next < len(self.buckets):
+            for parameter in self.buckets[self._next].parameters:
+                if parameter.grad is not None:
+                    self._move(parameter)
+            self._scatter(self._next)
+        self._settle()
+        self._num_backwards += 1
+        self._start_backward()
+
+    def _scatter(self, index: int) -> None:
+        self._settle()
+        buffer = self._filling.pop(index)[0] if index in self._filling else self.buckets[index].allocate()
+        own = self._own(buffer)
+        self._travelling = comm.reduce_scatter_single(own, buffer, group=self.group, async_op=True), index, own
+        self._next = index + 1
+
+    def _settle(self) -> None:
+        """Add the bucket that travels to this rank's shard, and free it."""
+        if self._travelling is not None:
+            work, index, own = self._travelling
+            assert work is not None
+            work.wait()
+            self.shards[index].add_(own)
+            self._travelling = None
+
+    def _own(self, flat: Tensor) -> Tensor:
+        return flat.view(self.group_size, -1)[self.group_rank]

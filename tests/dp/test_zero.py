@@ -1,0 +1,234 @@
+"""Every stage of ZeRO against AdamW on one process, against one another, and against the closed forms."""
+
+import pytest
+import torch
+from models import Tiny, assert_close, launch, make_batch, reference_grads, row_loss
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.layout import share
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+
+HYPER = Hyper(0.01, weight_decay=0.1)
+
+
+class Blocks(nn.Module):
+    """Three units of odd sizes; the head is tied to the embedding, across units."""
+
+    def __init__(self, dtype=torch.float64, tied=True, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(7, 5)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3))
+        self.blocks[1][0].bias.requires_grad_(False)
+        self.blocks[2].unused = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(5, 7, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.to(dtype)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+    @property
+    def units(self):
+        return [self.embedding, *self.blocks, self.head]
+
+
+def build(stage, model, options, reshard=True):
+    if stage is Zero3:
+        return Zero3(model, model.units, options=options, reshard_after_forward=reshard)
+    return stage(model, options=options)
+
+
+def whole_weights(optimizer):
+    """All weights by name, cloned."""
+    if isinstance(optimizer, Zero3):
+        with optimizer.gathered():
+            return {name: parameter.detach().clone() for name, parameter in optimizer.module.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in optimizer.module.named_parameters()}
+
+
+def train(optimizer, rows, batches, num_microbatches, **options):
+    """Steps on this rank's rows of each batch, in microbatches; every rank runs the model on every microbatch."""
+    model = optimizer.module
+    for tokens, targets in batches:
+        num_tokens = int((targets != -100).sum())
+        optimizer.zero_grad()
+        for m in range(num_microbatches):
+            part = range(len(tokens))[rows][share(len(tokens[rows]), num_microbatches, m)]
+            x, y = (tokens[part], targets[part]) if len(part) else (tokens[:1], torch.full_like(targets[:1], -100))
+            nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").div(num_tokens).backward()
+        optimizer.step(**options)
+
+
+def reference(batches, dtype=torch.float64, hyper=HYPER, max_norm=None):
+    """The same on one process: the whole batch at once, AdamW on whole parameters."""
+    model = Blocks(dtype)
+    optimizer, norms = AdamW(model.parameters(), hyper), []
+    for tokens, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        for parameter in optimizer.parameters:
+            if parameter.grad is None:  # what nobody used has gradient 0, and decays
+                parameter.grad = torch.zeros_like(parameter)
+        if max_norm:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, norms
+
+
+BATCHES = [make_batch(rows=6, seed=seed) for seed in range(3)]
+STAGES = [Ddp, Zero1, Zero2, Zero3]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_weights_equal_one_process(num_ranks):
+    """Three steps of every stage, with one and three microbatches, small and large buckets."""
+
+    def fn(rank, world_size):
+        rows, found = share(6, world_size, rank), {}
+        for stage in STAGES:
+            for num_microbatches, bucket_bytes in ((1, 2**20), (3, 300), (2, 1)):
+                options = Options(HYPER, bucket_bytes=bucket_bytes, num_backwards=num_microbatches)
+                optimizer = build(stage, Blocks(seed=rank), options, reshard=num_microbatches != 2)
+                train(optimizer, rows, BATCHES, num_microbatches)
+                found[stage.__name__, num_microbatches] = whole_weights(optimizer)
+        return found
+
+    expected, _ = reference(BATCHES)
+    out = launch(fn, num_ranks)
+    start = dict(Blocks().named_parameters())
+    assert all((expected[name] - start[name]).abs().max() > 1e-3 for name in expected if name != "blocks.1.0.bias")
+    for found in out:
+        for weights in found.values():
+            assert_close(weights, expected)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_stages_equal_one_another_bitwise(num_ranks):
+    """A reduce-scatter gives the same bits as the matching slice of an all-reduce of the same buffer."""
+
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            model = Blocks(torch.float32, tied=False)
+            # one bucket per parameter, so that all stages sum the same buffers
+            hyper = {id(p): Hyper(0.01 + 1e-9 * at, weight_decay=0.1) for at, p in enumerate(model.parameters())}
+            options = Options(lambda name, parameter, hyper=hyper: hyper[id(parameter)])
+            optimizer = build(stage, model, options)
+            train(optimizer, share(6, world_size, rank), BATCHES, 1)
+            found.append(whole_weights(optimizer))
+        return found
+
+    for ddp, *others in launch(fn, num_ranks):
+        for weights in others:
+            assert all(torch.equal(weights[name], ddp[name]) for name in ddp)
+
+
+def test_a_tiny_model_whose_ranks_use_different_parameters():
+    """A rank without rows, a parameter that one rank uses, a parameter that nobody uses; 7 x 5 over 4 ranks."""
+    tokens, targets = make_batch()
+
+    def fn(rank, world_size):
+        found = []
+        for stage in (Ddp, Zero1, Zero2):
+            optimizer = stage(Tiny(seed=rank), options=Options(HYPER, bucket_bytes=100))
+            rows = share(len(tokens), world_size, rank)
+            loss = row_loss(optimizer.module, tokens[rows], targets[rows], int((targets != -100).sum()))
+            if loss.requires_grad:
+                loss.backward()
+            report = optimizer.step(max_norm=0.1)
+            found.append((whole_weights(optimizer), report.norm, optimizer.grad_norm(1.0)))
+        return found
+
+    model = Tiny()
+    optimizer, grads = AdamW(model.parameters(), HYPER), reference_grads(tokens, targets)
+    for name, parameter in model.named_parameters():
+        parameter.grad = grads.get(name)
+    one_norm = float(sum(grad.abs().sum() for grad in grads.values()))
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    optimizer.step()
+    for found in launch(fn, 4):
+        for weights, measured, measured_one in found:
+            assert_close(weights, {name: parameter.detach() for name, parameter in model.named_parameters()})
+            assert measured == pytest.approx(norm, rel=1e-12)
+            assert measured_one == pytest.approx(one_norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_clipping_is_by_the_norm_of_the_whole(num_ranks):
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            optimizer = build(stage, Blocks(), Options(HYPER))
+            train(optimizer, share(6, world_size, rank), BATCHES, 1, max_norm=0.5)
+            found.append(whole_weights(optimizer))
+        return found
+
+    expected, norms = reference(BATCHES, max_norm=0.5)
+    assert max(norms) > 0.5
+    for found in launch(fn, num_ranks):
+        for weights in found:
+            assert_close(weights, expected)
+
+
+def test_hyperparameters_by_name_hold_across_shard_borders():
+    """No decay for the biases, though they share their type with the weights."""
+
+    def hyper(name, parameter):
+        return Hyper(0.01, weight_decay=0.0 if name.endswith("bias") else 0.5)
+
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            optimizer = build(stage, Blocks(), Options(hyper))
+            train(optimizer, share(6, world_size, rank), BATCHES, 1)
+            found.append(whole_weights(optimizer))
+        return found
+
+    model = Blocks()
+    named = dict(model.named_parameters())
+    optimizers = [AdamW([p], hyper(name, p)) for name, p in named.items() if p.requires_grad]
+    for tokens, targets in BATCHES:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        model.blocks[2].unused.grad = torch.zeros_like(model.blocks[2].unused)
+        for optimizer in optimizers:
+            optimizer.step()
+    for found in launch(fn, 3):
+        for weights in found:
+            assert_close(weights, {name: parameter.detach() for name, parameter in named.items()})
+
+
+@pytest.mark.parametrize("stage", [Ddp, Zero1, Zero2, Zero3])
+def test_misuse_is_named(stage):
+    def forget_to_zero(rank, world_size):
+        optimizer = build(stage, Blocks(), Options())
+        for _ in range(2):
+            optimizer.module(BATCHES[0][0]).sum().backward()
+            optimizer.step()
+
+    def frozen(rank, world_size):
+        build(stage, Blocks().requires_grad_(False), Options())
+
+    def too_often(rank, world_size):
+        optimizer = build(stage, Blocks(), Options())
+        for _ in range(2):
+            optimizer.module(BATCHES[0][0]).sum().backward()
+
+    with pytest.raises(lab.RankError, match=r"adds to gradients that are summed already; call zero"):
+        launch(forget_to_zero, 1)
+    with pytest.raises(lab.RankError, match="no parameter needs a gradient"):
+        launch(frozen, 1)
+    if stage is not Zero3:  # which sums in every backward, however many there are
+        with pytest.raises(lab.RankError, match="backward number 2 of the step"):
+            launch(too_often, 1)

@@ -1,0 +1,160 @@
+"""ZeRO-3 in detail: what is whole when, recomputed units, the root, evaluation, and what is refused."""
+
+import pytest
+import torch
+from models import launch
+from test_zero import BATCHES, Blocks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.flat_parameter import FlatParameter
+from dualpipe_lab.dp.zero3 import Zero3
+
+TOKENS, TARGETS = BATCHES[0]
+
+
+def loss_of(model):
+    return nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TARGETS.flatten())
+
+
+def whole(optimizer):
+    """Which units are whole; the root is the last."""
+    return [any(flat.is_whole for flat in unit.flats) for unit in [*optimizer._units, optimizer._root]]
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_units_are_whole_only_while_they_work(reshard):
+    def fn(rank, world_size):
+        model, seen = Blocks(tied=False), []
+        optimizer = Zero3(model, model.units, reshard_after_forward=reshard)
+        blocks = list(model.blocks)
+        for block in blocks:
+            block[1].register_forward_hook(lambda *_: seen.append(whole(optimizer)))
+            block[1].register_full_backward_hook(lambda *_: seen.append(whole(optimizer)))
+        loss = loss_of(model)
+        seen.append(whole(optimizer))
+        loss.backward()
+        seen.append(whole(optimizer))
+        return seen
+
+    for *forward, after_block_3, after_block_2, after_block_1, end in launch(fn, 2):
+        inside = [[0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]]
+        kept = [[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
+        assert forward == [[bool(one) for one in row] for row in (inside if reshard else kept)]
+        assert not any(end)
+        for index, during in ((3, after_block_3), (2, after_block_2), (1, after_block_1)):
+            assert during[index]
+            assert not any(during[index + 1 : 5])  # later units are done; their weights are gone
+
+
+def test_gathers_are_asked_for_one_unit_ahead():
+    def fn(rank, world_size):
+        asked = []
+        start = FlatParameter.start_gather
+
+        def spy(flat):
+            if not flat.is_whole and flat._gathering is None:
+                asked.append(flats.index(flat))
+            start(flat)
+
+        model = Blocks(tied=False)
+        model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit, so one flat parameter per unit
+        optimizer = Zero3(model, model.units)
+        flats = optimizer.flats
+        FlatParameter.start_gather = spy
+        model.blocks[0][1].register_forward_hook(lambda *_: asked.append("block 0 works"))
+        loss_of(model).backward()
+        return asked
+
+    for asked in launch(fn, 2):
+        assert asked == [0, 1, 2, "block 0 works", 3, 4, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_recomputed_units_give_the_same_gradients_with_the_same_number_of_gathers(place):
+    class Recomputing(Blocks):
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = x + (checkpoint(block, x, use_reentrant=False) if place == "outside" else block(x))
+            return self.head(x)
+
+    class Inner(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    def fn(rank, world_size, recompute):
+        model = Recomputing() if recompute else Blocks()
+        if recompute and place == "inside":
+            model.blocks = nn.ModuleList(Inner(block) for block in model.blocks)
+        optimizer = Zero3(model, model.units)
+        loss_of(model).backward()
+        return [flat.grad for flat in optimizer.flats if flat.is_trained]
+
+    plain, recomputed = launch(fn, 2, False), launch(fn, 2, True)
+    for ours, theirs in zip(recomputed[0], plain[0], strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.abs().max() > 0 or ours.numel() == 2  # the shard of the parameter that nobody uses
+    assert recomputed.ledger.count("all_gather_single") == plain.ledger.count("all_gather_single")
+
+
+def test_evaluation_leaves_nothing_behind_and_absent_weights_are_nan():
+    def fn(rank, world_size):
+        model = Blocks()
+        expected = loss_of(model).item()
+        optimizer = Zero3(model, model.units)
+        with torch.no_grad():
+            loss = loss_of(model).item()
+        left = whole(optimizer)
+        absent = model.head.weight.detach().isnan().all().item()
+        shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+        with optimizer.gathered():
+            present = model.head.weight.detach().isfinite().all().item()
+        return loss == expected, left, absent, present, shapes == [tuple(p.shape) for p in Blocks().parameters()]
+
+    for same, left, absent, present, shapes in launch(fn, 2):
+        assert (same, any(left), absent, present, shapes) == (True, False, True, True, True)
+
+
+def test_several_forwards_before_their_backwards():
+    """What a pipeline does with microbatches."""
+
+    def fn(rank, world_size):
+        model = Blocks()
+        optimizer = Zero3(model, model.units)
+        losses = [loss_of(model) for _ in range(3)]
+        for loss in losses:
+            loss.backward()
+        return [flat.grad for flat in optimizer.flats if flat.is_trained], whole(optimizer)
+
+    def once(rank, world_size):
+        model = Blocks()
+        optimizer = Zero3(model, model.units)
+        loss_of(model).backward()
+        return [flat.grad for flat in optimizer.flats if flat.is_trained]
+
+    for (ours, left), theirs in zip(launch(fn, 2), launch(once, 2), strict=True):
+        assert all((a - 3 * b).abs().max() <= 1e-12 for a, b in zip(ours, theirs, strict=True))
+        assert not any(left)
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        (lambda m: [m], r"unit 0 \(Blocks\) is not a submodule of Blocks"),
+        (lambda m: [nn.Linear(1, 1)], r"unit 0 \(Linear\) is not a submodule"),
+        (lambda m: [m.blocks[0], m.blocks], r"unit 0 \(Sequential\) lies inside of another unit"),
+    ],
+)
+def test_units_that_do_not_fit_are_refused(units, message):
+    def fn(rank, world_size):
+        model = Blocks()
+        Zero3(model, units(model))
+
+    with pytest.raises(lab.RankError, match=message):
+        launch(fn, 1)

@@ -1,0 +1,182 @@
+"""What the stages hold and send, measured as live tensors and in the ledger, against the closed forms."""
+
+import gc
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from models import launch
+from torch import nn
+
+from dualpipe_lab.dp.adam import Hyper
+from dualpipe_lab.dp.closed_forms import (
+    BF16,
+    BF16_FP32_GRADS,
+    FP32,
+    STAGES,
+    bytes_per_parameter,
+    held_bytes,
+    sent_bytes,
+)
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.measure import live_bytes, storage_bytes
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.world.context import current
+
+ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["zero_bytes_per_param"]
+CLASSES = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+PRECISIONS = {
+    "bf16": (BF16, torch.bfloat16, {"master": True}),
+    "fp32 gradients": (BF16_FP32_GRADS, torch.bfloat16, {"master": True, "grad_dtype": torch.float32}),
+    "fp32": (FP32, torch.float32, {}),
+}
+
+
+def make(width, dtype, num_layers=3):
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(width, 7) if at % 2 else nn.Linear(7, width) for at in range(num_layers)]).to(
+        dtype
+    )
+
+
+def build(stage, model, options, **more):
+    return (
+        Zero3(model, list(model), options=options, **more) if stage == "zero3" else CLASSES[stage](model, None, options)
+    )
+
+
+def step(optimizer, num_microbatches, dtype):
+    optimizer.zero_grad()
+    for _ in range(num_microbatches):
+        optimizer.module(torch.ones(2, 7, dtype=dtype)).square().mean().backward()
+    return optimizer.step()
+
+
+def settled(measure, expected):
+    """Measure until GLOO's threads have let go of the last collective's tensors, or for a few seconds."""
+    for _ in range(30):
+        if measure() == expected:
+            break
+    return measure()
+
+
+@pytest.mark.parametrize("width", [5, 24])  # 5 x 7 weights: padding for 2, 3 and 4 ranks; 24 x 7: none for the weights
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_live_tensors_equal_the_closed_forms(num_ranks, width):
+    def fn(rank, world_size):
+        gc.freeze()  # what was there before need not be looked through each time
+        found, before = {}, live_bytes()
+        for stage in STAGES:
+            for name, (precision, dtype, options) in PRECISIONS.items():
+                optimizer = build(stage, make(width, dtype), Options(num_backwards=2, **options))
+                step(optimizer, 2, dtype)
+                padded = optimizer.padded_numel
+                # ZeRO-3 shows absent weights as NaN: one number for each of its three units
+                expected = held_bytes(stage, num_ranks, padded, precision) + 3 * dtype.itemsize * (stage == "zero3")
+                found[stage, name] = settled(lambda: live_bytes() - before, expected), expected, padded
+                del optimizer
+        return found
+
+    for found in launch(fn, num_ranks):
+        for case, (measured, expected, padded) in found.items():
+            assert measured == expected, case
+            numel = 3 * 7 * width + 7 + 2 * width  # a layer of 7 outputs, two of `width`
+            assert numel <= padded < numel + 3 * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
+    collectives = ("all_reduce", "reduce_scatter_single", "all_gather_single")
+    cases = [(stage, name, True) for stage in STAGES for name in PRECISIONS] + [("zero3", "bf16", False)]
+
+    def sent():
+        entries = current().ledger.entries
+        return sum(entries[kind].sent for kind in collectives if kind in entries)
+
+    def fn(rank, world_size):
+        found = []
+        for stage, name, reshard in cases:
+            precision, dtype, options = PRECISIONS[name]
+            more = {"reshard_after_forward": reshard} if stage == "zero3" else {}
+            optimizer, before = (
+                build(stage, make(8, dtype), Options(num_backwards=num_microbatches, **options), **more),
+                sent(),
+            )
+            step(optimizer, num_microbatches, dtype)
+            expected = sent_bytes(stage, num_ranks, optimizer.padded_numel, num_microbatches, precision, reshard)
+            found.append((sent() - before, expected, stage, name, reshard))
+        return found
+
+    for found in launch(fn, num_ranks):
+        for measured, expected, *case in found:
+            assert measured == expected > 0, case
+
+
+def test_three_units_of_traffic_per_microbatch_where_ddp_sends_two():
+    """With equal bytes for weights and gradients, in units of (N - 1) / N * bytes."""
+    for num_microbatches in (1, 2, 5):
+        units = {stage: Fraction(sent_bytes(stage, 4, 400, num_microbatches), 400 * 2 * 3 // 4) for stage in STAGES}
+        assert units == {"ddp": 2, "zero1": 2, "zero2": num_microbatches + 1, "zero3": 3 * num_microbatches}
+
+
+def test_bytes_per_parameter_equal_the_oracle():
+    for num_ranks, rows in ORACLE.items():
+        for name, expected in rows.items():
+            stage, _, wide = name.partition("_")
+            precision = BF16_FP32_GRADS if wide else BF16
+            assert bytes_per_parameter(stage, int(num_ranks), precision) == Fraction(expected)
+    for num_ranks in (2, 4, 8):
+        table = [bytes_per_parameter(stage, num_ranks, FP32) for stage in STAGES]
+        assert table == [16, 8 + Fraction(8, num_ranks), 4 + Fraction(12, num_ranks), Fraction(16, num_ranks)]
+    with pytest.raises(ValueError, match="stages are ddp, zero1, zero2, zero3"):
+        bytes_per_parameter("zero4", 2)
+    with pytest.raises(ValueError, match="7 elements do not divide among 2 ranks"):
+        held_bytes("zero1", 2, 7)
+
+
+def test_an_optimizer_that_shards_nothing_is_seen():
+    """State bytes per rank tell a real shard from a copy."""
+
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            optimizer = build(stage, make(8, torch.float32), Options(Hyper()))
+            found.append(
+                storage_bytes(tensor for held in optimizer.held for tensor in (held.adam.first, held.adam.second))
+            )
+        return found, optimizer.padded_numel
+
+    for (ddp, *sharded), padded in launch(fn, 4):
+        assert ddp == 8 * padded
+        assert sharded == [2 * padded] * 3
+
+
+def test_a_dropped_optimizer_leaves_no_tensor_behind():
+    def fn(rank, world_size):
+        gc.freeze()
+        before, left = live_bytes(), []
+        for stage in STAGES:
+            optimizer = build(stage, make(8, torch.float32), Options())
+            step(optimizer, 1, torch.float32)
+            del optimizer
+            left.append(settled(lambda: live_bytes() - before, 0))
+        return left
+
+    assert launch(fn, 2) == [[0] * 4] * 2
+
+
+def test_storage_counts_once_and_not_when_freed():
+    x = torch.zeros(10)
+    assert storage_bytes([x, x[:5], x.view(2, 5)]) == 40
+    before = live_bytes()
+    y = torch.zeros(100)
+    y.requires_grad_().sum().backward()
+    assert live_bytes() - before == 800
+    y.detach().untyped_storage().resize_(0)
+    assert live_bytes() - before == 400
