@@ -60,6 +60,23 @@ def test_live_activations_are_held_until_the_end_of_b_or_w():
     assert whole.live_activations(1) == [(0, 0), (1, 1), (7, 0)]
 
 
+def test_weight_gradients_are_due_from_the_end_of_i_to_the_end_of_w():
+    split = simulate(Program.parse("split", ["0F0 0F1 0I0 0I1 0F2 0W0 0B2 0W1"]))
+    assert split.pending_weight_grads(0) == [(0, 0), (3, 1), (4, 2), (6, 1), (9, 0)]
+    assert split.peak_pending_weight_grads(0) == 2
+    whole = simulate(one_f_one_b(2, 2))
+    assert (whole.pending_weight_grads(1), whole.peak_pending_weight_grads(1)) == ([(0, 0)], 0)
+    instant = simulate(Program.parse("instant", ["0F0 0I0 0W0"]), Cost(I=0, W=0))
+    assert (instant.pending_weight_grads(0), instant.peak_pending_weight_grads(0)) == ([(0, 0)], 1)
+
+
+def test_the_local_bubble_leaves_out_both_ends():
+    timeline = simulate(one_f_one_b(2, 2))
+    assert [timeline.window(rank) for rank in range(2)] == [(0, 9), (1, 7)]
+    assert [timeline.bubble_time(rank) for rank in range(2)] == [3, 3]
+    assert [timeline.local_bubble(rank) for rank in range(2)] == [3, 0]
+
+
 def test_an_activation_is_freed_before_the_next_one_is_made():
     timeline = simulate(one_f_one_b(1, 3), Cost(F=0, B=0))
     assert timeline.peak_activations(0) == 1  # although everything happens at time 0
@@ -134,7 +151,9 @@ def test_perfetto_has_spans_arrows_and_counters():
     num_spans = sum(map(len, timeline.spans_by_rank))
     assert phases.count("X") == num_spans
     assert phases.count("s") == phases.count("f") == len(timeline.messages)
-    assert max(event["args"]["activations"] for event in events if event["ph"] == "C") == 9
+    counters = [event["args"] for event in events if event["ph"] == "C"]
+    assert max(counter.get("activations", 0) for counter in counters) == 9
+    assert max(counter.get("due", 0) for counter in counters) == max(map(timeline.peak_pending_weight_grads, range(8)))
     slices = [event for event in events if event["ph"] == "X"]
     for event in events:
         if event["ph"] in "sf":  # an arrow needs a slice to hang on

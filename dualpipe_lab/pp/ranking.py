@@ -21,7 +21,8 @@ class Score(NamedTuple):
     """What one schedule comes to; all sizes in units of 1/p of the model.
 
     `bubble`: idle share of all ranks' time.  `window`: the most ticks between a rank's first start and last end, which
-    is what a step takes when the next one follows without a barrier; `local_bubble`: the most that a rank idles in it.
+    for the schedules of the registry is what a step takes when the next one follows without a barrier (for any program
+    see `dualpipe_lab.pp.repeat.step_time`); `local_bubble`: the most that a rank idles in it.
     `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores.
     """
 
@@ -88,8 +89,7 @@ def score(program: Program, cost: Cost = UNIT_COST) -> Score:
 
 def local_bubble(timeline: Timeline) -> Time:
     """Return the most time that a rank idles between its first and its last action: the zero-bubble papers' bubble."""
-    windows = map(timeline.window, range(timeline.num_ranks))
-    return max(last - first - timeline.busy_time(rank) for rank, (first, last) in enumerate(windows))
+    return max(map(timeline.local_bubble, range(timeline.num_ranks)))
 
 
 def ranked(scores: Iterable[Score], memory: Time | None = None, barrier: bool = True) -> list[Score]:

@@ -5,6 +5,7 @@ path), pictures (text, SVG) and exports (dictionary, Perfetto).
 
   bubble_time(rank)   makespan - busy_time(rank)
   bubble_fraction     sum of bubble times / (num_ranks * makespan)    idle over makespan, not over useful work
+  local_bubble(rank)  last end - first start - busy_time(rank)        the zero-bubble papers' bubble
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dualpipe_lab.timeline import activations, exchange, gantt, path, perfetto
+from dualpipe_lab.timeline import exchange, gantt, holdings, path, perfetto
 from dualpipe_lab.timeline.drawing import draw_svg
 from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
 
@@ -84,12 +85,18 @@ class Timeline:
         return float(Fraction(total - sum(self._busy)) / total) if total else 0.0
 
     def window(self, rank: int) -> tuple[Time, Time]:
-        """Return when a rank first began and last ended to work; (0, 0) if it never worked.
-
-        The window's length minus `busy_time(rank)` is the local bubble, which the zero-bubble papers count.
-        """
+        """Return when a rank first began and last ended to work; (0, 0) if it never worked."""
         work = [span for span in self.spans_by_rank[rank] if span.kind != WAIT]
         return (work[0].start, max(span.end for span in work)) if work else (0, 0)
+
+    def local_bubble(self, rank: int) -> Time:
+        """Return the idle time inside a rank's window: what the zero-bubble papers count.
+
+        It leaves out the wait for the first input and the wait for the last rank to end, which `bubble_time` includes
+        and which only a step without a barrier can fill (see `dualpipe_lab.pp.repeat`).
+        """
+        first, last = self.window(rank)
+        return last - first - self.busy_time(rank)
 
     def live_activations(self, rank: int) -> list[tuple[Time, int]]:
         """Return the number of held activations as a step function [(time, count)], starting at time 0.
@@ -97,11 +104,22 @@ class Timeline:
         An activation of one stage and microbatch is held from the start of its F to the end of its B, or of its W
         where the backward is split: W still needs it.  The count holds until the next entry's time.
         """
-        return activations.step_function(self.spans_by_rank[rank])
+        return holdings.step_function(self.spans_by_rank[rank], holdings.ACTIVATIONS)
 
     def peak_activations(self, rank: int) -> int:
         """Return the largest number of activations that a rank holds at once."""
-        return activations.peak(self.spans_by_rank[rank])
+        return holdings.peak(self.spans_by_rank[rank], holdings.ACTIVATIONS)
+
+    def pending_weight_grads(self, rank: int) -> list[tuple[Time, int]]:
+        """Return the number of weight gradients that are due, [(time, count)]: their I has ended, their W has not.
+
+        Each holds the input and the output gradient of its microbatch.  A whole backward leaves none.
+        """
+        return holdings.step_function(self.spans_by_rank[rank], holdings.PENDING_WEIGHT_GRADS)
+
+    def peak_pending_weight_grads(self, rank: int) -> int:
+        """Return the largest number of weight gradients that are due at once on a rank."""
+        return holdings.peak(self.spans_by_rank[rank], holdings.PENDING_WEIGHT_GRADS)
 
     def critical_path(self) -> list[Span]:
         """Return spans from time 0 to the makespan, each started by the end of the one before it or its message.

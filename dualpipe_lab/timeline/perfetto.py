@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which ui.perfetto.dev opens: spans, messages as arrows, live activations as counters.
+"""A timeline as a Chrome trace, which ui.perfetto.dev opens: spans, messages as arrows, what is held as counters.
 
 Times in such a trace are microseconds; a tick is shown as one.
 Source: "Trace Event Format", phases X (complete), s and f (flow), C (counter) and M (metadata).
@@ -75,10 +75,12 @@ def _ends(timeline: "Timeline") -> tuple[Ends, Ends]:
 
 def _counters(timeline: "Timeline", per_us: int) -> Iterator[Event]:
     for rank in range(timeline.num_ranks):
-        if timeline.peak_activations(rank):
-            for time, count in timeline.live_activations(rank):
-                args = {"activations": count}
-                yield {"ph": "C", "name": "live activations", "pid": rank, "ts": _us(time, per_us), "args": args}
+        for name, key, peak, steps in (
+            ("live activations", "activations", timeline.peak_activations, timeline.live_activations),
+            ("pending weight gradients", "due", timeline.peak_pending_weight_grads, timeline.pending_weight_grads),
+        ):
+            for time, count in steps(rank) if peak(rank) else ():
+                yield {"ph": "C", "name": name, "pid": rank, "ts": _us(time, per_us), "args": {key: count}}
 
 
 def _us(time: Time, per_us: int) -> int | float:

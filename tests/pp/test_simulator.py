@@ -27,11 +27,6 @@ def oracle(kind):
     return next(Program.parse(name, rows) for name, rows in ORACLES.items() if name.startswith(kind + " "))
 
 
-def local_bubble(timeline, rank):
-    start, end = timeline.window(rank)
-    return end - start - timeline.busy_time(rank)
-
-
 @settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_time_equals_the_slow_reference(rng):
@@ -120,7 +115,7 @@ def test_zbv_row():
     timeline = simulate(oracle("zbv"))
     assert timeline.makespan == 51
     assert [timeline.bubble_time(rank) for rank in range(4)] == [3] * 4  # 1.5 full ranks: (P - 1) F / 2
-    assert [local_bubble(timeline, rank) for rank in range(4)] == [0] * 4
+    assert [timeline.local_bubble(rank) for rank in range(4)] == [0] * 4
     assert [timeline.peak_activations(rank) for rank in range(4)] == [8] * 4  # 4 full ranks
     unequal = simulate(oracle("zbv"), Cost(F=10, I=12, W=8))
     assert Fraction(unequal.bubble_time(0), 20) == Fraction("1.8")

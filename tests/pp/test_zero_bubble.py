@@ -27,8 +27,7 @@ EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
 
 
 def local_bubbles(timeline):
-    windows = [timeline.window(rank) for rank in range(timeline.num_ranks)]
-    return [end - start - timeline.busy_time(rank) for rank, (start, end) in enumerate(windows)]
+    return [timeline.local_bubble(rank) for rank in range(timeline.num_ranks)]
 
 
 def ticks_of(cost):
