@@ -151,3 +151,10 @@ def test_easy_dualpipe_by_hand(p, rows):
     swap = Program.parse("mirrored", found[::-1])
     turned = [[a._replace(microbatch=(a.microbatch + p // 2) % p) for a in steps] for steps in swap.ranks]
     assert Program("mirrored", turned) == schedules.easy_dualpipe(p, p)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 2), (4, 4), (6, 6), (8, 4), (8, 8), (16, 12)])
+def test_each_direction_of_easy_dualpipe_alone_is_1f1b(p, m):
+    program = schedules.easy_dualpipe(p, m)
+    downwards = [tuple(a for a in steps if a.microbatch < m // 2) for steps in program.ranks]
+    assert tuple(downwards) == schedules.one_f_one_b(p, m // 2).ranks

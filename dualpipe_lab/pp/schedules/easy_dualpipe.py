@@ -8,9 +8,10 @@ then the deeper stage, as if a forward and a backward took one slot each.  The m
   live activations   P/2 + 1 on the outer ranks to P on the two in the middle, never more
   weights            twice those of 1F1B
   messages           2 * (P - 1) * M
-Longer batches run too, but where t_B > t_F each further P microbatches add idle time: choose `dualpipe` there.
-Elsewhere: at M = P the idea is Chimera's with one unit.  torch cannot place a stage on two ranks.
-Source: Li and Hoefler 2021 (arXiv 2107.06925), section 3.1: bidirectional pipelines.
+Up to M = P each direction alone is 1F1B with M/2 microbatches.  Longer batches run too, but where t_F and t_B differ,
+each further P microbatches add idle time: choose `dualpipe` there.
+Elsewhere: at M = P this is Chimera's basic unit.  torch cannot place a stage on two ranks.
+Source: Li and Hoefler 2021 (arXiv 2107.06925), section 3: bidirectional pipelines.
 """
 
 from heapq import heappop, heappush
