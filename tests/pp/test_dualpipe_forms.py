@@ -155,3 +155,13 @@ def test_one_microbatch_per_rank_beats_1f1b_by_a_flow():
 def test_a_longer_batch_costs_easy_dualpipe_its_lead():
     idle = [simulate(schedules.easy_dualpipe(8, m)).bubble_time(0) for m in (8, 16, 24, 32)]
     assert idle == [12, 17, 23, 29]  # 1F1B: 21 whatever the batch
+
+
+def test_slow_links_cost_the_v_more_because_its_stages_are_shorter():
+    """8 ranks, 16 microbatches, a tenth of t_F per message; DualPipeV in ticks of its half-size stages."""
+    free, slow = Cost(F=20, I=20, W=20), Cost(F=20, I=20, W=20, latency=2)
+    halves = Cost(F=10, I=10, W=10, latency=2)
+    assert simulate(schedules.dualpipe(8, 16), free).makespan == 20 * 54
+    assert simulate(schedules.dualpipe(8, 16), slow).makespan == 20 * 56.3
+    assert simulate(schedules.dualpipev(8, 16)).makespan == 2 * 55
+    assert simulate(schedules.dualpipev(8, 16), halves).makespan == 20 * 59.9
