@@ -1,0 +1,97 @@
+"""Cuts between layers: against every possible split, and what is refused."""
+
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.partition import partition
+from dualpipe_lab.pp.routes import routes
+from dualpipe_lab.pp.simulator import simulate
+
+EXACT = st.one_of(st.integers(0, 6), st.fractions(0, 6, max_denominator=6))
+LAYERS = st.lists(EXACT, min_size=1, max_size=9)
+
+
+def every_split(num_layers, num_stages):
+    for cuts in combinations(range(1, num_layers), num_stages - 1):
+        yield [b - a for a, b in pairwise((0, *cuts, num_layers))]
+
+
+def loads_of(sizes, costs, embedding, head):
+    loads, start = [], 0
+    for size in sizes:
+        loads.append(sum(costs[start : start + size]))
+        start += size
+    loads[0] += embedding
+    loads[-1] += head
+    return loads
+
+
+@settings(max_examples=400)
+@given(costs=LAYERS, stages=st.integers(1, 9), embedding=EXACT, head=EXACT)
+def test_no_split_is_better(costs, stages, embedding, head):
+    stages = min(stages, len(costs))
+    found = partition(costs, stages, embedding, head)
+
+    def judged(sizes):
+        loads = loads_of(sizes, costs, embedding, head)
+        return max(loads), sum(load**2 for load in loads), sizes
+
+    bottleneck, _, sizes = min(map(judged, every_split(len(costs), stages)))
+    assert (found.bottleneck, list(found.sizes)) == (bottleneck, sizes)
+    assert list(found.loads) == loads_of(sizes, costs, embedding, head)
+    assert [layer for stage in found.stages for layer in stage] == list(range(len(costs)))
+
+
+@given(st.integers(1, 60), st.integers(1, 20))
+def test_equal_layers_differ_by_at_most_one_and_early_stages_have_fewer(layers, stages):
+    stages = min(stages, layers)
+    sizes = partition(layers, stages).sizes
+    assert list(sizes) == sorted(sizes)
+    assert sizes[-1] - sizes[0] <= 1
+
+
+def test_a_thousand_layers_on_many_stages():
+    costs = [1 + layer * layer % 17 for layer in range(1000)]
+    found = partition(costs, 64, embedding=30, head=70)
+    assert sum(found.loads) == sum(costs) + 100
+    assert found.bottleneck < Fraction(sum(found.loads), 64) + 18  # one layer more than the average
+
+
+def test_the_head_takes_layers_off_the_last_stage():
+    # Llama 3 8B has 32 equal layers; its head is about 2.4 of them, its embedding next to nothing.
+    found = partition(32, 4, head=Fraction(12, 5))
+    assert (found.sizes, found.bottleneck) == ((8, 9, 9, 6), 9)
+    assert str(found) == "layers per stage 8 9 9 6; loads 8 9 9 8.4; bottleneck 9"
+    even = Cost(F=[8, 8, 8, 8 + Fraction(12, 5)])
+    uneven = Cost(F=found.loads)
+    program = schedules.gpipe(4, 16)
+    assert simulate(program, uneven).makespan < simulate(program, even).makespan
+
+
+def test_several_stages_on_a_rank_add_up():
+    found = partition([1, 2, 3, 4], 4)
+    assert found.rank_loads(routes(schedules.build("interleaved", 2, 4))[0]) == (4, 6)
+    assert found.rank_loads(routes(schedules.build("dualpipev", 2, 4))[0]) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 4), "partition needs a layer for every stage, got 3 layers for 4 stages; use at most 3 stages"),
+        (([], 1), "got 0 layers for 1 stages"),
+        ((4, 0), "partition needs num_stages to be an integer of at least 1, got 0"),
+        (([1, 0.5], 2), "partition needs exact costs, got 0.5 for layers; use integers or fractions"),
+        (([1, -1], 2), "partition needs costs of at least 0, got -1 for layers"),
+        ((4, 2, 0.5), "got 0.5 for embedding"),
+        ((4, 2, 0, -2), "got -2 for head"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        partition(*arguments)
