@@ -4,6 +4,7 @@ Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weight
   m <- b1 m + (1 - b1) g            v <- b2 v + (1 - b2) g^2
   w <- w (1 - lr * decay)           w <- w - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)      t = 1, 2, ...
   state                             2 numbers per weight; with a master copy of 16-bit weights 3
+Without a master copy, rounding at random keeps small updates of bf16 weights alive: they move in the mean.
 Every operation is elementwise, so a shard's update is bitwise that of the same elements of the whole.
 Elsewhere: torch.optim.AdamW; Megatron DistributedOptimizer.
 Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2.
@@ -59,6 +60,20 @@ def adamw_(weight: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: in
     weight.addcdiv_(first, denominator, value=-lr / (1 - beta1**step))
 
 
+def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Round fp32 to bf16, up with the probability that makes the mean exact.
+
+    bf16 is the upper half of fp32: adding random bits to the lower half carries into the upper one just that often.
+
+    >>> float(stochastic_round(torch.tensor([1.0])))
+    1.0
+    """
+    bits = x.float().view(torch.int32)
+    noise = torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32, device=x.device)
+    rounded = torch.where(x.isfinite(), (bits + noise) & -(2**16), bits)
+    return rounded.view(torch.float32).to(torch.bfloat16)
+
+
 class AdamW:
     """AdamW over whole parameters: what the sharded optimizers must equal.
 
@@ -99,21 +114,33 @@ class AdamShard:
         working: the weights that the model computes with: a flat tensor, updated in place.
         hyper: one for the whole shard.
         master: keep the weights in fp32 too, and round the working ones from them after every step.
+        generator: keep no master copy, and round bf16 weights up or down at random, right on average.
+
+    Raises:
+        ValueError: weights that are no 16-bit numbers with `master`, or not bf16 with `generator`.
     """
 
-    def __init__(self, working: Tensor, hyper: Hyper, master: bool = False) -> None:
-        self.working, self.hyper = working, hyper
-        self.weight = working.float() if master else working
-        if master and self.weight is working:
+    def __init__(
+        self, working: Tensor, hyper: Hyper, master: bool = False, generator: torch.Generator | None = None
+    ) -> None:
+        self.working, self.hyper, self._generator = working, hyper, generator
+        if master and working.element_size() != 2:
             raise ValueError(f"weights in {working.dtype} are their own master copy; leave out master=True")
-        self.first, self.second = torch.zeros_like(self.weight), torch.zeros_like(self.weight)
+        if generator is not None and (master or working.dtype != torch.bfloat16):
+            raise ValueError(f"rounding at random is for bf16 weights without a master copy, got {working.dtype}")
+        self.weight = working.float() if master else working
+        wide = torch.float32 if master or generator is not None else working.dtype
+        self.first, self.second = torch.zeros_like(working, dtype=wide), torch.zeros_like(working, dtype=wide)
 
     def step(self, grad: Tensor, step: int, lr_factor: float = 1.0, scale: float = 1.0) -> None:
         """Update the shard with its part of the gradient, multiplied by `scale`; `step` counts from 1."""
-        grad = grad.to(self.weight.dtype)
+        grad = grad.to(self.first.dtype)
         if scale != 1.0:
             grad = grad * scale
-        adamw_(self.weight, grad, self.first, self.second, step, self.hyper, self.hyper.lr * lr_factor)
+        weight = self.weight.to(self.first.dtype)  # itself, unless it is rounded at random
+        adamw_(weight, grad, self.first, self.second, step, self.hyper, self.hyper.lr * lr_factor)
+        if self._generator is not None:
+            self.working.copy_(stochastic_round(weight, self._generator))
         self.round()
 
     def round(self) -> None:

@@ -89,6 +89,8 @@ class GradientReducer:
 
     def zero(self) -> None:
         """Set all gradients to zero, in place: they stay parts of the buckets."""
+        if self._count:  # a backward whose gradients nobody wants: sums under way must end alike on all ranks
+            self.finish()
         for flat in self.flats:
             flat.zero_()
         self._attach()

@@ -40,6 +40,7 @@ class Options:
     Args:
         hyper: the numbers of AdamW, or a function of a parameter's name and value that gives them.
         master: keep fp32 weights for 16-bit parameters.
+        rounding_seed: instead, round bf16 weights at random, from this seed.
         grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
         bucket_bytes: how much travels together.
         num_backwards: backwards per step, one for each microbatch.
@@ -50,6 +51,7 @@ class Options:
 
     hyper: Hyper | HyperOf = field(default_factory=Hyper)
     master: bool = False
+    rounding_seed: int | None = None
     grad_dtype: torch.dtype | None = None
     bucket_bytes: int = BUCKET_BYTES
     num_backwards: int = 1
@@ -103,6 +105,9 @@ class ShardedOptimizer:
         self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)
         self.names = {parameter: name for name, parameter in module.named_parameters()}
         self.num_steps = 0
+        self.generator: torch.Generator | None = None
+        if options.rounding_seed is not None:  # ranks that hold the same weights must round them alike
+            self.generator = torch.Generator().manual_seed(options.rounding_seed + self.group_rank * self.is_sharded)
         self.held: list[Held] = []
         self._final: list[Tensor] | None = None  # the finished gradients, until zero_grad
 
@@ -203,7 +208,8 @@ class ShardedOptimizer:
         """Make the optimizer state of a part of a bucket."""
         kind = self.kind(bucket.parameters[0])
         master = self.options.master and working.element_size() == 2  # fp32 weights are their own masters
-        return Held(bucket, first, last, AdamShard(working, kind.hyper, master), kind.axes)
+        generator = self.generator if working.dtype == torch.bfloat16 else None
+        return Held(bucket, first, last, AdamShard(working, kind.hyper, master, generator), kind.axes)
 
 
 def flatten(bucket: Bucket) -> Tensor:

@@ -58,6 +58,7 @@ class Zero2(ShardedOptimizer):
             work.wait()
 
     def _zero(self) -> None:
+        self._num_backwards = 0
         for shard in self.shards:
             shard.zero_()
 

@@ -1,0 +1,79 @@
+"""Dynamic loss scaling: fp16 gradients that neither vanish nor overflow, and a decision that all ranks share.
+
+Chapter: book/dp/mixed-precision-adam.  In: a loss, gradients in fp16.  Out: a scaled loss; step, or skip.
+  a gradient is not finite, on any rank    no rank steps; scale <- scale * backoff; the count of good steps starts anew
+  all are finite                           step; after `interval` good steps in a row scale <- scale * growth
+  order                                    unscale -> norm -> clip -> step: `max_norm` is about the true gradient
+bf16 has the range of fp32 and needs no scale, but it needs a master copy as fp16 does: `Options(master=True)`.
+Elsewhere: torch.amp.GradScaler, which sees its own rank alone (FSDP has a ShardedGradScaler).
+Source: Micikevicius et al. 2018 (arXiv 1710.03740), sections 3.1 and 3.2.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+
+
+class LossScaler:
+    """The scale of the loss; pass it to an optimizer's `step`.
+
+    Args:
+        scale: of the first step.
+        growth, backoff: factors.
+        interval: good steps in a row before the scale grows.
+        groups: all groups over which ranks must decide alike: data, and tp, pp or ep where there are any
+            (default: the world).
+
+    Raises:
+        ValueError: a factor on the wrong side of 1, a scale or an interval that is not positive.
+    """
+
+    def __init__(
+        self,
+        scale: float = 65536.0,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+        groups: Sequence[Group | None] = (None,),
+    ) -> None:
+        if not (scale > 0 and growth > 1 and 0 < backoff < 1 and interval >= 1):
+            raise ValueError(
+                "a loss scaler needs scale > 0, growth > 1, backoff between 0 and 1 and interval of at least 1, "
+                f"got scale={scale}, growth={growth}, backoff={backoff}, interval={interval}"
+            )
+        self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
+        self.num_good_steps, self._groups = 0, tuple(groups)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss to run the backward from."""
+        return loss * self.scale
+
+    def found_inf(self, gradients: Iterable[Tensor]) -> bool:
+        """Whether any rank has a gradient with an element that is not finite; the same answer on every rank."""
+        found = torch.tensor([int(any(not bool(grad.isfinite().all()) for grad in gradients))])
+        for group in self._groups:
+            comm.all_reduce(found, "max", group)
+        return bool(found)
+
+    def update(self, found_inf: bool) -> None:
+        """Choose the scale of the next step."""
+        if found_inf:
+            self.scale, self.num_good_steps = self.scale * self.backoff, 0
+            return
+        self.num_good_steps += 1
+        if self.num_good_steps == self.interval:
+            grown = self.scale * self.growth
+            self.scale, self.num_good_steps = (grown if isfinite(grown) else self.scale), 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "num_good_steps": self.num_good_steps}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from what a checkpoint kept."""
+        self.scale, self.num_good_steps = float(state["scale"]), int(state["num_good_steps"])
