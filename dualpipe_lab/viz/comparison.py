@@ -41,6 +41,9 @@ class Comparison:
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.timelines))
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {' and '.join(repr(timeline.name) for timeline in self.timelines)}>"
+
     def _repr_html_(self) -> str:
         return self.to_html()
 
@@ -53,7 +56,7 @@ def compare(*timelines: Timeline, **options: Any) -> Comparison:
 
     >>> from dualpipe_lab import schedules, simulate
     >>> programs = [schedules.build(name, num_ranks=2, num_microbatches=3) for name in ("gpipe", "1f1b")]
-    >>> print(str(compare(*map(simulate, programs))).splitlines()[0])
-    GPipe: 2 ranks, simulated
+    >>> compare(*map(simulate, programs))
+    <Comparison of 'GPipe' and '1F1B'>
     """
     return Comparison(timelines, options)
