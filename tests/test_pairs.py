@@ -45,7 +45,7 @@ def change_text(page):
 
 def change_tags(page):
     page.write_text(page.read_text().replace("[hide-input, ", "["))
-    return "cell 2 (code, 'import json'): its tags differs"
+    return "): its tags differs"
 
 
 def change_kind(page):

@@ -13,6 +13,7 @@ TOPICS = {
     "time": "start.time",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
+    "gradient_checkpointing": "pp.gradient_checkpointing",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

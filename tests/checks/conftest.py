@@ -11,6 +11,7 @@ EXAMPLES = {
     "time": "start/time",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
+    "gradient_checkpointing": "pp/gradient-checkpointing",
 }
 
 
