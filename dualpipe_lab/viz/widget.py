@@ -25,7 +25,7 @@ class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget ha
         costs: what the page recomputes the timelines with, such as {"F": 1, "latency": 2}; {}: as simulated, None:
             nothing here can be recomputed.
         selection: the action whose critical path is shown, such as "3F2"; "": none.
-        playing: whether it plays.
+        playing: whether it plays; as long as it does, only the page moves the time, so stop it before setting one.
 
     The page sends what the reader does back to these traits: `widget.observe(handler, "time")`.
     """

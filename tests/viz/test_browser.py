@@ -1,6 +1,5 @@
 """The element in Chromium, without a network: what it draws, computes and tells, by pointer and by keyboard."""
 
-import json
 from fractions import Fraction
 
 import pytest
@@ -9,9 +8,9 @@ from timeline_grid import ORACLES, numbers, timelines
 
 from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
 from dualpipe_lab.viz import compare
-from dualpipe_lab.viz.bundle import source, widget_module
+from dualpipe_lab.viz.bundle import source
 from dualpipe_lab.viz.embed import timeline_html
-from dualpipe_lab.viz.spec import timeline_spec, track_spec
+from dualpipe_lab.viz.spec import track_spec
 
 pytestmark = pytest.mark.browser
 DUALPIPE = Program.parse("DualPipe", ORACLES["dualpipe 8 ranks 20 microbatches"])
@@ -112,6 +111,16 @@ def test_a_slider_moved_by_the_keyboard_recomputes(page):
     assert element(page, "e.makespan") == simulate(program).makespan
 
 
+def test_a_notebook_s_shortcuts_leave_plain_keys_to_the_drawing(page):
+    page.show(timeline_html(simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=3))))
+    page.evaluate("document.addEventListener('keydown', event => { window.last = event.key; event.preventDefault(); })")
+    page.get_by_label("F: ticks").press("ArrowRight")
+    page.get_by_role("button", name="Critical path").press("Enter")
+    assert (element(page, "e.costs.F"), element(page, "e.selection")) == (2, "0B2")
+    page.get_by_label("F: ticks").press("Control+Enter")
+    assert page.evaluate("last") == "Enter"
+
+
 def test_a_click_on_a_cell_shows_its_critical_path(page):
     timeline = simulate(DUALPIPE)
     page.show(timeline_html(timeline))
@@ -206,23 +215,3 @@ def test_sixty_four_ranks_stay_usable(page):
     for _ in range(9):
         page.get_by_role("button", name="Zoom in").click()
     assert element(page, "e.screen.cells") > 1000  # cells again, where there is room for them
-
-
-def test_the_widget_tells_python_and_hears_it(page):
-    model = """{ values: VALUES, handlers: {}, saved: 0, get(name) { return this.values[name]; },
-      set(name, value) { this.values[name] = value; this.handlers[`change:${name}`]?.(); },
-      save_changes() { this.saved++; }, on(event, f) { this.handlers[event] = f; }, off() {} }"""
-    timeline = simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=3))
-    values = {"element": "dp-timeline", "spec": timeline_spec([timeline]), "time": 2, "costs": {}, "selection": ""}
-    module = widget_module().replace("export default { render };", "")
-    start = f"globalThis.model = {model.replace('VALUES', json.dumps({**values, 'playing': False}))};"
-    page.show(f"<div id='out'></div><script type='module'>{module}{start}render({{ model, el: out }});</script>")
-    assert element(page, "e.time") == 2
-    assert page.evaluate("model.values.costs.F") == 1  # all costs, once the page knows them
-    page.evaluate("model.set('costs', {F: 3})")
-    assert page.evaluate("model.values.costs") == {**timeline.costs, "F": 3}
-    assert element(page, "e.makespan") == simulate(schedules.build("1f1b", 2, 3), Cost(F=3)).makespan
-    page.get_by_role("button", name="Step back").click()
-    assert page.evaluate("model.values.time") == element(page, "e.time") == 0
-    page.get_by_role("button", name="Critical path").click()
-    assert page.evaluate("model.values.selection") == element(page, "e.selection") == "0B2"

@@ -60,7 +60,7 @@ export function costPanel(tracks, change, reset) {
       output.classList.toggle("wide", output.textContent.length > 4);
       input.setAttribute("aria-valuetext", `${number(value, divisor)} ${unit}`);
     }
-    restore.disabled = tracks.every((track) => track.costs === track.given);
+    restore.disabled = tracks.every((track) => JSON.stringify(track.costs) === JSON.stringify(track.given));
   }
   update();
   return { panel, update };

@@ -3,6 +3,7 @@
 import { register } from "./register.mjs";
 
 const SHARED = ["time", "costs", "selection", "playing"];
+const FOLLOWED = new Set(["time", "playing"]);
 
 export function render({ model, el }) {
   register();
@@ -19,19 +20,26 @@ export function render({ model, el }) {
     element[name] = value;
     tell(name, element[name]); // what it came to: a time within the makespan, all costs
   };
-  // While it plays, Python hears of it ten times a second.
-  let heard = 0;
+  // While it plays, Python hears of it ten times a second, and the page is the clock: a slider that is linked to the
+  // time rounds it and sends it back, which must not stop the play.  Python stops it first, then sets a time.
+  let heard = 0, told;
   const listen = () => {
     const now = performance.now();
     tell("playing", element.playing);
     if (element.playing && now - heard < 100) return;
-    heard = now;
-    tell("time", element.time);
+    [heard, told] = [now, element.time];
+    tell("time", told);
+  };
+  const follow = (name) => () => {
+    const isAsked = model.get("playing"), time = model.get("time");
+    if (element.playing && isAsked) return;
+    if (element.playing && time !== told) element.time = time;
+    else show(name)();
   };
   element.addEventListener("dp-time", listen);
   element.addEventListener("dp-costs", (event) => tell("costs", event.detail));
   element.addEventListener("dp-selection", (event) => tell("selection", event.detail));
-  const shown = SHARED.map((name) => [`change:${name}`, show(name)]);
+  const shown = SHARED.map((name) => [`change:${name}`, FOLLOWED.has(name) ? follow(name) : show(name)]);
   const replace = () => {
     element.spec = model.get("spec");
     for (const name of SHARED) tell(name, element[name]);

@@ -1,0 +1,139 @@
+"""A real JupyterLab: drawings play beside a running kernel, widgets talk to it, and saved drawings play without one."""
+
+import nbformat
+import pytest
+from lab_server import LabPage, LabServer
+
+from dualpipe_lab import Cost, schedules, simulate
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+CELLS = (
+    "from dualpipe_lab import schedules, simulate\n"
+    'timeline = simulate(schedules.build("1f1b", num_ranks=4, num_microbatches=8))\n'
+    "timeline",
+    "import ipywidgets\n"
+    "widget = timeline.widget(time=3)\n"
+    'slider = ipywidgets.FloatSlider(3, max=100, step=1, description="time")\n'
+    'link = ipywidgets.link((slider, "value"), (widget, "time"))\n'
+    "ipywidgets.VBox([slider, widget])",
+)
+ONE_F_ONE_B = schedules.build("1f1b", num_ranks=4, num_microbatches=8)
+ELEMENT, WIDGET = ".jp-OutputArea-output > dp-timeline", ".jupyter-widgets dp-timeline"
+STATE = "e => ({ time: e.time, playing: e.playing, selection: e.selection, makespan: e.makespan })"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """JupyterLab in an empty folder; no process of it may stay."""
+    pytest.importorskip("jupyterlab")
+    server = LabServer(tmp_path_factory.mktemp("lab"))
+    try:
+        server.url = server.address()
+        yield server
+    finally:
+        left = server.stop()
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def lab(browser, server, request):
+    """A notebook whose cells have run in a real kernel, saved; a failing test leaves a picture."""
+    yield from opened(browser, server, request, lambda lab: lab.open(server.write("drawings.ipynb", *CELLS)).run())
+
+
+@pytest.fixture
+def other(browser, lab, request):
+    """JupyterLab in another, fresh browser profile."""
+    yield from opened(browser, lab.server, request)
+
+
+def opened(browser, server, request, prepare=lambda lab: None):
+    lab, failed = LabPage(browser, server), request.session.testsfailed
+    try:
+        prepare(lab)
+        yield lab
+    finally:
+        if request.session.testsfailed > failed or not lab.is_open:
+            print(f"what JupyterLab showed: {lab.picture()}")
+        lab.context.close()
+    assert lab.strangers() == []
+
+
+def drawing(lab, place):
+    """The one drawing at a place, when all its cells are drawn."""
+    lab.until(f"() => document.querySelector('{place}')?.screen?.cells === {len(list(ONE_F_ONE_B))}", "cells are drawn")
+    return lab.page.locator(place).element_handle()
+
+
+def press(lab, element, *keys):
+    element.evaluate("e => e.scroller.focus()")
+    for key in keys:
+        lab.page.keyboard.press(key)
+    return element.evaluate(STATE)
+
+
+def check_that_keys_move(lab, element):
+    """A drawing steps, jumps, plays and shows a critical path; JupyterLab takes none of its keys."""
+    assert press(lab, element, "Home")["time"] == 0
+    assert press(lab, element, "ArrowRight", "ArrowRight")["time"] == 2
+    press(lab, element, "Space")
+    lab.until("e => e.playing && e.time > 2", "the drawing plays", element)
+    assert press(lab, element, "Space")["playing"] is False
+    assert press(lab, element, "End")["time"] == simulate(ONE_F_ONE_B).makespan
+    assert press(lab, element, "ArrowDown", "Enter")["selection"] == "0B7"
+    assert press(lab, element, "Escape")["selection"] == ""
+    element.evaluate("e => e.shadowRoot.querySelector('.costs input').focus()")
+    lab.page.keyboard.press("ArrowRight")
+    assert element.evaluate(STATE)["makespan"] == simulate(ONE_F_ONE_B, Cost(F=2)).makespan
+    assert lab.cells() == len(CELLS)
+
+
+def test_the_element_plays_beside_a_kernel(lab):
+    check_that_keys_move(lab, drawing(lab, ELEMENT))
+
+
+def test_the_widget_and_python_set_each_other(lab):
+    element = drawing(lab, WIDGET)
+    lab.ask("0", "widget.time, widget.costs, widget.selection = 5, {'F': 2}, '1F0'")
+    lab.until("e => e.time === 5 && e.costs.F === 2 && e.selection === '1F0'", "the page follows Python", element)
+    assert element.evaluate(STATE)["makespan"] == simulate(ONE_F_ONE_B, Cost(F=2)).makespan
+    lab.told("widget.costs['latency']", "0")  # the page tells all costs, not only those that were set
+    end = press(lab, element, "End")["time"]
+    lab.told("widget.time, slider.value", f"({float(end)}, {float(end)})")
+    press(lab, element, "Escape")
+    lab.told("widget.selection", "''")
+    element.evaluate("e => e.shadowRoot.querySelector('.costs input').focus()")
+    lab.page.keyboard.press("ArrowRight")
+    lab.told("widget.costs['F']", "3")
+    lab.ask("0", "widget.playing = True")  # from the start: it was at the end
+    lab.until("e => e.playing && e.time > 4", "it plays beside the slider, which rounds its time", element)
+    press(lab, element, "Space")
+    lab.told("widget.playing", "False")
+
+
+def test_a_slider_beside_the_widget_moves_it(lab):
+    element = drawing(lab, WIDGET)
+    lab.ask("0", "widget.time = 7")
+    lab.until("e => e.time === 7", "the page follows Python", element)
+    lab.until("() => document.querySelector('.noUi-handle').ariaValueNow === '7.0'", "the slider follows the widget")
+    lab.page.locator(".noUi-handle").press("ArrowRight")
+    lab.until("e => e.time === 8", "the widget follows the slider", element)
+
+
+def test_a_saved_drawing_plays_in_a_notebook_that_has_not_run(lab, other):
+    other.open(lab.server.copy("drawings.ipynb", "reopened.ipynb"))
+    check_that_keys_move(other, drawing(other, ELEMENT))
+    assert other.ask("'timeline' in globals()") == "False"
+
+
+def test_an_untrusted_notebook_shows_the_picture(lab, other):
+    def change(notebook):
+        notebook.cells.append(nbformat.v4.new_markdown_cell("Written by somebody else."))
+
+    other.open(lab.server.copy("drawings.ipynb", "untrusted.ipynb", change))
+    picture = other.page.locator(".jp-OutputArea-output img").first
+    picture.wait_for()
+    assert picture.get_attribute("alt") == "Timeline of 1F1B"
+    assert picture.bounding_box()["width"] > 400
+    assert other.page.locator(f"{ELEMENT} .play").count() == 0
