@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dualpipe_lab.cli import compare, explain, learn, show
+from dualpipe_lab.cli import compare, explain, learn, optimise, show
 from dualpipe_lab.pp.problems import InvalidProgram
 
 
@@ -45,12 +45,13 @@ app = typer.Typer(
     cls=OneLine,
     add_completion=False,
     no_args_is_help=True,
-    help="DualPipe Lab: show, compare and explain pipeline schedules; grade submissions, show progress.",
+    help="DualPipe Lab: show, compare, explain and search pipeline schedules; grade submissions, show progress.",
 )
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
 app.command(context_settings=_PASSING)(show.show)
 app.command(context_settings=_PASSING)(compare.compare)
 app.command(context_settings=_PASSING)(explain.explain)
+app.command()(optimise.optimise)
 app.command()(learn.grade)
 app.command()(learn.progress)
 

@@ -8,9 +8,11 @@ from rich.table import Table
 
 from dualpipe_lab.cli.inputs import (
     CsvFile,
+    Memory,
     Microbatches,
     Options,
     Ranks,
+    ShareCost,
     costs_of,
     flag_of,
     read_cost,
@@ -37,8 +39,8 @@ def compare(
     ] = None,
     ranks: Ranks = 4,
     microbatches: Microbatches = 8,
-    cost: Annotated[str | None, typer.Option(help="ticks of a rank's share: F=1,I=1,W=1,FB=2.5,latency=0")] = None,
-    memory: Annotated[int | None, typer.Option(min=1, help="activations that a rank has room for, in shares")] = None,
+    cost: ShareCost = None,
+    memory: Memory = None,
     barrier: Annotated[bool, typer.Option(help="whether the ranks wait for each other after each step")] = True,
 ) -> None:
     """Rank schedules: those within the memory limit first, the quickest of them at the top.

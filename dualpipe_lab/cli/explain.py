@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, read_cost, split, wanted
+from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, StageCost, read_cost, split, wanted
 
 
 def explain(
@@ -12,7 +12,7 @@ def explain(
     name: Annotated[str, typer.Argument(help="a CSV file of torch's form, which has its own size, or a schedule")],
     ranks: Ranks = 4,
     microbatches: Microbatches = 8,
-    cost: Annotated[str | None, typer.Option(help="ticks of a stage: F=1,I=1,W=1,FB=2.5,latency=0,transfer=0")] = None,
+    cost: StageCost = None,
 ) -> None:
     """Say in words what each rank waits for; list every problem of a program that is not valid.
 

@@ -18,6 +18,9 @@ from dualpipe_lab.timeline.units import number
 Options: TypeAlias = dict[str, int | str]
 Ranks = Annotated[int, typer.Option(min=1, help="number of ranks, p")]
 Microbatches = Annotated[int, typer.Option(min=1, help="number of microbatches, m")]
+ShareCost = Annotated[str | None, typer.Option("--cost", help="ticks of a rank's share: F=1,I=1,W=1,FB=2.5,latency=0")]
+StageCost = Annotated[str | None, typer.Option("--cost", help="ticks of a stage: F=1,I=1,W=1,FB=2.5,latency=0")]
+Memory = Annotated[int | None, typer.Option(min=1, help="activations that a rank has room for, in shares")]
 
 COST_KEYS = {"F": "F", "I": "I", "W": "W", "B": "B", "FB": "overlap", "latency": "latency", "transfer": "transfer"}
 _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")

@@ -1,22 +1,18 @@
 """`show NAME`: one schedule as letters and numbers, or as files."""
 
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dualpipe_lab.cli.inputs import Microbatches, Ranks, costs_of, read_cost, split, wanted, whole_ticks, words_of
+from dualpipe_lab.cli.files import Csv, Html, Perfetto, Png, Svg, columns, write
+from dualpipe_lab.cli.inputs import Microbatches, Ranks, StageCost, costs_of, read_cost, split, wanted, words_of
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.ranking import local_bubble, score, share
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.torch_csv import to_torch_csv
 from dualpipe_lab.timeline import Time, Timeline
 from dualpipe_lab.timeline.units import number
-
-FALLBACK = (100, 24)  # columns and lines where there is no terminal
 
 
 def show(
@@ -24,12 +20,12 @@ def show(
     name: Annotated[str, typer.Argument(help="a schedule, or a CSV file, which has its own size")],
     ranks: Ranks = 4,
     microbatches: Microbatches = 8,
-    cost: Annotated[str | None, typer.Option(help="ticks of a stage: F=1,I=1,W=1,FB=2.5,latency=0,transfer=0")] = None,
-    svg: Annotated[Path | None, typer.Option(help="write the picture")] = None,
-    png: Annotated[Path | None, typer.Option(help="write the picture as pixels")] = None,
-    html: Annotated[Path | None, typer.Option(help="write a page that plays and recomputes")] = None,
-    csv: Annotated[Path | None, typer.Option(help="write the program for torch.distributed.pipelining")] = None,
-    perfetto: Annotated[Path | None, typer.Option(help="write a trace for ui.perfetto.dev")] = None,
+    cost: StageCost = None,
+    svg: Svg = None,
+    png: Png = None,
+    html: Html = None,
+    csv: Csv = None,
+    perfetto: Perfetto = None,
 ) -> None:
     """Print a schedule's timeline and numbers, or write it to files.
 
@@ -43,34 +39,9 @@ def show(
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
     if not any(files.values()):
         timeline = simulate(program, costs)
-        print(timeline.to_text(shutil.get_terminal_size(FALLBACK).columns))
+        print(timeline.to_text(columns()))
         print("\n".join(["", *_numbers(program, timeline, costs)]))
-    for form, path in files.items():
-        if path is not None:
-            path.write_bytes(_export(form, program, costs))
-            print(f"wrote {path} ({path.stat().st_size:,} bytes)")
-
-
-def _export(form: str, program: Program, cost: Cost) -> bytes:
-    if form == "csv":
-        return to_torch_csv(program).encode()
-    if form == "html":
-        return _page(program, cost).encode()
-    timeline = simulate(program, cost)
-    if form == "png":
-        return timeline.to_png()
-    return (timeline.to_svg() if form == "svg" else timeline.to_perfetto()).encode()
-
-
-def _page(program: Program, cost: Cost) -> str:
-    """Return a page; its sliders count whole ticks, so broken costs are shown in finer ones."""
-    from dualpipe_lab.viz.embed import page, timeline_html
-
-    ticks, fine = whole_ticks(cost)
-    title = program.name if fine == 1 else f"{program.name}, ticks of 1/{fine}"
-    whole = simulate(program, ticks)
-    named = Timeline(title, whole.spans_by_rank, whole.messages, costs=whole.costs)
-    return page(timeline_html(named), program.name)
+    write(files, program, costs)
 
 
 def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:

@@ -15,6 +15,7 @@ from dualpipe_lab import Cost, schedules, simulate
 from dualpipe_lab.cli.app import app
 from dualpipe_lab.cli.inputs import CsvFile, read_cost, split, wanted, whole_ticks
 from dualpipe_lab.pp.explain import explain
+from dualpipe_lab.pp.optimise import search
 from dualpipe_lab.pp.program import Program, check_counts
 from dualpipe_lab.pp.ranking import score, stage_cost
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
@@ -126,6 +127,32 @@ def test_two_smaller_stages_a_rank_cost_half_each():
         stage_cost(program, Cost(F=[1] * 8))
 
 
+def test_optimise_prints_the_order_it_found_and_writes_it(tmp_path):
+    words = [
+        "optimise",
+        "zero_bubble_h1",
+        "interleaved",
+        "--memory",
+        4,
+        "--weights",
+        1,
+        "--cost",
+        "F=2,I=2,W=2",
+        "--moves",
+        5,
+    ]
+    found = search(4, 8, Cost(F=2, I=2, W=2), memory=4, weights=1, names=["zero_bubble_h1", "interleaved"], num_moves=5)
+    text = output(*words)
+    assert text.startswith(f"{found}\n\n")
+    assert "best fixed  ZB-H1: 54 ticks" in text
+    assert "gap 0.0%" in text
+    file = tmp_path / "order.csv"
+    assert output(*words, "--csv", file).splitlines()[-1].startswith(f"wrote {file}")
+    assert from_torch_csv(file) == found.program
+    named = output("optimise", "1f1b", "--moves", 0)
+    assert "Searched, stages as in 1F1B: 27 ticks" in named
+
+
 def with_chunks(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
     """A schedule that has an option."""
     check_counts("chunky", num_virtual_stages=num_virtual_stages)
@@ -180,6 +207,8 @@ ERRORS = [
     (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
     (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
     (["explain", "gpipe", "1f1b"], 1, "explain takes one program, got 2: gpipe 1f1b"),
+    (["optimise", "dualpip"], 1, "there is no schedule named 'dualpip'"),
+    (["optimise", "--memory", "0"], 2, "Invalid value for '--memory'"),
     (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),
     (["show"], 2, "Missing argument"),
     (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),
@@ -265,5 +294,5 @@ finally:
 
 def test_help_names_every_command():
     text = output("--help")
-    assert all(f"│ {name} " in text for name in ("show", "compare", "explain", "grade", "progress"))
+    assert all(f"│ {name} " in text for name in ("show", "compare", "explain", "optimise", "grade", "progress"))
     assert run().exit_code == 2

@@ -1,0 +1,37 @@
+"""`optimise`: search for a quicker order than the fixed schedules have, under a limit of memory."""
+
+from typing import Annotated
+
+import typer
+
+from dualpipe_lab.cli.files import Csv, Html, Perfetto, Png, Svg, columns, write
+from dualpipe_lab.cli.inputs import Memory, Microbatches, Ranks, ShareCost, read_cost
+from dualpipe_lab.pp.optimise import search
+from dualpipe_lab.pp.ranking import stage_cost
+from dualpipe_lab.pp.simulator import simulate
+
+
+def optimise(
+    names: Annotated[list[str] | None, typer.Argument(help="schedules to start from; none: all")] = None,
+    ranks: Ranks = 4,
+    microbatches: Microbatches = 8,
+    cost: ShareCost = None,
+    memory: Memory = None,
+    weights: Annotated[int | None, typer.Option(min=1, help="weights that a rank has room for, in shares")] = None,
+    moves: Annotated[int, typer.Option(min=0, help="local moves to try, for each placement of stages")] = 300,
+    seed: Annotated[int, typer.Option(help="of the moves; the same seed gives the same order")] = 0,
+    svg: Svg = None,
+    png: Png = None,
+    html: Html = None,
+    csv: Csv = None,
+    perfetto: Perfetto = None,
+) -> None:
+    """Search for a quicker order, and say how far it is from a lower bound; print it, or write it to files."""
+    costs = read_cost(cost)
+    found = search(ranks, microbatches, costs, memory, weights, names or None, seed, moves)
+    own = stage_cost(found.program, costs)
+    print(found)
+    files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
+    if not any(files.values()):
+        print(f"\n{simulate(found.program, own).to_text(columns())}")
+    write(files, found.program, own)

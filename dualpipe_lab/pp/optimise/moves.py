@@ -1,0 +1,117 @@
+"""Local moves: shift one action of the critical path to another place of its rank, and keep what is not worse.
+
+Chapter: book/pp/explorer.  In: a program, costs, room for activations, a seed, a number of moves.  Out: a program.
+Only actions on the critical path can shorten the step: one of them goes before a few others of its rank, or a W that
+stands in the way, also that of a B, goes behind them.  Equal times are accepted too, so that the search walks over
+plateaus; the best program seen is returned, and it is never worse than the one given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.problems import Problems
+from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Program, Step, W, actions_of
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.survey import survey
+from dualpipe_lab.pp.waits import DryRun
+from dualpipe_lab.timeline import Span, Time, Timeline
+
+_FARTHEST = 6  # places that an action moves at once
+_SPLIT = 0.5  # how often a B is split and its W put off
+
+
+@dataclass(frozen=True)
+class _Found:
+    program: Program
+    timeline: Timeline
+
+    @cached_property
+    def path(self) -> list[Span]:
+        """The critical path."""
+        return self.timeline.critical_path()
+
+    @property
+    def length(self) -> tuple[Time, Time]:
+        """The makespan, and the sum of all ranks' ends, which tells equal makespans apart."""
+        ends = [self.timeline.window(rank)[1] for rank in range(self.timeline.num_ranks)]
+        return self.timeline.makespan, sum(ends)
+
+
+def improve(program: Program, cost: Cost, in_flight: Sequence[int], seed: int, num_moves: int) -> Program:
+    """Return the best program found in `num_moves` random moves; the same seed gives the same program.
+
+    The program given is valid and holds no more than `in_flight` activations per rank; so does the one returned.
+    """
+    random = Random(seed)  # noqa: S311 - a search, no secret
+    here = best = _Found(program, simulate(program, cost))
+    for _ in range(num_moves):
+        moved = _moved(here, random, in_flight)
+        timeline = None if moved is None else _timed(moved, cost)
+        if moved is None or timeline is None:
+            continue
+        found = _Found(moved, timeline)
+        if found.timeline.makespan <= here.timeline.makespan:
+            here = found
+        if found.length < best.length:
+            best = found
+    return best.program
+
+
+def _moved(here: _Found, random: Random, in_flight: Sequence[int]) -> Program | None:
+    """Return the program after one random move; None if the move breaks an order or the limit of memory."""
+    span = here.path[int(random.random() * len(here.path))]
+    place = _place(here.timeline.spans_by_rank[span.rank], span)
+    distance = 1 + int(random.random() * _FARTHEST)
+    steps = list(here.program.ranks[span.rank])
+    if span.kind == B and random.random() < _SPLIT:
+        stage, _, microbatch = span.parts[0]
+        steps[place : place + 1] = [Action(stage, I, microbatch), Action(stage, W, microbatch)]
+        place += 1
+    target = place + distance if actions_of(steps[place])[0].kind == W else place - distance
+    if not 0 <= target < len(steps):
+        return None
+    steps.insert(target, steps.pop(place))
+    if not _keeps_order(steps[min(place, target) : max(place, target) + 1]) or _most_held(steps) > in_flight[span.rank]:
+        return None
+    ranks = [*here.program.ranks]
+    ranks[span.rank] = tuple(steps)
+    old = here.program
+    return Program(old.name, ranks, old.num_stages, old.num_microbatches, old.num_directions)
+
+
+def _place(spans: Sequence[Span], wanted: Span) -> int:
+    return next(place for place, span in enumerate(spans) if span is wanted)
+
+
+def _keeps_order(steps: Sequence[Step]) -> bool:
+    """Whether the actions of each stage and microbatch still stand in the order F, B or F, I, W."""
+    last: dict[tuple[int, int], int] = {}
+    for step in steps:
+        for stage, kind, microbatch in actions_of(step):
+            order = WORK_KINDS.index(kind)
+            if last.get((stage, microbatch), -1) > order:
+                return False
+            last[stage, microbatch] = order
+    return True
+
+
+def _most_held(steps: Sequence[Step]) -> int:
+    held = most = 0
+    for step in steps:
+        kinds = [action.kind for action in actions_of(step)]
+        held += kinds.count(F)
+        most = max(most, held)
+        held -= kinds.count(B) + kinds.count(W)
+    return most
+
+
+def _timed(program: Program, cost: Cost) -> Timeline | None:
+    """Return the timeline; None if ranks wait for each other."""
+    run = DryRun(program, survey(program, Problems()))
+    if any(run.position(rank) < len(steps) for rank, steps in enumerate(program.ranks)):
+        return None
+    program.feasible_order = run.order  # a shifted action leaves a complete program complete
+    return simulate(program, cost)

@@ -1,0 +1,149 @@
+"""The search: never worse than the fixed schedules, never below the bound, the best where all orders can be tried."""
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.optimise import lower_bound, optimise, search
+from dualpipe_lab.pp.problems import InvalidProgram
+from dualpipe_lab.pp.program import Program, parse_action
+from dualpipe_lab.pp.ranking import score, share, stage_cost
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import validate
+
+
+def programs(*sizes):
+    for name in schedules.names():
+        for p, m in sizes:
+            try:
+                yield schedules.build(name, p, m)
+            except ValueError:
+                continue
+
+
+ticks = st.integers(0, 6)
+costs = st.builds(
+    Cost,
+    F=st.integers(1, 6),
+    I=ticks,
+    W=ticks,
+    B=st.none() | ticks,
+    overlap=st.none() | st.integers(1, 12),
+    latency=st.integers(0, 3),
+    transfer=st.integers(0, 2),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from([*programs((1, 2), (2, 4), (3, 6), (4, 8), (4, 3), (2, 7))]), costs)
+def test_no_schedule_beats_the_bound_of_its_own_memory(program, cost):
+    timeline = simulate(program, cost)
+    peaks = [timeline.peak_activations(rank) for rank in range(timeline.num_ranks)]
+    assert lower_bound(program, cost, peaks).ticks <= timeline.makespan
+    assert lower_bound(program, cost).ticks <= lower_bound(program, cost, peaks).ticks
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 6),
+    costs,
+    st.none() | st.integers(1, 6),
+    st.none() | st.just(1),
+    st.integers(0, 3),
+)
+def test_a_search_keeps_to_the_limits_and_is_never_worse_than_a_fixed_schedule(p, m, cost, memory, weights, seed):
+    scores = [score(program, cost) for program in programs((p, m))]
+    allowed = [one for one in scores if one.fits(memory) and (weights is None or one.weights <= weights)]
+    found = search(p, m, cost, memory, weights, seed=seed, num_moves=10)
+    own = stage_cost(found.program, cost)
+    assert simulate(found.program, own).makespan == found.makespan >= found.bound.ticks
+    assert found.makespan <= min((one.makespan for one in allowed), default=found.makespan)
+    assert (found.fixed is None) == (not allowed)
+    assert found.fixed is None or found.fixed[0] == min(one.makespan for one in allowed)
+    counted = score(found.program, cost)
+    assert counted.fits(memory)
+    assert weights is None or counted.weights <= weights
+    assert search(p, m, cost, memory, weights, seed=seed, num_moves=10).program == found.program
+
+
+def interleavings(chains):
+    """Every order of several chains of tokens."""
+    if not any(chains):
+        yield []
+    for index, chain in enumerate(chains):
+        if chain:
+            rest = [*chains[:index], chain[1:], *chains[index + 1 :]]
+            yield from ([chain[0], *order] for order in interleavings(rest))
+
+
+def every_program(num_microbatches, split):
+    """Every order of a line of 2 stages."""
+    kinds = "FIW" if split else "FB"
+    chains = [[[f"{rank}{kind}{m}" for kind in kinds] for m in range(num_microbatches)] for rank in range(2)]
+    for rows in product(*map(list, map(interleavings, chains))):
+        yield Program("tried", [[parse_action(token) for token in row] for row in rows])
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize(
+    "cost", [Cost(), Cost(F=2, I=3, W=1), Cost(F=1, I=1, W=4, latency=1), Cost(F=3, I=1, W=0), Cost(B=1, I=2, W=2)]
+)
+def test_where_all_orders_can_be_tried_the_best_is_found(cost, limit):
+    best = None
+    for program in [*every_program(2, split=True), *every_program(2, split=False)]:
+        try:
+            makespan = simulate(validate(program, in_flight=limit), cost).makespan
+        except InvalidProgram:
+            continue
+        best = makespan if best is None else min(best, makespan)
+    found = optimise(schedules.build("1f1b", 2, 2), cost, in_flight=limit)
+    assert found.makespan == best
+    assert found.bound.ticks <= best
+
+
+def test_the_bound_proves_known_schedules_best_and_finds_a_better_one():
+    h1 = schedules.build("zero_bubble_h1", 4, 8)
+    assert simulate(h1).makespan == lower_bound(h1, Cost()).ticks == 27
+    two_ways = search(4, 8, memory=4)
+    assert (two_ways.makespan, two_ways.bound.ticks, two_ways.gap) == (25, 25, 0)
+    one_way = search(4, 8, memory=4, weights=1)
+    assert one_way.makespan == Fraction(51, 2)
+    assert share(one_way.program) == Fraction(1, 2)
+
+
+def test_moves_leave_a_plateau_that_the_list_scheduler_stops_at():
+    cost = Cost(F=4, I=4, W=4, latency=1)
+    names = ["easy_dualpipe"]
+    without, with_moves = (search(4, 12, cost, memory=4, names=names, num_moves=number) for number in (0, 400))
+    assert with_moves.makespan < without.makespan
+    assert with_moves.bound == without.bound
+
+
+def test_a_lowered_program_is_searched_like_its_plain_form():
+    from dualpipe_lab.pp.lowering import lower
+
+    program = schedules.build("1f1b", 3, 4)
+    assert optimise(lower(program), num_moves=5).program == optimise(program, num_moves=5).program
+
+
+REFUSED = [
+    (lambda: search(4, 8, names=["dualpip"]), "there is no schedule named 'dualpip'"),
+    (lambda: search(3, 8, names=["dualpipe"]), "dualpipe needs an even number of ranks"),
+    (lambda: search(4, 8, weights=Fraction(1, 2)), "no schedule has 4 ranks, 8 microbatches and room for 1/2 weights"),
+    (lambda: search(4, 8, memory=Fraction(1, 3)), "every one of 4 ranks needs room for 1 activation or more, got 0"),
+    (lambda: optimise(schedules.build("1f1b", 2, 2), in_flight=[1]), r"every one of 2 ranks needs room .* got \[1\]"),
+    (lambda: optimise(schedules.build("dualpipev", 2, 4), in_flight=1), "no order was found with room for 1 activ"),
+    (lambda: optimise(schedules.build("1f1b", 2, 2), Cost(overlap=lambda pair: 1)), "overlap to be one number"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:25] for _, message in REFUSED])
+def test_what_cannot_be_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
