@@ -34,6 +34,17 @@ from dualpipe_lab.pp.closed_forms.looped import (
     looped_bfs_peak_activations,
     looped_num_messages,
 )
+from dualpipe_lab.pp.closed_forms.v_shapes import (
+    v_half_makespan,
+    v_half_peak_activations,
+    v_half_ticks_per_microbatch,
+    v_min_makespan,
+    v_min_peak_activations,
+    v_min_ticks_per_microbatch,
+    zbv_local_bubble,
+    zbv_makespan,
+    zbv_peak_activations,
+)
 from dualpipe_lab.pp.closed_forms.zero_bubble import (
     zero_bubble_h1_local_bubble,
     zero_bubble_h1_makespan,
@@ -66,6 +77,15 @@ __all__ = [
     "one_f_one_b_makespan",
     "one_f_one_b_peak_activations",
     "published_dualpipe_bubble",
+    "v_half_makespan",
+    "v_half_peak_activations",
+    "v_half_ticks_per_microbatch",
+    "v_min_makespan",
+    "v_min_peak_activations",
+    "v_min_ticks_per_microbatch",
+    "zbv_local_bubble",
+    "zbv_makespan",
+    "zbv_peak_activations",
     "zero_bubble_h1_local_bubble",
     "zero_bubble_h1_makespan",
     "zero_bubble_h1_peak_activations",

@@ -15,6 +15,9 @@ from dualpipe_lab.pp.schedules.gpipe import gpipe
 from dualpipe_lab.pp.schedules.interleaved import interleaved
 from dualpipe_lab.pp.schedules.looped_bfs import looped_bfs
 from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from dualpipe_lab.pp.schedules.v_half import v_half
+from dualpipe_lab.pp.schedules.v_min import v_min
+from dualpipe_lab.pp.schedules.zbv import zbv
 from dualpipe_lab.pp.schedules.zero_bubble_h1 import zero_bubble_h1
 from dualpipe_lab.pp.schedules.zero_bubble_h2 import zero_bubble_h2
 
@@ -30,6 +33,9 @@ __all__ = [
     "names",
     "one_f_one_b",
     "options_of",
+    "v_half",
+    "v_min",
+    "zbv",
     "zero_bubble_h1",
     "zero_bubble_h2",
 ]
@@ -41,6 +47,9 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "looped_bfs": looped_bfs,
     "zero_bubble_h1": zero_bubble_h1,
     "zero_bubble_h2": zero_bubble_h2,
+    "zbv": zbv,
+    "v_half": v_half,
+    "v_min": v_min,
     "easy_dualpipe": easy_dualpipe,
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
