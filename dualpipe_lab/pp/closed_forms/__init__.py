@@ -34,6 +34,7 @@ from dualpipe_lab.pp.closed_forms.looped import (
     looped_bfs_peak_activations,
     looped_num_messages,
 )
+from dualpipe_lab.pp.closed_forms.recompute import recompute_best_length, recompute_peak, recompute_stored
 from dualpipe_lab.pp.closed_forms.v_shapes import (
     v_half_makespan,
     v_half_peak_activations,
@@ -77,6 +78,9 @@ __all__ = [
     "one_f_one_b_makespan",
     "one_f_one_b_peak_activations",
     "published_dualpipe_bubble",
+    "recompute_best_length",
+    "recompute_peak",
+    "recompute_stored",
     "v_half_makespan",
     "v_half_peak_activations",
     "v_half_ticks_per_microbatch",

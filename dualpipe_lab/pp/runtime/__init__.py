@@ -3,6 +3,23 @@
 Chapter: book/pp/gpipe.  In: a program, the modules of this rank's stages, a loss.  Out: losses; gradients in `.grad`.
 """
 
-from dualpipe_lab.pp.runtime.runtime import PipelineRuntime, StepResult
+from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch, token_shares
+from dualpipe_lab.pp.runtime.check import check
+from dualpipe_lab.pp.runtime.recompute import recompute, recompute_layers
+from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
+from dualpipe_lab.pp.runtime.stage import Stage, WithLoss
+from dualpipe_lab.pp.runtime.task import Task
 
-__all__ = ["PipelineRuntime", "StepResult"]
+__all__ = [
+    "Evaluation",
+    "PipelineRuntime",
+    "Stage",
+    "StepResult",
+    "Task",
+    "WithLoss",
+    "check",
+    "recompute",
+    "recompute_layers",
+    "split_batch",
+    "token_shares",
+]

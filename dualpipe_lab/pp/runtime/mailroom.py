@@ -1,70 +1,85 @@
 """What travels between stages: activations down, gradients up, straight across where both stages share a rank.
 
-Each message has a tag of its own, so the order in which two ranks name their messages need not agree.  A receive
-allocates its buffer when it is due; an activation's send is retired when its gradient comes back, which proves that it
-arrived.  The sends of gradients are retired at the end of the step.
+Chapter: book/pp/pp-basic.  In: results of actions.  Out: inputs of actions.
+Buffers are made when their receive is posted and belong to the action that takes them; a result that goes to another
+rank is held until it has arrived there.
 """
 
-from torch import Tensor
+import torch
 
-from dualpipe_lab.pp.program import Action, F, Program
-from dualpipe_lab.world.comm import Work, irecv, isend
-from dualpipe_lab.world.comm.groups import Group, members
+from dualpipe_lab.pp.program import SEND_F, Action, B, F, Program
+from dualpipe_lab.pp.runtime.itinerary import made_by
+from dualpipe_lab.pp.runtime.post import Post
+from dualpipe_lab.pp.runtime.shapes import Shapes, Spec, gradients_of, spec_of
+from dualpipe_lab.pp.runtime.stage import Tensors
+from dualpipe_lab.world.comm import Work
 
 
 class Mailroom:
-    """Receives the inputs and sends the results of one rank's actions."""
+    """Receives the inputs and sends the results of one rank's actions in one step.
 
-    def __init__(self, program: Program, rank: int, group: Group | None) -> None:
-        self._program, self._rank, self._group = program, rank, group
-        self._global_ranks = members(group)
-        self._here: dict[Action, Tensor] = {}  # made on this rank, for this rank
-        self._sends: dict[tuple[bool, int, int], Work] = {}
+    Attributes:
+        peak_buffers: the most messages for which a receive buffer stood ready at once.
+    """
 
-    def receive(self, action: Action, like: Tensor) -> Tensor:
-        """The input of an action of an inner stage: a tensor of the shape and type of `like`."""
-        forward = action.kind == F
-        source = action.stage - 1 if forward else action.stage + 1
-        key = _made(source, forward, action.microbatch)
-        if key in self._here:
-            return self._here.pop(key)
-        buffer = like.new_empty(like.shape)
-        peer = self._peer(source, action.microbatch)
-        irecv(buffer, peer, self._tag(source, forward, action.microbatch), self._group).wait()
-        if not forward:
-            self._retire(True, action.stage, action.microbatch)
-        return buffer
+    def __init__(self, program: Program, post: Post, shapes: Shapes) -> None:
+        self._program, self._post, self._shapes = program, post, shapes
+        self._coming: dict[Action, tuple[Tensors, list[Work]]] = {}
+        self._made: dict[Action, tuple[str, Tensors]] = {}  # on this rank, neither fetched nor sent yet
+        self.peak_buffers = 0
 
-    def deliver(self, action: Action, result: Tensor) -> None:
-        """Hand the result of F, or of B or I, to the next stage."""
-        forward = action.kind == F
-        target = action.stage + 1 if forward else action.stage - 1
-        peer = self._peer(target, action.microbatch)
-        if peer == self._global_ranks[self._rank]:
-            self._here[_made(action.stage, forward, action.microbatch)] = result
-            return
-        tag = self._tag(action.stage, forward, action.microbatch)
-        send = isend(result.contiguous(), peer, tag, self._group, label=str(action))
-        self._sends[forward, action.stage, action.microbatch] = send
+    def expect(self, receive: Action) -> None:
+        """Post a receive ahead of time, if its shape is known already."""
+        result = made_by(receive)
+        spec = self._shapes.known(_boundary(result), result.microbatch)
+        if spec is not None:
+            self._post_receive(result, spec)
 
-    def close(self) -> None:
-        """Return when everything that was sent has been received."""
-        for send in self._sends.values():
-            send.wait()
-        self._sends.clear()
+    def receive(self, receive: Action) -> None:
+        """Post a receive unless that is done; ask for its shape if it is not known."""
+        result = made_by(receive)
+        if result not in self._coming:
+            self._post_receive(result, self._shapes.learn(_boundary(result), result.microbatch))
 
-    def _retire(self, forward: bool, stage: int, microbatch: int) -> None:
-        send = self._sends.pop((forward, stage, microbatch), None)
-        if send is not None:
-            send.wait()
+    def take(self, action: Action) -> Tensors:
+        """The input of an action: what the stage before it made, or after it for a backward."""
+        stage, kind, microbatch = action
+        result = Action(stage - 1, F, microbatch) if kind == F else Action(stage + 1, B, microbatch)
+        if result in self._made:
+            return self._made.pop(result)[1]
+        for work in self._coming[result][1]:
+            work.wait()
+        return self._coming.pop(result)[0]
 
-    def _peer(self, stage: int, microbatch: int) -> int:
-        return self._global_ranks[self._program.rank_of(stage, microbatch)]
+    def deliver(self, action: Action, tensors: Tensors) -> None:
+        """Keep the result of F, or of B or I, until it is sent or fetched."""
+        stage, kind, microbatch = action
+        self._made[Action(stage, F if kind == F else B, microbatch)] = str(action), tensors
 
-    def _tag(self, stage: int, forward: bool, microbatch: int) -> int:
-        return 2 * (microbatch * self._program.num_stages + stage) + forward
+    def send(self, message: Action) -> None:
+        """Send a result on."""
+        stage, kind, microbatch = message
+        forward = kind == SEND_F
+        result = Action(stage, F if forward else B, microbatch)
+        label, tensors = self._made.pop(result)
+        if forward:
+            self._shapes.announce(stage, microbatch, spec_of(tensors))
+        target = self._program.rank_of(stage + 1 if forward else stage - 1, microbatch)
+        for number, tensor in enumerate(tensors):
+            name = f"{label} ({number})" if number else label
+            self._post.isend(tensor.contiguous(), target, self._post.result_tag(result, number), name)
+
+    def _post_receive(self, result: Action, spec: Spec) -> None:
+        if result.kind == B:
+            spec = gradients_of(spec)
+        buffers = tuple(torch.empty(shape, dtype=dtype, device=self._post.device) for shape, dtype in spec)
+        source = self._program.rank_of(result.stage, result.microbatch)
+        tags = [self._post.result_tag(result, number) for number in range(len(buffers))]
+        works = [self._post.irecv(buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
+        self._coming[result] = buffers, works
+        self.peak_buffers = max(self.peak_buffers, len(self._coming))
 
 
-def _made(stage: int, forward: bool, microbatch: int) -> Action:
-    """The key of a result: I and B make the same thing."""
-    return Action(stage, F if forward else "B", microbatch)
+def _boundary(result: Action) -> int:
+    """The stage behind which a message crosses."""
+    return result.stage if result.kind == F else result.stage - 1

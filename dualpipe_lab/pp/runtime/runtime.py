@@ -3,39 +3,33 @@
 Chapter: book/pp/gpipe.  In: a program, this rank's modules, microbatches.  Out: losses, gradients in `.grad`.
   gradients   equal accumulation over the same microbatches on one process, bitwise where the order of sums is the same
   messages    one per boundary, microbatch and direction: (P - 1) * M * 2 in all for one stage per rank
-A stage that sits on two ranks (DualPipe) has one half of its gradient on each: the caller sums the two.
+  buffers     `lookahead` per source rank and direction, however many microbatches there are
 Elsewhere: torch `_PipelineScheduleRuntime`; Megatron's schedules.py, one function per schedule.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, B, F, Overlap, Program, Step, W, actions_of
+from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp.program import MESSAGE_KINDS, SEND_B, SEND_F, Action, F, Overlap, Program, Step, W, actions_of
+from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
+from dualpipe_lab.pp.runtime.check import check_output, check_stages, check_world
+from dualpipe_lab.pp.runtime.copies import Copies
+from dualpipe_lab.pp.runtime.itinerary import Itinerary, plan_rank
 from dualpipe_lab.pp.runtime.mailroom import Mailroom
+from dualpipe_lab.pp.runtime.negotiation import Negotiated
+from dualpipe_lab.pp.runtime.post import Post
+from dualpipe_lab.pp.runtime.shapes import Boundary, Given
 from dualpipe_lab.pp.runtime.stage import Stage
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.runtime.task import Overlapped, Task, one_after_the_other, title
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm.groups import Group
 from dualpipe_lab.world.context import current
-
-LossFn = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step leaves besides the gradients.
-
-    Attributes:
-        losses: the weighted loss of each microbatch whose last stage is on this rank; their sum over all ranks is the
-            loss of the batch.
-        peak_activations: the most microbatches, summed over this rank's stages, whose activations were held at once.
-    """
-
-    losses: dict[int, Tensor]
-    peak_activations: int
 
 
 class PipelineRuntime:
@@ -43,13 +37,19 @@ class PipelineRuntime:
 
     Args:
         program: any program that `validate` accepts; its ranks are the ranks of `group`.
-        stages: the module of each stage that the program places on this rank.
+        stages: for each stage that the program places on this rank, its module, or a `Stage` with a forward and a
+            backward of its own.
         loss_fn: `loss_fn(output, target)`, the mean over one microbatch.
-        boundary: an example of the tensor between two stages, or a function from the microbatch to one.
+        boundary: an example of what goes from one stage to the next (a tensor or a tuple of them), or a function from
+            the microbatch to one; None to have the ranks negotiate it.
         group: the ranks of this pipeline (default: the world).
         cost: nanoseconds of every action, for the emulated clocks; None to let work take the time it takes.
         on_stage_done: called with a stage's module after its last backward of a step, when its gradients are complete:
             data parallelism starts to sum them there, while the other stages still work.
+        overlapped: runs an overlapped pair, given its two tasks; by default one after the other.
+        sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.
+        lookahead: how many receives of each stream are posted ahead of time; 0 (NCCL needs it) follows the lowered
+            program.
 
     Raises:
         ValueError: if sizes or stages do not fit the program; InvalidProgram as `validate`.
@@ -58,133 +58,189 @@ class PipelineRuntime:
     def __init__(
         self,
         program: Program,
-        stages: Mapping[int, nn.Module],
-        loss_fn: LossFn,
-        boundary: Tensor | Callable[[int], Tensor],
+        stages: Mapping[int, nn.Module | Stage],
+        loss_fn: Callable[..., Tensor],
+        boundary: Boundary | None = None,
         group: Group | None = None,
         cost: Cost | None = None,
         on_stage_done: Callable[[nn.Module], None] | None = None,
+        overlapped: Overlapped = one_after_the_other,
+        sum_mirrors: bool = False,
+        lookahead: int = 2,
     ) -> None:
-        self._program = validate(program)
-        self._rank, size = comm.get_rank(group), comm.get_world_size(group)
-        if program.num_ranks != size:
-            raise ValueError(f"{program.name} is written for {program.num_ranks} ranks, the group has {size}")
-        placed = {action.stage for action in program.actions(self._rank)}
-        if set(stages) != placed:
-            raise ValueError(
-                f"{program.name} places stages {sorted(placed)} on rank {self._rank}, got modules for {sorted(stages)}"
-            )
-        self._stages = {index: Stage(index, module) for index, module in stages.items()}
-        self._loss_fn, self._group, self._cost = loss_fn, group, cost
-        self._boundary = boundary if callable(boundary) else lambda microbatch: boundary
-        self._ticks = cost.per_stage(program.num_stages) if cost else None
-        self._on_stage_done = on_stage_done
-        own = program.actions(self._rank)
-        self._last = {action.stage: action for action in own if action.kind in (B, W)}  # later ones replace earlier
+        self._program, self._rank = program, comm.get_rank(group)
+        lowered = lower(program)
+        check_world(program, comm.get_world_size(group))
+        check_stages(program, self._rank, stages)
+        self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
+        modules = {index: stage.module for index, stage in self._stages.items()}
+        self._post = Post(program, group, _device(modules, boundary))
+        self._shapes = Negotiated(program, self._rank, self._post) if boundary is None else Given(boundary)
+        self._plan = plan_rank(lowered, self._rank, lookahead)
+        self._forwards = plan_rank(lowered, self._rank, lookahead, forward_only=True)
+        self._loss_fn, self._overlapped, self._on_stage_done = loss_fn, overlapped, on_stage_done
+        self._cost, self._ticks = cost, cost.per_stage(program.num_stages) if cost else None
+        self._copies, self._sums_mirrors = Copies(program, self._rank, self._post, modules), sum_mirrors
 
     def step(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float] | None = None
+        self,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        weights: Sequence[float] | None = None,
+        extra: Extra | None = None,
     ) -> StepResult:
         """Run the program once; gradients accumulate in the modules' parameters.
 
         Args:
-            inputs: one tensor per microbatch; read on the ranks that hold the first stage.
-            targets: one tensor per microbatch; read on the ranks that hold the last stage.
+            inputs: one tensor (or tuple) per microbatch; read on the ranks that hold the first stage.
+            targets: one per microbatch; read on the ranks that hold the last stage.
             weights: the share of each microbatch in the loss; default 1 / M for equal ones.  Microbatches of unequal
-                numbers of tokens need their shares, or the gradient is not that of the batch.
+                numbers of tokens need their shares (`token_shares`), or the gradient is not that of the batch.
+            extra: by stage, the keyword arguments that its module gets besides, one mapping per microbatch.
 
         Raises:
-            ValueError: if there are not as many inputs, targets or weights as microbatches.
+            ValueError: if there are not as many of them as microbatches, or a stage returns what cannot be sent or
+                differentiated; a note names the rank and the action.
         """
-        number = self._program.num_microbatches
-        weights = weights if weights is not None else [1 / number] * number
-        for name, values in (("inputs", inputs), ("targets", targets), ("weights", weights)):
-            if len(values) != number:
-                raise ValueError(f"{self._program.name} needs {number} {name}, one per microbatch, got {len(values)}")
-        batch = _Batch(inputs, targets, weights, Mailroom(self._program, self._rank, self._group))
-        context = current()
-        before, context.quiet = context.quiet, True
-        try:
-            for step in self._program.ranks[self._rank]:
-                if not (isinstance(step, Action) and step.kind in MESSAGE_KINDS):
-                    self._run(step, batch)
-            batch.mail.close()
-        finally:
-            context.quiet = before
-        return StepResult(batch.losses, batch.peak)
+        batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
+        buffers = self._execute(self._plan, batch)
+        if self._sums_mirrors:
+            self._copies.finish()
+        return StepResult(batch.losses, batch.peak, buffers, batch.stage_losses)
 
-    def _run(self, step: Step, batch: "_Batch") -> None:
-        """Receive, work, send: an overlapped pair receives for both first and sends for both at the end."""
-        actions = actions_of(step)
-        received = [self._input(action, batch) for action in actions]
-        with current().span(*_title(step)):
+    def evaluate(
+        self,
+        inputs: Sequence[Any],
+        targets: Sequence[Any] | None = None,
+        weights: Sequence[float] | None = None,
+        extra: Extra | None = None,
+    ) -> Evaluation:
+        """Run the forwards alone and keep no activation; the arguments are those of `step`.
+
+        Without `targets`, the ranks of the last stage return its outputs.  The modules stay in the mode, training or
+        evaluation, that they are in.
+        """
+        batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
+        with torch.no_grad():
+            self._execute(self._forwards, batch)
+        return Evaluation(batch.losses, batch.outputs)
+
+    def sum_mirrors(self) -> None:
+        """Sum the gradients of every stage that several ranks hold (DualPipe); all ranks call it, after `step`."""
+        self._copies.finish()
+
+    def sum_tied(self, names: Mapping[int, str]) -> None:
+        """Sum the gradients of one weight that two or more stages hold, given its name in each.
+
+        All ranks call it, after `sum_mirrors` where there are any: `runtime.sum_tied({0: "weight", 3: "head.weight"})`.
+        """
+        self._copies.sum_tied(names)
+
+    def _execute(self, plan: Itinerary, batch: Batch) -> int:
+        """Walk through a plan; return the peak of the receive buffers."""
+        if isinstance(self._shapes, Negotiated):
+            self._shapes.begin(batch)
+        mail = Mailroom(self._program, self._post, self._shapes)
+        with _quiet():
+            for position, step in enumerate(plan.row):
+                for receive in plan.early.get(position, ()):
+                    mail.expect(receive)
+                with self._named(step):
+                    if isinstance(step, Overlap) or step.kind not in MESSAGE_KINDS:
+                        self._run(step, batch, mail, plan)
+                    elif step.kind in (SEND_F, SEND_B):
+                        mail.send(step)
+                    else:
+                        mail.receive(step)
+            self._post.close()
+        return mail.peak_buffers
+
+    def _run(self, step: Step, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
+        """Receive, work, deliver: an overlapped pair receives for both first and delivers for both at the end."""
+        tasks = [self._task(action, batch, mail) for action in actions_of(step)]
+        held = sum(stage.num_live for stage in self._stages.values())
+        batch.peak = max(batch.peak, held + sum(task.action.kind == F for task in tasks))
+        with current().span(*title(step)):
             started = current().clock.now()
-            results = [self._work(action, x, batch) for action, x in zip(actions, received, strict=True)]
+            if isinstance(step, Overlap):
+                self._overlapped(tasks[0], tasks[1])
+            else:
+                tasks[0].run()
             if self._cost and self._ticks:
-                ticks = self._cost.of_pair(step, self._ticks) if isinstance(step, Overlap) else self._of(step)
-                current().clock.wait_until(started + int(ticks))
-        for action, result in zip(actions, results, strict=True):
-            if result is not None:
-                batch.mail.deliver(action, result)
-            if self._on_stage_done and self._last.get(action.stage) == action:
-                self._on_stage_done(self._stages[action.stage].module)
+                current().clock.wait_until(started + int(self._cost.of(step, self._ticks)))
+        for task in tasks:
+            self._finish(task, batch, mail, plan)
 
-    def _of(self, action: Action) -> int:
-        assert self._ticks is not None
-        return int(self._ticks[action.kind][action.stage])
-
-    def _input(self, action: Action, batch: "_Batch") -> Tensor | None:
-        stage, kind, microbatch = action
-        if kind == F and stage == 0:
-            return batch.inputs[microbatch]
-        if kind == W or (kind != F and stage == self._program.num_stages - 1):
-            return None
-        return batch.mail.receive(action, self._boundary(microbatch))
-
-    def _work(self, action: Action, x: Tensor | None, batch: "_Batch") -> Tensor | None:
-        """Do one action; return what the next stage needs, if there is one."""
+    def _task(self, action: Action, batch: Batch, mail: Mailroom) -> Task:
+        """Collect what an action needs, and wait for what comes from other ranks."""
         index, kind, microbatch = action
-        stage = self._stages[index]
+        task = Task(self._stages[index], action)
         if kind == F:
-            assert x is not None
-            y = self._forward(stage, microbatch, x, batch)
-            batch.peak = max(batch.peak, sum(stage.num_live for stage in self._stages.values()))
-            return y
-        if kind == W:
-            stage.weight_grad(microbatch)
-            return None
-        dx = (stage.backward if kind == B else stage.input_grad)(microbatch, x)
-        return dx if index else None
+            task.arrived = mail.take(action) if index else batch.input(microbatch)
+            task.extra, task.weight = batch.extra_of(index, microbatch), batch.weights[microbatch]
+            if self._is_last(index) and batch.targets is not None:
+                target = batch.targets[microbatch]
+                task.loss_fn = lambda *outputs: self._loss_fn(*outputs, target)
+        elif kind != W and not self._is_last(index):
+            task.arrived = mail.take(action)
+        return task
 
-    def _forward(self, stage: Stage, microbatch: int, x: Tensor, batch: "_Batch") -> Tensor | None:
-        if stage.index == self._program.num_stages - 1:
-            target, weight = batch.targets[microbatch], batch.weights[microbatch]
-            batch.losses[microbatch] = stage.forward(microbatch, x, lambda y: self._loss_fn(y, target) * weight)
-            return None
-        y = stage.forward(microbatch, x)
-        like = self._boundary(microbatch)
-        if (y.shape, y.dtype) != (like.shape, like.dtype):
-            raise ValueError(
-                f"stage {stage.index} made {tuple(y.shape)} of {y.dtype} for microbatch {microbatch}, "
-                f"the boundary says {tuple(like.shape)} of {like.dtype}"
-            )
-        return y
+    def _finish(self, task: Task, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
+        """Pass on what a task has made, and take note of it."""
+        index, kind, microbatch = task.action
+        assert task.result is not None, f"the hook for overlapped pairs has not run {task.action}"
+        if kind == F:
+            self._note(task, batch)
+            if not self._is_last(index):
+                check_output(index, microbatch, task.result)
+                mail.deliver(task.action, task.result)
+        elif kind != W and index:
+            mail.deliver(task.action, task.result)
+        if plan.last.get(index) == task.action:
+            if self._sums_mirrors:
+                self._copies.start(index)
+            if self._on_stage_done:
+                self._on_stage_done(task.stage.module)
+
+    def _note(self, task: Task, batch: Batch) -> None:
+        """Keep losses and outputs."""
+        index, _, microbatch = task.action
+        if not torch.is_grad_enabled():
+            task.stage.live.pop(microbatch, None)  # nothing will be asked of it
+        if self._is_last(index):
+            if task.loss is not None:
+                batch.losses[microbatch] = task.loss
+            elif task.result:
+                batch.outputs[microbatch] = task.result if len(task.result) > 1 else task.result[0]
+        elif task.loss is not None:
+            batch.stage_losses[index, microbatch] = task.loss
+
+    def _is_last(self, index: int) -> bool:
+        return index == self._program.num_stages - 1
+
+    @contextmanager
+    def _named(self, step: Step) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"at {step} of {self._program.name!r}, rank {self._rank} of the pipeline")
+            raise
 
 
-@dataclass
-class _Batch:
-    """The data of one step, its messages, and what it has come to so far."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave waiting for messages out of the timeline: it shows as the gap between two spans."""
+    context = current()
+    before, context.quiet = context.quiet, True
+    try:
+        yield
+    finally:
+        context.quiet = before
 
-    inputs: Sequence[Tensor]
-    targets: Sequence[Tensor]
-    weights: Sequence[float]
-    mail: Mailroom
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    peak: int = 0
 
-
-def _title(step: Step) -> tuple[str, int, int, str, tuple[Action, Action] | None]:
-    """Kind, stage, microbatch, label and pair of a step's span, as the simulator writes them."""
-    if isinstance(step, Overlap):
-        return "F&B", step.forward.stage, step.forward.microbatch, str(step), (step.forward, step.backward)
-    return step.kind, step.stage, step.microbatch, str(step), None
+def _device(modules: Mapping[int, nn.Module], boundary: Boundary | None) -> torch.device:
+    """Where the buffers are made: where the weights are."""
+    for module in modules.values():
+        for parameter in module.parameters():
+            return parameter.device
+    return boundary.device if isinstance(boundary, Tensor) else torch.device("cpu")

@@ -38,6 +38,11 @@ class Work:
         self._done = True
         del self._context.in_flight[id(self)]
 
+    @property
+    def has_left(self) -> bool:
+        """For a send on an emulated link: whether its last byte is on the way by now; without one, True."""
+        return self._context.emulator is None or self._operation.due_ns <= self._context.clock.now()
+
     def __repr__(self) -> str:
         return f"<Work {self._operation.describe()}, {'done' if self._done else 'under way'}>"
 

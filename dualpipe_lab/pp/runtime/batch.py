@@ -1,0 +1,143 @@
+"""The data of one step, by microbatch, and what the step has come to.
+
+In: inputs, targets, shares of the loss.  Out: losses and counts.
+  share of a microbatch   its tokens over all tokens of the batch; 1 / M only where all are equal.  A loss is scaled by
+                          it before its backward, so gradients need no division afterwards
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+
+Extra = Mapping[int, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step leaves besides the gradients.
+
+    Attributes:
+        losses: the weighted loss of each microbatch whose last stage is on this rank; their sum over all ranks, with
+            the stage losses, is the loss of the batch.
+        peak_activations: the most microbatches, summed over this rank's stages, whose activations were held at once.
+        peak_buffers: the most messages for which a receive buffer stood ready at once.
+        stage_losses: by (stage, microbatch), the weighted losses that earlier stages returned (`WithLoss`).
+    """
+
+    losses: dict[int, Tensor]
+    peak_activations: int
+    peak_buffers: int
+    stage_losses: dict[tuple[int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a step without backward leaves.
+
+    Attributes:
+        losses: the weighted loss of each microbatch whose last stage is on this rank, if there were targets.
+        outputs: otherwise, the outputs of the last stage, by microbatch.
+    """
+
+    losses: dict[int, Tensor]
+    outputs: dict[int, Tensor | Tensors]
+
+
+@dataclass
+class Batch:
+    """The microbatches of one step and what became of them."""
+
+    inputs: Sequence[Any]
+    targets: Sequence[Any] | None
+    weights: Sequence[float]
+    extra: Extra
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    stage_losses: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor | Tensors] = field(default_factory=dict)
+    peak: int = 0
+
+    def input(self, microbatch: int) -> Tensors:
+        """The tensors that enter the first stage."""
+        return as_tensors(0, self.inputs[microbatch])
+
+    def extra_of(self, stage: int, microbatch: int) -> Mapping[str, Any]:
+        """The inputs that only one stage gets."""
+        return self.extra[stage][microbatch] if stage in self.extra else {}
+
+    def kind(self, microbatch: int) -> tuple[Any, ...]:
+        """The shapes that enter the first stage: they decide what crosses the boundaries."""
+        more = [value for value in self.extra_of(0, microbatch).values() if isinstance(value, Tensor)]
+        return tuple((tuple(value.shape), value.dtype) for value in (*self.input(microbatch), *more))
+
+
+def make_batch(
+    name: str,
+    number: int,
+    inputs: Sequence[Any],
+    targets: Sequence[Any] | None,
+    weights: Sequence[float] | None,
+    extra: Extra | None,
+) -> Batch:
+    """Check that everything is there once per microbatch of a program.
+
+    Raises:
+        ValueError: if there are not as many inputs, targets, weights or extra inputs as microbatches.
+    """
+    weights = weights if weights is not None else [1 / number] * number
+    given = {"inputs": inputs, "targets": targets if targets is not None else inputs, "weights": weights}
+    given |= {f"extra inputs of stage {stage}": values for stage, values in (extra or {}).items()}
+    for what, values in given.items():
+        if len(values) != number:
+            raise ValueError(f"{name} needs {number} {what}, one per microbatch, got {len(values)}")
+    return Batch(inputs, targets, weights, extra or {})
+
+
+def split_batch(batch: Tensor, num_microbatches: int, equal: bool = True) -> list[Tensor]:
+    """Cut a batch along its first dimension; without `equal`, the first microbatches may have one row more.
+
+    Raises:
+        ValueError: if the rows do not split, with the numbers that would do.
+
+    >>> [len(part) for part in split_batch(torch.zeros(10, 3), 4, equal=False)]
+    [3, 3, 2, 2]
+    """
+    rows = len(batch)
+    if num_microbatches < 1 or num_microbatches > rows or (equal and rows % num_microbatches):
+        fitting = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
+        otherwise = f", or equal=False with up to {rows} and token_shares for `weights`" if rows else ""
+        raise ValueError(
+            f"a batch of {rows} rows does not split into {num_microbatches} {'equal ' * equal}microbatches; use "
+            f"{fitting or 'a batch that has rows'}{otherwise}"
+        )
+    return list(batch.tensor_split(num_microbatches))
+
+
+def token_shares(counts: Sequence[int], group: Group | None = None) -> list[float]:
+    """Return each microbatch's share of all tokens: the `weights` of `PipelineRuntime.step`.
+
+    Args:
+        counts: the tokens of each microbatch whose loss counts.
+        group: replicas that train on other microbatches (data parallelism): their tokens count too, and the gradients
+            of all replicas are then to be summed, not averaged.
+
+    Raises:
+        ValueError: if a count is negative, or there are no tokens at all.
+
+    >>> token_shares([3, 1])
+    [0.75, 0.25]
+    """
+    if any(count < 0 for count in counts):
+        raise ValueError(f"a microbatch has no fewer than 0 tokens, got {list(counts)}")
+    total = torch.tensor([sum(counts)], dtype=torch.int64)
+    if group is not None:
+        comm.all_reduce(total, group=group)
+    if not total.item():
+        raise ValueError("no token of the batch counts: its mean loss is not a number; leave this batch out")
+    return [count / int(total.item()) for count in counts]

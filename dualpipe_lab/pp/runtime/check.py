@@ -1,0 +1,90 @@
+"""Does everything fit together?  Asked before any rank starts: `check` runs the stages here, one after another.
+
+Chapter: book/pp/gpipe.  In: a program, all stages, a batch.  Out: nothing, or one error that says what to change.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.runtime.batch import Extra, make_batch
+from dualpipe_lab.pp.runtime.shapes import Boundary, Given, spec_of
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, has_gradient, scaled
+from dualpipe_lab.pp.validator import validate
+
+
+def check_world(program: Program, size: int) -> None:
+    """Raise ValueError unless a program is written for this many ranks."""
+    if program.num_ranks != size:
+        raise ValueError(
+            f"{program.name} is written for {program.num_ranks} ranks, the group has {size}; build it for {size}"
+        )
+
+
+def check_stages(program: Program, rank: int, stages: Collection[int]) -> None:
+    """Raise ValueError unless the stages are those that a program places on a rank."""
+    placed = {action.stage for action in program.actions(rank)}
+    if set(stages) != placed:
+        raise ValueError(
+            f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(stages)}"
+        )
+
+
+def check_output(stage: int, microbatch: int, output: Tensors) -> None:
+    """Raise ValueError if no gradient can come back for what a stage hands to the next one."""
+    if not any(map(has_gradient, output)):
+        types = ", ".join(str(tensor.dtype) for tensor in output) or "nothing"
+        raise ValueError(
+            f"stage {stage} returned {types} for microbatch {microbatch}, and no gradient comes back for integers; "
+            "return a floating point tensor (integers may go beside it, in a tuple)"
+        )
+
+
+def check(
+    program: Program,
+    stages: Mapping[int, nn.Module],
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Any],
+    targets: Sequence[Any],
+    num_ranks: int | None = None,
+    boundary: Boundary | None = None,
+    extra: Extra | None = None,
+) -> None:
+    """Run every microbatch through copies of all stages, without ranks and without gradients.
+
+    Args:
+        program: what will run.
+        stages: the modules of all stages; not those of one rank.
+        loss_fn: as for `PipelineRuntime`.
+        inputs: as for its `step`.
+        targets: as for its `step`.
+        num_ranks: how many ranks there will be.
+        boundary: as for `PipelineRuntime`.
+        extra: as for its `step`.
+
+    Raises:
+        ValueError, TypeError: as the run itself would, but without one; InvalidProgram as `validate`.
+    """
+    validate(program)
+    check_world(program, program.num_ranks if num_ranks is None else num_ranks)
+    if set(stages) != set(range(program.num_stages)):
+        raise ValueError(
+            f"{program.name} has stages 0 to {program.num_stages - 1}, got modules for {sorted(stages)}; give all"
+        )
+    batch = make_batch(program.name, program.num_microbatches, inputs, targets, None, extra)
+    copies = {stage: deepcopy(module) for stage, module in stages.items()}  # a forward may change buffers
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for microbatch in range(program.num_microbatches):
+            tensors = batch.input(microbatch)
+            for stage in range(program.num_stages):
+                output = copies[stage](*tensors, **batch.extra_of(stage, microbatch))
+                tensors = as_tensors(stage, output)
+                if stage < program.num_stages - 1:
+                    check_output(stage, microbatch, tensors)
+                    if boundary is not None:
+                        Given(boundary).announce(stage, microbatch, spec_of(tensors))
+            scaled(loss_fn(*tensors, targets[microbatch]), 1)

@@ -1,0 +1,145 @@
+"""Which part of a stage's graph belongs to I, and which to W: trunk, forks and twigs (see `split`).
+
+In: the roots and inputs of an autograd graph.  Out: a `Plan`.  Time: O(edges), in Python, once per I.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dualpipe_lab.pp.runtime.savings import held_by_others
+
+Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it
+Children: TypeAlias = dict[Node, list[tuple[Node, int]]]  # for each node, leaves first: the nodes and slots it feeds
+_MANY = object()  # the owner of what more than one fork leads to
+_LEAF = torch._C._functions.AccumulateGrad
+
+
+@dataclass
+class Fork:
+    """A node of the trunk, or a root of a twig, where the gradients of some parameters branch off.
+
+    Attributes:
+        slots: its outputs that are used; one gradient comes in for each.
+        leaves: the parameters that W computes from here.
+        grads: what came in, by slot.
+    """
+
+    node: Node
+    slots: set[int] = field(default_factory=set)
+    leaves: list[Tensor] = field(default_factory=list)
+    grads: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Plan:
+    """How the backward of a graph is split.
+
+    Attributes:
+        forks: where W starts.
+        early: the parameters whose gradients I computes.
+        spent: the nodes that W does not visit.
+    """
+
+    forks: list[Fork]
+    early: list[Tensor]
+    spent: list[Node]
+
+
+def make_plan(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> Plan:
+    """Divide a graph between I and W; without inputs, as the first stage is."""
+    children = _from_leaves_up(roots)
+    trunk = _towards(children, inputs) if inputs else _towards_many(children)
+    forks, owner = _owners(roots, children, trunk)
+    for edge in roots:
+        if edge.node in forks:
+            forks[edge.node].slots.add(edge.output_nr)
+    for targets in children.values():
+        for child, slot in targets:
+            if child in forks:
+                forks[child].slots.add(slot)
+    early = _share_out(children, trunk, forks, owner)
+    used = [fork for fork in forks.values() if fork.leaves]
+    busy = {fork.node for fork in used}
+    spent = [node for node in children if node not in busy and owner.get(node) not in busy]
+    return Plan(used, early, spent)
+
+
+def _from_leaves_up(roots: Sequence[GradientEdge]) -> Children:
+    """Every node of the graph, each after those it leads to."""
+    children: Children = {}
+    found: Children = {}
+    stack = [edge.node for edge in roots]
+    while stack:
+        node = stack[-1]
+        if node not in found:
+            found[node] = [(child, slot) for child, slot in node.next_functions if child is not None]
+            stack += [child for child, _ in found[node] if child not in found]
+        else:
+            children.setdefault(stack.pop(), found[node])
+    return children
+
+
+def _towards(children: Children, inputs: Sequence[Tensor]) -> set[Node]:
+    """The nodes from which an input is reached."""
+    trunk = {get_gradient_edge(x).node for x in inputs}
+    for node, targets in children.items():
+        if any(child in trunk for child, _ in targets):
+            trunk.add(node)
+    return trunk
+
+
+def _towards_many(children: Children) -> set[Node]:
+    """The nodes from which more than one parameter is reached."""
+    reached: dict[Node, Any] = {}
+    for node, targets in children.items():
+        below = {reached[child] for child, _ in targets} - {None}
+        alone = below.pop() if len(below) == 1 else _MANY if below else None
+        reached[node] = node if isinstance(node, _LEAF) else alone
+    return {node for node, leaf in reached.items() if leaf is _MANY}
+
+
+def _owners(
+    roots: Sequence[GradientEdge], children: Children, trunk: set[Node]
+) -> tuple[dict[Node, Fork], dict[Node, Any]]:
+    """The forks, and for every node of a twig the node of its fork, or _MANY."""
+    forks: dict[Node, Fork] = {}
+    owner: dict[Node, Any] = {}
+
+    def own(node: Node, fork: Any) -> None:
+        if owner.setdefault(node, fork) is not fork:
+            owner[node] = _MANY
+
+    for edge in roots:
+        if edge.node not in trunk:  # an output that depends on parameters alone
+            forks[edge.node] = Fork(edge.node)
+            own(edge.node, edge.node)
+    for node in reversed(children):
+        of = node if node in trunk else owner[node]
+        for child, _ in children[node]:
+            if child not in trunk:
+                if of is node:
+                    forks.setdefault(node, Fork(node))
+                own(child, of)
+    return forks, owner
+
+
+def _share_out(children: Children, trunk: set[Node], forks: dict[Node, Fork], owner: dict[Node, Any]) -> list[Tensor]:
+    """Give each parameter to its fork; return those that are better computed early."""
+    early: list[Tensor] = []
+    in_one_piece = {node for node in forks if node in trunk and _computes_all_at_once(node)}
+    for node in children:
+        if isinstance(node, _LEAF) and node not in trunk:
+            fork = owner[node]
+            (early if fork is _MANY or fork in in_one_piece else forks[fork].leaves).append(node.variable)
+    return early
+
+
+def _computes_all_at_once(node: Node) -> bool:
+    """Whether a second visit would repeat work: a custom Function, or a region that somebody else recomputes."""
+    return isinstance(node, BackwardCFunction) or held_by_others(node)

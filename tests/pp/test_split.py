@@ -1,0 +1,239 @@
+"""The split backward: I + W equals B for every kind of module, no product is made twice, and memory is freed at I."""
+
+import gc
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+from stage_zoo import WIDTH, ZOO, Again, Block, Tied, make, torch_checkpoint
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dualpipe_lab.pp.runtime import recompute
+from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp.runtime.trunk import make_plan
+
+# Norms and convolutions have one kernel for all gradients; it is told which ones to compute, and called twice.
+PRODUCTS = {
+    "mm", "bmm", "addmm", "embedding_dense_backward", "gelu_backward", "tanh_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+}  # fmt: skip
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def products(self):
+        return sum(number for name, number in self.count.items() if name in PRODUCTS)
+
+
+def forward(module, x, first):
+    x = x.clone() if first or not x.is_floating_point() else x.clone().requires_grad_()
+    torch.manual_seed(1)
+    output = module(x)
+    return x, output if isinstance(output, tuple) else (output,)
+
+
+def gradients(outputs, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(y.shape, dtype=y.dtype, generator=generator) for y in outputs]
+
+
+def whole(module, x, first=False):
+    """B: gradients of input and parameters, and how much work it was."""
+    x, outputs = forward(module, x, first)
+    with Operations() as work:
+        torch.autograd.backward(outputs, gradients(outputs))
+    return x.grad, [p.grad for p in module.parameters()], work
+
+
+def halves(module, x, first=False):
+    """I and W; between the two no parameter may have a gradient."""
+    x, outputs = forward(module, x, first)
+    split = SplitBackward([get_gradient_edge(y) for y in outputs], [x] if x.requires_grad else [])
+    dys = gradients(outputs)
+    del outputs
+    with Operations() as i:
+        found = split.input_grad(dys)
+    assert all(p.grad is None for p in module.parameters())
+    with Operations() as w:
+        split.weight_grad()
+    return found[0] if found else None, [p.grad for p in module.parameters()], i, w
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", ZOO)
+def test_i_and_w_equal_b(name, first):
+    module, x = make(name)
+    if first and not list(module.parameters()):
+        pytest.skip("a first stage without parameters has no backward")
+    dx, grads, *_ = halves(module, x, first)
+    module.load_state_dict(make(name)[0].state_dict())  # the statistics of batch norm
+    module.zero_grad()
+    expected_dx, expected, _ = whole(module, x, first)
+    assert (dx is None) == (expected_dx is None)
+    assert dx is None or torch.equal(dx, expected_dx)
+    for (label, _), ours, theirs in zip(module.named_parameters(), grads, expected, strict=True):
+        assert (ours is None) == (theirs is None), label
+        assert ours is None or torch.allclose(ours, theirs, rtol=1e-12, atol=1e-13), label
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in ("no parameters", "identity")])
+def test_no_product_is_made_twice(name, first):
+    module, x = make(name)
+    *_, i, w = halves(module, x, first)
+    *_, b = whole(module, x, first)
+    assert i.products + w.products == b.products
+    assert w.products >= 1 or name in ("auxiliary", "convolution")  # shared with another output; one kernel
+
+
+def test_w_holds_one_product_per_linear_layer():
+    module, x = make("block")
+    *_, i, w = halves(module, x)
+    assert w.count["mm"] == 4
+    assert i.count["mm"] == 4
+
+
+def test_the_first_stage_is_split_too():
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    *_, i, w = halves(layers, torch.randn(3, 4), first=True)
+    assert (i.count["mm"], w.count["mm"]) == (2, 3)  # nobody asks for the gradient of the data
+
+
+def watched(layers, x):
+    """Run layers and return their results as weak references: autograd alone holds them afterwards."""
+    references = []
+    for layer in layers:
+        x = layer(x)
+        references.append(weakref.ref(x))
+    return x, references
+
+
+def test_i_frees_what_w_does_not_need():
+    layers = [nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
+    x = torch.randn(3, 4, requires_grad=True)
+    y, references = watched(layers, x)
+    split = SplitBackward([get_gradient_edge(y)], [x])
+    del y
+    gc.collect()
+    held = [reference() is not None for reference in references]
+    assert held == [True, True, False, True, False]
+    split.input_grad([torch.ones(3, 4)])
+    held = [reference() is not None for reference in references]
+    assert held == [False, True, False, True, False]  # the inputs of linear layers
+    split.weight_grad()
+    assert not any(reference() is not None for reference in references)
+
+
+def test_a_recomputed_region_is_computed_again_once():
+    calls = []
+
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            calls.append(1)
+            return self.two(torch.tanh(self.one(x)))
+
+    for how in (recompute, torch_checkpoint):
+        calls.clear()
+        region = Counted().double()
+        x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+        y = how(region, x)
+        split = SplitBackward([get_gradient_edge(y)], [x])
+        split.input_grad([torch.ones_like(y)])
+        split.weight_grad()
+        assert len(calls) == 2
+
+
+def test_a_shared_weight_is_left_to_i():
+    x, (y,) = forward(Tied().double(), torch.randn(3, WIDTH, dtype=torch.float64), False)
+    plan = make_plan([get_gradient_edge(y)], [x])
+    assert [len(fork.leaves) for fork in plan.forks] == [2]
+    assert len(plan.early) == 2
+
+
+@pytest.mark.parametrize("name", ["mlp", "tied", "scaled"])
+def test_hooks_count_once(name):
+    """Hooks of parameters see the whole gradient, once; those of tensors in between have their effect once."""
+
+    def hooked(backward):
+        module, x = make(name)
+        seen, totals = [], []
+        for parameter in module.parameters():
+            parameter.register_hook(lambda grad: grad * 2)
+            parameter.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(
+                    lambda layer, args, y: y.register_hook(lambda grad: grad.clamp(-1, 1)) and None
+                )
+        totals = backward(module, x)[1]
+        return totals, seen
+
+    grads, seen = hooked(halves)
+    expected, expected_seen = hooked(whole)
+    assert len(seen) == len(expected_seen) == len(grads)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(grads, expected, strict=True))
+
+
+def test_gradients_accumulate_in_place():
+    module, x = make("tied")
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = [parameter.grad for parameter in module.parameters()]
+    x, outputs = forward(module, x, False)
+    split = SplitBackward([get_gradient_edge(y) for y in outputs], [x])
+    split.input_grad(gradients(outputs))
+    split.weight_grad()
+    assert all(parameter.grad is old for parameter, old in zip(module.parameters(), before, strict=True))
+    _, expected, _ = whole(make("tied")[0], make("tied")[1])
+    assert all(torch.allclose(a, b + 1) for a, b in zip(before, expected, strict=True))
+
+
+def test_an_input_that_nothing_uses_has_no_gradient():
+    linear = nn.Linear(2, 2)
+    unused = torch.randn(2, 2, requires_grad=True)
+    y = linear(torch.ones(1, 2))
+    split = SplitBackward([get_gradient_edge(y)], [unused])
+    assert split.input_grad([torch.ones_like(y)]) == [None]
+    split.weight_grad()
+    assert linear.weight.grad is not None
+
+
+def test_autocast_splits_too():
+    module = nn.Sequential(Block().double().float(), nn.Linear(WIDTH, WIDTH)).eval()
+    x = torch.randn(2, 3, WIDTH)
+
+    def run(backward):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            return backward(module, x)[1]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(halves), run(whole), strict=True))
+
+
+def test_recomputed_regions_may_nest():
+    inner = Again(recompute).double()
+    module = Again(lambda region, x: recompute(lambda x: inner(region(x)), x)).double()
+    module.inner = inner
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    dx, grads, *_ = halves(module, x)
+    module.zero_grad()
+    expected_dx, expected, _ = whole(module, x)
+    assert torch.equal(dx, expected_dx)
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(grads, expected, strict=True))
