@@ -78,15 +78,17 @@ def _forwards(row: tuple[Step, ...]) -> list[Step]:
 def _early(lowered: Program, row: tuple[Step, ...], lookahead: int) -> dict[int, list[Action]]:
     """A receive is posted once the one `lookahead` places before it in its stream has been used."""
     streams: defaultdict[tuple[int, str], list[tuple[int, Action]]] = defaultdict(list)
-    expected = {step for step in row if isinstance(step, Action) and step.kind in MESSAGE_KINDS}
+    due = {step: position for position, step in enumerate(row) if isinstance(step, Action)}
     for position, step in enumerate(row):
         for stage, kind, microbatch in actions_of(step):
             receive = Action(stage, RECV_F if kind == F else RECV_B, microbatch)
-            if kind not in MESSAGE_KINDS and kind != W and receive in expected:
+            if kind not in MESSAGE_KINDS and kind != W and receive in due:
                 source = lowered.rank_of(made_by(receive).stage, microbatch)
                 streams[source, receive.kind].append((position, receive))
     early: defaultdict[int, list[Action]] = defaultdict(list)
     for uses in streams.values():
         for number, (_, receive) in enumerate(uses):
-            early[uses[number - lookahead][0] + 1 if number >= lookahead else 0].append(receive)
+            position = uses[number - lookahead][0] + 1 if number >= lookahead else 0
+            if position <= due[receive]:
+                early[position].append(receive)
     return dict(sorted(early.items()))
