@@ -18,6 +18,8 @@ from torch import Tensor
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm.groups import Group
 
+_STATE = ("scale", "growth", "backoff", "interval", "num_good_steps")
+
 
 class LossScaler:
     """The scale of the loss; pass it to an optimizer's `step`.
@@ -71,9 +73,10 @@ class LossScaler:
             self.scale, self.num_good_steps = (grown if isfinite(grown) else self.scale), 0
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
-        return {"scale": self.scale, "num_good_steps": self.num_good_steps}
+        """What a checkpoint keeps: all numbers, so that a resumed run scales as the first one did."""
+        return {name: getattr(self, name) for name in _STATE}
 
     def load(self, state: dict[str, float]) -> None:
         """Go on from what a checkpoint kept."""
-        self.scale, self.num_good_steps = float(state["scale"]), int(state["num_good_steps"])
+        for name in _STATE:
+            setattr(self, name, state[name])

@@ -1,0 +1,94 @@
+"""To and from the checkpoints of `torch.distributed.checkpoint`, on one process.
+
+Chapter: book/dp/io-save-and-load.  In: a checkpoint of ours, or one of torch's.  Out: the other.
+Torch's index is a pickle, which runs code when it is read: import only what you trust.
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from dualpipe_lab.dp.checkpoint import folder as folders
+from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint, type_name
+from dualpipe_lab.dp.checkpoint.region import whole
+
+_VALUES = "dualpipe_lab.values"  # a tensor of bytes, so that nothing of ours is pickled
+_FILE = "rank-00000.safetensors"
+_NO_VALUES: dict[str, Any] = {
+    "sampler": None,
+    "config": None,
+    "scaler": None,
+    "topology": None,
+    "random": [],
+    "num_steps": 0,
+}
+
+
+def to_torch(path: Path | str, target: Path | str) -> None:
+    """Write a checkpoint of ours as one of torch's, with the same names; the model must fit into memory.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    checkpoint = Checkpoint(path)
+    state = {name: checkpoint.read(name) for name in checkpoint.names()}
+    values = json.dumps({"step": checkpoint.step, **checkpoint.index.values}).encode()
+    state[_VALUES] = torch.frombuffer(bytearray(values), dtype=torch.uint8)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that one process does it is the intent
+        dcp.save(state, checkpoint_id=str(target), no_dist=True)
+
+
+def from_torch(
+    source: Path | str, folder: Path | str, step: int | None = None, rename: Callable[[str], str] | None = None
+) -> Path:
+    """Write a checkpoint of torch's as one of ours into `folder`, and return its path.
+
+    Args:
+        source: torch's folder.
+        folder: of our checkpoints.
+        step: of the training; not needed if `to_torch` made the source.
+        rename: gives each tensor its name here: `parameter/...`, `exp_avg/...`, `exp_avg_sq/...`, `buffer/...`.
+
+    Raises:
+        CheckpointError: no step is known, or the step is saved already.
+    """
+    wanted = dcp.FileSystemReader(str(source)).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in wanted.items()
+        if hasattr(entry, "properties")
+    }
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        dcp.load(state, checkpoint_id=str(source), no_dist=True)
+    values = dict(_NO_VALUES)
+    if _VALUES in state:
+        values = json.loads(state.pop(_VALUES).numpy().tobytes())
+        saved_step = values.pop("step")
+        step = saved_step if step is None else step
+    if step is None:
+        raise CheckpointError(f"{source} does not say its step; pass step=")
+    return _write(
+        {rename(name) if rename else name: tensor for name, tensor in state.items()}, Path(folder), step, values
+    )
+
+
+def _write(state: dict[str, Tensor], folder: Path, step: int, values: dict[str, Any]) -> Path:
+    folders.begin(folder, step)
+    hidden = folders.hidden_of(folder, step)
+    tensors = {}
+    for name, tensor in state.items():
+        shape = tuple(tensor.shape)
+        tensors[name] = TensorEntry(type_name(tensor.dtype), shape, [Stored(_FILE, whole(shape))])
+    parts = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in state.items()}
+    size = write_tensors(hidden / _FILE, parts, state.__getitem__)
+    (hidden / INDEX).write_text(Index(step, {_FILE: size}, tensors, values).dumps())
+    folders.sync(hidden / INDEX)
+    return folders.commit(hidden)

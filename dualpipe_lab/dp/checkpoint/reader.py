@@ -1,0 +1,111 @@
+"""`Checkpoint`: reads any elements of any tensor, from the files that have them and nothing more of those.
+
+Chapter: book/dp/io-save-and-load.  In: a checkpoint's folder.  Out: flat tensors; one file of the whole model.
+  bytes read for a shard of a flat tensor   those of the shard
+  memory of `consolidate`                   the largest tensor, not the model
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.index import CheckpointError, Index, Stored, read_index
+from dualpipe_lab.dp.checkpoint.region import Region, overlaps, whole
+
+
+class Checkpoint:
+    """A checkpoint on disk.
+
+    Raises:
+        CheckpointError: it is not there, or not whole.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.index: Index = read_index(self.path)
+
+    @property
+    def step(self) -> int:
+        """The step of the training at which it was saved."""
+        return self.index.step
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The tensors whose names begin with `prefix`."""
+        return [name for name in self.index.tensors if name.startswith(prefix)]
+
+    def check(self, name: str, region: Region, dtype: torch.dtype) -> None:
+        """Refuse a tensor that does not fit, before anything is read.
+
+        Raises:
+            CheckpointError: naming the tensor and what differs.
+        """
+        if name not in self.index.tensors:
+            raise CheckpointError(f"{self.path} has no tensor {name}; it is a checkpoint of another model")
+        entry = self.index.tensors[name]
+        where = f"{self.path / entry.pieces[0].file}: tensor {name}" if entry.pieces else f"{self.path}: tensor {name}"
+        if (entry.shape or (1,)) != region.shape:
+            raise CheckpointError(
+                f"{where} has shape {entry.shape}, the model's has {region.shape}; it is a checkpoint of another model"
+            )
+        if entry.dtype != type_name(dtype):
+            raise CheckpointError(
+                f"{where} is {entry.dtype}, the model's is {type_name(dtype)}; "
+                "load it with the precision that it was saved with"
+            )
+
+    def read(self, name: str, region: Region | None = None) -> Tensor:
+        """Some elements of a tensor, flat; all of them in the tensor's shape if no region is named.
+
+        Raises:
+            CheckpointError: naming the file and the tensor, if it cannot be read.
+        """
+        if name not in self.index.tensors:
+            raise CheckpointError(f"{self.path} has no tensor {name}")
+        entry = self.index.tensors[name]
+        wanted = region or whole(entry.shape)
+        flat = torch.empty(wanted.numel, dtype=getattr(torch, entry.dtype))
+        found = sum(self._read_piece(name, piece, wanted, flat) for piece in entry.pieces)
+        if found != wanted.numel:
+            raise CheckpointError(
+                f"{self.path}: {wanted.numel - found} elements of tensor {name} are in none of its files"
+            )
+        return flat if region else flat.view(entry.shape)
+
+    def consolidate(self, file: Path | str, prefix: str = "parameter/") -> None:
+        """Write all tensors of a prefix whole into one safetensors file, one after the other, without the prefix."""
+        names = self.names(prefix)
+        entries = {name.removeprefix(prefix): self.index.tensors[name] for name in names}
+        hidden = Path(file).with_name(f".saving-{Path(file).name}")
+        parts = {name: (getattr(torch, entry.dtype), entry.shape) for name, entry in entries.items()}
+        write_tensors(hidden, parts, lambda name: self.read(prefix + name))
+        os.rename(hidden, file)
+
+    def _read_piece(self, name: str, piece: Stored, wanted: Region, flat: Tensor) -> int:
+        """Copy what a piece has of the wanted elements; return how many."""
+        copies = overlaps(piece.region, wanted)
+        if not copies:
+            return 0
+        begin = copies[0].source
+        try:
+            with safe_open(self.path / piece.file, "pt") as shard:
+                block = shard.get_slice(name)[begin : copies[-1].source + copies[-1].length]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.path / piece.file}: tensor {name} cannot be read ({error})") from error
+        for copy in copies:
+            flat[copy.target : copy.target + copy.length] = block[
+                copy.source - begin : copy.source - begin + copy.length
+            ]
+        return sum(copy.length for copy in copies)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """The name of a type in the index.
+
+    >>> type_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,206 @@
+"""`save` and `load`: called by all ranks together.
+
+Chapter: book/dp/io-save-and-load.  In: an optimizer on N ranks, a folder.  Out: a checkpoint; the state, on any number.
+  save   tell each other what everyone holds -> each element has one owner -> everyone writes a file and waits for the
+         disk -> rank 0 writes the index and renames the folder
+  load   everyone plans and checks -> reads into new memory -> if all ranks are content, all copy; otherwise none does
+Elsewhere: torch.distributed.checkpoint (a pickled index); Megatron dist_checkpointing.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from dualpipe_lab.dp.checkpoint import folder as folders
+from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint, type_name
+from dualpipe_lab.dp.checkpoint.region import Region
+from dualpipe_lab.dp.checkpoint.state import Fragment, PlaceOf, fragments, random_state, set_random_state
+from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.dp.sharded import ShardedOptimizer
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint holds besides tensors.
+
+    Attributes:
+        step: of the training.
+        sampler: the position in the data, as it was passed to `save`.
+        config: as it was passed to `save`.
+        topology: the ranks that saved.
+    """
+
+    step: int
+    sampler: Any
+    config: Any
+    topology: Topology | None
+
+
+def save(
+    folder: Path | str,
+    step: int,
+    optimizer: ShardedOptimizer,
+    *,
+    scaler: LossScaler | None = None,
+    sampler: Any = None,
+    config: Any = None,
+    topology: Topology | None = None,
+    place_of: PlaceOf | None = None,
+    keep: int | None = None,
+    group: Group | None = None,
+) -> Path:
+    """Save the state of all ranks as one checkpoint, `folder/step-...`; return its path.
+
+    Args:
+        folder: on a disk that all ranks share.
+        step: of the training.
+        optimizer: with its module.
+        scaler: its scale and count are saved.
+        sampler: the position in the data; like `config`, anything that JSON can hold.
+        config: of the training.
+        topology: of the ranks.
+        place_of: where a parameter lies in the whole model, by its name and value; needed under tp and pp.
+        keep: remove all checkpoints but the newest so many.
+        group: the ranks that save together (default: the world).
+
+    Raises:
+        CheckpointError: the step is saved already.
+        ValueError: `keep` is below 1.
+    """
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep counts from 1, got {keep}; leave it out to keep all checkpoints")
+    rank, folder = comm.get_rank(group), Path(folder)
+    values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
+    values["scaler"] = scaler.state() if scaler else None
+    values["topology"] = topology.describe() if topology else None
+    own = list(fragments(optimizer, place_of))
+    _agreed(lambda: _begin(folder, step, values, rank), group)
+    tensors = _deal(comm.all_gather_object([(f.name, f.shape, type_name(f.view.dtype), f.region) for f in own], group))
+    hidden = folders.hidden_of(folder, step)
+    size = _agreed(lambda: _write(hidden / _file_of(rank), own, tensors), group)
+    sizes = comm.all_gather_object(size, group)
+    values["random"] = comm.all_gather_object(random_state(optimizer.generator), group)
+    if rank == 0:
+        index = Index(step, {_file_of(number): size for number, size in enumerate(sizes)}, tensors, values)
+        (hidden / INDEX).write_text(index.dumps())
+        folders.sync(hidden / INDEX)
+        folders.commit(hidden)
+        if keep is not None:
+            folders.rotate(folder, keep)
+    comm.barrier(group)
+    return folder / folders.name_of(step)
+
+
+def load(
+    path: Path | str,
+    optimizer: ShardedOptimizer,
+    *,
+    scaler: LossScaler | None = None,
+    place_of: PlaceOf | None = None,
+    group: Group | None = None,
+) -> Restored:
+    """Load a checkpoint, whatever the number of ranks that saved it, and whichever stage of ZeRO.
+
+    Weights, moments and the number of steps become those of the checkpoint; so do the scaler and, on ranks that had
+    one, the random numbers.  If it does not fit on one rank, no rank has changed.
+
+    Args:
+        path: of the checkpoint: `latest(folder)`.
+        optimizer: of the same model, with the same precision.
+        scaler: takes the saved scale and count.
+        place_of: as in `save`.
+        group: the ranks that load together (default: the world).
+
+    Raises:
+        CheckpointError: naming the file and the tensor that are damaged, missing or of another model.
+    """
+    own = list(fragments(optimizer, place_of))
+    checkpoint = _agreed(lambda: _plan(Path(path), own, scaler), group)
+    wanted = {name for names in comm.all_gather_object([f.name for f in own], group) for name in names}
+    surplus = [name for name in checkpoint.names() if name not in wanted]
+    if surplus:
+        raise CheckpointError(f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model")
+    staged = _agreed(lambda: [checkpoint.read(f.name, f.region) for f in own], group)
+    for fragment, values in zip(own, staged, strict=True):
+        fragment.view.copy_(values)
+    return _restore(checkpoint.index, optimizer, scaler, comm.get_rank(group))
+
+
+def _begin(folder: Path, step: int, values: dict[str, Any], rank: int) -> None:
+    try:
+        json.dumps(values)
+    except TypeError as error:
+        raise CheckpointError(f"sampler and config must be such as JSON can hold: {error}") from error
+    if rank == 0:
+        folders.begin(folder, step)
+
+
+def _deal(holdings: list[list[tuple[str, tuple[int, ...], str, Region]]]) -> dict[str, TensorEntry]:
+    """Who writes what: elements that several ranks hold are left to the first of them."""
+    tensors: dict[str, TensorEntry] = {}
+    for rank, fragments_of_rank in enumerate(holdings):
+        for name, shape, dtype, region in fragments_of_rank:
+            entry = tensors.setdefault(name, TensorEntry(dtype, shape))
+            if (entry.dtype, entry.shape) != (dtype, shape):
+                raise CheckpointError(
+                    f"tensor {name} is {dtype} {shape} on rank {rank} and {entry.dtype} {entry.shape} on another; "
+                    "give each its own name with place_of"
+                )
+            if all(piece.region != region for piece in entry.pieces):
+                entry.pieces.append(Stored(_file_of(rank), region))
+    return tensors
+
+
+def _write(file: Path, own: list[Fragment], tensors: dict[str, TensorEntry]) -> int:
+    mine = {f.name: f.view for f in own if Stored(file.name, f.region) in tensors[f.name].pieces}
+    return write_tensors(file, {name: (view.dtype, (view.numel(),)) for name, view in mine.items()}, mine.__getitem__)
+
+
+def _plan(path: Path, own: list[Fragment], scaler: LossScaler | None) -> Checkpoint:
+    checkpoint = Checkpoint(path)
+    for fragment in own:
+        checkpoint.check(fragment.name, fragment.region, fragment.view.dtype)
+    if scaler is not None and checkpoint.index.values["scaler"] is None:
+        raise CheckpointError(f"{path} was saved without a loss scaler; leave out scaler=")
+    return checkpoint
+
+
+def _restore(index: Index, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
+    """Everything but the tensors themselves."""
+    for held in optimizer.held:
+        held.adam.round()
+    optimizer.publish()
+    values = index.values
+    optimizer.num_steps = int(values["num_steps"])  # the bias corrections go on where they were
+    if scaler is not None:
+        scaler.load(values["scaler"])
+    if rank < len(values["random"]):
+        set_random_state(values["random"][rank], optimizer.generator)
+    topology = Topology(**values["topology"]) if values["topology"] else None
+    return Restored(index.step, values["sampler"], values["config"], topology)
+
+
+def _agreed(action: Callable[[], T], group: Group | None) -> T:
+    """Do something on every rank; if it fails on one, it fails on all, and nobody waits for the others in vain."""
+    problem, result = None, None
+    try:
+        result = action()
+    except (OSError, CheckpointError) as error:
+        problem = str(error)
+    problems = [found for found in comm.all_gather_object(problem, group) if found]
+    if problems:
+        raise CheckpointError(problems[0])
+    return cast(T, result)
+
+
+def _file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"

@@ -1,0 +1,77 @@
+"""Regions of tensors as arithmetic, against plain indexing."""
+
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpipe_lab.dp.checkpoint.region import Region, overlaps, whole
+from dualpipe_lab.dp.layout import Layout
+
+
+@st.composite
+def cuts(draw, shape):
+    """A slice along an axis, and of it a flat range."""
+    axis = draw(st.integers(0, len(shape) - 1))
+    start = draw(st.integers(0, shape[axis]))
+    stop = draw(st.integers(start, shape[axis]))
+    numel = prod((*shape[:axis], stop - start, *shape[axis + 1 :]))
+    first = draw(st.integers(0, numel))
+    return Region(shape, axis, start, stop, first, draw(st.integers(first, numel)))
+
+
+def taken(region):
+    """The elements of a region, by numpy's indexing; each element is its own number."""
+    grid = np.arange(prod(region.shape)).reshape(region.shape)
+    part = np.take(grid, range(region.start, region.stop), axis=region.axis).reshape(-1)
+    return part[region.first : region.last].tolist()
+
+
+SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
+
+
+@given(SHAPES.flatmap(cuts))
+def test_runs_are_the_elements_in_order(region):
+    assert [start + at for start, length in region.runs() for at in range(length)] == taken(region)
+    assert all(length > 0 for _, length in region.runs())
+
+
+@given(SHAPES.flatmap(lambda shape: st.tuples(cuts(shape), cuts(shape))))
+def test_overlaps_are_what_two_regions_have_in_common(pair):
+    source, target = pair
+    have, want = taken(source), taken(target)
+    found = {}
+    for copy in overlaps(source, target):
+        for at in range(copy.length):
+            found[copy.target + at] = have[copy.source + at]
+    assert found == {at: element for at, element in enumerate(want) if element in set(have)}
+
+
+@given(SHAPES, st.data())
+def test_any_cut_can_be_put_together_from_any_other(shape, data):
+    """Tensor-parallel slices with flat shards of each, read back as another such cut."""
+    axis, slices, shards = (
+        data.draw(st.integers(0, len(shape) - 1)),
+        data.draw(st.integers(1, 4)),
+        data.draw(st.integers(1, 4)),
+    )
+    pieces = []
+    for part in range(slices):
+        start, stop = Layout([shape[axis]], slices).span(part)
+        numel = prod(shape) // shape[axis] * (stop - start)
+        layout = Layout([numel], shards)
+        pieces += [Region(shape, axis, start, stop, *layout.span(shard)) for shard in range(shards)]
+    target = data.draw(cuts(shape))
+    flat = [None] * target.numel
+    for piece in pieces:
+        have = taken(piece)
+        for copy in overlaps(piece, target):
+            flat[copy.target : copy.target + copy.length] = have[copy.source : copy.source + copy.length]
+    assert flat == taken(target)
+
+
+def test_a_number_is_a_vector_of_one():
+    assert whole(()) == Region((1,), 0, 0, 1, 0, 1)
+    assert list(whole((2, 3)).runs()) == [(0, 6)]
+    assert whole((0, 3)).numel == 0
