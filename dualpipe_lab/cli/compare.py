@@ -35,7 +35,8 @@ _WIDTH = 100
 def compare(
     context: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(help="schedules, also interleaved:num_virtual_stages=3; none: all")
+        list[str] | None,
+        typer.Argument(help="schedules, also interleaved:num_virtual_stages=3; none: all synchronous ones"),
     ] = None,
     ranks: Ranks = 4,
     microbatches: Microbatches = 8,
@@ -48,7 +49,7 @@ def compare(
     Other options, such as --virtual-stages 3, go to the builders that have them.
     """
     given, options = split([*(names or []), *context.args])
-    asked = _with_options([wanted(name) for name in given or schedules.names()], options)
+    asked = _with_options([wanted(name) for name in given or schedules.names(synchronous=True)], options)
     costs = read_cost(cost)
     scores, refused = _scores(asked, (ranks, microbatches), costs)
     console = Console(width=_WIDTH if not Console().is_terminal else None)
@@ -57,6 +58,11 @@ def compare(
         console.print(_table(ranked(scores, memory, barrier), memory))
     for name, reason in refused:
         print(f"{name}: {reason}")
+    for one in asked:
+        if isinstance(one, Variant) and not schedules.is_synchronous(one.name):
+            print(
+                f"{one}: it updates the weights between microbatches, so it computes another gradient than the others"
+            )
     if not scores:
         raise ValueError("none of these schedules has this size")
 

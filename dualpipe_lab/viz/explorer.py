@@ -1,4 +1,4 @@
-"""The schedule explorer: every schedule of the registry at many sizes, on a page without a kernel.
+"""The schedule explorer: every synchronous schedule of the registry at many sizes, on a page without a kernel.
 
 Chapter: book/pp/explorer.  In: numbers of ranks and of microbatches.  Out: HTML that ranks the schedules.
 The programs are built here and sent as compressed text, a few hundred bytes each; the page simulates them with the
@@ -31,7 +31,8 @@ _HEAD = ("Schedule", "Makespan (ticks)", "Bubble", "Local bubble", "Peak activat
 class Explorer:
     """A page on which schedules are chosen, timed and ranked.
 
-    `names`: schedules of the registry, also with options, such as "interleaved:num_virtual_stages=4" (default: all).
+    `names`: schedules of the registry, also with options, such as "interleaved:num_virtual_stages=4".  By default all
+    synchronous ones: an asynchronous one is quicker because it computes another gradient, which no number here shows.
     Raises ValueError if `start`, the numbers of ranks and microbatches shown first, is not among the sizes.
 
     >>> print(Explorer(ranks=[2], microbatches=[4], names=["gpipe", "1f1b"], start=(2, 4)))
@@ -48,7 +49,8 @@ class Explorer:
         start: tuple[int, int] = START,
     ) -> None:
         self.ranks, self.microbatches, self.start = list(ranks), list(microbatches), start
-        self.variants = {name: variant(name) for name in (schedules.names() if names is None else names)}
+        chosen = schedules.names(synchronous=True) if names is None else names
+        self.variants = {name: variant(name) for name in chosen}
         if start[0] not in self.ranks or start[1] not in self.microbatches:
             raise ValueError(f"start={start} is not among the sizes; use one of ranks and one of microbatches")
 

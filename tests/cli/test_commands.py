@@ -117,6 +117,13 @@ def test_compare_puts_what_exceeds_the_memory_last_and_names_what_has_not_this_s
     assert "dualpipe: dualpipe needs an even number of ranks, got 5" in text
 
 
+def test_compare_leaves_asynchronous_schedules_out_unless_they_are_named():
+    assert "PipeDream" not in output("compare")
+    text = output("compare", "pipedream", "1f1b")
+    assert "pipedream: it updates the weights between microbatches, so it computes another gradient" in text
+    assert "1f1b:" not in text
+
+
 def test_two_smaller_stages_a_rank_cost_half_each():
     program = schedules.build("dualpipev", 4, 8)
     assert stage_cost(program, Cost(F=1, I=2, B=5, overlap=4, latency=3)) == Cost(

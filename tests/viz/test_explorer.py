@@ -46,7 +46,7 @@ def built(name, p, m):
         return None
 
 
-STARTING = [program for name in schedules.names() if (program := built(name, 4, 8))]
+STARTING = [program for name in schedules.names(synchronous=True) if (program := built(name, 4, 8))]
 
 
 def run_node(explorer, choices):
@@ -74,7 +74,7 @@ def expected_of(program, choice):
 
 def test_every_schedule_at_every_size_has_the_simulator_s_numbers():
     explorer = Explorer()
-    assert list(explorer.variants) == schedules.names()
+    assert list(explorer.variants) == schedules.names(synchronous=True)
     choices = [
         {"ranks": p, "microbatches": m, "limit": limit, "costs": costs, "barrier": m % 2 == 0}
         for p in explorer.ranks
@@ -187,7 +187,9 @@ def test_as_many_cells_as_actions_and_nothing_sticks_out(shown, width):
     shown.set_viewport_size({"width": width, "height": 900})
     settled(shown)
     cells = element(shown, "Object.fromEntries([...e.cards].map(([key, card]) => [key, card.cells]))", "dp-explorer")
-    assert cells == {name: len(list(program)) for name in schedules.names() if (program := built(name, 4, 8))}
+    assert cells == {
+        name: len(list(program)) for name in schedules.names(synchronous=True) if (program := built(name, 4, 8))
+    }
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
 
 

@@ -34,6 +34,14 @@ from dualpipe_lab.pp.closed_forms.looped import (
     looped_bfs_peak_activations,
     looped_num_messages,
 )
+from dualpipe_lab.pp.closed_forms.pipedream import (
+    double_buffered_version,
+    double_buffered_versions_kept,
+    stashed_version,
+    stashed_versions_kept,
+    synced_version,
+    synced_versions_kept,
+)
 from dualpipe_lab.pp.closed_forms.recompute import recompute_best_length, recompute_peak, recompute_stored
 from dualpipe_lab.pp.closed_forms.v_shapes import (
     v_half_makespan,
@@ -57,6 +65,8 @@ from dualpipe_lab.pp.closed_forms.zero_bubble import (
 
 __all__ = [
     "bubble_fraction",
+    "double_buffered_version",
+    "double_buffered_versions_kept",
     "dualpipe_bubble",
     "dualpipe_makespan",
     "dualpipe_peak_activations",
@@ -81,6 +91,10 @@ __all__ = [
     "recompute_best_length",
     "recompute_peak",
     "recompute_stored",
+    "stashed_version",
+    "stashed_versions_kept",
+    "synced_version",
+    "synced_versions_kept",
     "v_half_makespan",
     "v_half_peak_activations",
     "v_half_ticks_per_microbatch",

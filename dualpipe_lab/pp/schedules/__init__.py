@@ -15,6 +15,7 @@ from dualpipe_lab.pp.schedules.gpipe import gpipe
 from dualpipe_lab.pp.schedules.interleaved import interleaved
 from dualpipe_lab.pp.schedules.looped_bfs import looped_bfs
 from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from dualpipe_lab.pp.schedules.pipedream import pipedream
 from dualpipe_lab.pp.schedules.v_half import v_half
 from dualpipe_lab.pp.schedules.v_min import v_min
 from dualpipe_lab.pp.schedules.zbv import zbv
@@ -29,10 +30,12 @@ __all__ = [
     "easy_dualpipe",
     "gpipe",
     "interleaved",
+    "is_synchronous",
     "looped_bfs",
     "names",
     "one_f_one_b",
     "options_of",
+    "pipedream",
     "v_half",
     "v_min",
     "zbv",
@@ -53,16 +56,31 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "easy_dualpipe": easy_dualpipe,
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
+    "pipedream": pipedream,
 }
 
+_ASYNCHRONOUS = frozenset({pipedream})
 
-def names() -> list[str]:
+
+def names(synchronous: bool | None = None) -> list[str]:
     """Return the names that `build` knows, from the simplest schedule to the most elaborate.
 
-    >>> names()[:2]
-    ['gpipe', '1f1b']
+    `synchronous`: only those that compute the gradient of the batch with one version of the weights (True), or only
+    those that update in between and so compute another gradient (False).  Numbers of the two cannot be ranked together.
+
+    >>> names()[:2], names(synchronous=False)
+    (['gpipe', '1f1b'], ['pipedream'])
     """
-    return list(_BUILDERS)
+    return [name for name in _BUILDERS if synchronous is None or synchronous is is_synchronous(name)]
+
+
+def is_synchronous(name: str) -> bool:
+    """Return whether a schedule computes the gradient of the batch with one version of the weights.
+
+    >>> is_synchronous("1F1B"), is_synchronous("PipeDream")
+    (True, False)
+    """
+    return builder(name) not in _ASYNCHRONOUS
 
 
 def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> Program:

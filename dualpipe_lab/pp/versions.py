@@ -1,0 +1,101 @@
+"""Weight versions of an asynchronous run: which one each forward uses, and how many a stage keeps; found by counting.
+
+Chapter: book/pp/pipedream.  In: the program of a run, the backwards per update.  Out: numbers of versions.
+A stage's version is the number of its updates so far.  A microbatch needs one version for its F and for its B, or what
+it computes is the gradient of no function.  Three rules choose it:
+  weight stashing   the version that the stage has when F starts                         `updates_before`
+  vertical sync     the version that stage 0 had, on every stage                         `vertical_sync`
+  2BW               the newest version that every stage has for the whole batch          `double_buffered`
+The closed forms are in `dualpipe_lab.pp.closed_forms.pipedream`.
+Sources: Narayanan et al. 2019 (SOSP), section 3.3; Narayanan et al. 2021 (arXiv 2006.09503), section 3.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from dualpipe_lab.pp.program import Action, B, F, Program, W
+
+
+def updates_before(program: Program, update_every: int = 1) -> list[list[int]]:
+    """Return [stage][microbatch]: how many updates the stage has made when F of the microbatch starts.
+
+    `update_every`: a stage updates its weights after that many of its backwards.
+    Raises ValueError for a program that keeps a stage on two ranks: the copies would part.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> updates_before(pipedream(3, 5))
+    [[0, 0, 0, 1, 2], [0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    """
+    found = [[0] * program.num_microbatches for _ in range(program.num_stages)]
+    for stage, actions in enumerate(_by_stage(program)):
+        num_backwards = 0
+        for action in actions:
+            if action.kind == F:
+                found[stage][action.microbatch] = num_backwards // update_every
+            num_backwards += action.kind in (B, W)
+    return found
+
+
+def vertical_sync(versions: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the versions where each microbatch takes that of stage 0 along to every stage.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> vertical_sync(updates_before(pipedream(3, 5)))
+    [[0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 0, 0, 1, 2]]
+    """
+    return [list(versions[0]) for _ in versions]
+
+
+def double_buffered(versions: Sequence[Sequence[int]], update_every: int) -> list[list[int]]:
+    """Return the versions where a batch of `update_every` microbatches uses one version, which every stage has by then.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> double_buffered(updates_before(pipedream(3, 6), update_every=3), update_every=3)[0]
+    [0, 0, 0, 0, 0, 0]
+    """
+    num_microbatches = len(versions[0])
+    newest = [
+        min(version for row in versions for version in row[start : start + update_every])
+        for start in range(0, num_microbatches, update_every)
+    ]
+    return [[newest[m // update_every] for m in range(num_microbatches)] for _ in versions]
+
+
+def versions_kept(program: Program, versions: Sequence[Sequence[int]], update_every: int = 1) -> list[int]:
+    """Return how many versions of its weights each stage holds at most, the current one included.
+
+    A version is held while it is the current one, and until the last backward that needs it; it is dropped before the
+    update that this backward causes writes the next one.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> program = pipedream(3, 8)
+    >>> versions_kept(program, updates_before(program))
+    [3, 2, 1]
+    """
+    return [_most_held(actions, versions[stage], update_every) for stage, actions in enumerate(_by_stage(program))]
+
+
+def _most_held(actions: Sequence[Action], versions: Sequence[int], update_every: int) -> int:
+    backwards = [(time, action.microbatch) for time, action in enumerate(actions) if action.kind in (B, W)]
+    updates = [time for time, _ in backwards[update_every - 1 :: update_every]]
+    needed: dict[int, int] = {}  # version -> the last time at which a backward needs it
+    for time, microbatch in backwards:
+        needed[versions[microbatch]] = time
+    changes = []
+    for version, (made, replaced) in enumerate(pairwise([-1, *updates, len(actions)])):
+        changes += [(made, 1), (max(replaced, needed.get(version, -1)), -1)]
+    return max(accumulate(change for _, change in sorted(changes)))  # at one time, what is dropped goes first
+
+
+def _by_stage(program: Program) -> list[list[Action]]:
+    stages: list[list[Action]] = [[] for _ in range(program.num_stages)]
+    home: dict[int, int] = {}
+    for rank in range(program.num_ranks):
+        for action in program.actions(rank):
+            if home.setdefault(action.stage, rank) != rank:
+                raise ValueError(
+                    f"stage {action.stage} of {program.name} is on ranks {home[action.stage]} and {rank}; its copies "
+                    "would part with their first updates: use a program that keeps each stage on one rank"
+                )
+            stages[action.stage].append(action)
+    return stages
