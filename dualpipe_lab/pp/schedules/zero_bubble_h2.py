@@ -7,7 +7,8 @@ Out: one list of actions per rank.
   local bubble       (P - 1) * max(0, t_I - t_F, t_F + t_I - 2 * t_W) for K = 2 * P - 1: zero for equal times
   messages           2 * (P - 1) * M                as 1F1B
 The two differ by the start and the end: rank r begins r forwards late, and the ranks end one after the other.  Only if
-the next step follows without a barrier does the local bubble count; otherwise ZB-H1 takes as long with half the room.
+the next step follows without a barrier does the local bubble count; otherwise ZB-H1 takes as long with half the room,
+unless I is longer than W or than F.
 Rank r runs E = K - P activations' worth of room as extra warm-up forwards and as longer waits of its W, in the
 proportion P - 1 - r to r.  E = 0 is ZB-H1.
 Elsewhere: the paper's authors search with a heuristic under a limit of memory; torch has no such schedule.
