@@ -41,7 +41,7 @@ def interleaved(
     )
     sizes = round_sizes(num_ranks, num_microbatches, round_size)
     ranks = [_one_rank(rank, num_ranks, sizes, num_virtual_stages) for rank in range(num_ranks)]
-    return Program("Interleaved 1F1B", ranks, num_virtual_stages * num_ranks, num_microbatches)
+    return Program("Interleaved 1F1B", ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
 
 
 def loop_cells(

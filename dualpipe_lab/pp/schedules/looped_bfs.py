@@ -29,7 +29,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 
     )
     num_stages = num_virtual_stages * num_ranks
     ranks = [_one_rank(range(rank, num_stages, num_ranks), num_microbatches) for rank in range(num_ranks)]
-    return Program("Looped BFS", ranks, num_stages, num_microbatches)
+    return Program("Looped BFS", ranks, num_stages, num_microbatches, num_directions=1)
 
 
 def _one_rank(stages: range, num_microbatches: int) -> list[Action]:

@@ -29,7 +29,7 @@ def v_half(num_ranks: int, num_microbatches: int) -> Program:
     num_stages, even = 2 * num_ranks, num_ranks % 2 == 0
     limits = [(num_stages - stage + 1 + even) // 2 for stage in range(num_stages)]
     rows = _block(num_ranks).squeeze(num_microbatches, limits)
-    return Program("V-Half", rows, num_stages, num_microbatches)
+    return Program("V-Half", rows, num_stages, num_microbatches, num_directions=1)
 
 
 def _block(num_ranks: int) -> BuildingBlock:

@@ -29,4 +29,4 @@ def v_min(num_ranks: int, num_microbatches: int) -> Program:
     # Without two ticks' pause after the last F, F and I would collide where 3 divides the number of ranks.
     turned = num_stages + (2 if num_ranks % 3 == 0 else 0)
     block = BuildingBlock(range(num_stages), [turned + num_stages - 1 - stage for stage in range(num_stages)])
-    return Program("V-Min", block.repeat(num_microbatches), num_stages, num_microbatches)
+    return Program("V-Min", block.repeat(num_microbatches), num_stages, num_microbatches, num_directions=1)

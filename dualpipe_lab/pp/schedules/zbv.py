@@ -32,7 +32,7 @@ def zbv(num_ranks: int, num_microbatches: int) -> Program:
     rows = [_numbered(_phases(rank, num_ranks, enough), num_microbatches) for rank in range(num_ranks)]
     if num_microbatches < enough:
         rows = _refilled(rows, num_microbatches)
-    return Program("ZBV", rows, 2 * num_ranks, num_microbatches)
+    return Program("ZBV", rows, 2 * num_ranks, num_microbatches, num_directions=1)
 
 
 def _phases(rank: int, num_ranks: int, num_microbatches: int) -> Iterator[Pick]:

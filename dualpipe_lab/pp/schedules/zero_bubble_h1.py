@@ -34,7 +34,7 @@ def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: in
     )
     sizes = round_sizes(num_ranks, num_microbatches)
     ranks = [_one_rank(rank, num_ranks, sizes, num_virtual_stages) for rank in range(num_ranks)]
-    return Program("ZB-H1", ranks, num_virtual_stages * num_ranks, num_microbatches)
+    return Program("ZB-H1", ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
 
 
 def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[Action]:

@@ -33,7 +33,7 @@ def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None 
     check_counts("zero_bubble_h2", num_ranks=num_ranks, num_microbatches=num_microbatches)
     extra = max(0, activations_held(num_ranks, num_microbatches, in_flight) - num_ranks)
     ranks = [_one_rank(rank, num_ranks, num_microbatches, extra) for rank in range(num_ranks)]
-    return Program("ZB-H2", ranks, num_ranks, num_microbatches)
+    return Program("ZB-H2", ranks, num_ranks, num_microbatches, num_directions=1)
 
 
 def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> int:
