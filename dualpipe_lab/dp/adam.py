@@ -131,6 +131,7 @@ class AdamShard:
         self.weight = working.float() if master else working
         wide = torch.float32 if master or generator is not None else working.dtype
         self.first, self.second = torch.zeros_like(working, dtype=wide), torch.zeros_like(working, dtype=wide)
+        self.extra: dict[str, Tensor] = {}  # more of the shard's state, by name: a moving average
 
     def step(self, grad: Tensor, step: int, lr_factor: float = 1.0, scale: float = 1.0) -> None:
         """Update the shard with its part of the gradient, multiplied by `scale`; `step` counts from 1."""
@@ -150,4 +151,4 @@ class AdamShard:
 
     def state(self) -> dict[str, Tensor]:
         """The weights at their best precision and the moments, by name: what a checkpoint saves."""
-        return {"parameter": self.weight, "exp_avg": self.first, "exp_avg_sq": self.second}
+        return {"parameter": self.weight, "exp_avg": self.first, "exp_avg_sq": self.second, **self.extra}

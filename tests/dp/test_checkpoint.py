@@ -66,37 +66,49 @@ def same(ours, theirs):
     return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def save_from(stage, num_ranks, folder, dtype=torch.float64, num_steps=2):
+def save_all(stages, num_ranks, folder, dtype=torch.float64, num_steps=2):
+    """What each stage saved after some steps: its state, the path, the buffer."""
+
     def fn(rank, world_size):
-        optimizer = make(stage, dtype)
-        train(optimizer, share(6, world_size, rank), BATCHES[:num_steps], 1)
-        topology = lab.Topology([("dp", world_size)])
-        path = save(folder, num_steps, optimizer, sampler={"batch": 7}, config={"lr": 0.01}, topology=topology)
-        return state_of(optimizer), path, int(optimizer.module.num_batches)
+        found = []
+        for stage in stages:
+            optimizer = make(stage, dtype)
+            train(optimizer, share(6, world_size, rank), BATCHES[:num_steps], 1)
+            options = {"sampler": {"batch": 7}, "config": {"lr": 0.01}, "topology": lab.Topology([("dp", world_size)])}
+            path = save(folder / stage.__name__, num_steps, optimizer, **options)
+            found.append((state_of(optimizer), path, int(optimizer.module.num_batches)))
+        return found
 
     return launch(fn, num_ranks)[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("stage", STAGES)
-def test_four_ranks_load_as_one_two_three_or_eight_at_any_stage(stage, dtype, tmp_path):
-    expected, path, count = save_from(stage, 4, tmp_path, dtype)
+def save_from(stage, num_ranks, folder):
+    return save_all([stage], num_ranks, folder)[0]
 
-    def fn(rank, world_size, stages):
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_four_ranks_load_as_one_two_three_or_eight_at_any_stage(dtype, tmp_path):
+    saved = save_all(STAGES, 4, tmp_path, dtype)
+
+    def fn(rank, world_size):
         found = []
-        for other in stages:
-            optimizer = make(other, dtype, seed=5)  # other weights, which the checkpoint replaces
-            restored = load(path, optimizer)
-            found.append((state_of(optimizer), restored, int(optimizer.module.num_batches)))
+        for at, (_, path, _) in enumerate(saved):
+            for stage in dict.fromkeys(
+                [STAGES[at], STAGES[(at + world_size) % 4]]
+            ):  # the stage that saved, and another one
+                optimizer = make(stage, dtype, seed=5)  # other weights, which the checkpoint replaces
+                restored = load(path, optimizer)
+                found.append((at, state_of(optimizer), restored, int(optimizer.module.num_batches)))
         return found
 
-    for num_ranks, stages in ((1, STAGES), (2, [stage]), (3, [stage, Zero2]), (8, [stage])):
-        for found in launch(fn, num_ranks, stages):
-            for state, restored, found_count in found:
-                assert same(state, expected)
+    for num_ranks in (1, 2, 3, 8):
+        for found in launch(fn, num_ranks):
+            assert len(found) == (4 if num_ranks == 8 else 8)
+            for at, state, restored, count in found:
+                assert same(state, saved[at][0])
                 assert (restored.step, restored.sampler, restored.config) == (2, {"batch": 7}, {"lr": 0.01})
                 assert restored.topology == lab.Topology([("dp", 4)])
-                assert found_count == count
+                assert count == saved[at][2]
 
 
 @pytest.mark.parametrize("stage", STAGES)

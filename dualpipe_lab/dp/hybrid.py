@@ -1,0 +1,97 @@
+"""Hybrid ZeRO: shards inside a node, replicas across nodes; and a ledger that tells the two kinds of bytes apart.
+
+Chapter: book/dp/hybrid.  In: a topology with `ranks_per_node` = n, on G nodes.  Out: groups for ZeRO; bytes by kind.
+                 held per parameter    a node sends out per step
+  ZeRO-3 flat    16 / (n G)            3 m (N - 1) / N * S         by its last rank: rings run in the order of the ranks
+  ZeRO-3 hybrid  16 / n                2 (G - 1) / G * S           in all; each rank a n-th of it
+with S bytes of the parameters, N = n G ranks, m microbatches.  The slow links between nodes carry the gradients once
+per step, in place of the weights twice and the gradients once per microbatch.
+Elsewhere: FSDP2 on a 2-D mesh (HSDP); ZeRO++ hpZ; MiCS.
+Source: Zhang et al. 2022 (arXiv 2205.00119), section 3.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from dualpipe_lab.dp.closed_forms import BF16, Precision, Stage, sent_bytes
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab.world.context import current
+from dualpipe_lab.world.ledger import RankLedger
+from dualpipe_lab.world.mesh import Mesh
+
+
+class NodeBytes(NamedTuple):
+    """Bytes that a rank sent within its node and to other nodes."""
+
+    intra: int
+    inter: int
+
+
+def shard_within_nodes(mesh: Mesh, options: Options | None = None) -> tuple[Group, Options]:
+    """The group and the options with which any stage of ZeRO shards inside of a node and replicates across nodes.
+
+    Raises:
+        ValueError: the topology has no `ranks_per_node`, or a data group lies unevenly on the nodes.
+    """
+    group = mesh.group("shard")
+    return group, replace(options or Options(), replicas=mesh.group("replica"))
+
+
+def hybrid_sent_bytes(
+    stage: Stage,
+    ranks_per_node: int,
+    num_nodes: int,
+    padded_numel: int,
+    num_microbatches: int = 1,
+    precision: Precision = BF16,
+) -> NodeBytes:
+    """Bytes that each rank sends in a step of hybrid ZeRO-1, 2 or 3.
+
+    >>> hybrid_sent_bytes("zero3", 2, 2, 400, num_microbatches=3)
+    NodeBytes(intra=3600, inter=400)
+    """
+    intra = sent_bytes(stage, ranks_per_node, padded_numel, num_microbatches, precision)
+    shard = Fraction(padded_numel, ranks_per_node if stage != "ddp" else 1)
+    return NodeBytes(intra, int(2 * shard * precision.grad * (num_nodes - 1) / num_nodes))
+
+
+class NodeLedger(RankLedger):
+    """A rank's ledger that also says where the bytes went.
+
+    Rings run in the order of a group's ranks, so a rank's bytes go to the next member: within the node or out of it.
+    """
+
+    def __init__(self, topology: Topology, rank: int) -> None:
+        super().__init__()
+        self._node_of = {member: node for node, ranks in enumerate(topology.groups("node")) for member in ranks}
+        self._rank = rank
+        self.sent_by_operation: dict[str, NodeBytes] = {}
+
+    def add(self, operation: str, sent: int, received: int, peers: set[int]) -> None:
+        """Count one call."""
+        super().add(operation, sent, received, peers)
+        following = min((peer for peer in peers if peer > self._rank), default=min(peers, default=self._rank))
+        stays = self._node_of[following] == self._node_of[self._rank]
+        intra, inter = self.sent_by_operation.get(operation, NodeBytes(0, 0))
+        self.sent_by_operation[operation] = NodeBytes(intra + sent * stays, inter + sent * (not stays))
+
+    def total(self) -> NodeBytes:
+        """The bytes of all operations."""
+        parts = self.sent_by_operation.values()
+        return NodeBytes(sum(part.intra for part in parts), sum(part.inter for part in parts))
+
+
+def count_by_node(topology: Topology) -> NodeLedger:
+    """From here on, let this rank's ledger tell bytes within the node from bytes to other nodes; return it.
+
+    Raises:
+        ValueError: the topology has no `ranks_per_node`.
+    """
+    context = current()
+    ledger = NodeLedger(topology, context.rank)
+    ledger.entries = context.ledger.entries
+    context.ledger = ledger
+    return ledger

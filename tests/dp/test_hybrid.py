@@ -1,0 +1,149 @@
+"""ZeRO inside of nodes and all-reduce across them; the moving average of sharded weights."""
+
+import pytest
+import torch
+from models import assert_close, launch
+from test_zero import BATCHES, HYPER, STAGES, Blocks, build, reference, train, whole_weights
+from test_zero_accounts import make, step
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.checkpoint import load, save
+from dualpipe_lab.dp.closed_forms import sent_bytes
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes, shard_within_nodes
+from dualpipe_lab.dp.layout import share
+from dualpipe_lab.dp.measure import storage_bytes
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+
+TOPOLOGY = lab.Topology([("dp", 4)], ranks_per_node=2)
+SHARDED = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+
+
+def hybrid(stage, model, mesh, options):
+    group, options = shard_within_nodes(mesh, options)
+    if stage is Zero3:
+        return Zero3(model, getattr(model, "units", list(model.children())), group, options)
+    return stage(model, group, options)
+
+
+def test_two_nodes_of_two_ranks_equal_one_process_and_save(tmp_path):
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(TOPOLOGY), []
+        for stage in STAGES:
+            optimizer = hybrid(stage, Blocks(seed=rank), mesh, Options(HYPER, bucket_bytes=300))
+            train(optimizer, share(6, world_size, rank), BATCHES, 1, max_norm=0.5)
+            path = save(tmp_path / stage.__name__, 3, optimizer)
+            found.append((whole_weights(optimizer), path))
+        return found
+
+    def loading(rank, world_size, paths):
+        optimizers = [build(stage, Blocks(seed=7), Options(HYPER)) for stage in STAGES]
+        for optimizer, path in zip(optimizers, paths, strict=True):
+            load(path, optimizer)
+        return [whole_weights(optimizer) for optimizer in optimizers]
+
+    expected, _ = reference(BATCHES, max_norm=0.5)
+    out = launch(fn, 4)
+    for found in out:
+        for (weights, _), (first, _) in zip(found, out[0], strict=True):
+            assert_close(weights, expected)
+            assert all(torch.equal(weights[name], first[name]) for name in first)  # replicas never drift apart
+    for loaded in launch(loading, 3, [path for _, path in out[0]]):
+        for weights, (saved, _) in zip(loaded, out[0], strict=True):
+            assert all(torch.equal(weights[name], saved[name]) for name in saved)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbatches):
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(TOPOLOGY), {}
+        ledger = count_by_node(TOPOLOGY)
+        for name, stage in SHARDED.items():
+            for is_hybrid in (False, True):
+                options, model = Options(num_backwards=num_microbatches, master=True), make(8, torch.bfloat16)
+                if is_hybrid:
+                    optimizer = hybrid(stage, model, mesh, options)
+                else:
+                    optimizer = (
+                        Zero3(model, list(model), None, options) if stage is Zero3 else stage(model, None, options)
+                    )
+                before = ledger.total()
+                step(optimizer, num_microbatches, torch.bfloat16)
+                sent = [after - start for after, start in zip(ledger.total(), before, strict=True)]
+                state = storage_bytes(tensor for held in optimizer.held for tensor in held.adam.state().values())
+                found[name, is_hybrid] = tuple(sent), optimizer.padded_numel, state
+        return found
+
+    out = launch(fn, 4)
+    for rank, found in enumerate(out):
+        for name in SHARDED:
+            sent, padded, state = found[name, True]
+            assert sent == hybrid_sent_bytes(name, 2, 2, padded, num_microbatches)
+            assert state == 12 * padded // 2  # shards of a node's 2 ranks; flat ZeRO has half of it
+            flat, padded, state = found[name, False]
+            expected = sent_bytes(name, 4, padded, num_microbatches)
+            assert flat == ((0, expected) if rank % 2 else (expected, 0))  # the ring leaves the node at its last rank
+            assert state == 12 * padded // 4
+    assert found["zero3", True][0][1] < found["zero3", False][0][1]
+    assert out.ledger.sent() > 0  # the launch's own ledger goes on
+
+
+def test_a_topology_without_nodes_is_refused():
+    def fn(rank, world_size):
+        shard_within_nodes(lab.Mesh(lab.Topology([("dp", 2)])))
+
+    with pytest.raises(lab.RankError, match="have no shard groups; give ranks_per_node="):
+        launch(fn, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            optimizer = build(stage, Blocks(dtype), Options(HYPER, master=dtype == torch.bfloat16))
+            ema = ShardedEma(optimizer, 0.8)
+            for batch in BATCHES:
+                train(optimizer, share(6, world_size, rank), [batch], 1)
+                ema.update()
+            weights = whole_weights(optimizer)
+            with ema.applied():
+                averaged = whole_weights(optimizer)
+            back = whole_weights(optimizer)
+            path = save(tmp_path / stage.__name__, 3, optimizer)
+            extra = storage_bytes(held.adam.extra["ema"] for held in optimizer.held)
+            again = build(stage, Blocks(dtype, seed=1), Options(HYPER, master=dtype == torch.bfloat16))
+            other = ShardedEma(again, 0.8)
+            load(path, again)
+            with other.applied():
+                loaded = whole_weights(again)
+            unchanged = all(torch.equal(weights[name], back[name]) for name in weights)
+            same = all(torch.equal(averaged[name], loaded[name]) for name in loaded)
+            found.append((averaged, unchanged, same, extra, optimizer.padded_numel))
+        return found
+
+    models = [Blocks(), *(reference(BATCHES[: number + 1])[0] for number in range(3))]
+    expected = {name: parameter.detach().clone() for name, parameter in models[0].named_parameters()}
+    for weights in models[1:]:
+        for name in expected:
+            expected[name] = 0.8 * expected[name] + 0.2 * weights[name]
+    for found in launch(fn, 3):
+        for stage, (averaged, unchanged, same, extra, padded) in zip(STAGES, found, strict=True):
+            if dtype == torch.float64:
+                assert_close(averaged, expected)
+            assert unchanged
+            assert same
+            width = 8 if dtype == torch.float64 else 4
+            assert extra == width * padded // (1 if stage is Ddp else 3)
+
+
+def test_a_bad_decay_is_refused():
+    def fn(rank, world_size):
+        ShardedEma(Ddp(Blocks()), 1.0)
+
+    with pytest.raises(lab.RankError, match="decay from 0 to below 1, got 1"):
+        launch(fn, 1)
