@@ -3,6 +3,8 @@
 
 import { themeOf, watchTheme } from "./theme.mjs";
 
+const PRINTING = ["beforeprint", "afterprint"];
+
 // Notebooks have shortcuts on plain keys, which would take them from our sliders and buttons; Ctrl+S and the like are theirs.
 function keepPlainKeys(event) {
   if (!(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey)) event.stopPropagation();
@@ -18,6 +20,7 @@ export class Drawing extends HTMLElement {
     this.player?.stop();
     this.unwatch?.();
     this.resizer?.disconnect();
+    for (const event of PRINTING) window.removeEventListener(event, this.redraw);
   }
 
   observe(box) {
@@ -27,8 +30,13 @@ export class Drawing extends HTMLElement {
     this.resizer?.disconnect();
     this.resizer = new ResizeObserver(() => this.later());
     this.resizer.observe(box);
-    this.look();
-    this.draw();
+    // Before printing there is no next frame to draw in.
+    this.redraw ??= () => {
+      this.look();
+      this.draw();
+    };
+    for (const event of PRINTING) window.addEventListener(event, this.redraw);
+    this.redraw();
   }
 
   // Ask the page how wide and how dark it is: it has to lay itself out to answer, so we ask only when that may change.
@@ -42,8 +50,7 @@ export class Drawing extends HTMLElement {
   later() {
     this.pending ??= requestAnimationFrame(() => {
       this.pending = undefined;
-      this.look();
-      this.draw();
+      this.redraw();
     });
   }
 }

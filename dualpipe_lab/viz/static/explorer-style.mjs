@@ -42,5 +42,9 @@ fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(1
 .figures div { display: block; }
 .over .figures .activations { grid-column: span 2; }
 }
-@media print { .choose, .open { display: none; } }
+@media print {
+.choose, .open, .detail { display: none; }
+.card { break-inside: avoid; }
+.mini canvas { width: 100% !important; height: auto !important; }
+}
 `;
