@@ -45,8 +45,8 @@ def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = 
     """This rank's summand of the batch's loss: the sum of its tokens' losses over the tokens of all ranks.
 
     Args:
-        logits: logits_..V; V: vocabulary.
-        targets: targets_..; a rank may have none that count, and then its summand is 0.
+        logits: `logits_..V`; V: vocabulary.
+        targets: `targets_..`; a rank may have none that count, and then its summand is 0.
         num_tokens: `num_valid_tokens` of the step.
         ignored: the target that counts as none.
     """

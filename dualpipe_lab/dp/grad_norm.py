@@ -7,7 +7,7 @@ Chapter: book/dp/mixed-precision-adam.  In: gradients, each with the axes it is 
 Powers add up over shards, norms do not: four 1s on one rank and four 2s on another have norm sqrt(4 + 16) = 4.4721,
 and the sum of their norms is 6.  A gradient that is replicated along an axis is summed along it by nobody: it counts
 once.
-Elsewhere: torch.nn.utils.clip_grad_norm_; Megatron clip_grads.py.
+Elsewhere: `torch.nn.utils.clip_grad_norm_`; Megatron clip_grads.py.
 """
 
 from collections.abc import Collection, Mapping, Sequence
