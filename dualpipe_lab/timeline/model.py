@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dualpipe_lab.timeline import exchange, gantt, holdings, path, perfetto
 from dualpipe_lab.timeline.drawing import draw_svg
 from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
+from dualpipe_lab.timeline.steps import cut_steps, cut_time
 
 if TYPE_CHECKING:
     from dualpipe_lab.viz.widget import TimelineWidget
@@ -127,6 +128,25 @@ class Timeline:
         Shortening anything outside this list does not shorten the run.
         """
         return path.critical_path(self.spans_by_rank, self.messages)
+
+    def steps(self) -> list["Timeline"]:
+        """Return each step of a run of several, moved to time 0: its pipeline work, and the messages this made.
+
+        >>> twice = Timeline("run", [[Span(0, 0, 2, "F", 0, 0, "0F0"), Span(0, 5, 8, "F", 0, 0, "0F0")]])
+        >>> [step.makespan for step in twice.steps()]
+        [2, 3]
+        """
+        parts = cut_steps(self.spans_by_rank, self.messages)
+        return [Timeline(self.name, *part, self.source, self.unit) for part in parts]
+
+    def between(self, start: Time, end: Time) -> "Timeline":
+        """Return what began at `start` or later and before `end`, as a timeline in which `start` is time 0.
+
+        >>> Timeline("run", [[Span(0, 0, 2, "F"), Span(0, 5, 8, "F")]]).between(4, 6).spans_by_rank[0][0].start
+        1
+        """
+        part = cut_time(self.spans_by_rank, self.messages, start, end)
+        return Timeline(self.name, *part, self.source, self.unit)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Timeline):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
 from dualpipe_lab.pp.runtime.shapes import Boundary, Given, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors, has_gradient, scaled
+from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, as_tensors, has_gradient, scaled
 from dualpipe_lab.pp.validator import validate
 
 
@@ -82,6 +82,8 @@ def check(
             tensors = batch.input(microbatch)
             for stage in range(program.num_stages):
                 output = copies[stage](*tensors, **batch.extra_of(stage, microbatch))
+                if isinstance(output, WithLoss):
+                    scaled(output.loss, 1)
                 tensors = as_tensors(stage, output)
                 if stage < program.num_stages - 1:
                     check_output(stage, microbatch, tensors)

@@ -1,0 +1,85 @@
+"""Weights that several ranks hold: mirrors of a stage, and one weight in two stages."""
+
+import pytest
+import torch
+from rank_runs import LIKE, WIDTH, bitwise, close, expected_grads, grads_of, make_batch, make_stages
+from torch import nn
+from torch.nn import functional
+
+import dualpipe_lab as lab
+from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.pp.schedules import build
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "easy_dualpipe"])
+def test_mirrors_are_summed_during_or_after_the_step(name):
+    program = build(name, 4, 8)
+    batch = make_batch(8)
+    stages = make_stages(4)
+    stages[2][0].bias.requires_grad_(False)
+
+    def fn(rank, world_size):
+        results = []
+        for automatic in (True, False):
+            mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+            for module in mine.values():
+                module.zero_grad()
+            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE, sum_mirrors=automatic)
+            runtime.step(*batch)
+            if not automatic:
+                runtime.sum_mirrors()
+            results.append({stage: [g if g is None else g.clone() for g in grads_of(mine[stage])] for stage in mine})
+        return results
+
+    out = lab.launch(fn, 4)
+    expected, _ = expected_grads(program, batch)
+    for rank, results in enumerate(out):
+        for grads in results:
+            for stage, ours in grads.items():
+                low, high = sorted((stage, 3 - stage))
+                theirs = [a + b for a, b in zip(expected[low][stage], expected[high][stage], strict=True)]
+                if stage == 2:
+                    assert ours.pop() is None
+                    theirs.pop()
+                assert bitwise(ours, theirs), (rank, stage)
+    sent = sum(p.numel() for stage in stages for p in stage.parameters() if p.requires_grad) * 8
+    assert out.ledger.sent("isend") == 2 * (2 * 3 * 8 * LIKE.nbytes + 2 * sent)  # twice: messages, each copy once
+
+
+class Output(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.weight = nn.Parameter(table.detach().clone())
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe", "interleaved"])
+def test_tied_weights_are_summed(name):
+    program = build(name, 2, 4)
+    last = program.num_stages - 1
+    torch.manual_seed(0)
+    stages = [nn.Embedding(5, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(last - 1))]
+    stages = [stage.double() for stage in stages]
+    stages.append(Output(stages[0].weight))
+    tokens = [torch.randint(5, (3,)) for _ in range(4)]
+
+    def fn(rank, world_size):
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        runtime = PipelineRuntime(program, mine, nn.functional.cross_entropy, sum_mirrors=True)
+        runtime.step(tokens, tokens)
+        runtime.sum_tied({0: "weight", last: "weight"})
+        return {stage: grads_of(module) for stage, module in mine.items()}
+
+    out = lab.launch(fn, 2)
+    stages[-1].weight = stages[0].weight
+    for x in tokens:
+        (functional.cross_entropy(nn.Sequential(*stages)(x), x) / 4).backward()
+    seen = []
+    for grads in out:
+        for stage, ours in grads.items():
+            close(ours, grads_of(stages[stage]))
+            if stage in (0, last):
+                seen.append(ours[0])
+    assert all(torch.equal(grad, seen[0]) for grad in seen)  # equal weights stay equal

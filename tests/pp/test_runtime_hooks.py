@@ -1,0 +1,127 @@
+"""Functions of the caller's own, and evaluation."""
+
+import pytest
+import torch
+from rank_runs import LIKE, bitwise, expected_grads, grads_of, make_batch, make_stages
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.pp.runtime import PipelineRuntime, Stage, Task
+from dualpipe_lab.pp.schedules import build
+
+
+class Doubled(Stage):
+    """A forward and a backward by hand: y = x W, twice its input's gradient sent on as it is."""
+
+    def __init__(self, index, module):
+        super().__init__(index, module)
+        self.kept, self.log = {}, []
+
+    def forward(self, microbatch, inputs, extra=None, loss_fn=None, weight=1):
+        self.log.append(f"F{microbatch}")
+        return super().forward(microbatch, inputs, extra, loss_fn, weight)
+
+    def backward(self, microbatch, grads):
+        self.log.append(f"B{microbatch}")
+        return super().backward(microbatch, tuple(2 * grad for grad in grads))
+
+
+def test_a_stage_may_bring_its_own_forward_and_backward():
+    program, stages = build("1f1b", 2, 3), make_stages(2)
+    batch = make_batch(3)
+
+    def fn(rank, world_size):
+        stage = Doubled(0, stages[0]) if rank == 0 else stages[1]
+        PipelineRuntime(program, {rank: stage}, nn.functional.mse_loss, LIKE).step(*batch)
+        return grads_of(stages[rank]), getattr(stage, "log", None)
+
+    (first, log), (second, _) = lab.launch(fn, 2)
+    expected, _ = expected_grads(program, batch)
+    assert bitwise([grad / 2 for grad in first], expected[0][0])
+    assert bitwise(second, expected[1][1])
+    assert log == ["F0", "F1", "B0", "F2", "B1", "B2"]
+
+
+def test_overlapped_pairs_go_to_the_hook():
+    program, stages = build("dualpipev", 2, 6), make_stages(4)
+    batch = make_batch(6)
+    pairs = [step for step in program.ranks[0] if len(step) == 2]
+
+    def fn(rank, world_size):
+        seen = []
+
+        def overlapped(forward: Task, backward: Task):
+            seen.append((forward.action, backward.action))
+            backward.run()  # the other way round: nothing may depend on the order
+            forward.run()
+
+        mine = {stage: stages[stage] for stage in (rank, 3 - rank)}
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE, overlapped=overlapped)
+        runtime.step(*batch)
+        return {stage: grads_of(module) for stage, module in mine.items()}, seen
+
+    out = lab.launch(fn, 2)
+    assert out[0][1] == [tuple(pair) for pair in pairs]
+    assert pairs
+    expected, _ = expected_grads(program, batch)
+    for (grads, _), theirs in zip(out, expected, strict=True):
+        assert all(bitwise(grads[stage], theirs[stage]) for stage in grads)
+
+
+def test_a_hook_that_forgets_a_task_is_named():
+    program = build("dualpipev", 1, 2)
+
+    def fn(rank, world_size):
+        runtime = PipelineRuntime(
+            program, dict(enumerate(make_stages(2))), nn.functional.mse_loss, LIKE, overlapped=lambda f, b: f.run()
+        )
+        runtime.step(*make_batch(2))
+
+    with pytest.raises(lab.RankError, match=r"the hook for overlapped pairs has not run [01]B0"):
+        lab.launch(fn, 1)
+
+
+def test_stages_are_done_after_their_last_backward():
+    program, stages = build("zbv", 2, 4), make_stages(4)
+
+    def fn(rank, world_size):
+        mine = {stage: stages[stage] for stage in (rank, 3 - rank)}
+        done = []
+
+        def note(module):
+            done.append(
+                ([index for index, other in mine.items() if other is module], [g.clone() for g in grads_of(module)])
+            )
+
+        PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE, on_stage_done=note).step(*make_batch(4))
+        return done, {stage: grads_of(module) for stage, module in mine.items()}
+
+    for rank, (done, grads) in enumerate(lab.launch(fn, 2)):
+        assert sorted(index for (index,), _ in done) == [rank, 3 - rank]
+        assert all(bitwise(early, grads[index]) for (index,), early in done)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zero_bubble_h1", "interleaved", "dualpipe", "dualpipev"])
+def test_evaluation_runs_the_forwards_alone(name):
+    program = build(name, 2, 6)
+    stages, (inputs, targets) = make_stages(program.num_stages), make_batch(6, rows=[3, 3, 2, 3, 2, 3])
+
+    def fn(rank, world_size):
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss)
+        outputs = runtime.evaluate(inputs).outputs
+        losses = runtime.evaluate(inputs, targets).losses
+        assert not any(stage.live for stage in runtime._stages.values())
+        assert all(grad is None for module in mine.values() for grad in grads_of(module))
+        runtime.step(inputs, targets)  # training goes on
+        return outputs, {m: float(loss) for m, loss in losses.items()}, {s: grads_of(mine[s]) for s in mine}
+
+    out = lab.launch(fn, 2)
+    outputs = {m: y for found, *_ in out for m, y in found.items()}
+    losses = {m: loss for _, found, _ in out for m, loss in found.items()}
+    model = nn.Sequential(*stages)
+    assert all(torch.equal(outputs[m], model(x)) for m, x in enumerate(inputs))
+    expected, loss = expected_grads(program, (inputs, targets))
+    assert sum(losses.values()) == pytest.approx(loss, abs=1e-12)
+    for (*_, grads), theirs in zip(out, expected, strict=True):
+        assert all(bitwise(grads[stage], theirs[stage]) for stage in grads)
