@@ -36,6 +36,7 @@ class Hyper:
             raise ValueError(f"AdamW needs betas in [0, 1) and no negative lr, eps or weight_decay, got {self}")
 
 
+_BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in the cache
 HyperOf = Callable[[str, nn.Parameter], Hyper]  # of a parameter's name and value: no decay for norms, and the like
 
 
@@ -139,7 +140,9 @@ class AdamShard:
         if scale != 1.0:
             grad = grad * scale
         weight = self.weight.to(self.first.dtype)  # itself, unless it is rounded at random
-        adamw_(weight, grad, self.first, self.second, step, self.hyper, self.hyper.lr * lr_factor)
+        tensors = (weight, grad, self.first, self.second)
+        for w, g, m, v in zip(*(tensor.split(_BLOCK) for tensor in tensors), strict=True):
+            adamw_(w, g, m, v, step, self.hyper, self.hyper.lr * lr_factor)
         if self._generator is not None:
             self.working.copy_(stochastic_round(weight, self._generator))
         self.round()

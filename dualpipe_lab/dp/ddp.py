@@ -36,6 +36,7 @@ class Ddp(ShardedOptimizer):
 
     def _zero(self) -> None:
         self.reducer.zero()
+        self.reducer.num_backwards = self.num_backwards
 
     def _gradients(self) -> list[Tensor]:
         self.reducer.finish()

@@ -104,7 +104,7 @@ class ShardedOptimizer:
         self.module, self.group, self.options = module, group, options
         self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)
         self.names = {parameter: name for name, parameter in module.named_parameters()}
-        self.num_steps = 0
+        self.num_steps, self.num_backwards = 0, options.num_backwards
         self.generator: torch.Generator | None = None
         if options.rounding_seed is not None:  # ranks that hold the same weights must round them alike
             self.generator = torch.Generator().manual_seed(options.rounding_seed + self.group_rank * self.is_sharded)
@@ -147,9 +147,14 @@ class ShardedOptimizer:
         """The norm of the finished gradient of the whole model."""
         return self._norm(self._finished_gradients(), p)
 
-    def zero_grad(self) -> None:
-        """Set the gradients to zero; due before the first backward after a step."""
+    def zero_grad(self, num_backwards: int | None = None) -> None:
+        """Set the gradients to zero; due before the first backward after a step.
+
+        Args:
+            num_backwards: of the coming step, if it has other than `Options.num_backwards`: a last, partial one.
+        """
         self._final = None
+        self.num_backwards = self.options.num_backwards if num_backwards is None else num_backwards
         self._zero()
 
     def publish(self) -> None:

@@ -51,6 +51,7 @@ class Zero1(ShardedOptimizer):
 
     def _zero(self) -> None:
         self.reducer.zero()
+        self.reducer.num_backwards = self.num_backwards
 
     def _gradients(self) -> list[Tensor]:
         self.reducer.finish()

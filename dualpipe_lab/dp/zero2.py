@@ -47,7 +47,7 @@ class Zero2(ShardedOptimizer):
             when_accumulated(parameter, self._accumulated)
         self._filling: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: its buffer, and the views of it
         self._travelling: tuple[Work | None, int, Tensor] | None = None
-        self._num_backwards = 0
+        self._num_done = 0
         self._start_backward()
 
     def publish(self) -> None:
@@ -58,14 +58,14 @@ class Zero2(ShardedOptimizer):
             work.wait()
 
     def _zero(self) -> None:
-        self._num_backwards = 0
+        self._num_done = 0
         for shard in self.shards:
             shard.zero_()
 
     def _gradients(self) -> list[Tensor]:
-        while self._num_backwards < self.options.num_backwards:
+        while self._num_done < self.num_backwards:
             self._end_backward()  # a rank without data, or a split backward, has not come here by itself
-        self._num_backwards = 0
+        self._num_done = 0
         return self.shards
 
     def _start_backward(self) -> None:
@@ -76,10 +76,10 @@ class Zero2(ShardedOptimizer):
     def _accumulated(self, parameter: nn.Parameter) -> None:
         self._check_open()
         if not self._is_running:
-            if self._num_backwards >= self.options.num_backwards:
+            if self._num_done >= self.num_backwards:
                 raise ValueError(
-                    f"this is backward number {self._num_backwards + 1} of the step, and "
-                    f"num_backwards={self.options.num_backwards}; set it to the microbatches of a step"
+                    f"this is backward number {self._num_done + 1} of the step, and "
+                    f"num_backwards={self.num_backwards}; set it to the microbatches of a step"
                 )
             self._is_running = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -106,7 +106,7 @@ class Zero2(ShardedOptimizer):
                     self._move(parameter)
             self._scatter(self._next)
         self._settle()
-        self._num_backwards += 1
+        self._num_done += 1
         self._start_backward()
 
     def _scatter(self, index: int) -> None:

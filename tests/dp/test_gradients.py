@@ -144,6 +144,20 @@ def test_gradients_that_an_optimizer_dropped_come_back_into_the_bucket():
         assert float(after[0, 0]) == 1.0
 
 
+def test_expanded_and_transposed_gradients_lie_flat():
+    def fn(rank, world_size):
+        wide, square = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3, 3))
+        reducer = GradientReducer([wide, square])
+        wide.grad = torch.ones(1, 1).expand(2, 3)  # as a split backward may leave them
+        square.grad = torch.arange(9.0).view(3, 3).t()
+        reducer.finish()
+        return wide.grad.tolist(), square.grad.tolist()
+
+    for wide, square in launch(fn, 2):
+        assert wide == [[2.0] * 3] * 2
+        assert square == (2 * torch.arange(9.0).view(3, 3).t()).tolist()
+
+
 def test_bf16_parameters_can_accumulate_in_fp32():
     """1000 ones sum to 256 in bf16 and to 1000 in fp32."""
 

@@ -62,7 +62,7 @@ def train(optimizer, rows, batches, num_microbatches, **options):
     model = optimizer.module
     for tokens, targets in batches:
         num_tokens = int((targets != -100).sum())
-        optimizer.zero_grad()
+        optimizer.zero_grad(num_microbatches)
         for m in range(num_microbatches):
             part = range(len(tokens))[rows][share(len(tokens[rows]), num_microbatches, m)]
             x, y = (tokens[part], targets[part]) if len(part) else (tokens[:1], torch.full_like(targets[:1], -100))
@@ -110,6 +110,25 @@ def test_weights_equal_one_process(num_ranks):
     assert all((expected[name] - start[name]).abs().max() > 1e-3 for name in expected if name != "blocks.1.0.bias")
     for found in out:
         for weights in found.values():
+            assert_close(weights, expected)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_steps_may_differ_in_their_microbatches(num_ranks):
+    """A last, partial window of accumulation."""
+
+    def fn(rank, world_size):
+        found = []
+        for stage in STAGES:
+            optimizer = build(stage, Blocks(), Options(HYPER, num_backwards=3))
+            for batch, num_microbatches in zip(BATCHES, (3, 3, 2), strict=True):
+                train(optimizer, share(6, world_size, rank), [batch], num_microbatches)
+            found.append(whole_weights(optimizer))
+        return found
+
+    expected, _ = reference(BATCHES)
+    for found in launch(fn, num_ranks):
+        for weights in found:
             assert_close(weights, expected)
 
 
