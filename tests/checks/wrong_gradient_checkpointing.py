@@ -63,6 +63,7 @@ def recompute(segment, *inputs):
 """,
             "dropout",
         ),
+        "the library's own": Bad("from dualpipe_lab.pp.runtime.recompute import recompute", "switched off"),
         "detached": Bad("def recompute(segment, *inputs):\n    return segment(*inputs).detach()", "stopped with"),
     },
     THREE: {
