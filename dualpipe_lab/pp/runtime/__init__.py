@@ -3,6 +3,7 @@
 Chapter: book/pp/gpipe.  In: a program, the modules of this rank's stages, a loss.  Out: losses; gradients in `.grad`.
 """
 
+from dualpipe_lab.pp.runtime.asynchronous import AsynchronousRuntime
 from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch, token_shares
 from dualpipe_lab.pp.runtime.check import check
 from dualpipe_lab.pp.runtime.recompute import recompute, recompute_layers
@@ -11,6 +12,7 @@ from dualpipe_lab.pp.runtime.stage import Stage, WithLoss
 from dualpipe_lab.pp.runtime.task import Task
 
 __all__ = [
+    "AsynchronousRuntime",
     "Evaluation",
     "PipelineRuntime",
     "Stage",

@@ -3,7 +3,7 @@
 Chapter: book/pp/pp-basic.  In: a module, activations, gradients.  Out: the same; weight gradients add up in `.grad`.
 Live activations: from F until B, or until W where the backward is split.  The output itself is not kept: the graph
 behind it is all that a backward needs, so an output may be a view.
-A stage with a forward or a backward of its own is a subclass that overrides these four methods.
+A stage with a forward or a backward of its own is a subclass that overrides these methods.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ class Stage:
         `loss_fn` makes the loss of the last stage from its output; `weight` scales every loss.
         """
         inputs = tuple(self._received(x) for x in inputs)
-        output = self.module(*inputs, **(extra or {}))
+        output = self.call(microbatch, inputs, extra or {})
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
         tensors = as_tensors(self.index, output)
         if loss_fn is not None:
@@ -89,6 +89,10 @@ class Stage:
         loss = sum(losses[1:], losses[0]) if losses else None
         self.live[microbatch] = self.keep(inputs, tensors, loss)
         return Result(tuple(y.detach() for y in tensors), None if loss is None else loss.detach())
+
+    def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
+        """Run the module."""
+        return self.module(*inputs, **extra)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """B: accumulate the weight gradients, return the gradients of the inputs."""

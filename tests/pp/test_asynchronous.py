@@ -1,0 +1,173 @@
+"""Asynchronous pipelines on real ranks: trajectories of PipeDream, vertical sync, 2BW and no stashing at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rank_runs import WIDTH, close, make_batch, make_stages
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.pp.runtime.asynchronous import AsynchronousRuntime, choose_versions
+from dualpipe_lab.pp.schedules import build, dualpipe, pipedream
+from dualpipe_lab.pp.versions import versions_kept
+
+ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").read_text())
+
+
+class Scalar(nn.Module):
+    """y = w x."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def squared(y, target):
+    return (y - target).square() / 2
+
+
+class Noting(torch.optim.SGD):
+    """Writes down every value of its first parameter."""
+
+    def __init__(self, parameters, lr, history):
+        super().__init__(parameters, lr)
+        self.history = history
+        self.note()
+
+    def step(self):
+        super().step()
+        self.note()
+
+    def note(self):
+        self.history.append(self.param_groups[0]["params"][0].item())
+
+
+def train(rule, update_every=1, number=None):
+    p, number = ORACLE["p"], number or len(ORACLE["x"])
+    data = [[torch.tensor(value, dtype=torch.float64) for value in ORACLE[key][:number]] for key in ("x", "target")]
+
+    def fn(rank, world_size):
+        module, history = Scalar(ORACLE["w0"][rank]), []
+        runtime = AsynchronousRuntime(
+            pipedream(p, number),
+            {rank: module},
+            squared,
+            lambda ps: Noting(ps, ORACLE["lr"], history),
+            rule,
+            update_every,
+        )
+        result = runtime.run(*data)
+        return history, [float(loss) for _, loss in sorted(result.losses.items())], runtime.versions_kept[rank]
+
+    return lab.launch(fn, p)
+
+
+@pytest.mark.parametrize(("rule", "key"), [("stash", "stash"), ("vertical sync", "vertical_sync"), ("naive", "naive")])
+def test_the_recorded_trajectories(rule, key):
+    out = train(rule)
+    expected = ORACLE["expected"][key]
+    assert [history for history, *_ in out] == [pytest.approx(row, abs=1e-15) for row in expected["weights"]]
+    assert out[-1][1] == pytest.approx(expected["losses"], abs=1e-15)
+    if rule == "stash":
+        assert [kept for *_, kept in out] == ORACLE["versions_kept"]
+        assert choose_versions(pipedream(3, 7), rule) == ORACLE["version_used"]
+
+
+def test_the_recorded_double_buffered_trajectory():
+    expected = ORACLE["expected"]["2bw"]
+    out = train("2bw", expected["m"], 2 * expected["m"])
+    assert [list(row) for row in zip(*(history for history, *_ in out), strict=True)] == [
+        pytest.approx(row, abs=1e-15) for row in expected["weights"]
+    ]
+    assert [kept for *_, kept in out] == [2, 2, 2]
+
+
+def delayed(num_stages, batch, versions, update_every, lr):
+    """The recursion by hand: gradients at old weights, added to the current ones."""
+    model = nn.Sequential(*make_stages(num_stages))
+    history = [[[p.detach().clone() for p in stage.parameters()] for stage in model]]
+    for start in range(0, len(batch[0]), update_every):
+        for m in range(start, start + update_every):
+            for stage, module in enumerate(model):
+                for parameter, old in zip(module.parameters(), history[versions[stage][m]][stage], strict=True):
+                    parameter.data = old.clone()
+            (nn.functional.mse_loss(model(batch[0][m]), batch[1][m]) * (1 / update_every)).backward()
+        newest = [
+            [w - lr * p.grad for w, p in zip(weights, module.parameters(), strict=True)]
+            for weights, module in zip(history[-1], model, strict=True)
+        ]
+        history.append(newest)
+        model.zero_grad()
+    return history[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "rule", "update_every"),
+    [
+        ("pipedream", 4, "stash", 1), ("pipedream", 4, "vertical sync", 1), ("pipedream", 4, "2bw", 4),
+        ("pipedream", 2, "stash", 2), ("zero_bubble_h1", 3, "stash", 1), ("interleaved", 2, "vertical sync", 1),
+        ("gpipe", 2, "stash", 12), ("pipedream", 1, "stash", 1),
+    ],
+)  # fmt: skip
+def test_any_program_with_one_rank_per_stage(name, num_ranks, rule, update_every):
+    program = build(name, num_ranks, 12)
+    batch = make_batch(12)
+    stages = make_stages(program.num_stages)
+
+    def fn(rank, world_size):
+        mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+        sgd = lambda parameters: torch.optim.SGD(parameters, 0.5)  # noqa: E731
+        runtime = AsynchronousRuntime(program, mine, nn.functional.mse_loss, sgd, rule, update_every)
+        runtime.run(*batch)
+        return {
+            stage: [p.detach() for p in module.parameters()] for stage, module in mine.items()
+        }, runtime.versions_kept
+
+    out = lab.launch(fn, num_ranks)
+    versions = choose_versions(program, rule, update_every)
+    expected = delayed(program.num_stages, batch, versions, update_every, 0.5)
+    kept = versions_kept(program, versions, update_every)
+    for weights, found in out:
+        for stage, ours in weights.items():
+            close(ours, expected[stage])
+            assert found[stage] == kept[stage]
+
+
+def test_frozen_weights_stay_and_momentum_belongs_to_the_current_weights():
+    def fn(rank, world_size):
+        module = nn.Linear(WIDTH, WIDTH).double()
+        module.bias.requires_grad_(False)
+        before = module.bias.clone()
+        adam = lambda parameters: torch.optim.Adam([p for p in parameters if p.requires_grad], 0.01)  # noqa: E731
+        runtime = AsynchronousRuntime(pipedream(2, 6), {rank: module}, nn.functional.mse_loss, adam)
+        first = sum(map(float, runtime.run(*make_batch(6)).losses.values()))
+        for _ in range(20):
+            last = sum(map(float, runtime.run(*make_batch(6)).losses.values()))
+        return torch.equal(before, module.bias), first, last
+
+    out = lab.launch(fn, 2)
+    assert all(same for same, *_ in out)
+    assert out[1][2] < out[1][1]
+
+
+@pytest.mark.parametrize(
+    ("program", "rule", "update_every", "message"),
+    [
+        (pipedream(2, 4), "stash", 3, "a run of 4 microbatches has no whole number of updates after every 3"),
+        (
+            pipedream(2, 4),
+            "fresh",
+            1,
+            "there is no rule 'fresh' for weight versions; use one of stash, naive, vertical",
+        ),
+        (dualpipe(2, 4), "stash", 1, "stage 0 of DualPipe is on ranks 0 and 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(program, rule, update_every, message):
+    with pytest.raises(ValueError, match=message):
+        choose_versions(program, rule, update_every)
