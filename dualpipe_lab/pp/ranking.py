@@ -77,10 +77,10 @@ def score(program: Program, cost: Cost = UNIT_COST) -> Score:
     stages = [{action.stage for action in program.actions(rank)} for rank in ranks]
     return Score(
         program.name,
-        timeline.makespan,
+        _plain(timeline.makespan),
         timeline.bubble_fraction,
-        max(last - first for first, last in map(timeline.window, ranks)),
-        local_bubble(timeline),
+        _plain(max(last - first for first, last in map(timeline.window, ranks))),
+        _plain(local_bubble(timeline)),
         _plain(size * max(map(timeline.peak_activations, ranks))),
         len(timeline.messages),
         _plain(size * max(map(len, stages))),

@@ -18,7 +18,7 @@ def transcript(block):
     lines = []
     for command in [line for line in block.splitlines() if line.startswith("$ ")]:
         words = shlex.split(command)[4:]
-        result = CliRunner(env={"COLUMNS": "96"}).invoke(app, words)
+        result = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)
         assert result.exit_code == 0
         lines += [command, *(line.rstrip() for line in result.output.splitlines())]
     return "\n".join(lines) + "\n"

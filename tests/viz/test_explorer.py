@@ -176,6 +176,7 @@ def test_keyboard_chooses_sizes_costs_memory_and_a_timeline(shown):
     assert shown.locator("dp-explorer .found").inner_text().startswith(f"4 ranks, 8 microbatches: {quickest} is")
     shown.get_by_role("button", name="Open the timeline of GPipe").press("Enter")
     assert element(shown, "e.timeline.name", "dp-explorer") == "GPipe"
+    assert shown.locator("dp-timeline .status").inner_text() == "t = 33 of 33 ticks: all done"
     shown.get_by_label("GPipe", exact=True).press("Space")
     settled(shown)
     assert "GPipe" not in element(shown, "e.results.ranked.map(r => r.name)", "dp-explorer")

@@ -49,9 +49,14 @@ def greedy(program: Program, cost: Cost, rules: Rules) -> Program | None:
     run.until_nothing_happens()
     if sum(len(desk.steps) for desk in run.desks) < run.num_steps():
         return None
-    name = f"Searched, stages as in {program.name}"
-    steps = [desk.steps for desk in run.desks]
-    return Program(name, steps, program.num_stages, program.num_microbatches, program.num_directions)
+    return searched(program, [desk.steps for desk in run.desks])
+
+
+def searched(program: Program, ranks: Sequence[Sequence[Step]]) -> Program:
+    """Return another order of a program's stages; its name says that it is one."""
+    prefix = "Searched, stages as in "
+    name = prefix + program.name.removeprefix(prefix)
+    return Program(name, ranks, program.num_stages, program.num_microbatches, program.num_directions)
 
 
 class _Desk:

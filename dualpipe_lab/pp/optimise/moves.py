@@ -12,6 +12,7 @@ from functools import cached_property
 from random import Random
 
 from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.optimise.greedy import searched
 from dualpipe_lab.pp.problems import Problems
 from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Program, Step, W, actions_of
 from dualpipe_lab.pp.simulator import simulate
@@ -78,8 +79,7 @@ def _moved(here: _Found, random: Random, in_flight: Sequence[int]) -> Program | 
         return None
     ranks = [*here.program.ranks]
     ranks[span.rank] = tuple(steps)
-    old = here.program
-    return Program(old.name, ranks, old.num_stages, old.num_microbatches, old.num_directions)
+    return searched(here.program, ranks)
 
 
 def _place(spans: Sequence[Span], wanted: Span) -> int:

@@ -211,7 +211,7 @@ def _by_placement(programs: Iterable[Program]) -> list[list[Program]]:
 
 
 def _fixed(names: Iterable[str] | None, num_ranks: int, num_microbatches: int) -> Iterator[Program]:
-    for name in schedules.names() if names is None else names:
+    for name in schedules.names(synchronous=True) if names is None else names:
         try:
             yield variant(name).build(num_ranks, num_microbatches)
         except ValueError:

@@ -14,8 +14,6 @@ const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 // The number of stages of a program, from its text: one more than the highest stage that a token names.
 const stagesOf = (rows) => 1 + Math.max(...rows.join(" ").match(/\d+(?=[FBIW])/g).map(Number));
 
-const unitWord = (fine) => ["ticks", "half ticks", , "quarter ticks"][fine - 1] ?? `ticks of 1/${fine}`;
-
 // Costs are those of 1/p of the model.  `fine` ticks make one tick, so that every stage's share is a whole number.
 function shareOf(costs, numRanks, numStages, fine) {
   const share = (fine * numRanks) / numStages;
@@ -42,7 +40,7 @@ export function explore(titles, programs, choice) {
 }
 
 function measured(entry, costs, fine, { ranks: numRanks, limit, barrier }) {
-  const spec = { name: entry.name, source: "simulated", unit: unitWord(fine), rows: entry.rows, costs };
+  const spec = { name: entry.name, source: "simulated", unit: fine > 1 ? `ticks/${fine}` : "ticks", rows: entry.rows, costs };
   const track = makeTrack(spec), share = numRanks / entry.stages;
   const stages = Array.from({ length: numRanks }, () => new Set());
   track.program.stage.forEach((stage, part) => stages[track.rankOf[track.program.stepOf[part]]].add(stage));

@@ -2,8 +2,10 @@
 
 const NS_UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
-// The divisor and the name of the largest unit in which the makespan is at least 1.
+// The divisor and the name of the largest unit in which the makespan is at least 1; "ticks/4" counts quarters of a tick.
 export function unitOf(unit, makespan) {
+  const [whole, parts] = unit.split("/");
+  if (parts) return [Number(parts), whole];
   if (unit !== "ns") return [1, unit];
   return NS_UNITS.find(([divisor]) => makespan >= divisor) ?? [1, "ns"];
 }
