@@ -60,6 +60,8 @@ def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
         "local bubble", f"{number(local_bubble(timeline))} ticks at most between a rank's first and last action"
     )
     yield _line("activations", f"{_range(peaks)} at most on a rank, one stage and microbatch each")
+    if any(waiting := [timeline.peak_pending_weight_grads(rank) for rank in ranks]):
+        yield _line("waiting W", f"{_range(waiting)} at most on a rank, between I and W")
     yield _line("weights", f"{_range(stages)} of {program.num_stages} stages on a rank")
     yield _line("messages", str(len(timeline.messages)))
     if share(program) != 1:

@@ -37,13 +37,18 @@ def test_show_prints_the_timeline_that_fits_and_its_numbers(columns):
     text = output("show", "dualpipe", "--ranks", 8, "--microbatches", 20, "--cost", "FB=2.5", columns=columns)
     assert text.startswith(timeline.to_text(columns))
     assert all(len(line) <= columns for line in text.splitlines() if line.startswith("rank "))
-    numbers = dict(line.split(maxsplit=1) for line in text.splitlines()[-8:] if not line.startswith("local"))
+    numbers = dict(line.split(maxsplit=1) for line in text.splitlines()[-9:] if not line.startswith("local"))
     assert numbers["makespan"] == "59 ticks"
     assert numbers["costs"].startswith("F=1 I=1 W=1 FB=2.5 latency=0")
     assert numbers["bubble"].startswith("7.0% of all")
     assert numbers["activations"].startswith("9 at most")
     assert numbers["messages"] == "280"
     assert numbers["weights"] == "2 of 8 stages on a rank"
+
+
+def test_show_counts_waiting_weight_gradients_where_the_backward_is_split():
+    assert "waiting W      1 to 4 at most on a rank" in output("show", "zero_bubble_h1")
+    assert "waiting W" not in output("show", "1f1b")
 
 
 def test_show_says_what_compare_counts_where_stages_are_smaller():
