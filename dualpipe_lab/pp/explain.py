@@ -121,7 +121,7 @@ def explain(program: Program, cost: Cost = UNIT_COST) -> Explanation:
     1F1B: 2 ranks, 9 ticks; idle 6 of 18, 33.3%
       warm-up 1, in between 3, cool-down 2
     rank 0 works 6 ticks and waits 3
-      in between: 3 ticks for gradients from rank 1 in 2 waits, the longest 2 before 0B0 for 1B0
+      in between: 3 ticks for gradients from rank 1 in 2 waits, longest 2 before 0B0
     rank 1 works 6 ticks and waits 3
       warm-up:    1 tick before 1F0 for the activation of 0F0 from rank 0
       cool-down:  2 ticks after 1B1 for the last rank to end
@@ -170,7 +170,7 @@ def _together(pauses: Sequence[Pause]) -> str:
         return longest.words()
     total, on_link = sum(pause.ticks for pause in pauses), sum(pause.on_link for pause in pauses)
     source = f"for {'activations' if longest.what == 'activation' else 'gradients'} from rank {longest.source}"
-    most = f"the longest {number(longest.ticks)} before {longest.beside} for {longest.needed}"
+    most = f"longest {number(longest.ticks)} before {longest.beside}"
     return f"{_ticks(total)} {source} in {len(pauses)} waits, {most}{_on_link(on_link)}"
 
 
