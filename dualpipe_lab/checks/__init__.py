@@ -14,6 +14,8 @@ TOPICS = {
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",
+    "easy_dualpipe": "pp.easy_dualpipe",
+    "dualpipe": "pp.dualpipe",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

@@ -12,6 +12,8 @@ EXAMPLES = {
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
+    "easy_dualpipe": "pp/easy-dualpipe",
+    "dualpipe": "pp/dualpipe",
 }
 
 

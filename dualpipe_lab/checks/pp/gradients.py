@@ -19,21 +19,22 @@ WIDTH, ROWS, TOLERANCE = 4, 3, 1e-12
 
 
 class without_library:  # noqa: N801 - reads as what it does
-    """A function that runs with the library's own builders switched off: the exercise is to write them."""
+    """A function that runs with all of the library's own builders switched off: the exercise is to write one."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
 
     def __call__(self, *args: Any) -> Any:
         """Call the function; this process ends afterwards, so nothing is switched on again."""
-        from dualpipe_lab.pp import lowering
-        from dualpipe_lab.pp.schedules.gpipe import gpipe
+        from dualpipe_lab.pp import lowering, schedules
+        from dualpipe_lab.pp.schedules import eight_steps
 
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("the exercise is to write this yourself; the library's own builder is switched off here")
 
-        for builder in (lowering.lower, gpipe):  # its code, because the learner may hold the function itself
-            builder.__code__ = refuse.__code__
+        builders: list[Any] = [schedules.builder(name) for name in schedules.names()]
+        for builder in (lowering.lower, eight_steps.eight_steps, eight_steps.steps_of, *builders):
+            builder.__code__ = refuse.__code__  # its code, because the learner may hold the function itself
         return self.fn(*args)
 
 
