@@ -47,7 +47,8 @@ class Visit:
     def open(self, path, viewport=DESK, scheme="light"):
         self.page.set_viewport_size(viewport)
         self.page.emulate_media(color_scheme=scheme, media="screen")
-        self.page.goto(f"{self.site}{path}.html", wait_until="networkidle")
+        response = self.page.goto(f"{self.site}{path}.html", wait_until="networkidle")
+        assert response is None or response.ok, f"{path} is not built: make book"
         return self
 
     def look(self, viewport, scheme):

@@ -2,12 +2,13 @@
 
 import json
 import re
-from fractions import Fraction
 
 import pytest
 from built_pages import DESK, PHONE, Visit, drawn_pages
 
-from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
+from dualpipe_lab import Cost, Program, Timeline, simulate
+from dualpipe_lab.pp.ranking import score
+from dualpipe_lab.pp.schedules.variants import variant
 
 pytestmark = pytest.mark.browser
 
@@ -163,26 +164,19 @@ def test_sliders_moved_by_the_keyboard_give_the_simulator_s_numbers(opened):
 # ---- the explorer
 
 
-def expected_makespan(name, choice):
-    """The library's number; stages that share a rank cost their share each."""
-    program = schedules.build(name, choice["ranks"], choice["microbatches"])
-    share = Fraction(program.num_ranks, program.num_stages)
-    links = ("latency", "transfer")
-    costs = {k: v if v is None or k in links else v * share for k, v in choice["costs"].items()}
-    return simulate(program, Cost(**costs)).makespan
-
-
-def test_the_explorer_ranks_by_keyboard_as_the_simulator_does(opened):
+def test_the_explorer_ranks_by_keyboard_as_the_library_does(opened):
     opened.look(DESK, "light")
     for element, spec in drawings(opened, "dp-explorer"):
-        for label in ("ranks: ", "microb.: ", "F: ", "latency: "):
-            opened.page.locator("dp-explorer").get_by_label(label).first.press("ArrowRight")
+        for label, key in (("ranks: ", "ArrowLeft"), ("microb.: ", "ArrowLeft"), ("F: ", "ArrowRight")):
+            opened.page.locator("dp-explorer").get_by_label(label).first.press(key)
         opened.settle()
-        choice, results = element.evaluate("e => [e.choice, e.results.ranked.map(r => [r.key, r.makespan])]")
-        assert (choice["ranks"], choice["costs"]["F"], choice["costs"]["latency"]) == (spec["start"][0] * 2, 2, 1)
-        assert results == [[name, pytest.approx(float(expected_makespan(name, choice)))] for name, _ in results]
+        choice, found = element.evaluate("e => [e.choice, e.results.ranked.map(r => [r.key, r.makespan])]")
+        for name, first in zip(("ranks", "microbatches"), spec["start"], strict=True):
+            assert choice[name] == spec[name][max(spec[name].index(first) - 1, 0)]
+        assert choice["costs"]["F"] == 2
+        programs = {name: variant(name).build(choice["ranks"], choice["microbatches"]) for name, _ in found}
+        scores = {name: score(program, Cost(**choice["costs"])) for name, program in programs.items()}
+        assert found == [[name, pytest.approx(float(scores[name].makespan))] for name, _ in found]
         cards = dict(element.evaluate("e => [...e.cards].map(([key, card]) => [key, card.cells])"))
-        for name, _ in results:
-            program = schedules.build(name, choice["ranks"], choice["microbatches"])
-            assert cards[name] == sum(1 for _ in program)
+        assert {name: cards[name] for name in programs} == {name: len(list(p)) for name, p in programs.items()}
     assert opened.complaints == []
