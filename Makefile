@@ -70,8 +70,9 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 bench: $(INSTALLED_DEV) ## run every benchmark and print its table
 	@for file in benchmarks/*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 
-pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md
+pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
 	@$(BIN)/python tools/install_cell.py
+	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/jupytext --quiet --to ipynb --update $$($(BIN)/python tools/check_pairs.py --list)
 
 lock: ## renew requirements.txt and requirements-dev.txt from pyproject.toml

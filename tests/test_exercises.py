@@ -1,15 +1,16 @@
 """The generator: solutions become exercises, nothing is handed out, drift and slips are named."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import jupytext
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("make_exercises", ROOT / "tools" / "make_exercises.py")
-tool = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(tool)
+sys.path.insert(0, str(ROOT / "tools"))
+import make_exercises as tool  # noqa: E402
+
+sys.path.pop(0)
 
 HEADER = (ROOT / "solutions" / "start" / "time.md").read_text().partition("# ")[0]
 PAGE = f"""{HEADER}# Title
@@ -37,6 +38,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "solutions" / "start").mkdir(parents=True)
     (tmp_path / "solutions" / "start" / "a.md").write_text(PAGE)
+    (tmp_path / "_config.yml").write_text("repository:\n  url: https://github.com/someone/course\n  branch: main\n")
     return tmp_path
 
 
@@ -61,7 +63,9 @@ def test_no_solution_is_handed_out(path):
 def test_both_forms_are_written_with_types_docstring_and_tags(project, capsys):
     assert run(capsys)[0] == 0
     for suffix in (".md", ".ipynb"):
-        _, answer, check = jupytext.read(project / "exercises" / "start" / f"a{suffix}").cells
+        _, install, answer, check = jupytext.read(project / "exercises" / "start" / f"a{suffix}").cells
+        assert install.metadata["tags"] == ["remove-cell", "install"]
+        assert 'os.chdir(f"{home}/exercises/start")' in install.source
         assert answer.source.splitlines()[-1] == '    raise NotImplementedError("your code")'
         assert answer.source.startswith('def double(x: int) -> int:\n    """Return twice x."""')
         assert (answer.metadata.tags, check.metadata.tags) == (["answer-a-1"], ["check-a-1"])
@@ -77,7 +81,7 @@ def test_empty_cells_are_dropped_and_outputs_removed(project, capsys):
     page = project / "solutions" / "start" / "a.md"
     page.write_text(PAGE + "\n```{code-cell} ipython3\n\n```\n")
     run(capsys)
-    assert len(jupytext.read(project / "exercises" / "start" / "a.ipynb").cells) == 3
+    assert len(jupytext.read(project / "exercises" / "start" / "a.ipynb").cells) == 4
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_drift_is_named_by_its_cell_with_the_remedy(project, capsys, suffix):
     path.write_text(path.read_text().replace("check.a.double", "print"))
     status, printed = run(capsys, "--check")
     assert status == 1
-    assert f"a{suffix}, cell 2 (code, 'check-a-1')" in printed
+    assert f"a{suffix}, cell 3 (code, 'check-a-1')" in printed
     assert "make exercises" in printed
     path.unlink()
     assert "is missing" in run(capsys, "--check")[1]

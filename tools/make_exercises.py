@@ -10,6 +10,7 @@ the commented lines after a third marker, where the learner is to repair somethi
                                 ### END SOLUTION
 
 A cell with a solution carries a tag such as answer-gpipe-1, and a later cell the tag check-gpipe-1.
+An exercise starts with the cell that installs the course on Colab, as the pages of the book do (install_cell.py).
 Usage: make_exercises.py            write the exercises
        make_exercises.py --check    exit 1 with the first cell that differs; nothing is written
        make_exercises.py --run      execute the solutions and store their outputs in solutions/**.ipynb
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import install_cell
 import jupytext
 import nbformat
 
@@ -70,10 +72,10 @@ def strip_solution(source: str, where: str) -> str:
     return "\n".join(kept)
 
 
-def make(path: Path) -> Any:
+def make(path: Path, target: Path) -> Any:
     """Return the exercise notebook of one solution page."""
     notebook = jupytext.read(path)
-    cells = []
+    cells: list[Any] = []
     for index, cell in enumerate(notebook.cells):
         where = f"{path}, cell {index}"
         source = strip_solution(cell.source, where) if cell.cell_type == "code" else cell.source
@@ -83,9 +85,17 @@ def make(path: Path) -> Any:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
             cells.append(cell)
-    notebook.cells = cells
+    first = next((index for index, cell in enumerate(cells) if cell.cell_type == "code"), len(cells))
+    notebook.cells = [*cells[:first], _installer(target), *cells[first:]]
     _check_checks(path, cells)
     return notebook
+
+
+def _installer(target: Path) -> Any:
+    url, branch = install_cell.address(Path("_config.yml").read_text(encoding="utf-8"))
+    source = install_cell.code(url, branch, target.parent.as_posix())
+    metadata = {"tags": ["remove-cell", "install"]}
+    return nbformat.v4.new_code_cell(source, metadata=metadata)  # type: ignore[no-untyped-call]
 
 
 def _check_tag(cell: Any, has_solution: bool, where: str) -> None:
@@ -161,7 +171,8 @@ def main(arguments: list[str]) -> int:
     """Write, check or run, below the current folder."""
     pages = sorted(path for path in Path("solutions").rglob("*.md") if ".ipynb_checkpoints" not in path.parts)
     try:
-        made = {Path("exercises", *page.parts[1:]): make(page) for page in pages}
+        targets = {page: Path("exercises", *page.parts[1:]) for page in pages}
+        made = {target: make(page, target) for page, target in targets.items()}
     except Refused as error:
         print(error)
         return 1
