@@ -15,7 +15,7 @@ from dualpipe_lab.pp.runtime.shapes import MAX_TENSORS
 from dualpipe_lab.world.comm import Work, irecv, isend
 from dualpipe_lab.world.comm.groups import Group, members
 
-UNSETTLED = 4
+UNSETTLED = 8
 _PER_RESULT = MAX_TENSORS + 1  # the last one is the header's
 
 

@@ -141,18 +141,22 @@ class PipelineRuntime:
         if isinstance(self._shapes, Negotiated):
             self._shapes.begin(batch)
         mail = Mailroom(self._program, self._post, self._shapes)
-        with _quiet():
-            for position, step in enumerate(plan.row):
-                for receive in plan.early.get(position, ()):
-                    mail.expect(receive)
-                with self._named(step):
+        step: Step | None = None
+        try:
+            with _quiet():
+                for position, step in enumerate(plan.row):
+                    for receive in plan.early.get(position, ()):
+                        mail.expect(receive)
                     if isinstance(step, Overlap) or step.kind not in MESSAGE_KINDS:
                         self._run(step, batch, mail, plan)
                     elif step.kind in (SEND_F, SEND_B):
                         mail.send(step)
                     else:
                         mail.receive(step)
-            self._post.close()
+                self._post.close()
+        except Exception as error:
+            error.add_note(f"at {step} of {self._program.name!r}, rank {self._rank} of the pipeline")
+            raise
         return mail.peak_buffers
 
     def _run(self, step: Step, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
@@ -188,7 +192,8 @@ class PipelineRuntime:
     def _finish(self, task: Task, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
         """Pass on what a task has made, and take note of it."""
         index, kind, microbatch = task.action
-        assert task.result is not None, f"the hook for overlapped pairs has not run {task.action}"
+        if task.result is None:
+            raise ValueError(f"the hook for overlapped pairs has not run {task.action}; call run(), or set its result")
         if kind == F:
             self._note(task, batch)
             if not self._is_last(index):
@@ -217,14 +222,6 @@ class PipelineRuntime:
 
     def _is_last(self, index: int) -> bool:
         return index == self._program.num_stages - 1
-
-    @contextmanager
-    def _named(self, step: Step) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"at {step} of {self._program.name!r}, rank {self._rank} of the pipeline")
-            raise
 
 
 @contextmanager

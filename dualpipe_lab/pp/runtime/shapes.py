@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from dualpipe_lab.pp.runtime.stage import Tensors, has_gradient
+from dualpipe_lab.pp.runtime.stage import Tensors
 
 Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Boundary: TypeAlias = Tensor | Tensors | Callable[[int], Tensor | Tensors]
@@ -30,7 +30,7 @@ def spec_of(tensors: Sequence[Tensor]) -> Spec:
 
 def gradients_of(spec: Spec) -> Spec:
     """Return shapes and types of the gradients that come back: integers have none."""
-    return tuple((shape, dtype) for shape, dtype in spec if has_gradient(torch.empty(0, dtype=dtype)))
+    return tuple((shape, dtype) for shape, dtype in spec if dtype.is_floating_point or dtype.is_complex)
 
 
 def write(spec: Spec) -> str:
@@ -81,11 +81,14 @@ class Given:
 
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
+        self._always = None if callable(boundary) else _spec_of_example(boundary)
 
     def known(self, stage: int, microbatch: int) -> Spec:
         """What every stage sends on."""
-        example = self._boundary(microbatch) if callable(self._boundary) else self._boundary
-        return spec_of(example if isinstance(example, tuple) else (example,))
+        if self._always is None:
+            assert callable(self._boundary)
+            return _spec_of_example(self._boundary(microbatch))
+        return self._always
 
     learn = known
 
@@ -96,3 +99,7 @@ class Given:
                 f"stage {stage} made {write(made)} for microbatch {microbatch}, the boundary says {write(known)}; "
                 "leave out `boundary` to have it negotiated"
             )
+
+
+def _spec_of_example(example: Tensor | Tensors) -> Spec:
+    return spec_of(example if isinstance(example, tuple) else (example,))

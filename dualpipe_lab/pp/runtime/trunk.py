@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dualpipe_lab.pp.runtime.savings import held_by_others
 
 Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it
-Children: TypeAlias = dict[Node, list[tuple[Node, int]]]  # for each node, leaves first: the nodes and slots it feeds
+Children: TypeAlias = dict[Node, list[Node]]  # for each node, leaves first: the nodes that its gradients go to
 _MANY = object()  # the owner of what more than one fork leads to
 _LEAF = torch._C._functions.AccumulateGrad
 
@@ -25,13 +25,13 @@ class Fork:
     """A node of the trunk, or a root of a twig, where the gradients of some parameters branch off.
 
     Attributes:
-        slots: its outputs that are used; one gradient comes in for each.
+        slots: its outputs; a gradient comes in for each that is used.
         leaves: the parameters that W computes from here.
         grads: what came in, by slot.
     """
 
     node: Node
-    slots: set[int] = field(default_factory=set)
+    slots: set[int] = field(default_factory=lambda: {0})
     leaves: list[Tensor] = field(default_factory=list)
     grads: dict[int, Tensor] = field(default_factory=dict)
 
@@ -53,43 +53,48 @@ class Plan:
 
 def make_plan(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> Plan:
     """Divide a graph between I and W; without inputs, as the first stage is."""
-    children = _from_leaves_up(roots)
+    children, further = _from_leaves_up(roots)
     trunk = _towards(children, inputs) if inputs else _towards_many(children)
     forks, owner = _owners(roots, children, trunk)
-    for edge in roots:
-        if edge.node in forks:
-            forks[edge.node].slots.add(edge.output_nr)
-    for targets in children.values():
-        for child, slot in targets:
-            if child in forks:
-                forks[child].slots.add(slot)
     early = _share_out(children, trunk, forks, owner)
     used = [fork for fork in forks.values() if fork.leaves]
+    for fork in used:
+        fork.slots.update(further.get(fork.node, ()))
     busy = {fork.node for fork in used}
     spent = [node for node in children if node not in busy and owner.get(node) not in busy]
     return Plan(used, early, spent)
 
 
-def _from_leaves_up(roots: Sequence[GradientEdge]) -> Children:
-    """Every node of the graph, each after those it leads to."""
+def _from_leaves_up(roots: Sequence[GradientEdge]) -> tuple[Children, dict[Node, set[int]]]:
+    """Every node of the graph, each after those it leads to; and the outputs in use of nodes that have several."""
     children: Children = {}
     found: Children = {}
-    stack = [edge.node for edge in roots]
+    further: dict[Node, set[int]] = {}
+    stack = []
+    for node, slot, *_ in roots:
+        stack.append(node)
+        further.setdefault(node, set()).add(slot)
     while stack:
         node = stack[-1]
-        if node not in found:
-            found[node] = [(child, slot) for child, slot in node.next_functions if child is not None]
-            stack += [child for child, _ in found[node] if child not in found]
-        else:
+        if node in found:
             children.setdefault(stack.pop(), found[node])
-    return children
+            continue
+        found[node] = below = []
+        for child, slot in node.next_functions:
+            if child is not None:
+                below.append(child)
+                if slot:
+                    further.setdefault(child, set()).add(slot)
+                if child not in found:
+                    stack.append(child)
+    return children, further
 
 
 def _towards(children: Children, inputs: Sequence[Tensor]) -> set[Node]:
     """The nodes from which an input is reached."""
     trunk = {get_gradient_edge(x).node for x in inputs}
-    for node, targets in children.items():
-        if any(child in trunk for child, _ in targets):
+    for node, below in children.items():
+        if not trunk.isdisjoint(below):
             trunk.add(node)
     return trunk
 
@@ -97,9 +102,9 @@ def _towards(children: Children, inputs: Sequence[Tensor]) -> set[Node]:
 def _towards_many(children: Children) -> set[Node]:
     """The nodes from which more than one parameter is reached."""
     reached: dict[Node, Any] = {}
-    for node, targets in children.items():
-        below = {reached[child] for child, _ in targets} - {None}
-        alone = below.pop() if len(below) == 1 else _MANY if below else None
+    for node, below in children.items():
+        leaves = {reached[child] for child in below} - {None}
+        alone = leaves.pop() if len(leaves) == 1 else _MANY if leaves else None
         reached[node] = node if isinstance(node, _LEAF) else alone
     return {node for node, leaf in reached.items() if leaf is _MANY}
 
@@ -121,7 +126,7 @@ def _owners(
             own(edge.node, edge.node)
     for node in reversed(children):
         of = node if node in trunk else owner[node]
-        for child, _ in children[node]:
+        for child in children[node]:
             if child not in trunk:
                 if of is node:
                     forks.setdefault(node, Fork(node))

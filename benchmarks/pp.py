@@ -1,0 +1,228 @@
+"""What the runtime adds to a schedule, beside torch's runtime on the same program.
+
+    python benchmarks/pp.py [--ranks 2 4 8] [--rounds 7] [--unit-ms 10] [--only 1f1b zbv] [--skip-real]
+
+  emulated   F, I and W sleep for a unit each (divided among a rank's stages) inside of autograd Functions, so that many
+             ranks share few cores; messages, autograd, Python and waiting are real.  A pair takes F + B.
+             ratio = measured step / (simulated makespan with the hop and the sleep overshoot measured in the same run)
+  real       steps of an MLP and of transformer blocks on 2 ranks
+Every round runs every contender once, one after the other.  A step lasts from the first rank's start to the last
+rank's end; medians over the rounds.  CPU time is that of all ranks in one step.
+Torch loads the program as CSV.  It cannot run a stage on two ranks (DualPipe), and does I and W of its first stage
+together, where the W stands.  What the split backward costs by itself: benchmarks/pp_split.py.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.torch_csv import to_torch_csv
+
+ROWS, WIDTH = 16, 64
+MICROBATCHES = {2: 8, 4: 8, 8: 16}
+
+
+class Sleep(torch.autograd.Function):
+    """The identity; sleeps in its forward and in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
+        """Take `forward` seconds."""
+        time.sleep(forward)
+        ctx.backward_seconds = backward
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Take `backward` seconds."""
+        time.sleep(ctx.backward_seconds)
+        return grad, None, None
+
+
+class Emulated(nn.Module):
+    """F and I on the way of the activations, W on the way to a weight; the first stage has an entry to split at."""
+
+    def __init__(self, seconds: float, first: bool) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(WIDTH))
+        self.entry = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in range(2 * first))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x_TH -> x_TH: rows, features."""
+        for entry in self.entry:
+            x = x * entry
+        return Sleep.apply(x, self.seconds, self.seconds) + Sleep.apply(self.weight, 0, self.seconds)
+
+
+class Block(nn.Module):
+    """A transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x_BSD -> x_BSD: batch, sequence, model."""
+        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+REAL = {
+    "MLP": (lambda: nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)), torch.randn(128, 256)),
+    "transformer": (lambda: Block(128), torch.randn(2, 64, 128)),
+}
+
+
+def torch_can(program: Program) -> bool:
+    homes = {stage: rank for (stage, _), rank in program.placement.items()}
+    return all(homes[stage] == rank for (stage, _), rank in program.placement.items())
+
+
+def in_lab(program: Program, modules: dict[int, nn.Module], x: Tensor) -> Callable[[], Any]:
+    runtime = lab.PipelineRuntime(program, modules, nn.functional.mse_loss, x)
+    batch = [x] * program.num_microbatches
+    return lambda: runtime.step(batch, batch)
+
+
+def in_torch(program: Program, modules: dict[int, nn.Module], x: Tensor, csv: str) -> Callable[[], Any]:
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    stages = [PipelineStage(modules[s], s, program.num_stages, torch.device("cpu")) for s in sorted(modules)]
+    runtime = _PipelineScheduleRuntime(stages, program.num_microbatches, loss_fn=nn.functional.mse_loss)
+    runtime._load_csv(csv, format="compute_only")
+    batch = torch.cat([x] * program.num_microbatches)
+    args = [batch] if 0 in modules else []
+    last = program.num_stages - 1 in modules
+    return lambda: runtime.step(*args, **({"target": batch, "losses": []} if last else {}))
+
+
+def hop_seconds(rank: int, x: Tensor, times: int = 20) -> float:
+    """Half of a round trip between ranks 0 and 1, while the others wait."""
+    tensor = x.clone()
+    began = time.perf_counter()
+    for _ in range(times if rank < 2 else 0):
+        comm.send(tensor, 1) if rank == 0 else comm.recv(tensor, 0)
+        comm.recv(tensor, 1) if rank == 0 else comm.send(tensor, 0)
+    return (time.perf_counter() - began) / (2 * times)
+
+
+def measure(
+    rank: int, num_ranks: int, programs: list[Program], make: Callable[[Program, int], nn.Module], x: Tensor,
+    folder: str, rounds: int, unit: float,
+) -> dict[Any, list[Any]]:  # fmt: skip
+    """Steps of every contender, by round: (start, end, CPU seconds); hops and overshoots."""
+    contenders: dict[Any, Callable[[], Any]] = {}
+    for number, program in enumerate(programs):
+        modules = {action.stage: make(program, action.stage) for action in program.actions(rank)}
+        contenders["lab", number] = in_lab(program, modules, x)
+        if torch_can(program):
+            contenders["torch", number] = in_torch(program, modules, x, f"{folder}/{number}.csv")
+    found: dict[Any, list[Any]] = {key: [] for key in (*contenders, "hop", "sleep")}
+    for _ in range(rounds + 1):  # the first one warms up
+        comm.barrier()
+        found["hop"].append(hop_seconds(rank, x))
+        comm.barrier()
+        began = time.perf_counter()
+        for _ in range(5):
+            time.sleep(unit)
+        found["sleep"].append((time.perf_counter() - began) / (5 * unit) if unit else 1.0)
+        for key, step in contenders.items():
+            comm.barrier()
+            began, cpu = time.perf_counter(), time.process_time()
+            step()
+            found[key].append((began, time.perf_counter(), time.process_time() - cpu))
+    return found
+
+
+def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float) -> tuple[dict[Any, Any], float, float]:
+    """Per contender the median step and CPU seconds; the hop and the sleep overshoot."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, program in enumerate(programs):
+            if torch_can(program):
+                Path(folder, f"{number}.csv").write_text(to_torch_csv(program))
+        p = programs[0].num_ranks
+        ranks = lab.launch(measure, p, programs, make, x, folder, rounds, unit, timeout=900, output="collect")
+    results = {}
+    for key in ranks[0]:
+        if isinstance(key, tuple):
+            steps = list(zip(*(found[key][1:] for found in ranks), strict=True))
+            spans = [max(end for _, end, _ in step) - min(start for start, *_ in step) for step in steps]
+            results[key] = median(spans), median(sum(cpu for *_, cpu in step) for step in steps)
+    hop = median(ranks[0]["hop"][1:])
+    return results, hop, median(median(found["sleep"][1:]) for found in ranks)
+
+
+def emulated(num_ranks: int, rounds: int, unit: float, names: list[str]) -> None:
+    """Print one row per schedule: ratios to the simulation, CPU time."""
+    programs = [schedules.build(name, num_ranks, MICROBATCHES[num_ranks]) for name in names]
+
+    def seconds(program: Program) -> float:
+        return unit * num_ranks / program.num_stages
+
+    def make(program: Program, stage: int) -> nn.Module:
+        return Emulated(seconds(program), first=stage == 0)
+
+    results, hop, overshoot = run(programs, make, torch.zeros(ROWS, WIDTH), rounds, unit)
+    print(
+        f"\n{num_ranks} ranks, {MICROBATCHES[num_ranks]} microbatches: hop {hop * 1e6:.0f} us, sleep x {overshoot:.4f}"
+    )
+    print(f"{'':<22}{'step ms':>9}{'ratio':>8}{'CPU ms':>8}{'torch ms':>11}{'ratio':>8}{'CPU ms':>8}")
+    for number, program in enumerate(programs):
+        ticks = int(seconds(program) * 1e9)
+        cost = lab.Cost(F=ticks, I=ticks, W=ticks, latency=int(hop * 1e9))
+        predicted = lab.simulate(program, cost).makespan / 1e9 * overshoot
+        row = f"{program.name:<22}"
+        for side, width in (("lab", 9), ("torch", 11)):
+            if (side, number) in results:
+                step, cpu = results[side, number]
+                row += f"{step * 1e3:>{width}.1f}{step / predicted:>8.3f}{cpu * 1e3:>8.1f}"
+        print(row, flush=True)
+
+
+def real(rounds: int, names: list[str]) -> None:
+    """Print steps with real compute on 2 ranks."""
+    for title, (layer, x) in REAL.items():
+        programs = [schedules.build(name, 2, 8) for name in names]
+        torch.manual_seed(0)
+        results, *_ = run(programs, lambda program, stage, layer=layer: layer(), x, rounds, 0)
+        print(f"\n{title}, 2 ranks, 8 microbatches: ms per step, CPU ms")
+        for number, program in enumerate(programs):
+            cells = [f"{side} {results[side, number][0] * 1e3:8.1f}{results[side, number][1] * 1e3:8.1f}"
+                     for side in ("lab", "torch") if (side, number) in results]  # fmt: skip
+            print(f"{program.name:<22}" + "   ".join(cells), flush=True)
+
+
+def main() -> None:
+    """Run all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--unit-ms", type=float, default=10)
+    parser.add_argument("--only", nargs="+", default=schedules.names(synchronous=True))
+    parser.add_argument("--skip-real", action="store_true")
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    for num_ranks in arguments.ranks:
+        emulated(num_ranks, arguments.rounds, arguments.unit_ms / 1e3, arguments.only)
+    if not arguments.skip_real:
+        real(arguments.rounds, [name for name in arguments.only if name not in ("easy_dualpipe", "dualpipe")])
+
+
+if __name__ == "__main__":
+    main()
