@@ -14,6 +14,7 @@ TOPICS = {
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",
+    "pipedream": "pp.pipedream",
     "easy_dualpipe": "pp.easy_dualpipe",
     "dualpipe": "pp.dualpipe",
 }

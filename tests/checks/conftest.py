@@ -12,6 +12,7 @@ EXAMPLES = {
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
+    "pipedream": "pp/pipedream",
     "easy_dualpipe": "pp/easy-dualpipe",
     "dualpipe": "pp/dualpipe",
 }
