@@ -15,6 +15,8 @@ TOPICS = {
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",
     "pipedream": "pp.pipedream",
+    "interleaved": "pp.interleaved",
+    "zero_bubble": "pp.zero_bubble",
     "easy_dualpipe": "pp.easy_dualpipe",
     "dualpipe": "pp.dualpipe",
 }

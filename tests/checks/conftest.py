@@ -13,6 +13,8 @@ EXAMPLES = {
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
     "pipedream": "pp/pipedream",
+    "interleaved": "pp/interleaved",
+    "zero_bubble": "pp/zero-bubble",
     "easy_dualpipe": "pp/easy-dualpipe",
     "dualpipe": "pp/dualpipe",
 }

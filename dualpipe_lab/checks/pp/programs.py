@@ -8,8 +8,8 @@ from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validator import InvalidProgram, validate
 
 
-def parse(answer: object, num_ranks: int, num_microbatches: int) -> Program:
-    """Make a valid program of the given size from rows of text, or raise `Wrong` with what the validator says."""
+def parse(answer: object, num_ranks: int, num_microbatches: int, num_stages: int | None = None) -> Program:
+    """Make a valid program of the given size (by default a stage per rank) from rows of text, or raise `Wrong`."""
     rows = answer.split("\n") if isinstance(answer, str) else answer
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, str) for row in rows):
         raise Wrong(f"expected one line of text per rank, such as '0F0 0F1 0B0 0B1', got {type(answer).__name__}")
@@ -18,7 +18,8 @@ def parse(answer: object, num_ranks: int, num_microbatches: int) -> Program:
         raise Wrong(f"{len(rows)} rows for {num_ranks} ranks; write one per rank")
     try:
         steps = Program.parse("yours", rows).ranks
-        return validate(Program("yours", steps, num_stages=num_ranks, num_microbatches=num_microbatches))
+        stages = num_ranks if num_stages is None else num_stages
+        return validate(Program("yours", steps, num_stages=stages, num_microbatches=num_microbatches))
     except InvalidProgram as error:
         raise Wrong("the validator says: " + "; ".join(error.problems[:3])) from None
     except ValueError as error:
