@@ -19,6 +19,7 @@ TOPICS = {
     "zero_bubble": "pp.zero_bubble",
     "easy_dualpipe": "pp.easy_dualpipe",
     "dualpipe": "pp.dualpipe",
+    "v_shapes": "pp.v_shapes",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

@@ -17,6 +17,7 @@ EXAMPLES = {
     "zero_bubble": "pp/zero-bubble",
     "easy_dualpipe": "pp/easy-dualpipe",
     "dualpipe": "pp/dualpipe",
+    "v_shapes": "pp/v-shapes",
 }
 
 
