@@ -157,6 +157,10 @@ def torch_checkpoint(region, x):
     return checkpoint(region, x, use_reentrant=False)
 
 
+def reentrant_checkpoint(region, x):
+    return checkpoint(region, x, use_reentrant=True)
+
+
 ZOO = {
     "mlp": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)),
     "block": Block,

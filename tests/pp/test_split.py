@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from stage_zoo import WIDTH, ZOO, Again, Block, Tied, make, torch_checkpoint
+from stage_zoo import WIDTH, ZOO, Again, Block, Tied, make, reentrant_checkpoint, torch_checkpoint
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -112,19 +112,13 @@ def test_the_first_stage_is_split_too():
     assert (i.count["mm"], w.count["mm"]) == (2, 3)  # nobody asks for the gradient of the data
 
 
-def watched(layers, x):
-    """Run layers and return their results as weak references: autograd alone holds them afterwards."""
-    references = []
-    for layer in layers:
-        x = layer(x)
-        references.append(weakref.ref(x))
-    return x, references
-
-
 def test_i_frees_what_w_does_not_need():
     layers = [nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
     x = torch.randn(3, 4, requires_grad=True)
-    y, references = watched(layers, x)
+    y, references = x, []
+    for layer in layers:
+        y = layer(y)
+        references.append(weakref.ref(y))  # autograd alone holds it afterwards
     split = SplitBackward([get_gradient_edge(y)], [x])
     del y
     gc.collect()
@@ -160,6 +154,21 @@ def test_a_recomputed_region_is_computed_again_once():
         assert len(calls) == 2
 
 
+def test_a_reentrant_checkpoint_is_left_to_i():
+    """It accumulates by itself when it is walked through, so nothing may be walked twice."""
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    module = Again(reentrant_checkpoint).double()
+    found, (y,) = forward(module, x, False)
+    split = SplitBackward([get_gradient_edge(y)], [found])
+    (dx,) = split.input_grad(gradients([y]))
+    split.weight_grad()
+    ours = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    expected_dx, expected, _ = whole(module, x)
+    assert torch.equal(dx, expected_dx)
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
 def test_a_shared_weight_is_left_to_i():
     x, (y,) = forward(Tied().double(), torch.randn(3, WIDTH, dtype=torch.float64), False)
     plan = make_plan([get_gradient_edge(y)], [x])
@@ -173,7 +182,7 @@ def test_hooks_count_once(name):
 
     def hooked(backward):
         module, x = make(name)
-        seen, totals = [], []
+        seen = []
         for parameter in module.parameters():
             parameter.register_hook(lambda grad: grad * 2)
             parameter.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
@@ -182,8 +191,7 @@ def test_hooks_count_once(name):
                 layer.register_forward_hook(
                     lambda layer, args, y: y.register_hook(lambda grad: grad.clamp(-1, 1)) and None
                 )
-        totals = backward(module, x)[1]
-        return totals, seen
+        return backward(module, x)[1], seen
 
     grads, seen = hooked(halves)
     expected, expected_seen = hooked(whole)

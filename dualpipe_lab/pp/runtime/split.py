@@ -13,6 +13,7 @@ trunk to parameters and to nothing else, such as the transpose of a weight.  A t
   early    twigs that W cannot do without doing the trunk again: a parameter that several forks share, the parameters of
            a custom `autograd.Function` (it computes all its gradients in one piece), those in a region that somebody
            else recomputes (`torch.utils.checkpoint`).  I computes their gradients, W accumulates them.
+  in one piece   a graph with torch's reentrant checkpoint, which starts backwards of its own: I is B, W is nothing
 A first stage has no input to walk down to.  Its trunk are the nodes from which more than one parameter is reached, so
 it is split like all others.  Hooks of parameters run in W, once.  A hook of a tensor between two layers runs in I, and
 once more in W if that tensor comes out of a fork; its effect counts once.
@@ -48,6 +49,9 @@ class SplitBackward:
     def input_grad(self, grads: Sequence[Tensor]) -> list[Tensor | None]:
         """I: return the gradient of every input (None where no output depends on it); keep what W needs."""
         plan = make_plan(self._roots, self._inputs)
+        if plan.in_one_piece:
+            torch.autograd.backward(self._roots, grads)
+            return [x.grad for x in self._inputs]
         forks = [(fork, slot) for fork in plan.forks for slot in sorted(fork.slots)]
         wanted = [*self._inputs, *plan.early, *(GradientEdge(fork.node, slot) for fork, slot in forks)]
         found: Sequence[Tensor | None] = [None] * len(wanted)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import CheckpointFunction
 
 from dualpipe_lab.pp.runtime.savings import held_by_others
 
@@ -18,6 +19,7 @@ Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type 
 Children: TypeAlias = dict[Node, list[Node]]  # for each node, leaves first: the nodes that its gradients go to
 _MANY = object()  # the owner of what more than one fork leads to
 _LEAF = torch._C._functions.AccumulateGrad
+_REENTRANT = CheckpointFunction._backward_cls
 
 
 @dataclass
@@ -44,16 +46,20 @@ class Plan:
         forks: where W starts.
         early: the parameters whose gradients I computes.
         spent: the nodes that W does not visit.
+        in_one_piece: whether the graph cannot be split: it holds a region that starts a backward of its own.
     """
 
     forks: list[Fork]
     early: list[Tensor]
     spent: list[Node]
+    in_one_piece: bool = False
 
 
 def make_plan(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> Plan:
     """Divide a graph between I and W; without inputs, as the first stage is."""
     children, further = _from_leaves_up(roots)
+    if any(isinstance(node, _REENTRANT) for node in children):
+        return Plan([], [], [], in_one_piece=True)
     trunk = _towards(children, inputs) if inputs else _towards_many(children)
     forks, owner = _owners(roots, children, trunk)
     early = _share_out(children, trunk, forks, owner)
