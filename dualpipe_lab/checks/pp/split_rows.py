@@ -1,6 +1,6 @@
 """Judging a function that follows one rank's row of F, I and W: what its gradients add up to after each of two steps.
 
-In: the learner's function and a row.  Out: what is wrong, or an empty string.
+In: the learner's function.  Out: what is wrong, or an empty string.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +23,15 @@ ILLEGAL = ("F0 W0 I0", "F0 I0 F1 W1 I1 W0")
 NUM_MICROBATCHES, ROWS = 5, 3  # equal, so that a wrong pairing of microbatches does not stop by its shapes
 
 
-def try_row(rank: int, world_size: int, fn: Callable[..., Any], row: str) -> str:
-    """Run the learner's function for two steps, or once on an illegal row."""
+def try_rows(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
+    """Run the learner's function for two steps of each row, or once on an illegal one; say what is wrong first."""
+    for row in (*LEGAL, *ILLEGAL):
+        if problem := _try_row(fn, row):
+            return f"{row}: {problem}"
+    return ""
+
+
+def _try_row(fn: Callable[..., Any], row: str) -> str:
     stage, (inputs, dys) = make_stage(0), make_batch([ROWS] * NUM_MICROBATCHES)
     if row in ILLEGAL:
         try:
