@@ -172,11 +172,14 @@ def test_a_dropped_optimizer_leaves_no_tensor_behind():
 
 
 def test_storage_counts_once_and_not_when_freed():
-    x = torch.zeros(10)
-    assert storage_bytes([x, x[:5], x.view(2, 5)]) == 40
-    before = live_bytes()
-    y = torch.zeros(100)
-    y.requires_grad_().sum().backward()
-    assert live_bytes() - before == 800
-    y.detach().untyped_storage().resize_(0)
-    assert live_bytes() - before == 400
+    def fn(rank, world_size):  # a fresh process: nobody else's tensors come and go
+        x = torch.zeros(10)
+        found = [storage_bytes([x, x[:5], x.view(2, 5)])]
+        before = live_bytes()
+        y = torch.zeros(100)
+        y.requires_grad_().sum().backward()
+        found.append(live_bytes() - before)
+        y.detach().untyped_storage().resize_(0)
+        return [*found, live_bytes() - before]
+
+    assert launch(fn, 1) == [[40, 800, 400]]
