@@ -46,15 +46,15 @@ def document(body: str) -> str:
     return f"<!doctype html><html lang=en><meta charset=utf-8><title>Timelines</title><body>{body}{inline_script()}"
 
 
-def one_f_one_b(num_ranks: int, num_microbatches: int) -> str:
+def drawing(num_ranks: int, num_microbatches: int, name: str = "1f1b") -> str:
     """The HTML of one timeline, without its script."""
-    timeline = simulate(schedules.build("1f1b", num_ranks=num_ranks, num_microbatches=num_microbatches))
+    timeline = simulate(schedules.build(name, num_ranks=num_ranks, num_microbatches=num_microbatches))
     return timeline_html(timeline, script=False)
 
 
 def measure(page: Page, num_ranks: int, num_microbatches: int) -> None:
     """Print one row: median, fastest and slowest redraw, and the frames while it plays."""
-    page.set_content(document(one_f_one_b(num_ranks, num_microbatches)))
+    page.set_content(document(drawing(num_ranks, num_microbatches)))
     redraw = sorted(page.evaluate(SLIDE, REPETITIONS))
     frames = page.evaluate(PLAY)
     size, actions = f"{num_ranks} x {num_microbatches}", 2 * num_ranks * num_microbatches
@@ -76,8 +76,9 @@ def main() -> None:
         for size in SIZES:
             measure(page, *size)
         browser.close()
-    weight, script = len(document(one_f_one_b(8, 20) * 20).encode()), len(inline_script())
-    print(f"page with 20 timelines of 8 x 20: {weight / 1000:.0f} KB, of which script {script / 1000:.0f} KB")
+    print(f"page with 20 timelines of 8 x 20, KB, of which script {len(inline_script()) / 1000:.0f}")
+    for name in ("1f1b", "dualpipe", "zbv", "dualpipev"):
+        print(f"{name:>9} {len(document(drawing(8, 20, name) * 20).encode()) / 1000:8.0f}")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,15 @@ def test_svg_of_pairs_shows_both_microbatches():
     assert len([letter for letter in letters if letter and letter[0] in "FBIWfbiw" and letter[1:].isdigit()]) == cells
 
 
+def test_letters_alone_share_one_text_with_a_place_for_each():
+    root = ET.fromstring(simulate(one_f_one_b(8, 20)).to_svg())
+    texts = [(node.text or "", node.get("x").split()) for node in root.iter(f"{SVG}text")]
+    lines = [(letters, places) for letters, places in texts if letters and set(letters) <= set("FB")]
+    assert all(len(letters) == len(places) for letters, places in lines)
+    numbered = sum(text[:1] in ("F", "B") and text[1:].isdigit() for text, _ in texts)
+    assert 0 < numbered < 320 == numbered + sum(len(letters) for letters, _ in lines)
+
+
 def test_svg_of_a_long_run_stays_small():
     for program in (gpipe(64, 512), one_f_one_b(64, 512)):
         assert len(simulate(program).to_svg()) < 60_000

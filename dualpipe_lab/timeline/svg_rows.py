@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dualpipe_lab.timeline.gantt import cell_label, second_stage
 from dualpipe_lab.timeline.overview import Shares, buckets
@@ -18,27 +18,48 @@ LEVELS = 4  # heights of a summed stretch
 _STICKY = 0.7  # levels
 
 
+class Label(NamedTuple):
+    """What stands in a cell, and where its middle is."""
+
+    text: str
+    x: str
+    y: str
+
+
 def cells(timeline: "Timeline", frame: Frame) -> Iterator[str]:
     """Draw every span; all cells of one kind are one path."""
     paths: defaultdict[str, list[str]] = defaultdict(list)
-    letters: defaultdict[str, list[str]] = defaultdict(list)
+    labels: defaultdict[str, list[Label]] = defaultdict(list)
     for rank, spans in enumerate(timeline.spans_by_rank):
         lower = second_stage(spans)
         for span in spans:
-            for kind, shape, letter in _cell(span, lower, frame.top(rank), frame):
+            for kind, shape, label in _cell(span, lower, frame.top(rank), frame):
                 paths[kind].append(shape)
-                letters[kind].append(letter)
+                labels[kind] += label
     # The borders of pairs and the bars under a rank's second stage lie above all cells.
     for kind in sorted(paths, key=lambda kind: kind.startswith("mark ")):
         yield path(kind, "".join(paths[kind]))
-    for kind, texts in letters.items():
-        if any(texts):
+    for kind, found in labels.items():
+        if found:
             fill, size = PALETTE.get(kind, OTHER)[1], px(frame.font)
-            yield f'<g fill="{fill}" text-anchor="middle" font-size="{size}">{"".join(texts)}</g>'
+            yield f'<g fill="{fill}" text-anchor="middle" font-size="{size}">{"".join(_texts(found))}</g>'
 
 
-def _cell(span: Span, lower: int | None, top: float, frame: Frame) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, shape, letter) of everything that one span draws."""
+def _texts(labels: list[Label]) -> Iterator[str]:
+    """Write labels; letters alone on one line are one <text> with a list of places, a fifth of the size."""
+    lines: defaultdict[str, list[Label]] = defaultdict(list)
+    for label in labels:
+        if len(label.text) == 1:
+            lines[label.y].append(label)
+        else:
+            yield f'<text x="{label.x}" y="{label.y}">{label.text}</text>'
+    for y, line in lines.items():
+        places = " ".join(label.x for label in line)
+        yield f'<text y="{y}" x="{places}">{"".join(label.text for label in line)}</text>'
+
+
+def _cell(span: Span, lower: int | None, top: float, frame: Frame) -> Iterator[tuple[str, str, list[Label]]]:
+    """Yield (kind, shape, label if there is one) of everything that one span draws."""
     x, width = LEFT + float(span.start) * frame.per_time, float(span.duration) * frame.per_time
     gap = min(0.5, width / 8)
     x, width, y, height = x + gap, width - 2 * gap, top + 2, frame.row - 4
@@ -46,24 +67,24 @@ def _cell(span: Span, lower: int | None, top: float, frame: Frame) -> Iterator[t
         return
     parts = span.parts
     if not parts:
-        yield span.kind, box(x, y, width, height), ""
+        yield span.kind, box(x, y, width, height), []
     share = height / max(len(parts), 1)
     for index, part in enumerate(parts):
         base = y + index * share
-        yield part[1], box(x, base, width, share), _text(cell_label(part, lower), x, base, width, share, frame.font)
+        yield part[1], box(x, base, width, share), _label(cell_label(part, lower), x, base, width, share, frame.font)
         if part[0] == lower:
-            yield "mark second", box(x, base + share - 2.5, width, 2.5), ""
+            yield "mark second", f"M{px(x)} {px(base + share - 1.25)}h{px(width)}", []
     if len(parts) > 1:
-        yield "mark pair", box(x, y, width, height), ""
+        yield "mark pair", box(x, y, width, height), []
 
 
-def _text(label: str, x: float, y: float, width: float, height: float, font: float) -> str:
+def _label(label: str, x: float, y: float, width: float, height: float, font: float) -> list[Label]:
     letter = LETTER * font / FONT
     if len(label) * letter > width + 0.5:
         label = label[0]  # the letter alone
     if letter > width or height < 10:
-        return ""
-    return f'<text x="{px(x + width / 2)}" y="{px(y + height / 2 + 0.33 * font)}">{label}</text>'
+        return []
+    return [Label(label, px(x + width / 2), px(y + height / 2 + 0.33 * font))]
 
 
 def stretches(timeline: "Timeline", frame: Frame) -> Iterator[str]:

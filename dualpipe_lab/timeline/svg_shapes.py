@@ -59,7 +59,7 @@ def path(kind: str, shape: str) -> str:
     if kind == "mark pair":
         return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
     if kind == "mark second":
-        return f'<path d="{shape}" fill="#000" opacity=".45"/>'
+        return f'<path d="{shape}" stroke="#000" stroke-width="2.5" opacity=".45"/>'
     if kind == WAIT:
         return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-dasharray="2" opacity=".5"/>'
     return f'<path d="{shape}" fill="{PALETTE.get(kind, OTHER)[0]}"/>'

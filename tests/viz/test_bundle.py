@@ -65,8 +65,9 @@ def test_a_page_without_its_scripts_keeps_everything_else():
     assert not has_elements("<p>dp-timeline</p>")
 
 
-def test_twenty_timelines_on_a_page_weigh_less_than_a_megabyte():
-    timeline = simulate(schedules.build("1f1b", num_ranks=8, num_microbatches=20))
+@pytest.mark.parametrize("name", ["1f1b", "zero_bubble_h1", "dualpipe"])
+def test_twenty_timelines_on_a_page_weigh_less_than_a_megabyte(name):
+    timeline = simulate(schedules.build(name, num_ranks=8, num_microbatches=20))
     page = timeline_html(timeline, script=False) * 20 + inline_script()
     assert len(page.encode()) < 1_000_000
 

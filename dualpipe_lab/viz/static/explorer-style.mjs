@@ -12,7 +12,7 @@ fieldset:nth-child(3) .group { grid-template-columns: repeat(auto-fill, minmax(1
 .choose .cost { grid-template-columns: 56px 1fr 30px; }
 .choose fieldset:first-child .cost { grid-template-columns: 56px 1fr 52px; }
 .box { display: flex; align-items: center; gap: 8px; min-height: 28px; cursor: pointer; }
-.box input { width: 16px; height: 16px; margin: 0; accent-color: var(--accent); }
+.box input { flex: none; width: 16px; height: 16px; margin: 0; accent-color: var(--accent); }
 .group button { justify-self: start; margin-left: -8px; }
 .found { font-size: 14px; color: var(--text); font-weight: 600; padding: 12px 2px 6px; border-top: 1px solid var(--line); margin-top: 10px; }
 .ranking { list-style: none; margin: 0; padding: 0; }
