@@ -156,6 +156,16 @@ def test_two_timelines_share_an_axis_and_its_sliders(page):
     assert element(page, "e.tracks.map(t => t.makespan)") == expected
 
 
+def test_a_slider_shows_the_cost_of_the_timeline_that_has_it(page):
+    one_f_one_b = schedules.build("1f1b", num_ranks=8, num_microbatches=20)
+    page.show(compare(simulate(one_f_one_b), simulate(one_f_one_b), simulate(DUALPIPE)).to_html())
+    slider = page.get_by_label("F&B: ticks")
+    assert slider.get_attribute("aria-valuetext") == "3 ticks"
+    slider.press("ArrowRight")
+    expected = [simulate(program, Cost(overlap=4)).makespan for program in (one_f_one_b, one_f_one_b, DUALPIPE)]
+    assert element(page, "e.tracks.map(t => t.makespan)") == expected
+
+
 def test_many_outputs_share_the_first_definition(page):
     timeline = simulate(schedules.build("1f1b", num_ranks=2, num_microbatches=2))
     page.show(timeline_html(timeline) * 3)

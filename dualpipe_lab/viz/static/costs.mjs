@@ -40,20 +40,21 @@ export function costPanel(tracks, change, reset) {
   const step = base <= 12 ? 1 : Math.max(1, 10 ** Math.floor(Math.log10(base)) / 10);
   const sliders = ROWS.filter(([key]) => isUsed(tracks, key)).map(([key, letter, words]) => {
     const isLink = key === "latency" || key === "transfer";
-    const most = Math.max(isLink ? 4 * base : 0, 3 * valueOf(first, key), 6 * step);
+    const shown = tracks.find((track) => isUsed([track], key)); // a track without pairs does not say what a pair takes
+    const most = Math.max(isLink ? 4 * base : 0, 3 * valueOf(shown, key), 6 * step);
     const input = make("input", { type: "range", min: 0, max: Math.ceil(most / step) * step, step, title: words,
       "aria-label": `${letter}: ${words}` });
     const output = make("output");
     input.addEventListener("input", () => change(key, Number(input.value)));
-    return { key, input, output, label: make("label", { class: "cost" }, make("span", {}, letter), input, output) };
+    return { key, shown, input, output, label: make("label", { class: "cost" }, make("span", {}, letter), input, output) };
   });
   const restore = make("button", { type: "button", class: "text", onclick: reset }, "Reset costs");
   const panel = make("div", { class: "costs", role: "group", "aria-label": "Costs" },
     ...sliders.map(({ label }) => label), restore);
   function update() {
     const [divisor, unit] = unitOf(first.unit, base);
-    for (const { key, input, output } of sliders) {
-      const value = valueOf(first, key);
+    for (const { key, shown, input, output } of sliders) {
+      const value = valueOf(shown, key);
       input.value = value;
       input.style.setProperty("--done", `${(100 * Math.min(value, input.max)) / input.max}%`);
       output.textContent = number(value, divisor) + (divisor > 1 ? ` ${unit}` : "");
