@@ -1,4 +1,4 @@
-"""The command line: what it prints and writes, and errors in one line."""
+"""The command line: what it prints and writes."""
 
 import csv
 import io
@@ -9,26 +9,14 @@ import xml.etree.ElementTree as ET
 from fractions import Fraction
 
 import pytest
-from typer.testing import CliRunner
+from shell import output, run, table
 
 from dualpipe_lab import Cost, schedules, simulate
-from dualpipe_lab.cli.app import app
 from dualpipe_lab.cli.inputs import CsvFile, read_cost, split, wanted, whole_ticks
 from dualpipe_lab.pp.explain import explain
 from dualpipe_lab.pp.optimise import search
-from dualpipe_lab.pp.program import Program, check_counts
 from dualpipe_lab.pp.ranking import score, stage_cost
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
-
-
-def run(*words, columns=100):
-    return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(map(str, words)))
-
-
-def output(*words, **options):
-    result = run(*words, **options)
-    assert (result.exit_code, result.stderr) == (0, "")
-    return result.stdout
 
 
 @pytest.mark.parametrize("columns", [60, 100, 200])
@@ -86,12 +74,6 @@ def test_a_written_program_is_shown_compared_and_explained(tmp_path):
     told = explain(schedules.build("dualpipev", 4, 8), Cost(latency=1))
     assert output("explain", file, "--cost", "latency=1") == f"{told}\n".replace("DualPipeV", "mine")
     assert output("explain", "dualpipev", "--cost", "latency=1") == f"{told}\n"
-
-
-def table(text):
-    """The rows of compare's table: schedule -> numbers."""
-    lines = [line.split() for line in text.splitlines()[2:] if line[:1] in " -123456789"]
-    return {line[1]: line[2:] for line in lines}
 
 
 def test_compare_ranks_with_the_costs_of_a_rank_s_share():
@@ -165,25 +147,6 @@ def test_optimise_prints_the_order_it_found_and_writes_it(tmp_path):
     assert "Searched, stages as in 1F1B: 27 ticks" in named
 
 
-def with_chunks(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> Program:
-    """A schedule that has an option."""
-    check_counts("chunky", num_virtual_stages=num_virtual_stages)
-    rows = [
-        " ".join(f"{r + c * num_ranks}{k}{m}" for m in range(num_microbatches) for k, c in order(num_virtual_stages))
-        for r in range(num_ranks)
-    ]
-    return Program.parse(f"Chunky {num_virtual_stages}", rows)
-
-
-def order(num_virtual_stages):
-    return [("F", c) for c in range(num_virtual_stages)] + [("B", c) for c in reversed(range(num_virtual_stages))]
-
-
-@pytest.fixture
-def chunky(monkeypatch):
-    monkeypatch.setitem(schedules._BUILDERS, "chunky", with_chunks)
-
-
 @pytest.mark.usefixtures("chunky")
 def test_options_of_a_builder_are_passed_to_those_that_have_them():
     text = output("show", "chunky", "--virtual-stages", 3, "--ranks", 2, "--microbatches", 2)
@@ -193,76 +156,6 @@ def test_options_of_a_builder_are_passed_to_those_that_have_them():
     assert {"Chunky 3 (3 virtual stages)", "Chunky 4 (4 virtual stages)"} <= {
         line[3:30].strip() for line in text.splitlines()
     }
-
-
-ERRORS = [
-    (["show", "gpip"], 1, "there is no schedule named 'gpip'; use one of gpipe, 1f1b"),
-    (["show", "dualpipe", "--ranks", "3"], 1, "dualpipe needs an even number of ranks, got 3"),
-    (["show", "gpipe", "--virtual-stages", "3"], 1, "gpipe has no option virtual_stages; it has none"),
-    (["show", "chunky", "--chunks", "3"], 1, "chunky has no option chunks; it has num_virtual_stages"),
-    (
-        ["show", "chunky", "--virtual-stages", "0"],
-        1,
-        "chunky needs num_virtual_stages to be an integer of at least 1, got 0",
-    ),
-    (["show", "gpipe", "--verbose"], 1, "--verbose needs a value, and it is no option of this command"),
-    (["show", "gpipe", "1f1b"], 1, "show takes one schedule, got 2: gpipe 1f1b; use compare for several"),
-    (["show", "gpipe", "--cost", "F=x"], 1, "--cost: 'x' in 'F=x' is not a number; write 2, 2.5 or 5/2"),
-    (["show", "gpipe", "--cost", "F=1/0"], 1, "--cost: '1/0' in 'F=1/0' is not a number"),
-    (["show", "gpipe", "--cost", "G=1"], 1, "--cost: 'G=1' is not a cost; write F, I, W, B, FB, latency, transfer"),
-    (["show", "gpipe", "--cost", "F=1,F=2"], 1, "--cost names F twice"),
-    (["show", "gpipe", "--cost", "F=-1"], 1, "Cost.F must not be negative, got -1"),
-    (["show", "dualpipe", "--csv", "x.csv"], 1, "torch keeps a stage on one rank, but 'DualPipe' has stage"),
-    (["show", "missing.csv"], 1, "missing.csv: No such file or directory"),
-    (["show", "gpipe", "--svg", "missing/x.svg"], 1, "missing/x.svg: No such file or directory"),
-    (["compare", "gpipe", "--virtual-stages", "3"], 1, "none of these schedules has the option --virtual-stages"),
-    (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
-    (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
-    (["explain", "gpipe", "1f1b"], 1, "explain takes one program, got 2: gpipe 1f1b"),
-    (["optimise", "dualpip"], 1, "there is no schedule named 'dualpip'"),
-    (["optimise", "--memory", "0"], 2, "Invalid value for '--memory'"),
-    (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),
-    (["show"], 2, "Missing argument"),
-    (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),
-    (["show", "gpipe", "--ranks", "0"], 2, "Invalid value for '--ranks'"),
-    (["shw"], 2, "No such command 'shw'. Did you mean 'show'?"),
-    (["grade", "missing"], 1, "missing"),
-]
-
-
-@pytest.mark.usefixtures("chunky")
-@pytest.mark.parametrize(
-    ("words", "code", "message"), ERRORS, ids=[f"{words[0]}-{message[:20]}" for words, _, message in ERRORS]
-)
-def test_errors_are_one_line_without_a_traceback(words, code, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = run(*words)
-    assert result.exit_code == code
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_invalid_file_is_one_line_in_show_and_everything_in_explain(tmp_path):
-    file = tmp_path / "broken.csv"
-    file.write_text("0F0,0F1,0B0,0B0,0B1\n1F0,1F1,1B0\n")
-    result = run("show", file)
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "0B0 runs again" in result.stderr
-    assert "(and 1 more)" in result.stderr
-    result = run("explain", file)
-    assert result.exit_code == 1
-    assert "0B0 runs again" in result.stdout
-    assert "stage 1, microbatch 1: F without a backward" in result.stdout
-
-
-def test_a_typo_in_a_file_is_named(tmp_path):
-    (tmp_path / "typo.csv").write_text("0F0,0X0\n")
-    for command in ("show", "compare", "explain"):
-        result = run(command, tmp_path / "typo.csv")
-        assert result.exit_code == 1
-        assert result.stderr.startswith("error: row 1 (rank 0), cell 2: '0X0' is not an action")
 
 
 def test_costs_are_read_exactly():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from models import assert_close, launch
-from test_zero import BATCHES, HYPER, STAGES, Blocks, build, reference, train, whole_weights
 from test_zero_accounts import make, step
+from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train, whole_weights
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import load, save

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import launch
-from test_zero import BATCHES, STAGES, Blocks, build, whole_weights
 from torch import nn
+from zero_runs import BATCHES, STAGES, Blocks, build, whole_weights
 
 from dualpipe_lab.dp.adam import AdamShard, Hyper, stochastic_round
 from dualpipe_lab.dp.mixed_precision import LossScaler

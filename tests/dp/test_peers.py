@@ -2,10 +2,10 @@
 
 import torch
 from models import assert_close, launch
-from test_zero import BATCHES, HYPER, Blocks, build, whole_weights
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from zero_runs import BATCHES, HYPER, Blocks, build, whole_weights
 
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.layout import share

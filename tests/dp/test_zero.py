@@ -4,6 +4,7 @@ import pytest
 import torch
 from models import Tiny, assert_close, launch, make_batch, reference_grads, row_loss
 from torch import nn
+from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train, whole_weights
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyper
@@ -13,81 +14,6 @@ from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
-
-HYPER = Hyper(0.01, weight_decay=0.1)
-
-
-class Blocks(nn.Module):
-    """Three units of odd sizes; the head is tied to the embedding, across units."""
-
-    def __init__(self, dtype=torch.float64, tied=True, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embedding = nn.Embedding(7, 5)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3))
-        self.blocks[1][0].bias.requires_grad_(False)
-        self.blocks[2].unused = nn.Parameter(torch.ones(3))
-        self.head = nn.Linear(5, 7, bias=False)
-        if tied:
-            self.head.weight = self.embedding.weight
-        self.to(dtype)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x)
-
-    @property
-    def units(self):
-        return [self.embedding, *self.blocks, self.head]
-
-
-def build(stage, model, options, reshard=True):
-    if stage is Zero3:
-        return Zero3(model, model.units, options=options, reshard_after_forward=reshard)
-    return stage(model, options=options)
-
-
-def whole_weights(optimizer):
-    """All weights by name, cloned."""
-    if isinstance(optimizer, Zero3):
-        with optimizer.gathered():
-            return {name: parameter.detach().clone() for name, parameter in optimizer.module.named_parameters()}
-    return {name: parameter.detach().clone() for name, parameter in optimizer.module.named_parameters()}
-
-
-def train(optimizer, rows, batches, num_microbatches, **options):
-    """Steps on this rank's rows of each batch, in microbatches; every rank runs the model on every microbatch."""
-    model = optimizer.module
-    for tokens, targets in batches:
-        num_tokens = int((targets != -100).sum())
-        optimizer.zero_grad(num_microbatches)
-        for m in range(num_microbatches):
-            part = range(len(tokens))[rows][share(len(tokens[rows]), num_microbatches, m)]
-            x, y = (tokens[part], targets[part]) if len(part) else (tokens[:1], torch.full_like(targets[:1], -100))
-            nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").div(num_tokens).backward()
-        optimizer.step(**options)
-
-
-def reference(batches, dtype=torch.float64, hyper=HYPER, max_norm=None):
-    """The same on one process: the whole batch at once, AdamW on whole parameters."""
-    model = Blocks(dtype)
-    optimizer, norms = AdamW(model.parameters(), hyper), []
-    for tokens, targets in batches:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
-        for parameter in optimizer.parameters:
-            if parameter.grad is None:  # what nobody used has gradient 0, and decays
-                parameter.grad = torch.zeros_like(parameter)
-        if max_norm:
-            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
-        optimizer.step()
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}, norms
-
-
-BATCHES = [make_batch(rows=6, seed=seed) for seed in range(3)]
-STAGES = [Ddp, Zero1, Zero2, Zero3]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])

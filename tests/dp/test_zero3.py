@@ -3,9 +3,9 @@
 import pytest
 import torch
 from models import launch
-from test_zero import BATCHES, Blocks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from zero_runs import BATCHES, Blocks
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.flat_parameter import FlatParameter
