@@ -4,7 +4,7 @@ Every function runs in processes of its own, also where one would do: an endless
 and nothing that the function breaks outlives it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dualpipe_lab.checks.exercise import Wrong
@@ -70,6 +70,19 @@ def needs_ints(answer: object, names: tuple[str, ...]) -> list[int]:
         if type(value) is not int:
             raise Wrong(f"{name} must be a whole number, got {type(value).__name__}; write it as 42, without a unit")
     return [int(value) for value in values]
+
+
+def check_ints(
+    answer: object,
+    names: tuple[str, ...],
+    expected: Sequence[int],
+    slips: Sequence[Mapping[int, str]],
+    general: Sequence[str],
+) -> None:
+    """Raise `Wrong` for the first number that is not as expected, with what is known of this slip, or in general."""
+    for place, (name, value) in enumerate(zip(names, needs_ints(answer, names), strict=True)):
+        if value != expected[place]:
+            raise Wrong(f"{name}, {value}: " + slips[place].get(value, general[place]))
 
 
 def smallest_failing(case: Case, fails: Callable[[Case], bool], smaller: Callable[[Case], Iterator[Case]]) -> Case:

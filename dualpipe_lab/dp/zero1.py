@@ -10,8 +10,9 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.1.
 
 from torch import Tensor, nn
 
+from dualpipe_lab.dp.gathered import GatheredOptimizer
 from dualpipe_lab.dp.gradients import GradientReducer
-from dualpipe_lab.dp.sharded import Options, ShardedOptimizer, flatten
+from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm import Work
 from dualpipe_lab.world.comm.groups import Group
@@ -25,7 +26,7 @@ class ScatterReducer(GradientReducer):
         return comm.reduce_scatter_single(own, flat, group=self._group, async_op=True)
 
 
-class Zero1(ShardedOptimizer):
+class Zero1(GatheredOptimizer):
     """Reduce-scatter the gradients, update the own shard, all-gather the weights.
 
     Raises:
@@ -38,16 +39,7 @@ class Zero1(ShardedOptimizer):
         self.reducer = ScatterReducer(
             module.parameters(), group, options.num_backwards, options.bucket_bytes, options.grad_dtype, self.kind
         )
-        self.flats = [flatten(bucket) for bucket in self.reducer.buckets]
-        for bucket, flat in zip(self.reducer.buckets, self.flats, strict=True):
-            self.held.append(self._hold(bucket, self._own(flat), *bucket.layout.span(self.group_rank)))
-
-    def publish(self) -> None:
-        """Gather all shards into the flat buffers, of which the parameters are views."""
-        works = [comm.all_gather_single(flat, self._own(flat), self.group, async_op=True) for flat in self.flats]
-        for work in works:
-            assert work is not None
-            work.wait()
+        self._hold_shards(self.reducer.buckets)
 
     def _zero(self) -> None:
         self.reducer.zero()
@@ -56,6 +48,3 @@ class Zero1(ShardedOptimizer):
     def _gradients(self) -> list[Tensor]:
         self.reducer.finish()
         return [self._own(flat) for flat in self.reducer.flats]
-
-    def _own(self, flat: Tensor) -> Tensor:
-        return flat.view(self.group_size, -1)[self.group_rank]

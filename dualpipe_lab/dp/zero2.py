@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.dp.buckets import Bucket, cut, when_accumulated
-from dualpipe_lab.dp.sharded import Options, ShardedOptimizer, flatten
+from dualpipe_lab.dp.gathered import GatheredOptimizer
+from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm import Work
 from dualpipe_lab.world.comm.groups import Group
 
 
-class Zero2(ShardedOptimizer):
+class Zero2(GatheredOptimizer):
     """Reduce-scatter each bucket when it is full, free it, update the own shard, all-gather the weights.
 
     Raises:
@@ -35,11 +36,10 @@ class Zero2(ShardedOptimizer):
         if not chosen:
             raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
         self.buckets = [Bucket(parameters, self.group_size, options.grad_dtype) for parameters in chosen]
-        self.flats = [flatten(bucket) for bucket in self.buckets]
+        self._hold_shards(self.buckets)
         self.shards = [bucket.shard() for bucket in self.buckets]
         self._place: dict[nn.Parameter, tuple[int, int]] = {}  # bucket, position in it
-        for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
-            self.held.append(self._hold(bucket, self._own(flat), *bucket.layout.span(self.group_rank)))
+        for index, bucket in enumerate(self.buckets):
             self._place |= {parameter: (index, position) for position, parameter in enumerate(bucket.parameters)}
         for parameter in self._place:
             if options.grad_dtype is not None:
@@ -49,13 +49,6 @@ class Zero2(ShardedOptimizer):
         self._travelling: tuple[Work | None, int, Tensor] | None = None
         self._num_done = 0
         self._start_backward()
-
-    def publish(self) -> None:
-        """Gather all shards into the flat buffers, of which the parameters are views."""
-        works = [comm.all_gather_single(flat, self._own(flat), self.group, async_op=True) for flat in self.flats]
-        for work in works:
-            assert work is not None
-            work.wait()
 
     def _zero(self) -> None:
         self._num_done = 0
@@ -124,6 +117,3 @@ class Zero2(ShardedOptimizer):
             work.wait()
             self.shards[index].add_(own)
             self._travelling = None
-
-    def _own(self, flat: Tensor) -> Tensor:
-        return flat.view(self.group_size, -1)[self.group_rank]

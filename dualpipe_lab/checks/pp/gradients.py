@@ -47,7 +47,7 @@ def check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
     """Raise `Wrong` unless a pipeline step gives the gradients of one process, with little memory and few messages."""
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es)"
     results = on_ranks(_step, num_ranks, fn, num_microbatches, case=case)
-    expected = on_ranks(_reference, 1, num_ranks, num_microbatches, case="the reference")[0]
+    expected = on_ranks(reference, 1, num_ranks, num_microbatches, case="the reference")[0]
     for rank, (found, calls, peak, one) in enumerate(results):
         _compare(found, expected[rank], f"{case}: rank {rank}", num_microbatches)
         if calls != 2 * num_microbatches:
@@ -65,7 +65,7 @@ def check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
 
 def check_gradients(results: Sequence[list[list[float]]], num_ranks: int, case: str, num_microbatches: int = 1) -> None:
     """Raise `Wrong` unless the gradients of each rank's stage are those of one process."""
-    expected = on_ranks(_reference, 1, num_ranks, num_microbatches, case="the reference")[0]
+    expected = on_ranks(reference, 1, num_ranks, num_microbatches, case="the reference")[0]
     for rank, found in enumerate(results):
         _compare(found, expected[rank], f"{case}: rank {rank}", num_microbatches)
 
@@ -139,7 +139,8 @@ def grads_of(module: "nn.Module") -> list[list[float]]:
     return [[] if p.grad is None else p.grad.flatten().tolist() for p in module.parameters()]
 
 
-def _reference(rank: int, world_size: int, num_stages: int, num_microbatches: int) -> list[list[list[float]]]:
+def reference(rank: int, world_size: int, num_stages: int, num_microbatches: int) -> list[list[list[float]]]:
+    """The gradients of each stage, accumulated over the microbatches by one process."""
     from torch import nn
 
     stages = [make_stage(index) for index in range(num_stages)]

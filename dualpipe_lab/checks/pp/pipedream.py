@@ -12,7 +12,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import programs
 from dualpipe_lab.checks.pp.gradients import without_library
-from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints
+from dualpipe_lab.checks.trial import call_each, check_ints, needs_function
 from dualpipe_lab.pp.closed_forms import num_messages
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Program
 from dualpipe_lab.pp.repeat import repeat
@@ -69,10 +69,7 @@ def hint(exercise: int | None = None) -> None:
 )
 def versions(answer: object) -> str:
     """Predict the versions of stage 1 for minibatch 9 on 4 ranks, with and without vertical sync, and a peak."""
-    found = needs_ints(answer, NAMES)
-    for place, (name, value) in enumerate(zip(NAMES, found, strict=True)):
-        if value != EXPECTED[place]:
-            raise Wrong(f"{name}, {value}: " + _SLIPS[place].get(value, _GENERAL[place]))
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
     return "F uses version 7 and B starts at version 9, so 3 are kept; with vertical sync 6 and 4; 1F1B holds 2"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.checks.pp.gradients import ROWS, TOLERANCE, WIDTH, grads_of, make_batch, make_stage
+from dualpipe_lab.checks.pp.gradients import ROWS, TOLERANCE, WIDTH, grads_of, make_batch, make_stage, reference
 from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -19,7 +19,9 @@ def check_turn(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
     """Raise `Wrong` unless a V has the gradients of one process, stage by stage, and 4 (p - 1) m messages."""
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es)"
     results = on_ranks(_v_step, num_ranks, fn, num_microbatches, case=case)
-    expected: list[Vector] = on_ranks(_reference, 1, num_ranks, num_microbatches, case="the reference")[0]
+    expected: list[Vector] = [
+        flat(grads) for grads in on_ranks(reference, 1, 2 * num_ranks, num_microbatches, case="the reference")[0]
+    ]
     found = [grads for (grads, _), _, _ in results] + [grads for (_, grads), _, _ in reversed(results)]
     _check_gradients(found, expected, case)
     for rank, (_, runs, shared) in enumerate(results):
@@ -82,17 +84,9 @@ def _v_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches
     torch.manual_seed(100 + rank)
     fn(rank, world_size, *stages, batch, torch.empty(ROWS, WIDTH, dtype=torch.float64))
     runs = [len(seen) for seen in calls]
-    return [_flat(stage) for stage in stages], runs, bool(set(calls[0]) & set(calls[1]))
+    return [flat(grads_of(stage)) for stage in stages], runs, bool(set(calls[0]) & set(calls[1]))
 
 
-def _reference(rank: int, world_size: int, num_ranks: int, num_microbatches: int) -> list[Vector]:
-    from torch import nn
-
-    stages = [make_stage(index) for index in range(2 * num_ranks)]
-    for x, y in zip(*make_batch([ROWS] * num_microbatches), strict=True):
-        (nn.functional.mse_loss(nn.Sequential(*stages)(x), y) / num_microbatches).backward()
-    return [_flat(stage) for stage in stages]
-
-
-def _flat(stage: Any) -> Vector:
-    return [number for part in grads_of(stage) for number in part]
+def flat(grads: Sequence[Vector]) -> Vector:
+    """The gradients of a stage's parameters as one list."""
+    return [number for part in grads for number in part]

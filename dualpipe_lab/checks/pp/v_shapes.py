@@ -10,7 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import programs, turns
-from dualpipe_lab.checks.trial import needs_function, needs_ints
+from dualpipe_lab.checks.trial import check_ints, needs_function
 from dualpipe_lab.pp.simulator import simulate
 
 NAMES = ("held by ZBV", "idle with ZBV", "held by V-Min", "idle with V-Min", "one more microbatch")
@@ -60,10 +60,7 @@ def hint(exercise: int | None = None) -> None:
 )
 def numbers(answer: object) -> str:
     """Predict what ZBV and V-Min hold and wait on 10 ranks, and V-Min's ticks per microbatch for unequal work."""
-    found = needs_ints(answer, NAMES)
-    for place, (name, value) in enumerate(zip(NAMES, found, strict=True)):
-        if value != EXPECTED[place]:
-            raise Wrong(f"{name}, {value}: " + _SLIPS[place].get(value, _GENERAL[place]))
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
     return "ZBV holds 20 and waits 9 ticks, V-Min holds 8 and waits 35; 18 ticks more per microbatch, of 12 of work"
 
 
