@@ -1,6 +1,6 @@
 """`Bucket`: parameters whose gradients travel together, as views of one flat buffer.
 
-Chapter: book/dp/gradients.  In: parameters.  Out: buckets in the order in which backward fills them.
+Chapter: book/dp/dp-gradients.  In: parameters.  Out: buckets in the order in which backward fills them.
   latency    one collective per bucket in place of one per parameter
   memory     none beyond the gradients themselves: each `.grad` is a part of the buffer, not a copy of it
 Elsewhere: torch DDP `gradient_as_bucket_view=True`; Megatron `_ParamAndGradBucket`.

@@ -1,6 +1,6 @@
 """`Ddp`: plain data parallelism with AdamW; every rank holds everything.  The measure of what ZeRO saves.
 
-Chapter: book/dp/gradients.  In: a module, a group of N ranks.  Out: the same weights on every rank after each step.
+Chapter: book/dp/dp-gradients.  In: a module, a group of N ranks.  Out: the same weights on every rank after each step.
   bytes per parameter    16     (2 + 2 + 12 with bf16 and a master copy; 4 + 4 + 8 in pure fp32)
   bytes sent             2 (N - 1) / N * bytes of the gradients
 Elsewhere: torch `DistributedDataParallel` with torch.optim.AdamW.

@@ -1,6 +1,6 @@
 """`GradientReducer`: sums gradients over the ranks while the backward still runs.
 
-Chapter: book/dp/gradients.  In: parameters, a group of N ranks.  Out: every `.grad` is the sum over the ranks.
+Chapter: book/dp/dp-gradients.  In: parameters, a group of N ranks.  Out: every `.grad` is the sum over the ranks.
   bytes sent     2 (N - 1) / N * bytes of the gradients, per rank and step, for any number of microbatches
   exposed time   that of the last bucket at least: it is full only when the backward is over
 The plan: a hook on each parameter runs when its gradient has been accumulated.  The hook that completes a bucket
