@@ -4,6 +4,7 @@ Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages
   compare(simulated, measured)    one to three timelines on one axis: plays, recomputes, explains its critical path
   steps(...)                      messages between ranks, step by step: rings, collectives, all-to-all
   plot_timelines(...)             the same timelines by matplotlib, for papers
+  Chart(...)                      lines over a number, such as a weight over the steps of a training
   Explorer(...)                   every schedule at many sizes, timed and ranked in the page
   TimelineWidget(...)             a timeline whose time, costs and selection Python reads and sets
 """
@@ -18,6 +19,7 @@ _HOMES = {
     "Steps": "steplog",
     "plot_timelines": "plots",
     "TimelineWidget": "widget",
+    "Chart": "chart",
     "Explorer": "explorer",
 }
 

@@ -1,0 +1,58 @@
+"""Line charts: every point at its place, inside of the picture, as text too."""
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualpipe_lab.viz import Chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+NUMBERS = st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
+LINES = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def places(chart):
+    """The corners of every line that is drawn, in pixels."""
+    root = ET.fromstring(chart.to_svg())
+    paths = [path for path in root.findall(f"{SVG}path") if path.get("fill") == "none"]
+    return [
+        [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.get("d"))] for path in paths
+    ], root
+
+
+@given(LINES, st.booleans())
+def test_every_line_is_inside_of_the_picture(lines, stepped):
+    named = {f"line {index}": sorted(points) for index, points in enumerate(lines)}
+    found, root = places(Chart("a < b", named, x="step & more", y="y", stepped=stepped))
+    assert [len(line) for line in found] == [2 * len(p) - 1 if stepped else len(p) for p in named.values()]
+    _, _, width, height = map(float, root.get("viewBox").split())
+    for line in found:
+        assert all(0 <= x <= width and 0 <= y <= height for x, y in line)
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"a < b", "step & more", *named} <= set(texts)
+
+
+def test_points_lie_where_their_numbers_say():
+    ((line, flat), _) = places(Chart("", {"up": [(0, 0), (1, 1), (3, 2)], "flat": [(0, 0), (3, 0)]}, "x", "y"))
+    (x0, y0), (x1, y1), (x2, y2) = line
+    assert x1 - x0 == pytest.approx((x2 - x0) / 3, abs=0.1)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+    assert y0 > y1 > y2  # up is up
+    assert {y for _, y in flat} == {y0}
+
+
+def test_a_step_keeps_its_value_until_the_next_point():
+    ((line,), _) = places(Chart("", {"scale": [(0, 4), (1, 2), (2, 4)]}, "step", "scale", stepped=True))
+    xs, ys = zip(*line, strict=True)
+    assert (xs[1], xs[3]) == (xs[2], xs[4])
+    assert ys[0] == ys[1] == ys[4]
+    assert ys[2] == ys[3] > ys[0]
+
+
+def test_what_cannot_be_drawn_is_refused():
+    for lines in ({}, {"a": []}, {str(index): [(0, 0)] for index in range(7)}):
+        with pytest.raises(ValueError, match="1 to 6 lines with points"):
+            Chart("title", lines, "x", "y")
