@@ -1,0 +1,184 @@
+"""The small model that the pipeline chapters train: one transformer block per stage, on the text of the course.
+
+Chapter: book/pp/gpipe, which builds it.  In: numbers of stages and microbatches.  Out: modules, data, gradients.
+  a boundary   ROWS * LENGTH * HIDDEN float64 numbers: 12,288 bytes, as activation and as gradient
+The next byte is predicted.  The first stage has the embedding besides, the last one the output layer.  All is float64,
+so that two ways to the same gradients are told apart from two that differ in rounding.
+`run_steps` and `accumulate` are functions for `launch`: the pipeline on its ranks, and its judge on one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+from dualpipe_lab import data
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
+from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.world import comm
+
+ROWS, LENGTH, HIDDEN = 2, 24, 32  # sequences in a microbatch, bytes in each, features
+BOUNDARY_BYTES = ROWS * LENGTH * HIDDEN * 8
+
+Microbatches = tuple[list[Tensor], list[Tensor]]
+
+
+class Block(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
+    """Causal attention, then an MLP, both residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.down = nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[ROWS, LENGTH, HIDDEN] in and out."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        x = x + scaled_dot_product_attention(q, k, v, is_causal=True)
+        mlp: Tensor = self.down(gelu(self.up(x)))
+        return x + mlp
+
+
+class Outcome(NamedTuple):
+    """What a rank reports of its steps.
+
+    Attributes:
+        grads: by stage, the gradients of its parameters.
+        peak_activations: the most activations that the rank held.
+        peak_buffers: the most receive buffers that it held.
+    """
+
+    grads: dict[int, list[Tensor]]
+    peak_activations: int
+    peak_buffers: int
+
+
+def make_stages(num_stages: int, seed: int = 0) -> list[nn.Sequential]:
+    """Build the model, cut into stages; equal arguments give equal weights, and the global generator is left alone.
+
+    >>> [len(stage) for stage in make_stages(3)]
+    [2, 1, 2]
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        stages = [nn.Sequential(Block()) for _ in range(num_stages)]
+        stages[0].insert(0, nn.Embedding(data.VOCABULARY_SIZE, HIDDEN))
+        stages[-1].append(nn.Linear(HIDDEN, data.VOCABULARY_SIZE))
+    return [stage.double() for stage in stages]
+
+
+def make_batch(num_microbatches: int, seed: int = 0) -> Microbatches:
+    """Return tokens and targets, one tensor [ROWS, LENGTH] of each per microbatch; an equal seed gives equal data."""
+    stream = data.batches(ROWS, LENGTH, seed)
+    microbatches = [next(stream) for _ in range(num_microbatches)]
+    return [tokens for tokens, _ in microbatches], [targets for _, targets in microbatches]
+
+
+def boundary() -> Tensor:
+    """Return an example of what one stage sends to the next."""
+    return torch.empty(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
+
+
+def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of a microbatch, in nats per byte."""
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def grads_of(module: nn.Module) -> list[Tensor]:
+    """Return the gradients of a module's parameters, in their order; those that have none are left out."""
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def same(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
+    """Whether two lists of tensors are equal, bit for bit.
+
+    Raises:
+        ValueError: they are not equally long.
+    """
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def run_steps(
+    rank: int,
+    world_size: int,
+    program: Program,
+    stages: Sequence[nn.Module],
+    batch: Microbatches,
+    cost: Cost | None = None,
+    num_steps: int = 1,
+    options: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Run a program on this rank, with a barrier before every step; the gradients are those of the last one.
+
+    The rank draws other random numbers than its neighbours first: weights made here would be found out.
+
+    Args:
+        rank: this rank.
+        world_size: the number of ranks.
+        program: what the ranks do.
+        stages: all stages of the model; the rank takes those that the program places on it.
+        batch: tokens and targets of every microbatch.
+        cost: nanoseconds of every action, as for `PipelineRuntime`.
+        num_steps: how often the batch is run.
+        options: further arguments of `PipelineRuntime`, by name.
+    """
+    torch.manual_seed(1000 + rank)
+    mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
+    runtime = PipelineRuntime(program, mine, loss_fn, boundary(), cost=cost, **(options or {}))
+    for _ in range(num_steps):
+        for stage in mine.values():
+            stage.zero_grad()
+        comm.barrier()
+        result = runtime.step(*batch)
+    grads = {index: grads_of(stage) for index, stage in mine.items()}
+    return Outcome(grads, result.peak_activations, result.peak_buffers)
+
+
+def accumulate(
+    rank: int,
+    world_size: int,
+    stages: Sequence[nn.Module],
+    batch: Microbatches,
+    order: Sequence[int] | None = None,
+) -> list[list[Tensor]]:
+    """Return the gradients of every stage by accumulation over the microbatches, without a pipeline.
+
+    Launch it on one rank: then both sides compute with one thread, and their last bits can be compared.
+
+    Args:
+        rank: this rank.
+        world_size: the number of ranks.
+        stages: the model, cut or not.
+        batch: tokens and targets of every microbatch; each counts 1 / M in the loss.
+        order: the microbatches whose gradients are added, in that order; all of them by default.
+    """
+    model, number = nn.Sequential(*stages), len(batch[0])
+    for microbatch in order or range(number):
+        tokens, targets = batch[0][microbatch], batch[1][microbatch]
+        (loss_fn(model(tokens), targets) / number).backward()
+    return [grads_of(stage) for stage in stages]
+
+
+def worst_error(ours: Mapping[int, Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]) -> float:
+    """Return the largest difference between a rank's gradients and the judge's, in units of max(1, largest entry)."""
+    pairs = [pair for stage, grads in ours.items() for pair in zip(grads, theirs[stage], strict=True)]
+    return max(float((a - b).abs().max() / max(1.0, float(b.abs().max()))) for a, b in pairs)
+
+
+def median_step(run: Timeline, program: Program) -> Timeline:
+    """Return the step of median length of a run, under its program's name; the first of several only warms up.
+
+    >>> from dualpipe_lab import schedules, simulate
+    >>> program = schedules.gpipe(2, 3)
+    >>> median_step(simulate(program), program)
+    <Timeline 'GPipe': 2 ranks, makespan 12 ticks, simulated>
+    """
+    steps = run.steps()
+    ordered = sorted(steps[1:] or steps, key=lambda step: step.makespan)
+    median = ordered[len(ordered) // 2]
+    return Timeline(program.name, median.spans_by_rank, median.messages, median.source, median.unit)
