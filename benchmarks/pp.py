@@ -4,7 +4,9 @@
 
   emulated   F, I and W sleep for a unit each (divided among a rank's stages) inside of autograd Functions, so that many
              ranks share few cores; messages, autograd, Python and waiting are real.  A pair takes F + B.
-             ratio = measured step / (simulated makespan with the hop and the sleep overshoot measured in the same run)
+             ratio   measured step / (simulated makespan with the hop and the sleep overshoot measured in the same run)
+             added   the same with the overshoot of the actions instead: what the same F and B take, beyond the sleep
+                     asked for, on the same ranks without a pipeline (autograd, and waking up inside of it)
   real       steps of an MLP and of transformer blocks on 2 ranks
 Every round runs every contender once, one after the other.  A step lasts from the first rank's start to the last
 rank's end; medians over the rounds.  CPU time is that of all ranks in one step.
@@ -32,6 +34,8 @@ from dualpipe_lab.pp.torch_csv import to_torch_csv
 
 ROWS, WIDTH = 16, 64
 MICROBATCHES = {2: 8, 4: 8, 8: 16}
+SIDES = "lab", "torch"
+ALONE = 4  # F and B of each stage that calibrate what an action takes
 
 
 class Sleep(torch.autograd.Function):
@@ -112,6 +116,18 @@ def in_torch(program: Program, modules: dict[int, nn.Module], x: Tensor, csv: st
     return lambda: runtime.step(*args, **({"target": batch, "losses": []} if last else {}))
 
 
+def alone(modules: dict[int, nn.Module], x: Tensor) -> Callable[[], Any]:
+    """F and B of the rank's stages, one after the other, without messages."""
+    inputs = {stage: x.clone().requires_grad_(stage > 0) for stage in modules}
+
+    def step() -> None:
+        for stage, module in modules.items():
+            for _ in range(ALONE):
+                module(inputs[stage]).backward(x)
+
+    return step
+
+
 def hop_seconds(rank: int, x: Tensor, times: int = 20) -> float:
     """Half of a round trip between ranks 0 and 1, while the others wait."""
     tensor = x.clone()
@@ -133,6 +149,7 @@ def measure(
         contenders["lab", number] = in_lab(program, modules, x)
         if torch_can(program):
             contenders["torch", number] = in_torch(program, modules, x, f"{folder}/{number}.csv")
+        contenders["alone", number] = alone(modules, x)
     found: dict[Any, list[Any]] = {key: [] for key in (*contenders, "hop", "sleep")}
     for _ in range(rounds + 1):  # the first one warms up
         comm.barrier()
@@ -162,7 +179,10 @@ def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float)
     for key in ranks[0]:
         if isinstance(key, tuple):
             steps = list(zip(*(found[key][1:] for found in ranks), strict=True))
-            spans = [max(end for _, end, _ in step) - min(start for start, *_ in step) for step in steps]
+            if key[0] == "alone":
+                spans = [median(end - start for start, end, _ in step) for step in steps]
+            else:
+                spans = [max(end for _, end, _ in step) - min(start for start, *_ in step) for step in steps]
             results[key] = median(spans), median(sum(cpu for *_, cpu in step) for step in steps)
     hop = median(ranks[0]["hop"][1:])
     return results, hop, median(median(found["sleep"][1:]) for found in ranks)
@@ -179,19 +199,21 @@ def emulated(num_ranks: int, rounds: int, unit: float, names: list[str]) -> None
         return Emulated(seconds(program), first=stage == 0)
 
     results, hop, overshoot = run(programs, make, torch.zeros(ROWS, WIDTH), rounds, unit)
-    print(
-        f"\n{num_ranks} ranks, {MICROBATCHES[num_ranks]} microbatches: hop {hop * 1e6:.0f} us, sleep x {overshoot:.4f}"
-    )
-    print(f"{'':<22}{'step ms':>9}{'ratio':>8}{'CPU ms':>8}{'torch ms':>11}{'ratio':>8}{'CPU ms':>8}")
+    microbatches = MICROBATCHES[num_ranks]
+    print(f"\n{num_ranks} ranks, {microbatches} microbatches: hop {hop * 1e6:.0f} us, sleep x {overshoot:.4f}")
+    print(f"{'':<22}{'actions x':>10}" + "".join(f"{side:>11}{'ratio':>7}{'added':>7}{'CPU ms':>8}" for side in SIDES))
     for number, program in enumerate(programs):
         ticks = int(seconds(program) * 1e9)
         cost = lab.Cost(F=ticks, I=ticks, W=ticks, latency=int(hop * 1e9))
-        predicted = lab.simulate(program, cost).makespan / 1e9 * overshoot
-        row = f"{program.name:<22}"
-        for side, width in (("lab", 9), ("torch", 11)):
+        simulated = lab.simulate(program, cost).makespan / 1e9
+        num_stages = len({action.stage for action in program.actions(0)})
+        actions = results["alone", number][0] / (3 * seconds(program) * ALONE * num_stages)
+        row = f"{program.name:<22}{actions:>10.3f}"
+        for side in SIDES:
             if (side, number) in results:
                 step, cpu = results[side, number]
-                row += f"{step * 1e3:>{width}.1f}{step / predicted:>8.3f}{cpu * 1e3:>8.1f}"
+                row += f"{step * 1e3:>8.1f} ms{step / (simulated * overshoot):>7.3f}"
+                row += f"{step / (simulated * actions):>7.3f}{cpu * 1e3:>8.1f}"
         print(row, flush=True)
 
 
