@@ -126,7 +126,7 @@ class ShardedOptimizer:
             scaler: the loss scaler whose scale the loss was multiplied by.
             norm_type: p of the norm.
         """
-        gradients = self._finished_gradients()
+        gradients = self.finished_gradients()
         if scaler is not None and scaler.found_inf(gradients):
             scaler.update(True)
             return StepReport(False, None)
@@ -143,9 +143,21 @@ class ShardedOptimizer:
         self.publish()
         return StepReport(True, norm)
 
+    def finished_gradients(self) -> list[Tensor]:
+        """This rank's shards of the summed gradient, one tensor for each of `held`; the sums are finished first."""
+        if self._final is not None:
+            return self._final
+        self._final = self._gradients()
+        if self.options.replicas is not None:
+            works = [comm.all_reduce(grad, group=self.options.replicas, async_op=True) for grad in self._final]
+            for work in works:
+                assert work is not None
+                work.wait()
+        return self._final
+
     def grad_norm(self, p: float = 2.0) -> float:
         """The norm of the finished gradient of the whole model."""
-        return self._norm(self._finished_gradients(), p)
+        return self._norm(self.finished_gradients(), p)
 
     def zero_grad(self, num_backwards: int | None = None) -> None:
         """Set the gradients to zero; due before the first backward after a step.
@@ -180,17 +192,6 @@ class ShardedOptimizer:
     def _gradients(self) -> list[Tensor]:
         """The sum over the group of this rank's shards, one tensor for each of `held`."""
         raise NotImplementedError
-
-    def _finished_gradients(self) -> list[Tensor]:
-        if self._final is not None:
-            return self._final
-        self._final = self._gradients()
-        if self.options.replicas is not None:
-            works = [comm.all_reduce(grad, group=self.options.replicas, async_op=True) for grad in self._final]
-            for work in works:
-                assert work is not None
-                work.wait()
-        return self._final
 
     def _check_open(self) -> None:
         """Refuse to add to gradients that are summed already.

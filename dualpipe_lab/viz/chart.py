@@ -1,4 +1,4 @@
-"""`Chart`: lines over a number, such as a weight over the steps of a training.
+"""`Chart`: lines over a number, such as a weight over the steps of a training; dots for what a run has counted.
 
 Chapter: book/dp/mixed-precision-adam.  In: points by label.  Out: an SVG that fits a narrow page, or a table as text.
 A line is told by its label, its colour and its dashes; axes and text take the page's text colour.
@@ -28,9 +28,11 @@ class Chart:
         lines: points (x, y) by label, at most six lines, each in the order of x.
         x, y: what the axes are, with units.
         stepped: draw values that hold until the next point, as a loss scale does.
+        dots: what was counted or measured, by the label of the line that says what it should be.
+        even: give each place on the x axis the same distance from the next: 1, 2, 4, 8 ranks.
 
     Raises:
-        ValueError: no line, an empty one, or more than six.
+        ValueError: no line, an empty one, or more than six; dots of no line.
 
     >>> print(Chart("a weight", {"fp32": [(0, 1), (1, 0.999)], "bf16": [(0, 1), (1, 1)]}, x="step", y="weight"))
     a weight
@@ -39,20 +41,32 @@ class Chart:
        1  0.999     1
     """
 
-    def __init__(self, title: str, lines: Mapping[str, Points], x: str, y: str, stepped: bool = False) -> None:
-        self.title, self.x, self.y, self.stepped = title, x, y, stepped
+    def __init__(
+        self,
+        title: str,
+        lines: Mapping[str, Points],
+        x: str,
+        y: str,
+        stepped: bool = False,
+        dots: Mapping[str, Points] | None = None,
+        even: bool = False,
+    ) -> None:
+        self.title, self.x, self.y, self.stepped, self.even = title, x, y, stepped, even
         self.lines = {label: [(float(a), float(b)) for a, b in points] for label, points in lines.items()}
         if not 1 <= len(self.lines) <= len(_COLOURS) or not all(self.lines.values()):
             raise ValueError(
                 f"{title}: a chart has 1 to {len(_COLOURS)} lines with points, "
                 f"got { {label: len(points) for label, points in self.lines.items()} }"
             )
+        self.dots = {label: [(float(a), float(b)) for a, b in points] for label, points in (dots or {}).items()}
+        if unknown := set(self.dots) - set(self.lines):
+            raise ValueError(f"{title}: dots belong to a line; there is none named {min(unknown)!r}")
+        self._places = sorted({place for points in self._every() for place, _ in points})
 
     def __str__(self) -> str:
-        by_x = [dict(points) for points in self.lines.values()]
-        places = sorted({place for points in by_x for place in points})
-        rows = [[self.x, *self.lines]]
-        rows += [[f"{x:g}", *(f"{points[x]:.6g}" if x in points else "" for points in by_x)] for x in places]
+        by_x = [dict(points) for points in self._every()]
+        rows = [[self.x, *self.lines, *(f"{label}, dots" for label in self.dots)]]
+        rows += [[f"{x:g}", *(f"{points[x]:.6g}" if x in points else "" for points in by_x)] for x in self._places]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         text = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join([self.title, *(line.rstrip() for line in text)])
@@ -77,6 +91,7 @@ class Chart:
             f'<text x="4" y="34" opacity=".75">{escape(self.y)}</text>',
             *self._axes(),
             *(self._line(index, points) for index, points in enumerate(self.lines.values())),
+            *(self._dots(index, self.dots.get(label, ())) for index, label in enumerate(self.lines)),
         ]
         for index, (name, x, row) in enumerate(legend):
             y = _HEIGHT + _ROW * row + 8
@@ -89,7 +104,7 @@ class Chart:
             y = self._at(value, 1)
             yield f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" stroke-opacity=".2"/>'
             yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="11">{value:.6g}</text>'
-        for value in self._ticks(0):
+        for value in self._places if self.even else self._ticks(0):
             x = self._at(value, 0)
             yield f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle" font-size="11">{value:g}</text>'
         yield f'<path d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}" stroke="currentColor"/>'
@@ -102,16 +117,26 @@ class Chart:
             places = [places[0], *corners]
         return f'<path d="M{" L".join(places)}" fill="none" {_stroke(index)}/>'
 
+    def _dots(self, index: int, points: Points) -> str:
+        places = ((self._at(x, 0), self._at(y, 1)) for x, y in points)
+        style = f'r="4" fill="{_COLOURS[index]}" stroke="currentColor"'
+        return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" {style}/>' for x, y in places)
+
+    def _every(self) -> list[Points]:
+        return [*self.lines.values(), *self.dots.values()]
+
     def _at(self, value: float, axis: int) -> float:
         """Where a value lies on the x axis (0) or the y axis (1), in pixels."""
         low, high = self._range(axis)
         share = (value - low) / (high - low)
+        if axis == 0 and self.even:
+            share = (self._places.index(value) + 0.3) / (len(self._places) - 0.4)
         if axis == 0:
             return _LEFT + share * (_WIDTH - _RIGHT - _LEFT)
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
 
     def _range(self, axis: int) -> tuple[float, float]:
-        values = [point[axis] for points in self.lines.values() for point in points]
+        values = [point[axis] for points in self._every() for point in points]
         low, high = min(values), max(values)
         if low == high:
             return low - 1, high + 1

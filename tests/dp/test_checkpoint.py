@@ -10,7 +10,7 @@ import torch
 from checkpoint_runs import make, same, save_all, save_from, state_of
 from models import launch
 from safetensors.torch import load_file
-from zero_runs import BATCHES, STAGES, Blocks, build, train, whole_weights
+from zero_runs import BATCHES, STAGES, Blocks, build, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
@@ -19,6 +19,7 @@ from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.whole import whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

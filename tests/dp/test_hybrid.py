@@ -4,7 +4,7 @@ import pytest
 import torch
 from models import assert_close, launch
 from test_zero_accounts import make, step
-from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train, whole_weights
+from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import load, save
@@ -15,6 +15,7 @@ from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes, shard_withi
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.whole import whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

@@ -4,13 +4,14 @@ import pytest
 import torch
 from models import Tiny, assert_close, launch, make_batch, reference_grads, row_loss
 from torch import nn
-from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train, whole_weights
+from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyper
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.whole import whole_gradients, whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -37,6 +38,35 @@ def test_weights_equal_one_process(num_ranks):
     for found in out:
         for weights in found.values():
             assert_close(weights, expected)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_whole_gradients_are_those_of_one_process(num_ranks):
+    """Raw gradients, on ranks that were seeded differently; a rank's shards alone would not compare."""
+    tokens, targets = BATCHES[0]
+
+    def fn(rank, world_size):
+        found, rows = [], share(len(tokens), world_size, rank)
+        for stage in STAGES:
+            optimizer = build(stage, Blocks(seed=rank), Options(HYPER))
+            loss = nn.functional.cross_entropy(
+                optimizer.module(tokens[rows]).flatten(0, 1), targets[rows].flatten(), reduction="sum"
+            )
+            (loss / int((targets != -100).sum())).backward()
+            found.append(whole_gradients(optimizer))
+        return found
+
+    model = Blocks()
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+    expected = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert any(grad.any() for grad in expected.values())
+    for found in launch(fn, num_ranks):
+        for gradients in found:
+            assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

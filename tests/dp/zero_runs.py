@@ -46,14 +46,6 @@ def build(stage, model, options, reshard=True):
     return stage(model, options=options)
 
 
-def whole_weights(optimizer):
-    """All weights by name, cloned."""
-    if isinstance(optimizer, Zero3):
-        with optimizer.gathered():
-            return {name: parameter.detach().clone() for name, parameter in optimizer.module.named_parameters()}
-    return {name: parameter.detach().clone() for name, parameter in optimizer.module.named_parameters()}
-
-
 def train(optimizer, rows, batches, num_microbatches, **options):
     """Steps on this rank's rows of each batch, in microbatches; every rank runs the model on every microbatch."""
     model = optimizer.module

@@ -52,7 +52,28 @@ def test_a_step_keeps_its_value_until_the_next_point():
     assert ys[2] == ys[3] > ys[0]
 
 
+def test_a_dot_lies_on_its_line_exactly_if_the_numbers_agree():
+    lines = {"derived": [(1, 16), (2, 8), (8, 2)]}
+    for counted, apart in ((8, 0), (10, 1)):
+        chart = Chart("", lines, "ranks", "bytes", dots={"derived": [(2, counted)]}, even=True)
+        ((line,), root) = places(chart)
+        ((dot_x, dot_y),) = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.findall(f"{SVG}circle")]
+        assert dot_x == line[1][0]
+        assert (dot_y < line[1][1]) == bool(apart)
+        assert (dot_y == line[1][1]) != bool(apart)
+    assert str(chart).splitlines()[1:3] == ["ranks  derived  derived, dots", "    1       16"]
+
+
+def test_places_are_to_scale_or_even():
+    points = {"bytes": [(1, 16), (2, 8), (8, 2)]}
+    for even, ratio in ((False, 6), (True, 1)):
+        ((line,), _) = places(Chart("", points, "ranks", "bytes", even=even))
+        assert line[2][0] - line[1][0] == pytest.approx(ratio * (line[1][0] - line[0][0]), rel=0.02)
+
+
 def test_what_cannot_be_drawn_is_refused():
     for lines in ({}, {"a": []}, {str(index): [(0, 0)] for index in range(7)}):
         with pytest.raises(ValueError, match="1 to 6 lines with points"):
             Chart("title", lines, "x", "y")
+    with pytest.raises(ValueError, match="none named 'b'"):
+        Chart("title", {"a": [(0, 0)]}, "x", "y", dots={"b": [(0, 0)]})
