@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, StageCost, read_cost, split, wanted
+from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, StageCost, only, read_cost
 
 
 def explain(
@@ -20,10 +20,7 @@ def explain(
     """
     from dualpipe_lab.pp.explain import explain as told
 
-    names, options = split([name, *context.args])
-    if len(names) != 1:
-        raise ValueError(f"explain takes one program, got {len(names)}: {' '.join(names)}")
-    asked = wanted(names[0]).with_options(options)
+    asked = only("explain", name, context)
     program = asked.read(check=False) if isinstance(asked, CsvFile) else asked.build(ranks, microbatches)
     explanation = told(program, read_cost(cost))
     print(explanation)

@@ -87,6 +87,14 @@ def split(words: Sequence[str]) -> tuple[list[str], Options]:
     return names, found
 
 
+def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
+    """Read the one schedule of a command, with the builder's options among the words left over."""
+    names, options = split([name, *context.args])
+    if len(names) != 1:
+        raise ValueError(f"{command} takes one schedule, got {len(names)}: {' '.join(names)}; use compare for several")
+    return wanted(names[0]).with_options(options)
+
+
 def flag_of(option: str) -> str:
     """Write an option of a builder as the command line has it."""
     return f"--{option.replace('_', '-')}"

@@ -18,7 +18,7 @@ TYPICAL = {
     "dualpipe-2": {
         "no step 3": Bad(
             [("    for _ in range(inside):  # step 3\n", "    for _ in range(0):  # step 3\n")],
-            "DualPipe, 4 ranks, 8 microbatches, rank 0, action 5, in step 3",
+            "DualPipe, 4 ranks, 8 microbatches: rank 0, action 5, in step 3",
         ),
         "whole backwards in step 3": Bad(
             [("        row.I(1)\n        row.W()\n        row.F(1)\n", "        row.B(1)\n        row.F(1)\n")],
@@ -48,7 +48,7 @@ TYPICAL = {
         ),
         "DualPipeV on p stages": Bad(
             [("(2 * num_ranks - 1 - rank, 0)", "(num_ranks - 1 - rank, 0)")],
-            "DualPipeV, 1 rank, 2 microbatches, rank 0",
+            "DualPipeV, 1 rank, 2 microbatches: rank 0",
         ),
         "DualPipeV in half the positions": Bad(
             [("rank, num_ranks, num_microbatches\n", "rank, num_ranks // 2, num_microbatches // 2\n")], "DualPipeV"

@@ -26,7 +26,7 @@ ERRORS = [
     (["compare", "gpipe", "--virtual-stages", "3"], 1, "none of these schedules has the option --virtual-stages"),
     (["compare", "chunky:3"], 1, "'chunky:3': '3' is not option=value"),
     (["compare", "dualpipe", "--ranks", "3"], 1, "none of these schedules has this size"),
-    (["explain", "gpipe", "1f1b"], 1, "explain takes one program, got 2: gpipe 1f1b"),
+    (["explain", "gpipe", "1f1b"], 1, "explain takes one schedule, got 2: gpipe 1f1b"),
     (["optimise", "dualpip"], 1, "there is no schedule named 'dualpip'"),
     (["optimise", "--memory", "0"], 2, "Invalid value for '--memory'"),
     (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),

@@ -5,7 +5,7 @@ and 20 microbatches are DeepSeek's action by action; the queue by what has been 
 """
 
 from collections.abc import Callable
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from typing import Any
 
 from dualpipe_lab import checks
@@ -19,7 +19,6 @@ from dualpipe_lab.pp.schedules.dualpipe import dualpipe
 from dualpipe_lab.pp.schedules.dualpipev import dualpipev
 from dualpipe_lab.pp.schedules.eight_steps import eight_steps
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
 
 NUMBERS = ("bubble of rank 2", "bubble of rank 0", "published bubble", "peak of rank 0")
 EXPECTED = (18, 16, 22, 7)  # 6 ranks, 14 microbatches, F = 4, I = 7, W = 5, a pair 14
@@ -161,37 +160,17 @@ def _check_rows(value: list[Any], p: int, m: int, cut: bool, case: str) -> None:
     if any(type(row) is not str for row in value):
         raise Wrong(f"{case}: expected a line of text for each rank, got {type(value[0]).__name__}")
     expected = (dualpipev if cut else dualpipe)(p, m)
-    for rank, (found, known) in enumerate(zip(value, expected.rows(), strict=True)):
-        pairs = zip_longest(found.split(), known.split(), fillvalue="nothing")
-        for place, (ours, theirs) in enumerate(pairs):
-            if ours != theirs:
-                step = _step_of(place, rank, p, m, cut)
-                where = f"rank {rank}, action {place + 1}, in step {step}: {ours}, expected {theirs}"
-                raise Wrong(f"{case}, {where}; {_consequence(value, expected)}")
+
+    def step(rank: int, place: int) -> str:
+        return f", in step {_step_of(place, rank, p, m, cut)}"
+
+    programs.check_actions(value, expected, case, COST, step)
 
 
 def _step_of(place: int, rank: int, p: int, m: int, cut: bool) -> int:
     position, num_positions, per_flow = (rank, p, m) if cut else (min(rank, p - 1 - rank), p // 2, m // 2)
     ends = accumulate(map(len, eight_steps(position, num_positions, per_flow)))
     return next((number for number, end in enumerate(ends, start=1) if place < end), 8)
-
-
-def _consequence(found: list[str], expected: Program) -> str:
-    """Say what the rows as they are would do."""
-    try:
-        steps = Program.parse("yours", found).ranks
-        timeline = simulate(validate(expected.with_ranks(steps)), COST)
-    except InvalidProgram as error:
-        return f"the validator says: {error.problems[0]}"
-    except ValueError as error:
-        return str(error)
-    held = max(map(timeline.peak_activations, range(expected.num_ranks)))
-    known = simulate(expected, COST)
-    most = max(map(known.peak_activations, range(expected.num_ranks)))
-    ticks = "with F, I, W, F&B of 4, 4, 2 and 8 ticks"
-    if (timeline.makespan, held) == (known.makespan, most):
-        return f"{ticks} it is as quick for this size, but it is another order"
-    return f"{ticks} yours takes {timeline.makespan} and holds {held}, expected {known.makespan} and {most}"
 
 
 def _with_mirrors(answer: object) -> list[str]:

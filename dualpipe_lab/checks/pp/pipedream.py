@@ -5,7 +5,7 @@ send waits for its receiver.
 """
 
 from collections.abc import Callable
-from itertools import product, zip_longest
+from itertools import product
 from typing import Any
 
 from dualpipe_lab import checks
@@ -128,25 +128,7 @@ def _check_rows(value: object, p: int, m: int, steps: int, flush: bool, case: st
     if not isinstance(value, list) or any(type(row) is not str for row in value) or len(value) != p:
         raise Wrong(f"{case}: expected a list of {p} line(s) of text, one per rank, got {_short(value)}")
     expected = repeat(one_f_one_b(p, m), steps) if flush else one_f_one_b(p, m * steps)
-    for rank, (found, known) in enumerate(zip(value, expected.rows(), strict=True)):
-        for place, (ours, theirs) in enumerate(zip_longest(found.split(), known.split(), fillvalue="nothing"), 1):
-            if ours != theirs:
-                where = f"{case}: rank {rank}, action {place}: {ours}, expected {theirs}"
-                raise Wrong(f"{where}; {_consequence(value, expected)}")
-
-
-def _consequence(found: list[str], expected: Program) -> str:
-    """Say what the rows as they are would do."""
-    known = simulate(expected)
-    holds = [known.peak_activations(rank) for rank in range(expected.num_ranks)]
-    try:
-        timeline = simulate(validate(expected.with_ranks(Program.parse("yours", found).ranks)))
-    except InvalidProgram as error:
-        return f"the validator says: {error.problems[0]}"
-    except ValueError as error:
-        return str(error)
-    held = [timeline.peak_activations(rank) for rank in range(expected.num_ranks)]
-    return f"yours takes {timeline.makespan} ticks and holds {held}, expected {known.makespan} and {holds}"
+    programs.check_actions(value, expected, case)
 
 
 def _check_messages(value: object, plain: Program, case: str) -> None:

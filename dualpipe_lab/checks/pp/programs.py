@@ -1,7 +1,11 @@
 """Judging programs that learners write: rows of text against the validator, the simulator and the closed form."""
 
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.pp.closed_forms import gpipe_makespan, num_messages
+from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.lowering import strip
 from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_F, B, F, Program, actions_of
 from dualpipe_lab.pp.simulator import simulate
@@ -24,6 +28,41 @@ def parse(answer: object, num_ranks: int, num_microbatches: int, num_stages: int
         raise Wrong("the validator says: " + "; ".join(error.problems[:3])) from None
     except ValueError as error:
         raise Wrong(str(error)) from None
+
+
+def check_actions(
+    rows: Sequence[str],
+    expected: Program,
+    case: str,
+    cost: Cost = UNIT_COST,
+    step: Callable[[int, int], str] = lambda rank, place: "",
+) -> None:
+    """Raise `Wrong` at the first action that differs, and say what the rows as they are would do under `cost`.
+
+    `step(rank, place)` adds to an action's place, such as ", in step 3".
+    """
+    for rank, (found, known) in enumerate(zip(rows, expected.rows(), strict=True)):
+        pairs = zip_longest(found.split(), known.split(), fillvalue="nothing")
+        for place, (ours, theirs) in enumerate(pairs):
+            if ours != theirs:
+                where = f"rank {rank}, action {place + 1}{step(rank, place)}: {ours}, expected {theirs}"
+                raise Wrong(f"{case}: {where}; {_consequence(rows, expected, cost)}")
+
+
+def _consequence(rows: Sequence[str], expected: Program, cost: Cost) -> str:
+    """Say what rows would do in place of the expected program's."""
+    try:
+        ours = simulate(validate(expected.with_ranks(Program.parse("yours", rows).ranks)), cost)
+    except InvalidProgram as error:
+        return f"the validator says: {error.problems[0]}"
+    except ValueError as error:
+        return str(error)
+    known = simulate(expected, cost)
+    held, most = ([run.peak_activations(rank) for rank in range(expected.num_ranks)] for run in (ours, known))
+    ticks = "" if cost is UNIT_COST else f"with F, I, W, F&B of {cost.F}, {cost.I}, {cost.W}, {cost.overlap} ticks "
+    if (ours.makespan, held) == (known.makespan, most):
+        return f"{ticks}it is as quick for this size and holds as much, but it is another order"
+    return f"{ticks}yours takes {ours.makespan} ticks and holds {held}, expected {known.makespan} and {most}"
 
 
 def check_rows(answer: object, num_ranks: int, num_microbatches: int, case: str) -> None:
