@@ -29,7 +29,7 @@ class Comparison:
 
     def save(self, path: str | Path) -> None:
         """Write a page of its own: one file that works without a network."""
-        title = " and ".join(timeline.name for timeline in self.timelines)
+        title = " and ".join(dict.fromkeys(timeline.name for timeline in self.timelines))
         Path(path).write_text(page(self.to_html(), title), encoding="utf-8")
 
     def widget(self, **traits: Any) -> "TimelineWidget":

@@ -7,6 +7,7 @@ from drawing_page import document, element
 from timeline_grid import ORACLES, numbers, timelines
 
 from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
+from dualpipe_lab.timeline import Span
 from dualpipe_lab.viz import compare
 from dualpipe_lab.viz.bundle import source
 from dualpipe_lab.viz.embed import timeline_html
@@ -59,6 +60,16 @@ def test_the_pixels_of_a_cell_have_its_colour(page):
           return [...pixels.slice(at, at + 4)]; }); })()""",
     )
     assert found == [[0x00, 0x72, 0xB2, 255]] * 2
+
+
+def test_runs_of_one_program_share_a_title_and_long_idle_times_fit_their_column(page):
+    run = Timeline("1F1B", [[Span(0, 0, 1_234_567, "F", 0, 0, "0F0")], []], source="measured", unit="ns")
+    long = Timeline("1F1B", [[Span(0, 0, 113_988_000, "F", 0, 0, "0F0")], []], source="virtual", unit="ns")
+    page.show(timeline_html(run, long))
+    assert element(page, "e.frame.querySelector('.title').textContent") == "1F1B"
+    texts = element(page, "[...e.toSvg().matchAll(/<text[^>]*>([^<]*)/g)].map((found) => found[1])")
+    assert "114" in texts
+    assert "113.988" not in texts
 
 
 def test_keyboard_steps_jumps_plays_and_explains(page):

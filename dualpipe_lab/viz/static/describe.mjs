@@ -8,6 +8,9 @@ import { isWait, spanName } from "./track.mjs";
 
 const WORDS = { F: "forward", B: "backward", I: "backward for the input", W: "backward for the weights" };
 
+// The name of the drawing; one program's simulation and its runs share theirs.
+export const namesOf = (tracks) => [...new Set(tracks.map((track) => track.name))].join(" and ");
+
 export const summary = (tracks) =>
   tracks.map((track) => `${track.name}: ${track.numRanks} ranks, ${headline(track).replaceAll(" · ", ", ")}`).join("; ");
 

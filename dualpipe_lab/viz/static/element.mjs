@@ -4,7 +4,7 @@
 // dp-draw.  What the element contains is shown until it is upgraded, and without scripts.
 
 import { numbersTable, pngBlob, svgText } from "./chrome.mjs";
-import { momentText, pathText, spanLines, summary, tableOf } from "./describe.mjs";
+import { momentText, namesOf, pathText, spanLines, summary, tableOf } from "./describe.mjs";
 import { make } from "./dom.mjs";
 import { hit, spanAt, timeAt, wholeLayout } from "./layout.mjs";
 import { criticalPath, lastSpan } from "./path.mjs";
@@ -17,7 +17,7 @@ import { handleKey } from "./transport.mjs";
 
 export class TimelineElement extends TimelineView {
   get name() {
-    return this.tracks.map((track) => track.name).join(" and ");
+    return namesOf(this.tracks);
   }
 
   get costs() {

@@ -14,6 +14,12 @@ export function unitOf(unit, makespan) {
 export const number = (time, divisor = 1) =>
   time % divisor === 0 ? String(time / divisor) : (time / divisor).toFixed(3).replace(/\.?0+$/, "");
 
+// The same for a narrow column: a long one keeps a single digit after the point.
+export function brief(time, divisor) {
+  const text = number(time, divisor);
+  return text.length > 5 ? String(Number((time / divisor).toFixed(1))) : text;
+}
+
 export const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 // 1, 2 or 5 times a power of ten, so that at most `most` steps fit.

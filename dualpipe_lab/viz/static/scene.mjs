@@ -3,7 +3,7 @@
 import { drawCell, drawRows, secondStage } from "./cells.mjs";
 import { rowTop, xOf } from "./layout.mjs";
 import { drawMessages } from "./messages.mjs";
-import { axisStep, number, percent, unitOf } from "./scale.mjs";
+import { axisStep, brief, number, percent, unitOf } from "./scale.mjs";
 
 // `rows` paints what drawRows paints; the screen passes a function that copies it from a stored picture.
 export function drawScene(painter, layout, tracks, view, rows = () => drawRows(painter, layout, tracks)) {
@@ -47,7 +47,7 @@ function drawGutters(painter, layout, tracks, view) {
       painter.text(track.name, 2, top - 8, { size: 12.5, weight: 600 });
       painter.text(headline(track), layout.width - 4, top - 8, { size: 11, fill: theme.muted, align: "right" });
     }
-    const columns = [[left + layout.room + 42, (rank) => number(track.makespan - track.busy[rank], divisor)],
+    const columns = [[left + layout.room + 42, (rank) => brief(track.makespan - track.busy[rank], divisor)],
       [left + layout.room + 78, (rank) => String(track.peak[rank])]];
     if (layout.isWide && !index) ["idle", "peak"].forEach((word, i) => {
       painter.text(word, columns[i][0], 12, { size: 11, fill: theme.muted, align: "right" });

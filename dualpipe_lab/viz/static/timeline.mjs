@@ -2,7 +2,7 @@
 
 import { legend, saveSvg, savePng } from "./chrome.mjs";
 import { costPanel } from "./costs.mjs";
-import { summary } from "./describe.mjs";
+import { namesOf, summary } from "./describe.mjs";
 import { iconButton, make, textButton } from "./dom.mjs";
 import { PlayableDrawing } from "./drawing.mjs";
 import { entriesOf } from "./legend.mjs";
@@ -51,7 +51,7 @@ export class TimelineView extends PlayableDrawing {
     this.heading = make("span", { class: "headline" });
     this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
     this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
-    const name = this.tracks.map((track) => track.name).join(" and ");
+    const name = namesOf(this.tracks);
     this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Timeline of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), this.heading),
       make("div", { class: "stage" }, this.scroller, this.tip), this.bar.bar, this.status,
