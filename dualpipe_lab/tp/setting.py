@@ -1,0 +1,44 @@
+"""`TensorParallel`: the ranks that share a layer, and how they share it.
+
+Chapter: book/tp/column-parallel.  In: a process group of t ranks.  Out: what every layer of this part is given.
+Elsewhere: Megatron `ModelParallelConfig`; torch `parallelize_module(module, mesh, plan)`.
+"""
+
+from dataclasses import dataclass
+
+from dualpipe_lab.dp.layout import share
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """How a group of ranks shares its layers; the layers of one model are given the same one.
+
+    Attributes:
+        group: the ranks (default: the world).
+        sequence_parallel: between the layers, each rank holds its part of the tokens instead of all of them.
+        regather: under sequence parallelism, keep the rank's part of a layer's input and gather it again in the
+            backward (10 collectives' worth of bytes per layer); False keeps the whole input (8, and more memory).
+        overlap: the sum of dX travels while dW is computed; False waits for it first.
+    """
+
+    group: Group | None = None
+    sequence_parallel: bool = False
+    regather: bool = True
+    overlap: bool = True
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group."""
+        return comm.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group: t."""
+        return comm.get_world_size(self.group)
+
+    def span(self, size: int) -> tuple[int, int]:
+        """Where this rank's part of `size` things begins and ends; the last ranks may have fewer, or none."""
+        part = share(size, self.size, self.rank)
+        return part.start, part.stop

@@ -1,0 +1,220 @@
+"""Column- and row-parallel layers against one whole layer: values, raw gradients, bytes, refusals."""
+
+import pytest
+import torch
+from torch import nn
+from tp_runs import TOKENS, assert_a1, counted, distance, distances, draw, launch, leaf, modes, oracle, own, tensor
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import load_state, shards_of, whole_state
+
+SIZES = [(8, 12), (5, 7), (3, 2), (6, 6)]  # inputs, outputs: on 4 ranks 7 is cut into 2 2 2 1, 6 into 2 2 2 0
+
+
+def whole_layer(inputs, outputs, bias):
+    layer = nn.Linear(inputs, outputs, bias, dtype=torch.float64)
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.data = draw(100 + number, *parameter.shape)
+    return layer
+
+
+def run(module, x, dy):
+    """Output, gradient of the input, whole gradients of the parameters."""
+    x = leaf(x)
+    y = module(x)
+    y.backward(dy)
+    tp = getattr(module, "tp", None)
+    grads = {n: p.grad for n, p in module.named_parameters()} if tp is None else whole_state(module, tp.group, "grad")
+    return {"y": y.detach(), "dx": x.grad, **grads}
+
+
+def column_case(tp, inputs, outputs, bias, shape, gather_output=False):
+    full = whole_layer(inputs, outputs, bias)
+    x, dy = draw(1, *shape, inputs), draw(2, *shape, outputs)
+    expected = run(full, x, dy)
+    layer = ColumnParallelLinear.from_full(full, tp, gather_output=gather_output)
+    cut = tp.sequence_parallel
+    found = run(layer, own(x, -2, tp, cut), dy if gather_output else own(dy, -1, tp))
+    expected["y"] = expected["y"] if gather_output else own(expected["y"], -1, tp)
+    expected["dx"] = own(expected["dx"], -2, tp, cut)
+    return distances(found, expected)
+
+
+def row_case(tp, inputs, outputs, bias, shape):
+    full = whole_layer(inputs, outputs, bias)
+    x, dy = draw(1, *shape, inputs), draw(2, *shape, outputs)
+    expected = run(full, x, dy)
+    cut = tp.sequence_parallel
+    found = run(RowParallelLinear.from_full(full, tp), own(x, -1, tp), own(dy, -2, tp, cut))
+    expected["y"], expected["dx"] = own(expected["y"], -2, tp, cut), own(expected["dx"], -1, tp)
+    return distances(found, expected)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_both_layers_equal_one_whole_layer(world_size):
+    def fn(rank, world_size):
+        found = {}
+        for name, tp in modes().items():
+            for sizes in SIZES:
+                for bias in (False, True):
+                    for shape in ((TOKENS,), (2, TOKENS)):
+                        found["column", name, sizes, bias, shape] = column_case(tp, *sizes, bias, shape)
+                        found["row", name, sizes, bias, shape] = row_case(tp, *sizes, bias, shape)
+            found["gathered", name] = column_case(tp, 5, 12, True, (2, TOKENS), gather_output=True)
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_whole_numbers_give_the_same_bits(world_size):
+    """The oracle's column and row pair: f and g stand once each, partial sums are those of the oracle."""
+    block = oracle("integer_col_row")
+
+    def fn(rank, world_size):
+        tp, found = TensorParallel(), {}
+        x = leaf(tensor(block["x"]))
+        layers = []
+        for kind, name in ((ColumnParallelLinear, "W_col"), (RowParallelLinear, "W_row")):
+            weight = tensor(block[name])
+            full = nn.Linear(*reversed(weight.shape), bias=False, dtype=torch.float64)
+            full.weight.data = weight
+            layers.append(kind.from_full(full, tp))
+        y = layers[1](layers[0](x))
+        y.backward(tensor(block["dy"]))
+        found = {"y": y.detach(), "dx": x.grad}
+        for layer, name in zip(layers, ("dW_col", "dW_row"), strict=True):
+            found[name] = whole_state(layer, of="grad")["weight"]
+        back = [layer.to_full().weight.tolist() for layer in layers]
+        partial = (x.detach() @ layers[0].weight.t() @ layers[1].weight.t()).detach()
+        return {name: value.tolist() for name, value in found.items()}, partial.tolist(), back
+
+    for rank, (found, partial, back) in enumerate(launch(fn, world_size)):
+        assert found == block["expected"]
+        assert partial == block["partials"][str(world_size)]["y"][rank]
+        assert back == [block["W_col"], block["W_row"]]
+
+
+def test_a_pair_of_layers_sends_one_sum_each_way():
+    """T * h * bytes are summed once forward and once backward; sequence parallelism sends as many, or half again."""
+    tokens, hidden, wide = 12, 8, 16
+    whole = tokens * hidden * 8
+
+    def step(tp):
+        layers = nn.Sequential(
+            ColumnParallelLinear(hidden, wide, False, tp), RowParallelLinear(wide, hidden, False, tp)
+        )
+        x = leaf(own(draw(1, tokens, hidden), -2, tp, tp.sequence_parallel))
+        layers.double()(x).sum().backward()
+
+    def fn(rank, world_size):
+        return {mode: counted(lambda tp=tp: step(tp)) for mode, tp in modes().items()}
+
+    for world_size in (2, 4):
+        part = whole * (world_size - 1) // world_size
+        for found in launch(fn, world_size):
+            assert found == {
+                "plain": {"all_reduce": (2, 4 * part)},
+                "in turn": {"all_reduce": (2, 4 * part)},
+                "sequence": {"all_gather_single": (3, 3 * part), "reduce_scatter_single": (2, 2 * part)},
+                "sequence, kept": {"all_gather_single": (2, 2 * part), "reduce_scatter_single": (2, 2 * part)},
+            }
+
+
+class Events(torch.utils._python_dispatch.TorchDispatchMode):
+    """Matrix products in the order in which they are computed, between the messages."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "mm" in func.__name__:
+            self.log.append("product")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_sum_of_dx_is_under_way_while_dw_is_computed():
+    def fn(rank, world_size, mode):
+        log, tp = [], modes()[mode]
+        waiting = comm.Work.wait
+        comm.Work.wait = lambda work: (log.append("arrived"), waiting(work))[1]
+        layer = ColumnParallelLinear(4, 6, tp=tp)
+        x = leaf(torch.ones(4, 4))
+        y = layer(x)
+        with Events(log):
+            log.clear()
+            y.backward(torch.ones_like(y))
+        return log
+
+    assert launch(fn, 2, "plain")[0] == ["product", "product", "arrived"]  # dx, dW; then its sum is awaited
+    assert launch(fn, 2, "in turn")[0] == ["product", "arrived", "product"]
+    # the gather of x is awaited after dx is computed, and the sum of dx after dW
+    assert launch(fn, 2, "sequence")[0] == ["product", "arrived", "product", "arrived"]
+
+
+def test_the_bias_of_a_row_parallel_layer_is_added_once():
+    def fn(rank, world_size):
+        layer = RowParallelLinear(4, 2)
+        layer.weight.data.zero_()
+        layer.bias.data.fill_(3.0)
+        return layer(torch.ones(1, 4)[:, own(torch.arange(4), 0, layer.tp)]).tolist(), shards_of(layer).keys()
+
+    for y, cut in launch(fn, 3):
+        assert y == [[3.0, 3.0]]
+        assert list(cut) == ["weight"]
+
+
+def test_the_ranks_start_from_parts_of_one_layer():
+    """Whatever the number of ranks: not the same columns on each, and the scale of the whole."""
+
+    def fn(rank, world_size):
+        return [whole_state(kind(6, 10)) for kind in (ColumnParallelLinear, RowParallelLinear)]
+
+    alone = launch(fn, 1)[0]
+    for found in launch(fn, 3) + launch(fn, 4):
+        for ours, theirs in zip(found, alone, strict=True):
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert alone[0]["weight"].unique().numel() == 60
+
+
+def test_arguments_are_left_alone():
+    def fn(rank, world_size):
+        worst = 0.0
+        for tp in modes().values():
+            for kind, inputs in ((ColumnParallelLinear, 4), (RowParallelLinear, 2)):
+                layer = kind(4, 4, tp=tp).double()
+                x, dy = leaf(draw(rank, 2, 4, inputs)), None
+                y = layer(x)
+                kept = x.detach().clone()
+                dy = draw(rank + 9, *y.shape)
+                before = dy.clone()
+                y.backward(dy)
+                worst = max(worst, distance(x.detach(), kept), distance(dy, before))
+        return worst
+
+    assert launch(fn, 2) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ColumnParallelLinear(4, 7, gather_output=True), "divide among the ranks, got 7 on 2 ranks"),
+        (lambda: load_state(ColumnParallelLinear(4, 6), nn.Linear(4, 7).state_dict()), "needs 6 along axis 0"),
+        (lambda: load_state(RowParallelLinear(4, 6), nn.Linear(4, 6, False).state_dict()), r"differs .* in \['bias'\]"),
+        (
+            lambda: load_state(RowParallelLinear(4, 6), nn.Linear(4, 7).state_dict()),
+            r"needs shape \(6, 2\) .* \(7, 2\)",
+        ),
+        (
+            lambda: RowParallelLinear(4, 4, tp=TensorParallel(sequence_parallel=True))(torch.ones(5, 2)),
+            "divides among the ranks, got 5 on 2 ranks; pad it to 6",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(build, message):
+    with pytest.raises(lab.RankError, match=message):
+        launch(lambda rank, world_size: build(), 2)
