@@ -8,7 +8,7 @@ Elsewhere: the pictures of the MPI and NCCL manuals, which are drawn by hand; th
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 Rows: TypeAlias = Sequence[Sequence[float]]  # by rank: the numbers it holds
 
@@ -124,10 +124,18 @@ class Holdings:
         yield from (value for _, rows in self.states for row in rows for value in row)
 
 
+class Picture(Protocol):
+    """What a gallery shows: `Holdings`, or the drawing of a grid of ranks."""
+
+    name: str
+
+    def _repr_html_(self) -> str: ...
+
+
 class Gallery:
     """Several pictures side by side; they wrap where the page is narrow."""
 
-    def __init__(self, pictures: Sequence[Holdings]) -> None:
+    def __init__(self, pictures: Sequence[Picture]) -> None:
         self.pictures = list(pictures)
 
     def __str__(self) -> str:

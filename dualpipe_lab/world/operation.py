@@ -7,7 +7,8 @@ from math import prod
 
 from dualpipe_lab.world.traffic import Traffic
 
-UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier")  # each rank's tensor may have its own size
+# each rank's tensor may have its own size, or there is none
+UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier", "new_group")
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class Operation:
         tag: tag of a message.
         sequence: how many collectives of this group came before on this rank.
         sends: for a message, whether it leaves this rank.
-        label: what the message carries, for the timeline.
+        label: what the message carries, for the timeline; of a new group, its ranks.
         issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over.
     """
 
@@ -60,7 +61,7 @@ class Operation:
         """`irecv from rank 3 tag 9 shape (4,)` or `all_reduce shape (4,)`."""
         shape = f"shape {self.shape}"
         if self.is_collective:
-            return f"{self.name} {shape}"
+            return f"{self.name} {self.label or shape}"
         side = "to" if self.sends else "from"
         return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
 

@@ -25,11 +25,23 @@ def test_every_rank_is_drawn_once_and_the_group_is_marked(topology, axis):
     marked = sorted(int(number) for number in re.findall(r"\[(\d+)\]", str(drawing)))
     assert marked == group
     root = ET.fromstring(drawing.to_svg())
-    boxes, cells = root.findall(f"{SVG}rect"), [text for text in root.findall(f"{SVG}text") if text.get("fill")]
+    boxes, cells = list(root.iter(f"{SVG}rect")), [text for text in root.iter(f"{SVG}text") if text.get("fill")]
     assert sorted(int(cell.text) for cell in cells) == list(range(topology.world_size))
     assert sorted(int(cell.text) for cell in cells if cell.get("font-weight")) == group
     filled = [cell.text for box, cell in zip(boxes, cells, strict=True) if box.get("fill") != "none"]
     assert sorted(map(int, filled)) == group
+
+
+@pytest.mark.parametrize("topology", GRIDS, ids=str)
+@pytest.mark.parametrize("axis", ["dp", "model"])
+def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(topology, axis):
+    root = ET.fromstring(topology.draw(axis).to_svg())
+    found = []
+    for element in root.findall(f"{SVG}g[@class='dp-rank-group']"):
+        found.append(tuple(int(text.text) for text in element.findall(f"{SVG}text")))
+        assert element.get("tabindex") == "0"
+        assert element.find(f"{SVG}title").text == f"{axis} group: {', '.join(map(str, found[-1]))}"
+    assert found == list(topology.groups(axis))
 
 
 @pytest.mark.parametrize("topology", GRIDS, ids=str)
@@ -41,7 +53,7 @@ def test_it_fits_a_phone_and_tells_a_screen_reader(topology):
     for box in root.iter(f"{SVG}rect"):
         assert float(box.get("x")) + float(box.get("width")) <= width
         assert float(box.get("y")) + float(box.get("height")) <= height
-    assert root.get("role") == "img"
+    assert root.get("role") == "group"
     assert root.get("aria-label") == root.find(f"{SVG}title").text == drawing.title
     assert root.find(f"{SVG}desc").text == str(drawing)
     assert root.get("fill") == "currentColor"  # dark and light pages

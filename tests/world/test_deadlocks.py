@@ -113,6 +113,16 @@ def test_plain_torch_deadlocks_are_explained_too(failing):
     assert "rank 1: waits for all_reduce shape (2,) (plain torch.distributed)" in text
 
 
+def test_a_rank_that_makes_no_group_is_named(failing):
+    def fn(rank, world_size):
+        if rank != 2:
+            comm.new_group([0, 1])
+
+    text = str(failing(fn, within=4))
+    assert "rank 0: waits for new_group of ranks [0, 1]" in text
+    assert "new_group: rank 2 never joined" in text
+
+
 def test_a_rank_that_holds_the_interpreter_is_located(failing):
     def fn(rank, world_size):
         if rank == 1:

@@ -174,6 +174,16 @@ def test_bad_calls_are_refused_before_they_can_hang(call, message, failing):
     assert message in str(failing(fn, 2))
 
 
+def test_groups_made_in_different_orders_are_refused_on_every_rank(failing):
+    def fn(rank, world_size):
+        for ranks in [(0, 1), (2, 3)] if rank < 2 else [(2, 3), (0, 1)]:
+            comm.new_group(ranks)
+
+    text = str(failing(fn, 4))
+    assert "rank 0 makes a group of ranks [0, 1] while rank 2 makes one of [2, 3]" in text
+    assert "every rank must make all groups, its own or not, in one order" in text
+
+
 def test_a_message_larger_than_its_tensor_names_the_line(failing):
     def fn(rank, world_size):
         if rank:

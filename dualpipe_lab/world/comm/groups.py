@@ -6,6 +6,8 @@ from typing import TypeAlias
 import torch.distributed as dist
 
 from dualpipe_lab.world.context import current
+from dualpipe_lab.world.operation import Operation
+from dualpipe_lab.world.traffic import Traffic
 
 Group: TypeAlias = dist.ProcessGroup
 
@@ -26,14 +28,34 @@ def members(group: Group | None) -> tuple[int, ...]:
 def new_group(ranks: Sequence[int]) -> Group:
     """Make a group of some ranks; every rank of the world must call this, in the same order.
 
+    Torch alone hangs where the ranks call it in different orders, or joins the wrong ones; this compares them first.
+
     Raises:
-        ValueError: if `ranks` repeats a rank or names one outside the world.
+        ValueError: if `ranks` repeats a rank or names one outside the world, or if another rank makes another group.
     """
     world_size = current().world_size
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
         raise ValueError(f"a group holds different ranks of 0..{world_size - 1}, got {list(ranks)}")
+    _check_agreed(tuple(ranks))
     group: Group = dist.new_group(list(ranks))
     return group
+
+
+def _check_agreed(ranks: tuple[int, ...]) -> None:
+    context = current()
+    made: list[tuple[int, ...]] = [()] * context.world_size
+    world = tuple(range(context.world_size))
+    operation = Operation("new_group", world, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
+    context.progress.begin(operation)
+    context.progress.wait(operation)
+    dist.all_gather_object(made, ranks)
+    context.progress.end(operation)
+    other = next((rank for rank, theirs in enumerate(made) if theirs != ranks), None)
+    if other is not None:
+        raise ValueError(
+            f"rank {context.rank} makes a group of ranks {list(ranks)} while rank {other} makes one of "
+            f"{list(made[other])}; every rank must make all groups, its own or not, in one order"
+        )
 
 
 def get_rank(group: Group | None = None) -> int:
