@@ -1,0 +1,158 @@
+"""The ring all-reduce: equal to the sum on any number of ranks and elements, byte for byte as the closed form says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from cp_runs import draw, launch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.cp.ring import Ring
+from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from dualpipe_lab.cp.step_log import StepLog, drawing
+from dualpipe_lab.world import traffic
+from dualpipe_lab.world.context import current
+
+VECTORS = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["ring_allreduce"]
+SIZES = (0, 1, 2, 3, 4, 7, 12, 1000)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+
+
+def counted(call):
+    """Messages and bytes that this rank sends during a call, and bytes that it receives."""
+    ledger = current().ledger.entries
+
+    def reading():
+        sends, receives = (ledger.get(name) for name in ("isend", "irecv"))
+        return (sends.count, sends.sent, receives.received) if sends else (0, 0, 0)
+
+    before = reading()
+    call()
+    return tuple(after - was for after, was in zip(reading(), before, strict=True))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_sums_are_those_of_the_collective_and_bytes_those_of_the_closed_form(num_ranks):
+    def fn(rank, world_size):
+        found = []
+        for size in SIZES:
+            for dtype in DTYPES:
+                inputs = [(9 * draw(size, seed=number)).round().to(dtype) for number in range(world_size)]
+                x, expected = inputs[rank], sum(inputs[1:], inputs[0].clone())  # small integers: exact in any order
+                chunks = [part * x.element_size() for part in traffic.split(size, world_size)]
+                moved = counted(lambda x=x: ring_all_reduce(x))
+                form = traffic.all_reduce(chunks, rank)
+                found.append(
+                    (torch.equal(x, expected), moved[1:] == (form.sent, form.received), (size, dtype, moved, form))
+                )
+        return found
+
+    for found in launch(fn, num_ranks):
+        for right, as_predicted, case in found:
+            assert right, case
+            assert as_predicted, case
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_every_step_is_that_of_the_recorded_schedule(name):
+    vector = VECTORS[name]
+    inputs = vector["inputs"]
+
+    def fn(rank, world_size):
+        x, log = torch.tensor(inputs[rank]), StepLog()
+        moved = counted(lambda: ring_all_reduce(x, log=log))
+        return x.tolist(), moved, log
+
+    out = launch(fn, len(inputs))
+    results, moves, logs = zip(*out, strict=True)
+    assert list(results) == [vector["result"]] * len(inputs)
+    assert [sent for _, sent, _ in moves] == [8 * elements for elements in vector["sent_elements"]]
+    steps = zip(*(log.moments for log in logs), strict=True)
+    chunks = [[colour for moment in step for _, colour in moment.sent] for step in steps]
+    assert chunks == [step["send_chunk"] for step in vector["schedule"]]
+    if len(inputs) > 1:
+        for rank, held in enumerate(vector["after_reduce_scatter"]):
+            text, colour = logs[rank].moments[len(inputs) - 2].holds[held["owns"]]
+            assert (text, colour) == (",".join(map(str, held["values"])), held["owns"])
+
+
+def test_messages_are_2_n_minus_2_whatever_the_size_and_empty_chunks_stay_at_home():
+    def fn(rank, world_size):
+        return [counted(lambda size=size: ring_all_reduce(torch.ones(size)))[0] for size in (4000, 4, 1)]
+
+    counts = launch(fn, 4)
+    assert [row[:2] for row in counts] == [[6, 6]] * 4
+    assert sum(row[2] for row in counts) == 6  # the only chunk passes three links twice
+
+
+def test_the_order_of_a_sum_is_the_ring_s_and_the_same_on_every_rank():
+    """Chunk c begins on rank c and is added up along the ring."""
+    inputs = [draw(7, seed=rank, dtype=torch.float32) for rank in range(4)]
+    expected = []
+    for chunk, values in enumerate(zip(*(x.split(traffic.split(7, 4)) for x in inputs), strict=True)):
+        total = values[chunk]
+        for hop in range(1, 4):
+            total = values[(chunk + hop) % 4] + total
+        expected.append(total)
+
+    def fn(rank, world_size):
+        x = inputs[rank].clone()
+        ring_all_reduce(x)
+        return x
+
+    assert all(torch.equal(x, torch.cat(expected)) for x in launch(fn, 4))
+
+
+def test_groups_other_owners_and_tensors_that_are_parameters():
+    def fn(rank, world_size):
+        groups = [comm.new_group([3, 1]), comm.new_group([0, 2])]
+        group = groups[rank % 2 == 0]
+        parameter = torch.nn.Parameter(torch.full((2, 3), float(rank)))
+        ring_all_reduce(parameter, group)
+        ring = Ring(group)
+        chunks = [torch.full((2, size), 10.0**ring.position) for size in (1, 3)]
+        ring_reduce_scatter(chunks, ring, ring.position)
+        own = chunks[ring.position].clone()
+        ring_all_gather(chunks, ring, ring.position)
+        return parameter.detach()[0, 0].item(), own.unique().tolist(), torch.cat(chunks, 1).unique().tolist()
+
+    assert launch(fn, 4) == [(2.0, [11.0], [11.0]), (4.0, [11.0], [11.0])] * 2
+
+
+def test_a_strided_tensor_is_refused_by_name_and_a_wrong_log_too():
+    def fn(rank, world_size):
+        ring_all_reduce(torch.zeros(4, 4).t()[:, :2] if rank == 1 else torch.zeros(8))
+
+    with pytest.raises(lab.RankError, match=r"(?s)rank 1.*ring_all_reduce needs a contiguous tensor"):
+        launch(fn, 2)
+    longer = StepLog()
+    longer.add("turn", 0, [], [])
+    with pytest.raises(ValueError, match=r"the ranks took \[0, 1\] steps"):
+        drawing("x", [StepLog(), longer])
+
+
+def test_the_drawing_shows_numbers_that_the_ranks_held():
+    def fn(rank, world_size):
+        log = StepLog()
+        ring_all_reduce(torch.full((3,), 10**rank), log=log)
+        return log
+
+    picture = drawing("ring all-reduce", launch(fn, 3))
+    lines = str(picture).splitlines()
+    assert lines[1] == "1. reduce-scatter 1: 0->1 1, 1->2 10, 2->0 100"
+    assert lines[2] == "2. reduce-scatter 2: 0->1 101, 1->2 11, 2->0 110"
+    assert lines[-3:] == [f"rank {rank}: 111 111 111" for rank in range(3)]
+
+
+def test_time_is_2_n_minus_2_latencies_and_the_optimal_bytes():
+    def fn(rank, world_size):
+        ring_all_reduce(torch.zeros(4000, dtype=torch.float64))
+        return lab.now()
+
+    link = lab.Link(gbps=1, latency_ms=0.5)
+    for num_ranks in (2, 4):
+        chunk_ns = link.transfer_ns(4000 // num_ranks * 8)
+        expected = 2 * (num_ranks - 1) * (chunk_ns + 500_000)
+        assert launch(fn, num_ranks, link=link, clock="virtual") == [expected] * num_ranks
