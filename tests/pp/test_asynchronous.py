@@ -124,18 +124,29 @@ def test_any_program_with_one_rank_per_stage(name, num_ranks, rule, update_every
         sgd = lambda parameters: torch.optim.SGD(parameters, 0.5)  # noqa: E731
         runtime = AsynchronousRuntime(program, mine, nn.functional.mse_loss, sgd, rule, update_every)
         runtime.run(*batch)
-        return {
-            stage: [p.detach() for p in module.parameters()] for stage, module in mine.items()
-        }, runtime.versions_kept
+        weights = {stage: [p.detach() for p in module.parameters()] for stage, module in mine.items()}
+        return weights, runtime.versions_kept, runtime.weight_bytes
 
     out = lab.launch(fn, num_ranks)
     versions = choose_versions(program, rule, update_every)
     expected = delayed(program.num_stages, batch, versions, update_every, 0.5)
     kept = versions_kept(program, versions, update_every)
-    for weights, found in out:
+    for weights, found, counted in out:
         for stage, ours in weights.items():
             close(ours, expected[stage])
             assert found[stage] == kept[stage]
+            assert counted[stage] == kept[stage] * 8 * sum(weight.numel() for weight in ours)
+
+
+def test_without_a_stash_the_weights_are_there_once():
+    def fn(rank, world_size):
+        module = make_stages(2)[rank]
+        sgd = lambda parameters: torch.optim.SGD(parameters, 0.5)  # noqa: E731
+        runtime = AsynchronousRuntime(pipedream(2, 6), {rank: module}, nn.functional.mse_loss, sgd, "naive")
+        runtime.run(*make_batch(6))
+        return runtime.versions_kept[rank], runtime.weight_bytes[rank]
+
+    assert lab.launch(fn, 2) == [(1, 8 * (WIDTH * WIDTH + WIDTH))] * 2
 
 
 def test_frozen_weights_stay_and_momentum_belongs_to_the_current_weights():

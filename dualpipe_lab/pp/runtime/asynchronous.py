@@ -59,6 +59,7 @@ class VersionedStage(Stage):
     Attributes:
         version: how many updates there have been.
         most_kept: the most versions of the weights that were held at once, the current one included.
+        most_bytes: the most bytes that they took, each storage counted once.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class VersionedStage(Stage):
         self._update_every, self._stash = update_every, stash
         self._waiting = set(range(len(versions)))  # microbatches before their backward
         self._kept: dict[int, Weights] = {}
-        self._num_backwards, self.version, self.most_kept = 0, 0, 1
+        self._num_backwards, self.version, self.most_kept, self.most_bytes = 0, 0, 1, 0
         self._keep_current()
 
     def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
@@ -119,6 +120,9 @@ class VersionedStage(Stage):
         named = self.module.named_parameters()
         self._kept[self.version] = {name: p.data.requires_grad_(p.requires_grad) for name, p in named}
         self.most_kept = max(self.most_kept, len(self._kept) if self._stash else 1)
+        weights = [weight for version in self._kept.values() for weight in version.values()]
+        storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights}
+        self.most_bytes = max(self.most_bytes, sum(storages.values()))
 
 
 class AsynchronousRuntime:
@@ -152,11 +156,13 @@ class AsynchronousRuntime:
         self._optimizers = {index: make_optimizer(module.parameters()) for index, module in modules.items()}
         self._loss_fn, self._options = loss_fn, options
         self.versions_kept: dict[int, int] = {}
+        self.weight_bytes: dict[int, int] = {}
 
     def run(self, inputs: Sequence[Any], targets: Sequence[Any]) -> StepResult:
         """Fill the pipeline, train on every microbatch, drain it.
 
-        `versions_kept` then says how many versions of its weights each stage held at most.
+        `versions_kept` then says how many versions of its weights each stage held at most, `weight_bytes` how many
+        bytes they took.
         """
         stages = {
             index: VersionedStage(
@@ -167,4 +173,5 @@ class AsynchronousRuntime:
         runtime = PipelineRuntime(self._program, stages, self._loss_fn, **self._options)
         result = runtime.step(inputs, targets, [1 / self._update_every] * self._program.num_microbatches)
         self.versions_kept = {index: stage.most_kept for index, stage in stages.items()}
+        self.weight_bytes = {index: stage.most_bytes for index, stage in stages.items()}
         return result
