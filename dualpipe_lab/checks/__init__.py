@@ -11,6 +11,7 @@ from typing import Any
 TOPICS = {
     "ranks": "start.ranks",
     "time": "start.time",
+    "data_parallel": "dp.data_parallel",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "ranks": "start/ranks-and-messages",
     "time": "start/time",
+    "data_parallel": "dp/data-parallel",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
