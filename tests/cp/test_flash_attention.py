@@ -1,0 +1,166 @@
+"""Attention in tiles: equal to the oracle and to torch, for any tiles, heads and masks, with what it saves counted."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cp_runs import ORACLE, assert_close, draw, floats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpipe_lab.cp.flash_attention import FlashTiles, flash_attention
+from dualpipe_lab.cp.flash_attention.kernel import FlashTiles as Kernel
+from dualpipe_lab.dp.measure import storage_bytes
+
+MASKS = {"none": None, "top_left": "top_left", "bottom_right": "bottom_right"}
+
+
+def gradients(function, q, k, v, grad):
+    """Output and gradients of q, k, v, from fresh leaves."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def reference(q, k, v, causal):
+    """torch's attention, with the mask written out."""
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    if causal:
+        mask = mask.tril(k.shape[2] - q.shape[2] if causal == "bottom_right" else 0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("case", ORACLE["cases"], ids=lambda case: case["name"])
+def test_every_number_of_the_oracle_for_every_tile(case):
+    q, k, v, grad = (floats(case[name])[None] for name in ("Q", "K", "V", "dO"))
+    expected = {name: floats(case["expected"][name])[None] for name in ("O", "LSE", "D", "dQ", "dK", "dV")}
+    offset = {"none": None, "top_left": 0, "bottom_right": k.shape[2] - q.shape[2]}[case["mask"]]
+    for sizes in ((1, 1), (2, 3), (3, 2), (128, 512)):
+        tiles = Kernel(*sizes)
+        out, lse = tiles.forward(q, k, v, offset, 0.5)
+        grads = tiles.backward(grad, q, k, v, out, lse, offset, 0.5)
+        for name, found in zip(("O", "LSE", "D"), (out, lse, (grad * out).sum(-1)), strict=True):
+            assert_close(found, expected[name], case=f"{sizes} {name}")
+        for name, found in zip(("dQ", "dK", "dV"), grads, strict=True):
+            assert_close(found, expected[name], case=f"{sizes} {name}")
+
+
+sizes = st.integers(1, 9)
+
+
+@given(sizes, sizes, sizes, sizes, st.sampled_from(list(MASKS)), st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]))
+@settings(max_examples=60, deadline=None)
+def test_equals_torch_for_any_sizes_tiles_masks_and_groups(num_queries, num_keys, rows, columns, mask, heads):
+    q, grad = (draw(2, heads[0], num_queries, 4, seed=seed) for seed in (0, 3))
+    k, v = (draw(2, heads[1], num_keys, 4, seed=seed) for seed in (1, 2))
+    tiles = FlashTiles(rows, columns)
+    ours = gradients(lambda *qkv: flash_attention(*qkv, causal=MASKS[mask], tiles=tiles), q, k, v, grad)
+    theirs = gradients(lambda *qkv: reference(*qkv, MASKS[mask]), q, k, v, grad)
+    for name, mine, other in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=True):
+        assert_close(mine, other.nan_to_num(0), case=name)
+
+
+def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient():
+    q, k, v, grad = (draw(1, 1, size, 4, seed=size) for size in (5, 2, 2, 5))
+    out, dq, dk, dv = gradients(lambda *qkv: flash_attention(*qkv, causal="bottom_right"), q, k, k, grad)
+    assert not out[:, :, :3].any()
+    assert not dq[:, :, :3].any()
+    alone = gradients(lambda *qkv: flash_attention(*qkv, causal="bottom_right"), q[:, :, 3:], k, k, grad[:, :, 3:])
+    for mine, other in zip((out[:, :, 3:], dq[:, :, 3:], dk, dv), alone, strict=True):
+        assert_close(mine, other)
+    nobody, lse = FlashTiles().forward(q, k[:, :, :0], v[:, :, :0], None, 1.0)
+    assert not nobody.any()
+    assert lse.eq(-torch.inf).all()
+    assert flash_attention(q[:, :, :0], k, k).shape == (1, 1, 0, 4)
+
+
+def test_gradcheck_and_inputs_that_are_views():
+    q, k, v = (draw(2, 3, heads, 2, seed=heads).transpose(1, 2).requires_grad_() for heads in (4, 2, 2))
+    tiles = FlashTiles(2, 2)
+    assert torch.autograd.gradcheck(
+        lambda *qkv: flash_attention(*qkv, causal="top_left", scale=0.3, tiles=tiles), (q, k, v)
+    )
+
+
+def test_huge_scores_do_not_overflow():
+    q, k, v, grad = (draw(1, 2, 6, 4, seed=seed) for seed in range(4))
+    ours = gradients(lambda *qkv: flash_attention(*qkv, tiles=FlashTiles(2, 1)), 1000 * q, k, v, grad)
+    theirs = gradients(F.scaled_dot_product_attention, 1000 * q, k, v, grad)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.isfinite().all()
+        assert_close(mine, other, 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_types_are_at_most_twice_as_far_off_as_torch(dtype):
+    wide = [draw(2, 4, 100, 16, seed=seed).to(dtype).double() for seed in range(4)]
+    exact = gradients(lambda *qkv: reference(*qkv, "top_left"), *wide)
+    narrow = [tensor.to(dtype) for tensor in wide]
+    ours = gradients(lambda *qkv: flash_attention(*qkv, causal="top_left", tiles=FlashTiles(32, 16)), *narrow)
+    theirs = gradients(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True), *narrow)
+    for mine, other, right in zip(ours, theirs, exact, strict=True):
+        assert mine.dtype == dtype
+        assert (mine - right).abs().max() <= 2 * (other - right).abs().max()
+
+
+def saved_bytes(function, length, heads=4, kv_heads=2, size=8):
+    """Bytes that a forward keeps for its backward, each storage once."""
+    q, k, v = (draw(1, number, length, size).float().requires_grad_() for number in (heads, kv_heads, kv_heads))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        function(q, k, v)
+    return storage_bytes(tensor.detach() for tensor in kept)
+
+
+def naive(q, k, v):
+    """The formula itself: scores and weights of all pairs."""
+    k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
+    return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
+
+
+def test_saved_bytes_are_linear_in_the_length_and_naively_quadratic():
+    lengths = (64, 128, 256)
+    tiled = [saved_bytes(flash_attention, length) for length in lengths]
+    # Q and O of 4 heads, K and V of 2, of 8 numbers each; and one number per query and head
+    assert tiled == [4 * length * (8 * (4 + 4 + 2 + 2) + 4) for length in lengths]
+    first, second, third = (saved_bytes(naive, length) for length in lengths)
+    assert (third - 2 * second) == 4 * (second - 2 * first) > 0  # a s^2 + b s
+
+
+def test_what_nobody_sees_is_not_computed():
+    tiles = FlashTiles(2, 2)
+    visited = [len(list(tiles.columns(slice(first, first + 2), 8, 0))) for first in range(0, 8, 2)]
+    masked = [sum(hidden is not None for _, hidden in tiles.columns(slice(f, f + 2), 8, 0)) for f in range(0, 8, 2)]
+    assert (visited, masked) == ([1, 2, 3, 4], [1, 1, 1, 1])
+    pairs = sum(
+        int((~hidden).sum()) if hidden is not None else 2 * (keys.stop - keys.start)
+        for first, offset in itertools.product(range(0, 8, 2), (-1, 2))
+        for keys, hidden in tiles.columns(slice(first, first + 2), 7, offset)
+    )
+    expected = sum(max(0, min(7, query + 1 + offset)) for query in range(8) for offset in (-1, 2))
+    assert pairs == expected
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((1, 3, 4, 2), (1, 2, 4, 2)), "3 do not divide among 2"),
+        (((2, 2, 4, 2), (1, 2, 4, 2)), "the same batch and head size"),
+        (((1, 2, 4, 3), (1, 2, 4, 2)), "the same batch and head size"),
+        (((2, 4, 2), (1, 2, 4, 2)), "takes q"),
+        (((1, 2, 4, 2), (1, 0, 4, 2)), "2 do not divide among 0"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(shapes, message):
+    q, k = (torch.zeros(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=message):
+        flash_attention(q, k, k)
+
+
+def test_wrong_tiles_and_masks_are_named():
+    q = torch.zeros(1, 1, 2, 2)
+    with pytest.raises(ValueError, match="at least 1 query and 1 key, got 0 x 4"):
+        FlashTiles(0, 4)
+    with pytest.raises(ValueError, match="causal is None, top_left or bottom_right, got True"):
+        flash_attention(q, q, q, causal=True)
