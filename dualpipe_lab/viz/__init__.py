@@ -5,6 +5,7 @@ Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages
   steps(...)                      messages between ranks, step by step: rings, collectives, all-to-all
   plot_timelines(...)             the same timelines by matplotlib, for papers
   Chart(...)                      lines over a number, such as a weight over the steps of a training
+  Lanes(...)                      named rows of spans: what a rank computes beside what travels meanwhile
   Explorer(...)                   every schedule at many sizes, timed and ranked in the page
   TimelineWidget(...)             a timeline whose time, costs and selection Python reads and sets
 """
@@ -20,6 +21,7 @@ _HOMES = {
     "plot_timelines": "plots",
     "TimelineWidget": "widget",
     "Chart": "chart",
+    "Lanes": "lanes",
     "Explorer": "explorer",
 }
 

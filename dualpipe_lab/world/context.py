@@ -67,6 +67,8 @@ class RankContext:
         if operation.sends is False and operation.peer is not None:
             self.ledger.entries[operation.name].peers.add(operation.peer)  # known only now if it came from anybody
             self.trace.receive(operation, operation.peer, due)
+        if operation.is_collective:
+            self.trace.collective(operation, due)
         if not self._open_spans and not (self.quiet and operation.peer is not None):
             kind = "collective" if operation.is_collective else "wait"
             self.trace.span(waited_from, self.clock.now(), kind, operation.name)

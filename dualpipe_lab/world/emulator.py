@@ -49,6 +49,7 @@ class Emulator:
         start = max(self._group_free.get(operation.stream, 0), *joined)
         due = start + operation.traffic.steps * self._latency_ns + self._transfer_ns(operation)
         self._group_free[operation.stream] = due
+        operation.left_ns, operation.due_ns = start, due
         return due
 
     def _joined_ns(self, member: int, operation: Operation) -> int:

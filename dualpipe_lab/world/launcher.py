@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.world import context, payload, server, torchrun
 from dualpipe_lab.world.clock import ClockName
 from dualpipe_lab.world.diagnosis import disagreements
@@ -35,11 +35,13 @@ class Results(list[Any]):
     Attributes:
         ledger: what the ranks communicated.
         timeline: what they did when.
+        collectives: by rank, each collective from its start to its end, also while the rank does something else.
         output: what each rank printed, one string per rank.
     """
 
     ledger: Ledger
     timeline: Timeline
+    collectives: list[list[Span]]
     output: list[str]
 
 
@@ -166,5 +168,6 @@ def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., 
     results = Results(values)
     results.ledger = Ledger(list(ledgers))
     results.timeline = to_timeline(list(traces), matching.messages, clock, getattr(fn, "__name__", "launch"))
+    results.collectives = [sorted(trace.collectives, key=lambda span: span.start) for trace in traces]
     results.output = []
     return results

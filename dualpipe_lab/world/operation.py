@@ -25,7 +25,8 @@ class Operation:
         sequence: how many collectives of this group came before on this rank.
         sends: for a message, whether it leaves this rank.
         label: what the message carries, for the timeline; of a new group, its ranks.
-        issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over.
+        issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over;
+            a collective starts when all members have called it and the group's previous one is over.
     """
 
     name: str

@@ -38,6 +38,7 @@ class RankTrace:
 
     rank: int
     spans: list[Span] = field(default_factory=list)
+    collectives: list[Span] = field(default_factory=list)  # from start to end, whoever waits meanwhile
     sent: list[_Sent] = field(default_factory=list)
     received: list[_Received] = field(default_factory=list)
 
@@ -50,6 +51,12 @@ class RankTrace:
         """Record a span."""
         if len(self.spans) < MAX_EVENTS:
             self.spans.append(span)
+
+    def collective(self, operation: Operation, end: int) -> None:
+        """Record a collective that is over."""
+        start = operation.issued_ns if operation.left_ns is None else operation.left_ns
+        if end > start and len(self.collectives) < MAX_EVENTS:
+            self.collectives.append(Span(self.rank, start, end, "collective", label=operation.name))
 
     def send(self, operation: Operation, peer: int) -> None:
         """Record a message that leaves."""

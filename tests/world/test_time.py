@@ -172,3 +172,23 @@ def test_links_are_checked():
     for bad in ({"gbps": 0}, {"gbps": -1}, {"gbps": 1, "latency_ms": -1}):
         with pytest.raises(ValueError, match="a link needs gbps > 0 and latency_ms >= 0"):
             lab.Link(**bad)
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_a_collective_is_seen_from_its_start_to_its_end_while_the_rank_works(clock):
+    """Two sums of 20 ms are asked for at once; both travel, one after the other, while rank 1 comes 10 ms late."""
+
+    def fn(rank, world_size):
+        lab.compute(10 * rank)
+        works = [comm.all_reduce(MEGABYTE[:2500].clone(), async_op=True) for _ in range(2)]
+        lab.compute(100)
+        for work in works:
+            work.wait()
+
+    link = lab.Link(gbps=0.004)  # 10,000 bytes of an all-reduce of two ranks
+    for spans in lab.launch(fn, 2, clock=clock, link=link).collectives:
+        assert [span.label for span in spans] == ["all_reduce"] * 2
+        first, second = spans
+        assert first.duration == second.duration == 20_000_000
+        assert second.start == first.end
+        assert first.start == 10_000_000 if clock == "virtual" else first.start >= 10_000_000
