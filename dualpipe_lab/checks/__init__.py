@@ -12,6 +12,7 @@ TOPICS = {
     "ranks": "start.ranks",
     "time": "start.time",
     "data_parallel": "dp.data_parallel",
+    "zero_1": "dp.zero_1",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

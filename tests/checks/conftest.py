@@ -10,6 +10,7 @@ EXAMPLES = {
     "ranks": "start/ranks-and-messages",
     "time": "start/time",
     "data_parallel": "dp/data-parallel",
+    "zero_1": "dp/zero-1",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",

@@ -1,0 +1,114 @@
+"""Judging what ranks do with shards: a momentum step and a norm, beside the same on whole tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.trial import on_ranks
+
+STEPS, LR, MOMENTUM = 3, 0.5, 0.75  # powers of two and their sums: no rounding in the reference
+NUMBER = 8  # bytes of a float64
+
+
+def check_momentum(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
+    """Raise `Wrong` unless three steps give the weights of one process, with a shard of state and little traffic."""
+    case, shard = f"{numel} weights on {num_ranks} rank(s)", -(-numel // num_ranks)
+    results = on_ranks(_momentum, num_ranks, fn, numel, case=case)
+    for rank, (found, expected, slips, held) in enumerate(results):
+        if (problem := _wrong_weight(found, expected, slips, shard)) is not None:
+            raise Wrong(f"{case}: after {STEPS} steps on rank {rank}, {problem}")
+        if held > shard * NUMBER:
+            raise Wrong(
+                f"{case}: rank {rank} holds {held} bytes between steps that were not there before; a shard of {shard} "
+                f"numbers is {shard * NUMBER}. A slice of a larger tensor keeps all of it alive"
+            )
+        sent, bound = results.ledger.sent(rank=rank), STEPS * 2 * (num_ranks - 1) * shard * NUMBER
+        if sent > bound:
+            raise Wrong(
+                f"{case}: rank {rank} sent {sent} bytes in {STEPS} steps; a reduce-scatter and an all-gather "
+                f"of the padded buffer send {bound}"
+            )
+
+
+def check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
+    """Raise `Wrong` unless every rank gets the norm of the whole gradient, for one number of each other rank."""
+    case = f"{numel} numbers on {num_ranks} rank(s)"
+    results = on_ranks(_norm, num_ranks, fn, numel, case=case)
+    square = sum(_element(index) ** 2 for index in range(numel))
+    for rank, found in enumerate(results):
+        if not isinstance(found, float) or not abs(found**2 - square) <= 1e-9 * square:
+            text = f"{found:.4f}" if isinstance(found, float) else f"a {found}, not a number"
+            raise Wrong(
+                f"{case}: rank {rank} returned {text}; the whole gradient {[_element(i) for i in range(numel)][:5]} "
+                f"has {square**0.5:.4f}. Which numbers does each rank square?"
+            )
+        if (sent := results.ledger.sent(rank=rank)) > 2 * NUMBER:
+            raise Wrong(f"{case}: rank {rank} sent {sent} bytes; one sum of squares per rank is enough")
+
+
+def _element(index: int) -> int:
+    return index % 5 + 1
+
+
+def _momentum(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> tuple[Any, ...]:
+    """One rank: its weights, what they should be, what typical slips make of them, bytes that stay."""
+    import gc
+
+    import torch
+
+    from dualpipe_lab.dp.measure import live_bytes
+
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.randn(numel, dtype=torch.float64, generator=generator)
+    grads = torch.randn(STEPS, world_size, numel, dtype=torch.float64, generator=generator)
+    expected = _train(weights, grads.sum(1), MOMENTUM).tolist()
+    slips = {
+        "the mean of the ranks' gradients was used, not their sum": _train(weights, grads.mean(1), MOMENTUM),
+        "every rank used its own gradient, nothing was summed": _train(weights, grads[:, rank], MOMENTUM),
+        "there is no momentum": _train(weights, grads.sum(1), 0.0),
+        "the weights are those of the start": weights,
+    }
+    words = {text: values.tolist() for text, values in slips.items()}
+    summand = grads[:, rank].clone()
+    state: dict[str, torch.Tensor] = {}
+    del slips, grads
+    gc.freeze()
+    before = live_bytes()
+    for step in range(STEPS):
+        fn(weights, summand[step], state, LR, MOMENTUM)
+    held = live_bytes() - before
+    return weights.tolist(), expected, words, held
+
+
+def _train(weights: Any, grads: Any, momentum: float) -> Any:
+    weights, velocity = weights.clone(), weights * 0
+    for grad in grads:
+        velocity = momentum * velocity + grad
+        weights = weights - LR * velocity
+    return weights
+
+
+def _wrong_weight(found: list[float], expected: list[float], slips: dict[str, list[float]], shard: int) -> str | None:
+    if _close(found, expected):
+        return None
+    known = next((text for text, values in slips.items() if _close(found, values)), None)
+    if known is not None:
+        return known
+    index = next(index for index, value in enumerate(found) if not _close([value], [expected[index]]))
+    owner = f"it lies in rank {index // shard}'s shard"
+    return f"weight {index} is {found[index]:.6g}, that of one process {expected[index]:.6g}; {owner}"
+
+
+def _close(found: list[float], expected: list[float]) -> bool:
+    return all(abs(a - b) <= 1e-12 * max(1.0, abs(b)) for a, b in zip(found, expected, strict=True))
+
+
+def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Any:
+    import torch
+
+    size = -(-numel // world_size)
+    flat = torch.tensor([float(_element(index)) for index in range(numel)], dtype=torch.float64)
+    unfinished = torch.tensor([not rank * size <= index < (rank + 1) * size for index in range(numel)])
+    flat[unfinished] /= rank + 2  # the others' shards hold some summands only
+    found = fn(flat)
+    return float(found) if type(found) in (int, float) else type(found).__name__

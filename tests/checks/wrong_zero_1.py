@@ -1,0 +1,92 @@
+"""Typical wrong answers and lazy cheats of the exercises on ZeRO-1."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+ONE, TWO, THREE, FOUR = (f"zero_1-{number}" for number in range(1, 5))
+NUMBERS = "shard, held, sent"
+
+TYPICAL = {
+    ONE: {
+        "rounded down": Bad(f"{NUMBERS} = 333, 8016, 2672", "one parameter belongs to nobody"),
+        "no padding": Bad(f"{NUMBERS} = 334, 8000, 2672", "two of them padding"),
+        "plain data parallelism": Bad(f"{NUMBERS} = 334, 16000, 2672", "this is plain data parallelism"),
+        "one half": Bad(f"{NUMBERS} = 334, 8016, 1336", "one of the two"),
+        "in fp32": Bad(f"{NUMBERS} = 334, 8016, 5344", "travel in bf16"),
+    },
+    TWO: {
+        "state of everything": Bad(
+            [("torch.zeros_like(own)", "torch.zeros_like(padded).view(N, -1)[rank]")], "between steps"
+        ),
+        "no all-gather": Bad([("comm.all_gather_single(padded, own)", "pass")], "it lies in rank 1's shard"),
+        "the mean": Bad([("add_(own_grad)", "add_(own_grad / N)")], "the mean of the ranks' gradients"),
+        "no momentum": Bad([(".mul_(momentum)", ".mul_(0.0)")], "there is no momentum"),
+        "an all-reduce and an all-gather": Bad(
+            [
+                (
+                    "comm.reduce_scatter_single(own_grad, pad(grad, padding).contiguous())",
+                    "whole = pad(grad, padding).clone(); comm.all_reduce(whole); own_grad = whole.view(N, -1)[rank]",
+                )
+            ],
+            "sent",
+        ),
+        "no padding": Bad([("-len(weights) % N", "0")], "stopped with"),
+    },
+    THREE: {
+        "the starter's clamp at the end": Bad(
+            [("start = rank * size", "start = min(rank * size, max(len(flat) - size, 0))")], "5 numbers on 2 rank(s)"
+        ),
+        "rounded down": Bad([("-(-len(flat) // N)", "len(flat) // N")], "5 numbers on 2 rank(s)"),
+        "sum of norms": Bad(
+            [
+                (
+                    "square = flat[start : start + size].square().sum()",
+                    "square = flat[start : start + size].norm() ** 1",
+                ),
+                ("float(square.sqrt())", "float(square)"),
+            ],
+            "4 numbers on 2 rank(s)",
+        ),
+        "own shard alone": Bad([("comm.all_reduce(square)", "pass")], "4 numbers on 2 rank(s)"),
+    },
+    FOUR: {
+        "the greedy way": Bad("owners = [0, 1, 2, 3, 2, 3, 0, 1, 0]", "the heaviest 15"),
+        "in turn": Bad("owners = [0, 1, 2, 3, 0, 1, 2, 3, 0]", "the heaviest 16"),
+        "a fifth rank": Bad("owners = [0, 1, 2, 2, 0, 1, 3, 3, 4]", "from 0 to 3"),
+    },
+}
+
+CHEATS = {
+    ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
+    TWO: {
+        "nothing": Bad("def momentum_step(*args):\n    pass", "those of the start"),
+        "state out of sight": Bad(
+            """
+hidden = {}
+def momentum_step(weights, grad, state, lr, momentum):
+    comm.all_reduce(grad)
+    hidden["v"] = momentum * hidden.get("v", torch.zeros_like(weights)) + grad
+    weights -= lr * hidden["v"]
+""",
+            "holds",
+        ),
+    },
+    THREE: {
+        "the whole buffer": Bad("def norm_of_shards(flat):\n    return float(flat.norm())", "4 numbers on 2 rank(s)"),
+        "everybody's numbers": Bad(
+            """
+def norm_of_shards(flat):
+    N, rank = comm.get_world_size(), comm.get_rank()
+    size = -(-len(flat) // N)
+    own = torch.zeros_like(flat)
+    own[rank * size : (rank + 1) * size] = flat[rank * size : (rank + 1) * size]
+    comm.all_reduce(own)
+    return float(own.norm())
+""",
+            "one sum of squares per rank is enough",
+        ),
+    },
+    FOUR: {
+        "one parameter": Bad("owners = [0]", "a list of 9 ranks"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "owners = [Anything()] * 9", "whole number from 0 to 3"),
+    },
+}
