@@ -90,3 +90,20 @@ MODES = {
 
 def modes():
     return {name: TensorParallel(**options) for name, options in MODES.items()}
+
+
+def kept_bytes(forward, module):
+    """Bytes of the distinct storages that autograd keeps for the backward, weights left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept = {}
+
+    def pack(saved):
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = saved, storage.nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        output = forward()
+    del output
+    return sum(size for _, size in kept.values())

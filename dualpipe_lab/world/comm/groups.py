@@ -25,10 +25,14 @@ def members(group: Group | None) -> tuple[int, ...]:
     return ranks
 
 
-def new_group(ranks: Sequence[int]) -> Group:
+def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
     """Make a group of some ranks; every rank of the world must call this, in the same order.
 
     Torch alone hangs where the ranks call it in different orders, or joins the wrong ones; this compares them first.
+
+    Args:
+        ranks: of the group, all different.
+        members_only: only the ranks of the group call this, in the same order among themselves.
 
     Raises:
         ValueError: if `ranks` repeats a rank or names one outside the world, or if another rank makes another group.
@@ -36,8 +40,9 @@ def new_group(ranks: Sequence[int]) -> Group:
     world_size = current().world_size
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
         raise ValueError(f"a group holds different ranks of 0..{world_size - 1}, got {list(ranks)}")
-    _check_agreed(tuple(ranks))
-    group: Group = dist.new_group(list(ranks))
+    if not members_only:  # the others do not come, so there is nobody to compare with
+        _check_agreed(tuple(ranks))
+    group: Group = dist.new_group(list(ranks), use_local_synchronization=members_only)
     return group
 
 

@@ -1,0 +1,127 @@
+"""`GroupedQueryAttention`: each rank has some of the heads; a group's query heads stay with their key head.
+
+Chapter: book/tp/gqa.  In: x_..SD.  Out: y_..SD.
+  t <= key heads    rank r has key heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
+  t >  key heads    key head j is on t / a_kv neighbouring ranks, each with its part of the group's query heads:
+                    dW_k and dW_v are summed over these ranks, 2 (rho - 1) / rho * 2 h d * bytes with rho = t / a_kv
+  messages          forward: the sum of y; backward: one sum of dx for q, k and v; T * h * bytes each
+Each copy of a key head adds the part of its own query heads to dx, so the usual sum of dx needs no correction.
+Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= key heads.
+Source: Ainslie et al. 2023 (arXiv 2305.13245), section 2; Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
+from dualpipe_lab.tp.products import column_products
+from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.tp.rope import rotate, rotation
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import Shard
+from dualpipe_lab.world.comm.groups import Group
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class GroupedQueryAttention(nn.Module):
+    """Attention with fewer key and value heads than query heads, rotary positions, and no biases.
+
+    Args:
+        hidden_size: of the whole layer.
+        num_heads, num_kv_heads: of the whole layer.
+        head_size: of one head (default: hidden_size / num_heads).
+        tp: the ranks (default: the world).
+        replicas: the ranks with this rank's key heads, where another layer has made the group (`kv_replicas`).
+        rope_base: of the rotary angles.
+        qk_norm: normalise each head's queries and keys, with weights that all heads share.
+        attend: what the heads do with q_BHSK, k_BGSK, v_BGSK (default: `causal_attention`).
+        dtype: of the weights.
+
+    Raises:
+        ValueError: heads that do not divide as they must; see `check_heads`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int | None = None,
+        tp: TensorParallel | None = None,
+        replicas: Group | None = None,
+        rope_base: float = 10_000.0,
+        qk_norm: bool = False,
+        attend: Attend = causal_attention,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.tp = tp = tp or TensorParallel()
+        check_heads(hidden_size, num_heads, num_kv_heads, tp.size, head_size)
+        self.head_size = head_size or hidden_size // num_heads
+        self.rope_base, self.attend = rope_base, attend
+        self.replicas = replicas or kv_replicas(num_kv_heads, tp)
+        kv_size = num_kv_heads * self.head_size
+        num_parts = min(tp.size, num_kv_heads)
+        part, width = tp.rank * num_parts // tp.size, kv_size // num_parts
+        shard = Shard(0, part * width, (part + 1) * width, kv_size)
+        self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_size, False, tp, dtype=dtype)
+        self.k = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
+        self.v = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
+        self.o = RowParallelLinear(num_heads * self.head_size, hidden_size, False, tp, dtype=dtype)
+        self.partial: dict[str, Group] = {}
+        if self.replicas is not None and tp.coalesce:
+            self.partial = {"k.weight": self.replicas, "v.weight": self.replicas}
+        norms = [RMSNorm(self.head_size, tp=tp, cut="tokens", dtype=dtype) if qk_norm else None for _ in range(2)]
+        self.q_norm, self.k_norm = norms  # a head is to its norm what a token is: each rank has others
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """y_BSD of x_BSD; under sequence parallelism both have the rank's tokens.
+
+        Args:
+            x: the input.
+            positions: of all tokens in the sequence, `positions_S` (default: 0, 1, 2 ...).
+        """
+        replicas = None if self.tp.coalesce else self.replicas
+        weights = [self.q.weight, self.k.weight, self.v.weight]
+        products = column_products(x, weights, [None] * 3, self.tp, [None, replicas, replicas])
+        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in products)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        positions = torch.arange(q.shape[2], device=x.device) if positions is None else positions
+        angles = rotation(positions, self.head_size, self.rope_base, x.dtype)
+        mixed = self.attend(rotate(q, *angles), rotate(k, *angles), v)
+        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def check_heads(
+    hidden_size: int, num_heads: int, num_kv_heads: int, tp_size: int, head_size: int | None = None
+) -> None:
+    """Refuse heads that do not divide as they must; needs no rank.
+
+    Raises:
+        ValueError: naming the rule and the values.
+    """
+    if head_size is None and hidden_size % num_heads:
+        raise ValueError(f"hidden_size must divide by num_heads, got {hidden_size} and {num_heads}; or give head_size")
+    if (head_size or hidden_size // num_heads) % 2:
+        raise ValueError(f"rotary positions need an even head_size, got {head_size or hidden_size // num_heads}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"every key head serves as many query heads, got {num_heads} for {num_kv_heads} key heads")
+    if num_heads % tp_size:
+        raise ValueError(f"num_heads must divide among the ranks, got {num_heads} on {tp_size} ranks")
+    if num_kv_heads % tp_size and tp_size % num_kv_heads:
+        raise ValueError(
+            f"key heads must divide among the ranks, or ranks among key heads, got {num_kv_heads} heads on {tp_size} "
+            "ranks"
+        )
+
+
+def kv_replicas(num_kv_heads: int, tp: TensorParallel) -> Group | None:
+    """The ranks that hold this rank's key head, where there are more ranks than heads; all ranks of tp call this."""
+    return tp.neighbours(tp.size // num_kv_heads) if tp.size > num_kv_heads else None

@@ -1,0 +1,47 @@
+"""`LMHead`: logits of each rank's part of the vocabulary, and the loss over all of it, without ever joining them.
+
+Chapter: book/tp/lm-head.  In: x_..SD, the same on every rank (under sequence parallelism the rank's tokens).
+Out: logits_..SV of this rank's part; the loss.
+  bytes     backward: sum of dx, T * h * bytes; the loss: 3 numbers per token
+  instead   gathering the logits: (t - 1) / t * T V beta per rank, V beta / 24 times what the loss sends (fp32 sums)
+  memory    T * V / t logits
+Elsewhere: Megatron `parallel_output=True`; torch `ColwiseParallel(use_local_output=False)` with `loss_parallel`.
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.tp.cross_entropy import cross_entropy
+from dualpipe_lab.tp.embedding import VocabParallelEmbedding
+from dualpipe_lab.tp.linear import ColumnParallelLinear
+from dualpipe_lab.tp.setting import TensorParallel
+
+
+class LMHead(ColumnParallelLinear):
+    """The output layer: column-parallel over the vocabulary, without a bias.
+
+    Args:
+        hidden_size, vocabulary_size: of the whole layer; the last ranks may have fewer tokens, or none.
+        tp: the ranks (default: the world).
+        tied: use this embedding's table; its gradient is then the sum of both uses, on the rank that has the row.
+        dtype: of the weight.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocabulary_size: int,
+        tp: TensorParallel | None = None,
+        tied: VocabParallelEmbedding | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, vocabulary_size, bias=False, tp=tp, dtype=dtype)
+        if tied is not None:
+            self.weight: nn.Parameter = tied.weight
+
+    def loss(self, x: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """The loss of the tokens x_..SD; `options` are those of `cross_entropy`."""
+        return cross_entropy(self(x), targets, self.out_features, self.tp, **options)

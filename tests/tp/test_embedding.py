@@ -1,0 +1,116 @@
+"""The embedding and the head, cut over the vocabulary: bits of one table, tied weights, padding, empty parts."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from tp_runs import TOKENS, assert_a1, counted, distances, draw, launch, leaf, modes, oracle, own, tensor
+
+import dualpipe_lab as lab
+from dualpipe_lab.tp.embedding import VocabParallelEmbedding
+from dualpipe_lab.tp.lm_head import LMHead
+from dualpipe_lab.tp.shard import load_state, whole_state
+
+
+def whole_table(vocabulary, width, padding=None):
+    return nn.Embedding.from_pretrained(draw(1, vocabulary, width), freeze=False, padding_idx=padding)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_the_bits_are_those_of_one_table(world_size):
+    """Vocabularies of 37 and 7, and of 4, of which the last of 3 ranks has nothing; tokens repeat."""
+
+    def fn(rank, world_size):
+        different = []
+        for name, tp in modes().items():
+            cut = tp.sequence_parallel
+            for vocabulary in (37, 7, 4):
+                for padding in (None, 3):
+                    full = whole_table(vocabulary, 5, padding)
+                    ids = torch.arange(2 * TOKENS).view(2, TOKENS) ** 2 % vocabulary
+                    dy = torch.round(draw(2, 2, TOKENS, 5) * 8)  # whole numbers: repeated tokens add up exactly
+                    x = full(ids)
+                    x.backward(dy)
+                    table = VocabParallelEmbedding.from_full(full, tp)
+                    found = table(ids)
+                    found.backward(own(dy, 1, tp, cut))
+                    grad = whole_state(table, tp.group, "grad")["weight"]
+                    same = torch.equal(found, own(x, 1, tp, cut)) and torch.equal(grad, full.weight.grad)
+                    if not same or not torch.equal(table.to_full().weight, full.weight):
+                        different.append((name, vocabulary, padding))
+        return different
+
+    assert launch(fn, world_size) == [[]] * world_size
+
+
+def test_the_oracle_s_tables_and_parts():
+    block = oracle("embedding")
+    ids = torch.tensor(block["ids"])
+
+    def fn(rank, world_size):
+        full = nn.Embedding.from_pretrained(tensor(block["table"]), freeze=False)
+        table = VocabParallelEmbedding.from_full(full)
+        out = table(ids)
+        out.backward(tensor(block["dout"]))
+        return out.tolist(), whole_state(table, of="grad")["weight"].tolist(), list(table.shards["weight"][1:3])
+
+    for world_size in (2, 3):
+        for rank, (out, grad, span) in enumerate(launch(fn, world_size)):
+            assert out == block["expected"]["out"]
+            assert grad == block["expected"]["dtable"]
+            assert span == block["spans"][str(world_size)][rank]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_tied_head_adds_to_the_same_rows(world_size):
+    """The head's loss over a cut vocabulary of 37, with the embedding's table as its weight."""
+
+    def fn(rank, world_size):
+        found = {}
+        for name, tp in modes().items():
+            weight = draw(1, 37, 6)
+            ids, targets = (torch.arange(TOKENS) * step % 37 for step in (5, 11))
+            theirs = leaf(weight)
+            functional.cross_entropy(theirs[ids].sin() @ theirs.t(), targets).backward()
+            table = VocabParallelEmbedding(37, 6, tp, dtype=torch.float64)
+            head = LMHead(6, 37, tp, tied=table)
+            load_state(table, {"weight": weight})
+            head.loss(table(ids).sin(), targets).backward()
+            found[name] = distances(whole_state(head, tp.group, "grad"), {"weight": theirs.grad})
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+def test_bytes_of_the_lookup_and_of_the_head():
+    def fn(rank, world_size):
+        found = {}
+        for name, tp in modes().items():
+            table = VocabParallelEmbedding(8, 4, tp, dtype=torch.float64)
+            head = LMHead(4, 8, tp, dtype=torch.float64)
+            x = leaf(draw(1, TOKENS // (world_size if tp.sequence_parallel else 1), 4))
+            found[name] = (
+                counted(lambda table=table: table(torch.zeros(TOKENS, dtype=torch.int64)).sum().backward()),
+                counted(lambda head=head, x=x: head(x).sum().backward()),
+            )
+        return found
+
+    for found in launch(fn, 4):
+        part = TOKENS * 4 * 8 * 3 // 4
+        assert found["plain"] == ({"all_reduce": (1, 2 * part)},) * 2
+        lookup, head = found["sequence"]
+        assert lookup == {"reduce_scatter_single": (1, part), "all_gather_single": (1, part)}
+        assert head == {"all_gather_single": (2, 2 * part), "reduce_scatter_single": (1, part)}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([3, 7])), "ids run from 0 to 6, got 7"),
+        (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([-1])), "ids run from 0 to 6, got -1"),
+        (lambda: VocabParallelEmbedding(7, 2, padding_id=7), "padding_id is a token from 0 to 6, got 7"),
+    ],
+)
+def test_tokens_outside_of_the_vocabulary_are_refused(build, message):
+    with pytest.raises(lab.RankError, match=message):
+        launch(lambda rank, world_size: build(), 2)

@@ -1,0 +1,91 @@
+"""SwiGLU cut over ranks: against the oracle and plain torch; one sum each way; what is kept for the backward."""
+
+import pytest
+import torch
+from torch.nn import functional
+from tp_runs import TOKENS, assert_a1, counted, distances, draw, kept_bytes, launch, leaf, modes, oracle, own, tensor
+
+import dualpipe_lab as lab
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.swiglu import SwiGLU
+
+NAMES = ("gate.weight", "up.weight", "down.weight")
+
+
+def plain(x, weights, dy):
+    """Output and all gradients, by torch's autograd."""
+    x, (gate, up, down) = leaf(x), [leaf(weight) for weight in weights]
+    y = (functional.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    y.backward(dy)
+    return {"y": y.detach(), "dx": x.grad} | dict(zip(NAMES, (gate.grad, up.grad, down.grad), strict=True))
+
+
+def ours(layer, x, dy):
+    x = leaf(x)
+    y = layer(x)
+    y.backward(dy)
+    return {"y": y.detach(), "dx": x.grad} | whole_state(layer, layer.tp.group, "grad")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_it_equals_plain_torch_and_the_oracle(world_size):
+    """6 inner features on 4 ranks leave the last one with none; 7 are cut into 2 2 2 1."""
+
+    def fn(rank, world_size):
+        found = {}
+        for name, tp in modes().items():
+            cut = tp.sequence_parallel
+            for ffn, shape in ((6, (TOKENS,)), (7, (2, TOKENS))):
+                weights = draw(1, ffn, 4), draw(2, ffn, 4), draw(3, 4, ffn)
+                x, dy = draw(4, *shape, 4), draw(5, *shape, 4)
+                expected = plain(x, weights, dy)
+                expected |= {key: own(expected[key], -2, tp, cut) for key in ("y", "dx")}
+                part = own(x, -2, tp, cut), own(dy, -2, tp, cut)
+                found[name, ffn] = distances(ours(SwiGLU.from_full(*weights, tp), *part), expected)
+                packed = SwiGLU.from_packed(torch.cat(weights[:2]), weights[2], tp)
+                found[name, ffn, "packed"] = distances(ours(packed, *part), expected)
+        block = oracle("swiglu")
+        expected = {name: tensor(value) for name, value in block["expected"].items()}
+        names = dict(zip(("dWg", "dWu", "dWd"), NAMES, strict=True))
+        layer = SwiGLU.from_full(*(tensor(block[name]) for name in ("Wg", "Wu", "Wd")))
+        results = ours(layer, tensor(block["x"]), tensor(block["dy"]))
+        found["oracle"] = distances(results, {names.get(name, name): value for name, value in expected.items()})
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+def test_both_branches_share_one_sum_of_dx():
+    whole = TOKENS * 4 * 8
+
+    def fn(rank, world_size):
+        layer = SwiGLU(4, 8, dtype=torch.float64)
+        return counted(lambda: layer(leaf(draw(1, TOKENS, 4))).sum().backward())
+
+    for world_size in (2, 4):
+        expected = {"all_reduce": (2, 2 * 2 * whole * (world_size - 1) // world_size)}
+        assert launch(fn, world_size) == [expected] * world_size
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_input_and_two_products_are_kept(world_size):
+    """T (h + 2 f / t) numbers; with a cut sequence T / t of the input."""
+
+    def fn(rank, world_size):
+        found = {}
+        for name, tp in modes().items():
+            layer = SwiGLU(4, 8, tp, torch.float64)
+            x = leaf(own(draw(1, 2, TOKENS, 4), -2, tp, tp.sequence_parallel))
+            found[name] = kept_bytes(lambda layer=layer, x=x: layer(x), layer)
+        return found
+
+    inner = 8 * 2 * TOKENS * 2 * 8 // world_size
+    whole, part = inner + 8 * 2 * TOKENS * 4, inner + 8 * 2 * TOKENS * 4 // world_size
+    expected = {"plain": whole, "in turn": whole, "sequence": part, "sequence, kept": whole}
+    assert launch(fn, world_size) == [expected] * world_size
+
+
+def test_an_odd_pack_is_refused():
+    with pytest.raises(lab.RankError, match="as many rows of gate as of up, got 7"):
+        launch(lambda rank, world_size: SwiGLU.from_packed(torch.ones(7, 2), torch.ones(2, 3), TensorParallel()), 1)
