@@ -1,0 +1,107 @@
+"""What tensor parallelism sends and holds, as exact numbers.
+
+Chapter: book/tp/block.  In: sizes, t ranks.  Out: bytes.
+  a layer's activations     8 (t - 1) / t * T h beta per microbatch: two sums forward, two backward, of T h numbers
+  with a cut sequence       the same, each sum as a reduce-scatter and a gather; 10 where the two inputs of the
+                            column-parallel products are gathered again in the backward, which keeps t times less
+  cross-entropy             2 (t - 1) / t * 3 T beta_s with beta_s = 4 bytes of a sum; label smoothing: 4 T
+  gathering the logits      (t - 1) / t * T V beta, which is V beta / (2 * 3 beta_s) times as much
+  a layer's weights         (2 h a d + 3 h f) / t + 2 h d max(a_kv / t, 1), and two norms of h
+Numbers per rank; all hold for sizes that divide, and are those of the ledger then.
+Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, written for a block without dropout.
+"""
+
+from fractions import Fraction
+
+
+def sum_bytes(num_bytes: int, tp_size: int) -> Fraction:
+    """Bytes that a rank sends to sum (or reduce-scatter and gather) a tensor.
+
+    >>> sum_bytes(1200, 4)
+    Fraction(1800, 1)
+    """
+    _check_ranks(tp_size)
+    return Fraction(2 * (tp_size - 1) * num_bytes, tp_size)
+
+
+def layer_bytes(
+    num_tokens: int,
+    hidden_size: int,
+    element_bytes: int,
+    tp_size: int,
+    sequence_parallel: bool = False,
+    regather: bool = True,
+) -> int:
+    """Bytes of activations and their gradients that a rank sends per layer and microbatch.
+
+    >>> layer_bytes(128, 64, 4, 2), layer_bytes(128, 64, 4, 2, sequence_parallel=True)
+    (131072, 163840)
+
+    Raises:
+        ValueError: no rank, or sizes whose bytes do not divide among the ranks.
+    """
+    halves = 10 if sequence_parallel and regather else 8
+    return _whole(sum_bytes(num_tokens * hidden_size * element_bytes, tp_size) * halves / 2)
+
+
+def norm_bytes(hidden_size: int, element_bytes: int, tp_size: int) -> int:
+    """Bytes that a rank sends to sum the weight gradient of one norm, under sequence parallelism.
+
+    >>> norm_bytes(64, 4, 2)
+    256
+    """
+    return _whole(sum_bytes(hidden_size * element_bytes, tp_size))
+
+
+def kv_bytes(hidden_size: int, head_size: int, num_kv_heads: int, element_bytes: int, tp_size: int) -> int:
+    """Bytes that a rank sends to sum dW_k and dW_v over the ranks that hold the same key head.
+
+    >>> kv_bytes(64, 16, 2, 4, tp_size=4), kv_bytes(64, 16, 4, 4, tp_size=4)
+    (8192, 0)
+    """
+    _check_ranks(tp_size)
+    num_replicas = max(tp_size // num_kv_heads, 1)
+    return _whole(sum_bytes(2 * hidden_size * head_size * element_bytes, num_replicas))
+
+
+def cross_entropy_bytes(num_tokens: int, tp_size: int, numbers: int = 3, sum_element_bytes: int = 4) -> int:
+    """Bytes that a rank sends for the loss; `numbers` per token: 3, with label smoothing 4.
+
+    >>> cross_entropy_bytes(128, 2)
+    1536
+    """
+    return _whole(sum_bytes(numbers * num_tokens * sum_element_bytes, tp_size))
+
+
+def gather_ratio(vocabulary_size: int, element_bytes: int, sum_element_bytes: int = 4, numbers: int = 3) -> Fraction:
+    """How many times as much gathering the logits sends.
+
+    >>> gather_ratio(32_000, element_bytes=2)
+    Fraction(8000, 3)
+    """
+    return Fraction(vocabulary_size * element_bytes, 2 * numbers * sum_element_bytes)
+
+
+def layer_parameters(
+    hidden_size: int, ffn_size: int, num_heads: int, num_kv_heads: int, head_size: int, tp_size: int
+) -> int:
+    """Parameters of one layer that a rank holds.
+
+    >>> layer_parameters(64, 128, 4, 2, 16, tp_size=1), layer_parameters(64, 128, 4, 2, 16, tp_size=2)
+    (36992, 18560)
+    """
+    _check_ranks(tp_size)
+    shared = Fraction(2 * hidden_size * num_heads * head_size + 3 * hidden_size * ffn_size, tp_size)
+    heads = max(Fraction(num_kv_heads, tp_size), Fraction(1))
+    return _whole(shared + 2 * hidden_size * head_size * heads + 2 * hidden_size)
+
+
+def _check_ranks(tp_size: int) -> None:
+    if tp_size < 1:
+        raise ValueError(f"tensor parallelism has at least 1 rank, got {tp_size}")
+
+
+def _whole(value: Fraction) -> int:
+    if value.denominator != 1:
+        raise ValueError(f"{value} is not whole; the closed forms hold for sizes that divide among the ranks")
+    return int(value)

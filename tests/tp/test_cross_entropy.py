@@ -1,0 +1,200 @@
+"""Cross-entropy over a cut vocabulary: against the oracle and torch, on the cases that go wrong; its messages."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+from tp_runs import ORACLES, TOKENS, assert_a1, counted, distances, draw, launch, leaf, tensor
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, gather_ratio
+from dualpipe_lab.tp.cross_entropy import LossOptions, cross_entropy
+from dualpipe_lab.tp.lm_head import LMHead
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import Shard, load_state, whole_of, whole_state
+
+CASES = {case["name"]: case for case in json.loads((ORACLES / "vocab_ce.json").read_text())["cases"]}
+IGNORE = -100
+
+
+def logits_of(case):
+    return tensor(case["logits"] if "logits" in case else CASES[case["logits_of"]]["logits"])
+
+
+def ours(logits, targets, tp=None, **options):
+    """Loss and the whole gradient of the logits."""
+    tp = tp or TensorParallel()
+    start, stop = tp.span(logits.shape[-1])
+    part = leaf(logits[..., start:stop])
+    loss = cross_entropy(part, targets, logits.shape[-1], tp, **options)
+    loss.sum().backward()
+    shard = Shard(logits.dim() - 1, start, stop, logits.shape[-1])
+    return {"loss": loss.detach(), "dlogits": whole_of(part.grad, shard, tp.group)}
+
+
+def plain(logits, targets, z_loss=0.0, **options):
+    logits = leaf(logits)
+    valid = targets != IGNORE
+    options.setdefault("reduction", "mean")
+    loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), **options)
+    squares = torch.where(valid, logits.logsumexp(-1).square(), 0.0)
+    if options["reduction"] == "none":
+        loss = loss.view(targets.shape) + z_loss * squares
+    else:
+        loss = loss + z_loss * squares.sum() / (valid.sum() if options["reduction"] == "mean" else 1)
+    loss.sum().backward()
+    return {"loss": loss.detach(), "dlogits": logits.grad}
+
+
+ORACLE_OPTIONS = {
+    "sum_reduction": {"reduction": "sum"},
+    "label_smoothing_0.1": {"options": LossOptions(label_smoothing=0.1)},
+    "z_loss_0.001": {"options": LossOptions(z_loss=0.001)},
+}
+PLAIN = [name for name in CASES if "logits" in CASES[name] and "H" not in CASES[name]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_the_oracle_s_cases(world_size):
+    def fn(rank, world_size):
+        found = {}
+        for name in [*PLAIN, *ORACLE_OPTIONS]:
+            case = CASES[name]
+            results = ours(logits_of(case), torch.tensor(case["labels"]), **ORACLE_OPTIONS.get(name, {}))
+            expected = {key: tensor(case["expected"][key]) for key in results if key in case["expected"]}
+            assert "loss" in expected
+            found[name] = distances({key: results[key] for key in expected}, expected)
+        case = CASES["all_ignored_mean_is_nan"]
+        results = ours(logits_of(case), torch.tensor(case["labels"]))
+        found["ignored"] = {key: float(value.abs().max()) for key, value in results.items()}
+        case = CASES["lm_head_plus_ce_t3"]
+        weight = tensor(case["W"])
+        head = LMHead(weight.shape[1], len(weight), dtype=torch.float64)
+        load_state(head, {"weight": weight})
+        hidden = leaf(tensor(case["H"]))
+        loss = head.loss(hidden, torch.tensor(case["labels"]))
+        loss.backward()
+        results = {"loss": loss.detach(), "dH": hidden.grad, "dW": whole_state(head, of="grad")["weight"]}
+        found["head"] = distances(results, {key: tensor(case["expected"][key]) for key in results})
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_it_equals_plain_torch(world_size):
+    """A vocabulary of 37, targets at both ends of every part, two sequences; every option alone and together."""
+
+    def fn(rank, world_size):
+        found = {}
+        logits = draw(1, 2, TOKENS, 37) * 5
+        edges = [edge for size in (2, 3, 4) for edge in range(0, 37, -(-37 // size))]
+        targets = torch.tensor([*edges, *(edge - 1 for edge in edges if edge), 36, IGNORE, IGNORE, *range(7)])
+        targets = targets[torch.arange(2 * TOKENS) % len(targets)].view(2, TOKENS)
+        for reduction in ("mean", "sum", "none"):
+            for smoothing in (0.0, 0.1, 1.0):
+                for z_loss in (0.0, 0.01):
+                    theirs = plain(logits, targets, z_loss, reduction=reduction, label_smoothing=smoothing)
+                    for packed in (False, True):
+                        options = LossOptions(label_smoothing=smoothing, z_loss=z_loss, packed=packed)
+                        mine = ours(logits, targets, options=options, reduction=reduction)
+                        found[reduction, smoothing, z_loss, packed] = distances(mine, theirs)
+        # the tokens of a step: with those of other ranks or microbatches
+        theirs = plain(logits, targets, reduction="sum")
+        mine = ours(logits, targets, num_tokens=50)
+        found["num_tokens"] = distances(mine, {key: value / 50 for key, value in theirs.items()})
+        # another target may be the ignored one, even a real token
+        theirs = plain(logits, targets.clamp(min=0), ignore_index=5)
+        mine = ours(logits, targets.clamp(min=0), options=LossOptions(ignored=5))
+        found["ignored 5"] = distances(mine, theirs)
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+def test_large_logits_and_16_bits():
+    """Logits of +-8192 on different ranks need the maximum of all; bf16 logits are summed in fp32."""
+
+    def fn(rank, world_size):
+        targets = torch.tensor([0, 36, 5])
+        large = torch.zeros(3, 37, dtype=torch.float64)
+        large[0, 36], large[1, 0], large[2] = 8192, -8192, 8192
+        found = {"large": distances(ours(large, targets), plain(large, targets))}
+        narrow = (draw(1, 3, 37) * 4).bfloat16()
+        exact, mine = plain(narrow.double(), targets), ours(narrow, targets)
+        assert mine["loss"].dtype == torch.float32
+        assert (mine["loss"] - exact["loss"]).abs() < 1e-6
+        assert mine["dlogits"].dtype == torch.bfloat16
+        assert (mine["dlogits"] - exact["dlogits"]).abs().max() < 2**-9  # half a step of the numbers below 1
+        return found
+
+    assert_a1(launch(fn, 3))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_three_numbers_per_token_travel_and_none_in_the_backward(world_size):
+    vocabulary, tokens = 32, 24
+
+    def fn(rank, world_size):
+        tp, found = TensorParallel(), {}
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            part = leaf(draw(1, tokens, vocabulary // world_size).to(dtype))
+            for packed in (False, True):
+                for smoothing in (0.0, 0.1):
+                    options, losses = LossOptions(label_smoothing=smoothing, packed=packed), []
+
+                    def forward(part=part, options=options, losses=losses):
+                        losses.append(
+                            cross_entropy(part, torch.zeros(tokens, dtype=torch.int64), vocabulary, tp, options)
+                        )
+
+                    sent = counted(forward)
+                    found[dtype, packed, smoothing] = sent, counted(losses[0].backward)
+            whole = torch.empty(tokens * vocabulary, dtype=dtype)
+            found[dtype] = counted(lambda whole=whole, part=part: comm.all_gather_single(whole, part.detach().view(-1)))
+        return found
+
+    for found in launch(fn, world_size):
+        for dtype, width in ((torch.float32, 4), (torch.bfloat16, 4), (torch.float64, 8)):
+            for packed in (False, True):
+                for smoothing in (0.0, 0.1):
+                    numbers = 4 if smoothing else 3
+                    sent = cross_entropy_bytes(tokens, world_size, numbers, width)
+                    expected = {"all_reduce": (2 if packed else numbers, sent)}
+                    assert found[dtype, packed, smoothing] == (expected, {})
+            gathered = found[dtype]["all_gather_single"][1]
+            sent = found[dtype, True, 0.0][0]["all_reduce"][1]
+            assert gathered == gather_ratio(vocabulary, dtype.itemsize, width) * sent
+
+
+def test_only_the_logits_and_two_numbers_per_token_are_kept():
+    def fn(rank, world_size):
+        logits = leaf(draw(1, TOKENS, 20 // world_size))
+        targets = torch.zeros(TOKENS, dtype=torch.int64)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
+            cross_entropy(logits, targets, 20, reduction="none")
+        return sorted(value.numel() for value in kept if value.data_ptr() != logits.data_ptr())
+
+    assert launch(fn, 2) == [[TOKENS] * 3] * 2  # the targets, the largest logit, the log of the sum
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([0, 7]), 7), "targets run from 0 to 6, got 7"),
+        (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([-1, 1]), 7), "got -1; only -100 is ignored"),
+        (lambda: cross_entropy(torch.zeros(2, 7), torch.tensor([0, 1]), 7), r"need logits of shape \(2, 4\)"),
+        (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0]), 7, reduction="avg"), "mean, sum or none"),
+    ],
+)
+def test_wrong_targets_and_logits_are_refused(call, message):
+    with pytest.raises(lab.RankError, match=message):
+        launch(lambda rank, world_size: call(), 2)
+
+
+def test_wrong_options_are_refused_without_a_rank():
+    with pytest.raises(ValueError, match=r"label_smoothing from 0 to 1 and z_loss from 0, got 1.5 and 0"):
+        LossOptions(label_smoothing=1.5)

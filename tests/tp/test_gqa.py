@@ -1,0 +1,170 @@
+"""Grouped attention cut over heads: raw gradients, copies of key heads, rotary positions, its messages, refusals."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from tp_runs import assert_a1, counted, distance, distances, draw, launch, leaf, modes, own
+
+import dualpipe_lab as lab
+from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.closed_forms import kv_bytes
+from dualpipe_lab.tp.gqa import GroupedQueryAttention, check_heads
+from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.rope import rotate, rotation
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import load_state, whole_state
+
+BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4
+
+
+def turned(x, positions, base=10_000.0):
+    """Rotary positions by complex numbers."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    pairs = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+def state(num_heads, num_kv_heads, qk_norm=False):
+    shapes = {
+        "q.weight": (num_heads * HEAD, HIDDEN),
+        "k.weight": (num_kv_heads * HEAD, HIDDEN),
+        "v.weight": (num_kv_heads * HEAD, HIDDEN),
+        "o.weight": (HIDDEN, num_heads * HEAD),
+    }
+    shapes |= {"q_norm.weight": (HEAD,), "k_norm.weight": (HEAD,)} if qk_norm else {}
+    return {name: draw(number, *shape) for number, (name, shape) in enumerate(shapes.items())}
+
+
+def plain(x, whole, dy, positions):
+    """Output and all gradients of the whole layer, by torch."""
+    x, weights = leaf(x), {name: leaf(value) for name, value in whole.items()}
+    q, k, v = ((x @ weights[f"{name}.weight"].t()).unflatten(-1, (-1, HEAD)).transpose(1, 2) for name in "qkv")
+    if "q_norm.weight" in weights:
+        q, k = (functional.rms_norm(y, (HEAD,), weights[f"{n}_norm.weight"], 1e-6) for y, n in ((q, "q"), (k, "k")))
+    q, k = turned(q, positions), turned(k, positions)
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    y = mixed.transpose(1, 2).flatten(2) @ weights["o.weight"].t()
+    y.backward(dy)
+    return {"y": y.detach(), "dx": x.grad} | {name: value.grad for name, value in weights.items()}
+
+
+def ours(layer, x, dy, positions):
+    tp = layer.tp
+    x = leaf(own(x, 1, tp, tp.sequence_parallel))
+    y = layer(x, positions)
+    y.backward(own(dy, 1, tp, tp.sequence_parallel))
+    sum_partial_gradients(layer)
+    return {"y": y.detach(), "dx": x.grad} | whole_state(layer, tp.group, "grad")
+
+
+HEADS = {1: [(4, 2), (3, 1)], 2: [(4, 2), (4, 4), (2, 1)], 3: [(6, 3), (3, 1)], 4: [(8, 4), (8, 2), (4, 1), (4, 4)]}
+
+
+@pytest.mark.parametrize("world_size", HEADS)
+def test_it_equals_plain_torch(world_size):
+    """Also with more ranks than key heads: 4 ranks share 2 key heads, or 1."""
+    x, dy = draw(20, BATCH, TOKENS, HIDDEN), draw(21, BATCH, TOKENS, HIDDEN)
+
+    def fn(rank, world_size):
+        found = {}
+        settings = modes() | {"coalesced": TensorParallel(coalesce=True, sequence_parallel=True)}
+        for heads in HEADS[world_size]:
+            for name, tp in settings.items():
+                for qk_norm in (False, True) if name in ("plain", "coalesced") else (False,):
+                    positions = torch.arange(TOKENS) + 7 * qk_norm
+                    expected = plain(x, state(*heads, qk_norm), dy, positions)
+                    expected |= {key: own(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
+                    layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, tp, qk_norm=qk_norm, dtype=torch.float64)
+                    load_state(layer, state(*heads, qk_norm))
+                    results = ours(layer, x, dy, positions if qk_norm else None)
+                    found[heads, name, qk_norm] = distances(results, expected)
+                    replicas = {id(weight) for weight in layer.partial}
+                    assert bool(replicas) == (tp.coalesce and tp.size > heads[1])
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+def test_key_heads_have_their_copies_on_neighbours_and_stay_the_same():
+    def fn(rank, world_size):
+        layer = GroupedQueryAttention(HIDDEN, 8, 2, HEAD)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+        for step in range(5):
+            optimizer.zero_grad()
+            layer(draw(step, BATCH, TOKENS, HIDDEN).float()).square().sum().backward()
+            optimizer.step()
+        return layer.k.shards["weight"][1:3], layer.k.weight.detach(), layer.v.weight.detach()
+
+    found = launch(fn, 4)
+    assert [span for span, _, _ in found] == [(0, HEAD), (0, HEAD), (HEAD, 2 * HEAD), (HEAD, 2 * HEAD)]
+    for kind in (1, 2):
+        assert torch.equal(found[0][kind], found[1][kind])
+        assert torch.equal(found[2][kind], found[3][kind])
+        assert not torch.equal(found[0][kind], found[2][kind])
+
+
+def test_messages_are_one_sum_each_way_and_that_of_the_copies():
+    def fn(rank, world_size):
+        found = {}
+        for heads in ((4, 4), (4, 2), (4, 1)):
+            layer = GroupedQueryAttention(16, *heads, HEAD, dtype=torch.float64)
+            x = leaf(draw(1, BATCH, TOKENS, 16))
+            found[heads] = counted(lambda layer=layer, x=x: layer(x).sum().backward())
+        return found
+
+    for found in launch(fn, 4):
+        whole = BATCH * TOKENS * 16 * 8
+        for heads, copies in (((4, 4), 0), ((4, 2), 2), ((4, 1), 2)):
+            extra = kv_bytes(16, HEAD, heads[1], 8, 4)
+            assert (extra > 0) == (copies > 0)
+            assert found[heads] == {"all_reduce": (2 + copies, 2 * whole * 2 * 3 // 4 + extra)}
+
+
+def test_attention_s_own_backward_is_torch_s():
+    for heads, kv_heads, tokens in ((4, 2, 7), (3, 1, 5), (2, 2, 1)):
+        values = [draw(number, 2, n, tokens, 6) for number, n in enumerate((heads, kv_heads, kv_heads))]
+        grad = draw(9, 2, heads, tokens, 6)
+        found = []
+        for attend in (
+            causal_attention,
+            lambda *qkv: functional.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True),
+        ):
+            leaves = [leaf(value) for value in values]
+            out = attend(*leaves)
+            out.backward(grad)
+            found.append([out, *(value.grad for value in leaves)])
+        assert max(map(distance, *found)) < 1e-13
+
+
+def test_rotations_keep_lengths_and_depend_on_distances_alone():
+    x = leaf(draw(1, 1, 1, 6, 8))
+    y = rotate(x, *rotation(torch.arange(6), 8, 100.0, torch.float64))
+    assert distance(y, turned(x, torch.arange(6), 100.0)) < 1e-14
+    grad = draw(2, 1, 1, 6, 8)
+    y.backward(grad)
+    assert distance(x.grad.norm(dim=-1), grad.norm(dim=-1)) < 1e-14
+    same = draw(3, 8).expand(1, 1, 6, 8)
+    near, far = (rotate(same, *rotation(torch.arange(6) + shift, 8, 100.0, torch.float64)) for shift in (0, 50))
+    assert distance(near @ near.transpose(-1, -2), far @ far.transpose(-1, -2)) < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((30, 4, 4, 1), "hidden_size must divide by num_heads, got 30 and 4"),
+        ((12, 4, 4, 1), "need an even head_size, got 3"),
+        ((24, 6, 4, 1), "serves as many query heads, got 6 for 4 key heads"),
+        ((24, 6, 3, 4), "num_heads must divide among the ranks, got 6 on 4 ranks"),
+        ((24, 12, 6, 4), "or ranks among key heads, got 6 heads on 4 ranks"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused_without_a_rank(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        check_heads(*sizes)
+
+
+def test_a_rank_refuses_them_too():
+    with pytest.raises(lab.RankError, match="num_heads must divide among the ranks, got 3 on 2 ranks"):
+        launch(lambda rank, world_size: nn.Sequential(GroupedQueryAttention(12, 3, 1)), 2)
