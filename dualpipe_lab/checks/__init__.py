@@ -13,6 +13,7 @@ TOPICS = {
     "time": "start.time",
     "data_parallel": "dp.data_parallel",
     "zero_1": "dp.zero_1",
+    "mixed_precision_adam": "dp.mixed_precision_adam",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

@@ -11,6 +11,7 @@ EXAMPLES = {
     "time": "start/time",
     "data_parallel": "dp/data-parallel",
     "zero_1": "dp/zero-1",
+    "mixed_precision_adam": "dp/mixed-precision-adam",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
