@@ -57,8 +57,8 @@ class FlashTiles:
         ValueError: empty tiles.
     """
 
-    num_queries: int = 128
-    num_keys: int = 512
+    num_queries: int = 256
+    num_keys: int = 256
 
     def __post_init__(self) -> None:
         if min(self.num_queries, self.num_keys) < 1:
