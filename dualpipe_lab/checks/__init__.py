@@ -14,6 +14,7 @@ TOPICS = {
     "data_parallel": "dp.data_parallel",
     "zero_1": "dp.zero_1",
     "mixed_precision_adam": "dp.mixed_precision_adam",
+    "topology": "dp.topology",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

@@ -12,6 +12,7 @@ EXAMPLES = {
     "data_parallel": "dp/data-parallel",
     "zero_1": "dp/zero-1",
     "mixed_precision_adam": "dp/mixed-precision-adam",
+    "topology": "dp/topology",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
