@@ -1,0 +1,199 @@
+"""Balancing experts: DeepSeek's plans to the slot, and better ones."""
+
+from itertools import permutations
+
+import numpy as np
+import plain_eplb
+import pytest
+import torch
+
+from dualpipe_lab.ep import eplb
+from dualpipe_lab.ep.eplb import Plan, balance, lower_bound, num_moves, optimum, rank_loads, rebalance_sticky
+from dualpipe_lab.ep.eplb.packing import replicate
+from dualpipe_lab.ep.eplb.refine import num_twins
+
+PUBLISHED = torch.tensor(
+    [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]]
+)
+# experts, slots, groups, nodes, ranks
+SIZES = [(12, 16, 4, 2, 8), (12, 16, 3, 2, 8), (8, 8, 1, 1, 1), (8, 8, 2, 2, 8), (6, 18, 3, 3, 9), (16, 20, 8, 2, 4)]
+
+
+def rebalance(weight, *sizes):
+    return Plan(*eplb.rebalance_experts(weight, *sizes))
+
+
+def draw(rng, kind, shape):
+    if kind == "heavy":
+        return rng.pareto(1.1, shape)
+    return rng.random(shape) if kind == "uniform" else rng.lognormal(0, 1.5, shape)
+
+
+def heaviest(weight, plan, num_ranks):
+    return rank_loads(weight, plan, num_ranks).max(1).values
+
+
+def twins(plan, num_ranks):
+    slots = plan.physical_to_logical.numpy()
+    return num_twins(slots.reshape(len(slots), num_ranks, -1))
+
+
+def by_node(plan, num_nodes):
+    return plan.physical_to_logical.unflatten(1, (num_nodes, -1)).flatten(0, 1)
+
+
+def test_the_published_example():
+    plan = rebalance(PUBLISHED, 16, 4, 2, 8)
+    assert plan.physical_to_logical.tolist() == [
+        [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
+        [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
+    ]
+    assert [part.dtype for part in plan] == [torch.int64] * 3
+    for groups, expected in ((4, (1.21, 1.24)), (3, (1.07, 1.19))):  # 2 nodes do not divide 3 groups: global
+        loads = rank_loads(PUBLISHED, rebalance(PUBLISHED, 16, groups, 2, 8), 8)
+        assert (loads.max(1).values / loads.mean(1)).numpy().round(2).tolist() == list(expected)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kind", ["uniform", "heavy"])
+def test_the_greedy_plan_item_by_item(sizes, kind):
+    loads = draw(np.random.default_rng(0), kind, (20, sizes[0]))
+    plan = rebalance(loads, *sizes[1:])
+    assert plan.physical_to_logical.tolist() == [plain_eplb.plan(row.tolist(), *sizes[1:]) for row in loads]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("loads", ["random", "one hot", "zero", "equal", "beyond float32"])
+@pytest.mark.parametrize("build", [rebalance, balance])
+def test_every_plan_is_whole(sizes, loads, build):
+    num_experts, num_slots, groups, nodes, ranks = sizes
+    weight = torch.rand(3, num_experts, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight = {"one hot": torch.eye(3, num_experts), "zero": weight * 0, "equal": weight * 0 + 1,
+              "beyond float32": torch.full((3, num_experts), 2**24 + 1)}.get(loads, weight)  # fmt: skip
+    plan = build(weight, num_slots, groups, nodes, ranks)
+    assert plan.counts.sum(1).tolist() == [num_slots] * 3
+    assert plan.counts.min() >= 1
+    for slots, where, counts in zip(*(part.tolist() for part in plan), strict=True):
+        for expert, (places, count) in enumerate(zip(where, counts, strict=True)):
+            assert places[count:] == [-1] * (len(places) - count)
+            assert sorted(places[:count]) == [slot for slot, found in enumerate(slots) if found == expert]
+    assert torch.allclose(rank_loads(weight, plan, ranks).sum(1), weight.double().sum(1), rtol=1e-12)
+    if groups % nodes == 0:
+        group_nodes = plan.physical_to_logical // (num_experts // groups)
+        for row in group_nodes.unflatten(1, (nodes, -1)):
+            homes = [set(node.tolist()) for node in row]
+            assert sum(map(len, homes)) == groups
+
+
+def test_never_heavier_than_the_greedy_plan():
+    rng, better = np.random.default_rng(2), 0
+    for case in range(1000):
+        kind = ("uniform", "heavy", "lognormal")[case % 3]
+        experts, slots, groups, nodes, ranks = SIZES[case % len(SIZES)] if case % 2 else (32, 40, 8, 2, 8)
+        loads = draw(rng, kind, (1, experts))
+        theirs, ours = (build(loads, slots, groups, nodes, ranks) for build in (rebalance, balance))
+        a, b = float(heaviest(loads, theirs, ranks)), float(heaviest(loads, ours, ranks))
+        assert b <= a * (1 + 1e-12), (case, a, b)
+        better += b < a * (1 - 1e-9)
+    assert better > 300
+
+
+def test_twins_stay_only_where_no_exchange_is_free():
+    loads, ranks = draw(np.random.default_rng(3), "lognormal", (60, 24)), 6
+    sizes = 30, 1, 1, ranks
+    together, apart = (balance(loads, *sizes, apart=how) for how in ("never", "free"))
+    assert twins(together, ranks).sum() > twins(apart, ranks).sum()
+    most = heaviest(loads, apart, ranks)
+    for layer in np.flatnonzero(twins(apart, ranks)):
+        slots = apart.physical_to_logical[layer].tolist()
+        for one in range(30):
+            for other in range(30):
+                changed = list(slots)
+                changed[one], changed[other] = changed[other], changed[one]
+                grid = np.array(changed).reshape(1, ranks, -1)
+                if num_twins(grid)[0] < num_twins(np.array(slots).reshape(1, ranks, -1))[0]:
+                    share = torch.as_tensor(loads[layer]) / apart.counts[layer]
+                    assert share[torch.tensor(changed)].view(ranks, -1).sum(1).max() > most[layer] * (1 - 1e-9)
+
+
+def test_twins_part_at_any_cost_and_the_cost_is_stated():
+    loads, ranks = draw(np.random.default_rng(4), "heavy", (200, 16)), 10
+    free, always = (balance(loads, 20, 1, 1, ranks, apart=how) for how in ("free", "always"))
+    possible = (always.counts <= ranks).all(1)
+    assert possible.sum() > 50
+    assert not twins(always, ranks)[possible.numpy()].any()
+    assert twins(free, ranks)[possible.numpy()].any()
+    cost = heaviest(loads, always, ranks) / heaviest(loads, free, ranks)
+    assert cost.max() > 1
+
+
+def test_no_counts_have_a_lighter_heaviest_replica():
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        loads = rng.lognormal(0, 1, 3)
+        _, _, counts = replicate(loads[None], 7)
+        found = max(loads / counts[0])
+        others = [(a, b, 7 - a - b) for a in range(1, 6) for b in range(1, 7 - a)]
+        assert found == pytest.approx(min(max(loads / np.array(other)) for other in others))
+
+
+def test_bounds_and_the_optimum():
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        loads = rng.lognormal(0, 1, 4)
+        best = optimum(loads, 6, 3)
+        tried = []
+        for counts in ((3, 1, 1, 1), (1, 3, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (2, 2, 1, 1), (2, 1, 2, 1), (2, 1, 1, 2),
+                       (1, 2, 2, 1), (1, 2, 1, 2), (1, 1, 2, 2)):  # fmt: skip
+            shares = [load / n for load, n in zip(loads, counts, strict=True) for _ in range(n)]
+            tried += [max(a + b, c + d, e + f) for a, b, c, d, e, f in permutations(shares)]
+        assert best == pytest.approx(min(tried))
+        plan = balance([loads], 6, num_ranks=3)
+        assert lower_bound(loads, 6, 3) <= best * (1 + 1e-12) <= float(heaviest([loads], plan, 3)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sticky_plans_change_no_more_than_allowed(nodes):
+    rng = np.random.default_rng(7)
+    before = draw(rng, "lognormal", (10, 24))
+    after = before * rng.lognormal(0, 0.4, before.shape)
+    plan = balance(before, 32, 4, nodes, 8)
+    slots, last = plan.physical_to_logical, heaviest(after, plan, 8)
+    for budget in (0, 1, 2, 5, 50):
+        found = rebalance_sticky(after, slots, 8, budget, nodes)
+        assert num_moves(slots, found.physical_to_logical).max() <= budget
+        now = heaviest(after, found, 8)
+        assert (now <= heaviest(after, plan, 8) * (1 + 1e-12)).all()
+        assert found.counts.min() >= 1
+        for old, new in zip(by_node(plan, nodes), by_node(found, nodes), strict=True):
+            assert set(old.tolist()) == set(new.tolist())
+    assert now.sum() < last.sum() * 0.98
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1.0, 2]], 1, 1, 1, 1), "1 slots cannot hold 2 experts"),
+        (([[1.0, 2]], 3, 1, 1, 2), "num_replicas, num_gpus divides the first, got 3 and 2"),
+        (([[1.0, 2, 3]], 4, 2, 1, 2), "experts, num_groups divides the first, got 3 and 2"),
+        (([[1.0, 2]], 3, 1, 2, 3), "num_gpus, num_nodes divides the first, got 3 and 2"),
+        (([[1.0, -2]], 2, 1, 1, 1), "not negative"),
+        (([[1.0, float("nan")]], 2, 1, 1, 1), "finite"),
+        (([1.0, 2], 2, 1, 1, 1), r"\[layers, experts\]"),
+        (([[1.0, 2]], 2, 0, 1, 1), "num_groups counts from 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        rebalance(*arguments)
+
+
+def test_sticky_refuses_a_plan_of_something_else():
+    with pytest.raises(ValueError, match="an expert has no slot"):
+        rebalance_sticky([[1.0, 2]], torch.tensor([[0, 0]]), 1, 1)
+    with pytest.raises(ValueError, match="the plan has 1 layers, loads 2"):
+        rebalance_sticky([[1.0, 2]] * 2, torch.tensor([[0, 1]]), 1, 1)
+    with pytest.raises(ValueError, match="apart is"):
+        balance([[1.0]], 1, apart="maybe")
+    with pytest.raises(ValueError, match="at most 12 slots"):
+        optimum([1.0], 13, 1)
