@@ -32,6 +32,7 @@ _HOMES = {
     "RankError": "world.errors",
     "RankTimeout": "world.errors",
     "Link": "world.link",
+    "NodeLink": "world.link",
     "compute": "world.context",
     "now": "world.context",
     "progress": "checks.progress_page",

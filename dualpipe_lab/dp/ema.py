@@ -1,6 +1,6 @@
 """`ShardedEma`: a moving average of the weights, of which each rank keeps its shard.
 
-Chapter: book/dp/hybrid.  In: a sharded optimizer.  Out: averaged weights, to evaluate with and to save.
+Chapter: book/dp/hybrid-zero.  In: a sharded optimizer.  Out: averaged weights, to evaluate with and to save.
   average      e <- d e + (1 - d) w after every step; e starts as w
   bytes        4 / N per parameter (fp32 averages); no messages but those that gather weights to evaluate with
 Elsewhere: torch.optim.swa_utils.AveragedModel, a whole copy on every rank.

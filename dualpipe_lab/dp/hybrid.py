@@ -1,11 +1,11 @@
 """Hybrid ZeRO: shards inside a node, replicas across nodes; and a ledger that tells the two kinds of bytes apart.
 
-Chapter: book/dp/hybrid.  In: a topology with `ranks_per_node` = n, on G nodes.  Out: groups for ZeRO; bytes by kind.
+Chapter: book/dp/hybrid-zero.  In: a topology with `ranks_per_node`.  Out: groups for ZeRO; bytes by kind.
                  held per parameter    a node sends out per step
-  ZeRO-3 flat    16 / (n G)            3 m (N - 1) / N * S         by its last rank: rings run in the order of the ranks
-  ZeRO-3 hybrid  16 / n                2 (G - 1) / G * S           in all; each rank a n-th of it
-with S bytes of the parameters, N = n G ranks, m microbatches.  The slow links between nodes carry the gradients once
-per step, in place of the weights twice and the gradients once per microbatch.
+  ZeRO-3 flat    16 / N                3 m (N - 1) / N * S               by its last rank: a ring in the order of ranks
+  ZeRO-3 hybrid  16 / N_in             2 (N_out - 1) / N_out * S         in all; each rank sends an N_in-th of it
+with S bytes of the parameters, N = N_in N_out ranks on N_out nodes, m microbatches.  The slow links between nodes carry
+the gradients once per step, in place of the weights twice and the gradients once per microbatch.
 Elsewhere: FSDP2 on a 2-D mesh (HSDP); ZeRO++ hpZ; MiCS.
 Source: Zhang et al. 2022 (arXiv 2205.00119), section 3.
 """

@@ -8,7 +8,7 @@ Chapter: book/start/time.  The real bytes move at once; the receiver then lets t
 import time
 
 from dualpipe_lab.world.clock import Clock
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.link import Link, NodeLink
 from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.stamps import Stamps
 
@@ -18,7 +18,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.002  # seconds; the watchdog must not 
 class Emulator:
     """Stamps what this rank sends and tells when what it waits for is due."""
 
-    def __init__(self, rank: int, clock: Clock, link: Link | None, stamps: Stamps) -> None:
+    def __init__(self, rank: int, clock: Clock, link: Link | NodeLink | None, stamps: Stamps) -> None:
         self._rank, self._clock, self._link, self._stamps = rank, clock, link, stamps
         self._link_free: dict[int, int] = {}  # by destination
         self._group_free: dict[int, int] = {}  # by stream
@@ -32,7 +32,7 @@ class Emulator:
             operation.left_ns = leaves if leaves > operation.issued_ns else None
             operation.due_ns = leaves + self._transfer_ns(operation)
             self._link_free[operation.peer] = operation.due_ns
-            self._stamps.write(operation.stream, operation.peer, operation.due_ns + self._latency_ns)
+            self._stamps.write(operation.stream, operation.peer, operation.due_ns + self._latency_ns(operation))
 
     def due_ns(self, operation: Operation) -> int:
         """When a really finished operation is due, in nanoseconds of the clock."""
@@ -47,7 +47,7 @@ class Emulator:
     def _collective_due_ns(self, operation: Operation) -> int:
         joined = [self._joined_ns(member, operation) for member in operation.group]
         start = max(self._group_free.get(operation.stream, 0), *joined)
-        due = start + operation.traffic.steps * self._latency_ns + self._transfer_ns(operation)
+        due = start + operation.traffic.steps * self._latency_ns(operation) + self._transfer_ns(operation)
         self._group_free[operation.stream] = due
         operation.left_ns, operation.due_ns = start, due
         return due
@@ -62,8 +62,16 @@ class Emulator:
 
     def _transfer_ns(self, operation: Operation) -> int:
         busiest = max(operation.traffic.sent, operation.traffic.received)
-        return self._link.transfer_ns(busiest) if self._link else 0
+        link = self._link_of(operation)
+        return link.transfer_ns(busiest) if link else 0
 
-    @property
-    def _latency_ns(self) -> int:
-        return self._link.latency_ns if self._link else 0
+    def _latency_ns(self, operation: Operation) -> int:
+        link = self._link_of(operation)
+        return link.latency_ns if link else 0
+
+    def _link_of(self, operation: Operation) -> Link | None:
+        """The slowest link that an operation uses."""
+        if self._link is None:
+            return None
+        message = [self._rank] if operation.peer is None else [self._rank, operation.peer]
+        return self._link.across(operation.group if operation.is_collective else message)

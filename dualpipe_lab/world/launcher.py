@@ -19,7 +19,7 @@ from dualpipe_lab.world.diagnosis import disagreements
 from dualpipe_lab.world.errors import RankError, RankFailure, StartupError
 from dualpipe_lab.world.folder import private_folder
 from dualpipe_lab.world.ledger import Ledger
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.link import Link, NodeLink
 from dualpipe_lab.world.output import MODES, Output, OutputMode
 from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.settings import Settings
@@ -52,7 +52,7 @@ def launch(
     timeout: float = 30,
     output: OutputMode = "ordered",
     threads: int = 1,
-    link: Link | None = None,
+    link: Link | NodeLink | None = None,
     clock: ClockName = "wall",
     check: bool = False,
     backend: str = "gloo",
@@ -66,7 +66,7 @@ def launch(
         timeout: seconds after which the ranks are stopped and asked where they were.
         output: `ordered` (rank 0 live, the others after it), `live` (interleaved, prefixed) or `collect` (not printed).
         threads: threads of each rank's tensor operations.
-        link: delay messages as this link would.
+        link: delay messages as this link would; `NodeLink` has two speeds.
         clock: `wall` (real seconds) or `virtual` (model time: exact and the same on every machine).
         check: let torch compare every collective across the ranks first; slower.
         backend: `gloo`, or `nccl` where every rank has a GPU.

@@ -1,13 +1,15 @@
 """An emulated link between ranks: how long a message of so many bytes takes.
 
-Chapter: book/start/time.  In: bandwidth and latency.  Out: nanoseconds.
+Chapters: book/start/time; book/dp/hybrid-zero for two speeds.  In: bandwidth and latency.  Out: nanoseconds.
   transfer   num_bytes * 8 / gbps                  the bytes leave one after another
   arrival    max(sent, link free) + transfer + latency
 Every ordered pair of ranks has a link of its own; messages on it leave in the order in which they were sent.
+A collective goes along one ring in the order of its ranks and is as slow as its slowest link.
 Elsewhere: `tc netem` and NS-3 delay real packets; here the bytes move at once
 and the receiver waits until they are due.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -42,3 +44,37 @@ class Link:
     def transfer_ns(self, num_bytes: int) -> int:
         """Nanoseconds for which a message of `num_bytes` occupies the link."""
         return round(num_bytes * 8 / self.gbps)
+
+    def across(self, ranks: Sequence[int]) -> "Link":
+        """The slowest link between these ranks: they are all alike."""
+        return self
+
+
+@dataclass(frozen=True)
+class NodeLink:
+    """Two speeds: one link between ranks of a node, another between ranks of different nodes.
+
+    Args:
+        inside: between ranks of one node.
+        between: between ranks of two nodes.
+        ranks_per_node: ranks that share a node; they are consecutive.
+
+    >>> link = NodeLink(Link(gbps=8), Link(gbps=1), ranks_per_node=4)
+    >>> [link.across(ranks).gbps for ranks in [(0, 3), (3, 4), (0, 1, 4, 5)]]
+    [8, 1, 1]
+
+    Raises:
+        ValueError: unless `ranks_per_node` is a whole number from 1.
+    """
+
+    inside: Link
+    between: Link
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ranks_per_node, int) or self.ranks_per_node < 1:
+            raise ValueError(f"a node holds a whole number of ranks from 1, got ranks_per_node={self.ranks_per_node!r}")
+
+    def across(self, ranks: Sequence[int]) -> Link:
+        """The slowest link between these ranks: `inside` if they are all on one node."""
+        return self.inside if len({rank // self.ranks_per_node for rank in ranks}) == 1 else self.between

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dualpipe_lab.world import backends
 from dualpipe_lab.world.clock import ClockName
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.link import Link, NodeLink
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Settings:
     """Threads, link, clock, check and backend, as `launch` explains them."""
 
     threads: int
-    link: Link | None
+    link: Link | NodeLink | None
     clock: ClockName
     check: bool
     backend: str
@@ -26,7 +26,7 @@ class Settings:
         """Raise ValueError for settings that no rank could follow."""
         if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
             raise ValueError(f"launch needs threads to be a whole number from 1, got {self.threads!r}")
-        if self.link is not None and not isinstance(self.link, Link):
+        if self.link is not None and not isinstance(self.link, (Link, NodeLink)):
             raise ValueError(
                 f"launch needs link to be a Link, such as lab.Link(gbps=1, latency_ms=1), got {self.link!r}"
             )

@@ -192,3 +192,32 @@ def test_a_collective_is_seen_from_its_start_to_its_end_while_the_rank_works(clo
         assert first.duration == second.duration == 20_000_000
         assert second.start == first.end
         assert first.start == 10_000_000 if clock == "virtual" else first.start >= 10_000_000
+
+
+def test_two_speeds_are_told_apart_by_the_nodes():
+    """A ring inside a node is fast, one that leaves it is slow; so are messages, with their latency."""
+
+    def fn(rank, world_size):
+        pairs = [comm.new_group(ranks) for ranks in [(0, 1), (2, 3), (0, 2), (1, 3)]]
+        found = []
+        for group in (pairs[rank // 2], pairs[2 + rank % 2], None):
+            start = lab.now()
+            comm.all_reduce(MEGABYTE.clone(), group=group)
+            found.append((lab.now() - start) / 1e6)
+        for peer in (rank ^ 1, rank ^ 2):
+            start = lab.now()
+            sending = comm.isend(MEGABYTE, peer)
+            comm.recv(torch.empty_like(MEGABYTE), peer)
+            sending.wait()
+            found.append((lab.now() - start) / 1e6)
+        return found
+
+    link = lab.NodeLink(lab.Link(gbps=8, latency_ms=1), lab.Link(gbps=1, latency_ms=5), ranks_per_node=2)
+    for found in lab.launch(fn, 4, clock="virtual", link=link):
+        assert found == [2 * 1 + 1, 2 * 5 + 8, 6 * 5 + 1.5 * 8, 1 + 1, 5 + 8]
+
+
+def test_nodes_are_checked():
+    for bad in (0, 1.5, "2"):
+        with pytest.raises(ValueError, match="a node holds a whole number of ranks from 1"):
+            lab.NodeLink(lab.Link(gbps=8), lab.Link(gbps=1), bad)
