@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.heads import check_heads
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.products import column_products
 from dualpipe_lab.tp.rms_norm import RMSNorm
@@ -43,7 +44,7 @@ class GroupedQueryAttention(nn.Module):
         dtype: of the weights.
 
     Raises:
-        ValueError: heads that do not divide as they must; see `check_heads`.
+        ValueError: heads that do not divide as they must; see `dualpipe_lab.tp.heads`.
     """
 
     def __init__(
@@ -97,29 +98,6 @@ class GroupedQueryAttention(nn.Module):
         mixed = self.attend(rotate(q, *angles), rotate(k, *angles), v)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
-
-
-def check_heads(
-    hidden_size: int, num_heads: int, num_kv_heads: int, tp_size: int, head_size: int | None = None
-) -> None:
-    """Refuse heads that do not divide as they must; needs no rank.
-
-    Raises:
-        ValueError: naming the rule and the values.
-    """
-    if head_size is None and hidden_size % num_heads:
-        raise ValueError(f"hidden_size must divide by num_heads, got {hidden_size} and {num_heads}; or give head_size")
-    if (head_size or hidden_size // num_heads) % 2:
-        raise ValueError(f"rotary positions need an even head_size, got {head_size or hidden_size // num_heads}")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"every key head serves as many query heads, got {num_heads} for {num_kv_heads} key heads")
-    if num_heads % tp_size:
-        raise ValueError(f"num_heads must divide among the ranks, got {num_heads} on {tp_size} ranks")
-    if num_kv_heads % tp_size and tp_size % num_kv_heads:
-        raise ValueError(
-            f"key heads must divide among the ranks, or ranks among key heads, got {num_kv_heads} heads on {tp_size} "
-            "ranks"
-        )
 
 
 def kv_replicas(num_kv_heads: int, tp: TensorParallel) -> Group | None:

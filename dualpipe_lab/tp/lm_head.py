@@ -44,4 +44,8 @@ class LMHead(ColumnParallelLinear):
 
     def loss(self, x: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """The loss of the tokens x_..SD; `options` are those of `cross_entropy`."""
-        return cross_entropy(self(x), targets, self.out_features, self.tp, **options)
+        return self.loss_of(self(x), targets, **options)
+
+    def loss_of(self, logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """The loss of logits_..SV of this rank's part of the vocabulary."""
+        return cross_entropy(logits, targets, self.out_features, self.tp, **options)

@@ -1,0 +1,1 @@
+"""Models that the course trains, each the same under every topology."""

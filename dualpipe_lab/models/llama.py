@@ -1,0 +1,137 @@
+"""A tiny Llama on any number of tensor-parallel ranks, made of the layers of `dualpipe_lab.tp`.
+
+Chapter: book/tp/block.  In: sizes, a `Topology`.  Out: the model's part on this rank.
+  x <- x + attention(norm(x));  x <- x + swiglu(norm(x));  logits = head(norm(x))
+  messages per layer and microbatch   two sums forward, two backward, of T h numbers: `dualpipe_lab.tp.closed_forms`
+Weights are drawn by their names, whole, and then cut: every topology starts from the same numbers, and ranks along dp
+are equal.  `dualpipe_lab.models.plain_llama` is the same model in plain torch, with the same names.
+Elsewhere: Megatron `GPTModel`; torchtitan's Llama with its parallelize plan.
+Source: Touvron et al. 2023 (arXiv 2302.13971), section 2.2.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.embedding import VocabParallelEmbedding
+from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
+from dualpipe_lab.tp.lm_head import LMHead
+from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import initialise
+from dualpipe_lab.tp.swiglu import SwiGLU
+from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab.world.mesh import Mesh
+
+
+class LlamaLayer(nn.Module):
+    """Attention and feed-forward, each after a norm and beside a residual connection."""
+
+    def __init__(
+        self, config: LlamaConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config, tp, dtype)
+        self.attention = GroupedQueryAttention(
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_size,
+            tp,
+            replicas,
+            config.rope_base,
+            config.qk_norm,
+            attend,
+            dtype,
+        )
+        self.mlp_norm = _norm(config, tp, dtype)
+        self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x_BSD, all tokens or under sequence parallelism the rank's."""
+        x = x + self.attention(self.attention_norm(x), positions)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(nn.Module):
+    """The model's part on this rank.
+
+    Args:
+        config: sizes of the whole model.
+        topology: the ranks, or a `Mesh` that other parts use too; its layers are cut along `tp`, copied along `dp`.
+        sequence_parallel, regather, overlap, coalesce: as in `TensorParallel`.
+        seed: of the weights.
+        attend: what heads do with their queries, keys and values.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: another axis has more than one rank, or a size does not divide where it must.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        topology: Topology | Mesh,
+        sequence_parallel: bool = False,
+        regather: bool = True,
+        overlap: bool = True,
+        coalesce: bool = False,
+        seed: int = 0,
+        attend: Attend = causal_attention,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
+        check_topology(config, mesh.topology)
+        self.config, self.mesh = config, mesh
+        self.tp = tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
+        replicas = kv_replicas(config.num_kv_heads, tp)
+        self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, tp, dtype=dtype)
+        layers = (LlamaLayer(config, tp, replicas, attend, dtype) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = _norm(config, tp, dtype)
+        tied = self.embedding if config.tied else None
+        self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, tied, dtype)
+        initialise(self, seed)
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """logits_BSV of this rank's part of the vocabulary.
+
+        Args:
+            ids: `ids_BS`, the same on all ranks of a tp group.
+            positions: of the tokens, `positions_S` (default: 0, 1, 2 ...).
+
+        Raises:
+            ValueError: an unknown token; under sequence parallelism a length that does not divide among the ranks.
+        """
+        if self.tp.sequence_parallel:
+            self.config.check(self.tp.size, ids.shape[1])
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x, positions)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+        """The loss of targets_BS, the same on all ranks of a tp group; `options` are those of `cross_entropy`."""
+        return self.head.loss_of(self(ids, positions), targets, **options)
+
+
+def check_topology(config: LlamaConfig, topology: Topology) -> None:
+    """Refuse a topology under which this model cannot be cut; needs no rank.
+
+    Raises:
+        ValueError: an axis besides tp and dp, or a size that does not divide where it must.
+    """
+    others = [f"{name} {topology.size(name)}" for name in ("pp", "cp", "ep") if topology.size(name) > 1]
+    if others:
+        raise ValueError(f"a Llama is cut along tp and copied along dp, got {', '.join(others)} in {topology} ranks")
+    config.check(topology.size("tp"))
+
+
+def _norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:
+    return RMSNorm(config.hidden_size, config.eps, tp, "tokens" if tp.sequence_parallel else "none", dtype)

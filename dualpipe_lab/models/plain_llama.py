@@ -1,0 +1,139 @@
+"""The same Llama in plain torch, for one process; and cut over ranks by torch's own tensor parallelism.
+
+Chapter: book/tp/block.  In: the config of `Llama`, or a state with the same names.  Out: what to compare with.
+Nothing here is written out: autograd makes the backwards, `torch.distributed.tensor.parallel` the messages.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.nn import functional
+
+from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.tp.rope import rotation
+
+
+class PlainAttention(nn.Module):
+    """Grouped attention by `scaled_dot_product_attention`."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.config = config
+        inner, outer = config.num_heads * config.size_of_head, config.num_kv_heads * config.size_of_head
+        self.q = nn.Linear(config.hidden_size, inner, False, dtype=dtype)
+        self.k = nn.Linear(config.hidden_size, outer, False, dtype=dtype)
+        self.v = nn.Linear(config.hidden_size, outer, False, dtype=dtype)
+        self.o = nn.Linear(inner, config.hidden_size, False, dtype=dtype)
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.size_of_head, config.eps, dtype=dtype)
+            self.k_norm = nn.RMSNorm(config.size_of_head, config.eps, dtype=dtype)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """y_BSD of x_BSD."""
+        parts = (layer(x).unflatten(-1, (-1, self.config.size_of_head)) for layer in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        angles = rotation(positions, self.config.size_of_head, self.config.rope_base, x.dtype)
+        mixed = functional.scaled_dot_product_attention(
+            turn(q, *angles), turn(k, *angles), v, is_causal=True, enable_gqa=True
+        )
+        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class PlainMlp(nn.Module):
+    """SwiGLU by autograd."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.ffn_size, False, dtype=dtype)
+        self.up = nn.Linear(config.hidden_size, config.ffn_size, False, dtype=dtype)
+        self.down = nn.Linear(config.ffn_size, config.hidden_size, False, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y_..D of x_..D."""
+        out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class PlainLayer(nn.Module):
+    """Attention and feed-forward, each after a norm and beside a residual connection."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
+        self.attention = PlainAttention(config, dtype)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
+        self.mlp = PlainMlp(config, dtype)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x_BSD."""
+        x = x + self.attention(self.attention_norm(x), positions)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class PlainLlama(nn.Module):
+    """The whole model; its parameters have the names of `Llama`'s."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        config.check()
+        self.embedding = nn.Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(PlainLayer(config, dtype) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
+        self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """logits_BSV of ids_BS."""
+        positions = torch.arange(ids.shape[1]) if positions is None else positions
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x, positions)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+        """The mean loss of targets_BS; `options` are those of torch's `cross_entropy`."""
+        logits = self(ids, positions).flatten(0, 1)
+        return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, **options)
+
+
+def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions by autograd; the arguments are those of `dualpipe_lab.tp.rope.rotate`."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+
+
+def parallelize(model: PlainLlama, mesh: DeviceMesh, sequence_parallel: bool = False) -> PlainLlama:
+    """Cut a plain model over a mesh as torch does; its loss wants `torch.distributed.tensor.parallel.loss_parallel`."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as peer
+
+    outside = Shard(1) if sequence_parallel else Replicate()
+    inside = Replicate()
+    layer = {
+        name: peer.ColwiseParallel() for name in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+    }
+    layer |= {name: peer.RowwiseParallel(output_layouts=outside) for name in ("attention.o", "mlp.down")}
+    ends = {
+        "embedding": peer.RowwiseParallel(input_layouts=inside, output_layouts=outside),
+        "head": peer.ColwiseParallel(input_layouts=outside, use_local_output=False),
+    }
+    if sequence_parallel:
+        entry = {"input_layouts": outside, "desired_input_layouts": inside}
+        layer |= {"attention_norm": peer.SequenceParallel(), "mlp_norm": peer.SequenceParallel()}
+        layer["attention"] = peer.PrepareModuleInput(
+            input_layouts=(outside, None), desired_input_layouts=(inside, None)
+        )
+        layer["mlp"] = peer.PrepareModuleInput(**entry)
+        ends["norm"] = peer.SequenceParallel()
+    for block in model.layers:
+        peer.parallelize_module(block, mesh, layer)
+    peer.parallelize_module(model, mesh, ends)
+    return model

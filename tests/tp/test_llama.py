@@ -1,0 +1,217 @@
+"""The whole Llama on any cut: gradients of plain torch, equal starts, replicas that stay equal, bytes per layer."""
+
+import pytest
+import torch
+from tp_runs import assert_a1, counted, distance, distances, launch, modes
+
+import dualpipe_lab as lab
+from dualpipe_lab.models.llama import Llama, check_topology
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, kv_bytes, layer_bytes, norm_bytes, sum_bytes
+from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.shard import load_state, shards_of, whole_state
+
+BATCH, TOKENS = 2, 12
+SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 2}
+CONFIGS = {
+    1: [LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2)],
+    2: [
+        LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2),
+        LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, tied=True),
+    ],
+    3: [LlamaConfig(**SIZES, num_heads=6, num_kv_heads=3, qk_norm=True)],
+    4: [
+        LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, qk_norm=True),
+        LlamaConfig(**SIZES | {"vocabulary_size": 9}, num_heads=4, num_kv_heads=1, head_size=2),
+    ],
+}
+
+
+def batch(vocabulary, seed=0, valid=True):
+    generator = torch.Generator().manual_seed(seed)
+    ids, targets = torch.randint(0, vocabulary, (2, BATCH, TOKENS), generator=generator)
+    targets[0, :5] = -100
+    return ids, targets if valid else torch.full_like(targets, -100)
+
+
+def plain(config, state, ids, targets):
+    model = PlainLlama(config, torch.float64)
+    model.load_state_dict(state | {"head.weight": state["embedding.weight"]} if config.tied else state)
+    loss = model.loss(ids, targets)
+    loss.backward()
+    return {"loss": loss.detach()} | {name: value.grad for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("world_size", CONFIGS)
+def test_loss_and_gradients_are_those_of_plain_torch(world_size):
+    """Vocabularies of 37, and of 9, which leaves the last of 4 ranks nothing; few key heads; tied tables."""
+
+    def fn(rank, world_size):
+        found, topology = {}, lab.Mesh(lab.Topology([("tp", world_size)]))
+        for number, config in enumerate(CONFIGS[world_size]):
+            ids, targets = batch(config.vocabulary_size)
+            expected = None
+            for name, tp in modes().items():
+                for coalesce in (False, True):
+                    options = {"regather": tp.regather, "overlap": tp.overlap, "coalesce": coalesce}
+                    model = Llama(config, topology, tp.sequence_parallel, **options, dtype=torch.float64)
+                    expected = expected or plain(config, whole_state(model, model.tp.group), ids, targets)
+                    loss = model.loss(ids, targets)
+                    loss.backward()
+                    sum_partial_gradients(model)
+                    results = {"loss": loss.detach()} | whole_state(model, model.tp.group, "grad")
+                    found[number, name, coalesce] = distances(results, expected)
+        return found
+
+    assert_a1(launch(fn, world_size))
+
+
+def test_every_cut_starts_from_the_same_numbers_and_dp_ranks_are_equal():
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2)
+
+    def fn(rank, world_size, axes):
+        model = Llama(config, lab.Topology(axes), seed=3)
+        return whole_state(model, model.tp.group)
+
+    alone = launch(fn, 1, [("tp", 1)])[0]
+    for axes in ([("tp", 4)], [("dp", 2), ("tp", 2)]):
+        for found in launch(fn, 4, axes):
+            assert found.keys() == alone.keys()
+            assert all(torch.equal(found[name], alone[name]) for name in alone)
+    assert not torch.equal(alone["layers.0.mlp.gate.weight"], alone["layers.1.mlp.gate.weight"])
+    assert not torch.equal(alone["layers.0.mlp.gate.weight"], alone["layers.0.mlp.up.weight"])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replicated_parameters_stay_equal_to_the_bit(world_size):
+    """Norms, and key heads that several ranks hold, after 5 steps of AdamW in fp32; and the loss falls."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True)
+
+    def fn(rank, world_size):
+        found = []
+        for name, tp in modes().items():
+            for coalesce in (False, True):
+                model = Llama(config, lab.Topology([("tp", world_size)]), tp.sequence_parallel, coalesce=coalesce)
+                optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+                for _ in range(5):
+                    optimizer.zero_grad()
+                    loss = model.loss(*batch(37))
+                    loss.backward()
+                    sum_partial_gradients(model)
+                    optimizer.step()
+                    losses.append(float(loss.detach()))
+                cut = {n for n, shard in shards_of(model).items() if shard.stop - shard.start < shard.size}
+                replicas = {n: p.detach() for n, p in model.named_parameters() if n not in cut}
+                found.append((name, replicas, losses))
+        return found
+
+    ranks = launch(fn, world_size)
+    for rank in ranks[1:]:
+        for (name, ours, losses), (_, first, their_losses) in zip(rank, ranks[0], strict=True):
+            assert "layers.1.attention.k.weight" in ours
+            assert "norm.weight" in ours
+            assert losses == their_losses
+            assert losses[-1] < losses[0] - 0.3
+            for parameter in first:
+                assert torch.equal(ours[parameter], first[parameter]), (name, parameter)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_bytes_are_those_of_the_closed_forms(world_size):
+    """Of a whole step, per operation: layers, embedding, head and loss; everything divides here."""
+    sizes = {"vocabulary_size": 40, "hidden_size": 16, "ffn_size": 24, "num_heads": 4, "num_kv_heads": 2}
+    config = LlamaConfig(**sizes, num_layers=3)
+    tokens, width = BATCH * TOKENS, 8
+
+    def fn(rank, world_size):
+        found = {}
+        for name, tp in modes().items():
+            options = {"regather": tp.regather, "overlap": tp.overlap}
+            model = Llama(
+                config, lab.Topology([("tp", world_size)]), tp.sequence_parallel, **options, dtype=torch.float64
+            )
+            found[name] = counted(lambda model=model: model.loss(*batch(40)).backward())
+        return found, sum(parameter.numel() for parameter in model.parameters())
+
+    message = int(sum_bytes(tokens * 16 * width, world_size))  # of one sum of T h numbers
+    layers = [layer_bytes(tokens, 16, width, world_size, *how) for how in ((False,), (True, True), (True, False))]
+    assert layers == [4 * message, 5 * message, 4 * message]
+    loss = cross_entropy_bytes(tokens, world_size, sum_element_bytes=width)
+    copies, num_copies = 3 * kv_bytes(16, 4, 2, width, world_size), 6 * (world_size > 2)
+    norms = 7 * norm_bytes(16, width, world_size)
+    for found, num_parameters in launch(fn, world_size):
+        sent = {name: sum(count[1] for count in operations.values()) for name, operations in found.items()}
+        ends = 2 * message + loss + copies  # the lookup and the head's dx; sequence parallelism: in halves
+        assert sent["plain"] == sent["in turn"] == 3 * layers[0] + ends
+        assert sent["sequence"] == 3 * layers[1] + ends + message // 2 + norms  # and the head gathers x again
+        assert sent["sequence, kept"] == 3 * layers[2] + ends + norms
+        assert found["plain"] == {"all_reduce": (3 * 4 + 2 + 2 + num_copies, sent["plain"])}
+        assert found["sequence"]["all_reduce"] == (2 + num_copies + 7, loss + copies + norms)
+        assert num_parameters == config.num_parameters(world_size)
+
+
+def test_a_step_without_a_valid_target_changes_nothing():
+    def fn(rank, world_size):
+        model = Llama(LlamaConfig(**SIZES), lab.Topology([("tp", world_size)]))
+        loss = model.loss(*batch(37, valid=False))
+        loss.backward()
+        return float(loss.detach()), max(float(parameter.grad.abs().max()) for parameter in model.parameters())
+
+    assert launch(fn, 2) == [(0.0, 0.0)] * 2
+
+
+def test_microbatches_add_up():
+    """Two backwards, each divided by the tokens of both, sum what is replicated once or twice: the same gradient."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
+    ids, targets = batch(37)
+    num_tokens = int((targets != -100).sum())
+
+    def fn(rank, world_size):
+        found = []
+        for coalesce in (False, True):
+            model = Llama(config, lab.Topology([("tp", 2)]), True, coalesce=coalesce, dtype=torch.float64)
+            expected = plain(config, whole_state(model, model.tp.group), ids, targets)
+            for row in range(BATCH):
+                model.loss(ids[row : row + 1], targets[row : row + 1], num_tokens=num_tokens).backward()
+            sum_partial_gradients(model)
+            grads = whole_state(model, of="grad")
+            found.append(max(distance(grads[name], expected[name]) for name in grads))
+        return found
+
+    for found in launch(fn, 2):
+        assert max(found) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("config", "axes", "message"),
+    [
+        ({"num_heads": 6, "hidden_size": 48}, [("tp", 4)], "num_heads must divide among the ranks, got 6 on 4"),
+        ({"num_heads": 6, "hidden_size": 64}, [("tp", 2)], "hidden_size must divide by num_heads, got 64 and 6"),
+        ({"num_heads": 12, "num_kv_heads": 6, "hidden_size": 48}, [("tp", 4)], "got 6 heads on 4 ranks"),
+        ({"vocabulary_size": 0}, [("tp", 1)], "sizes count from 1"),
+        ({}, [("pp", 2), ("tp", 2)], "along tp and copied along dp, got pp 2 in pp 2 x tp 2 = 4 ranks"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_any_process_starts(config, axes, message):
+    with pytest.raises(ValueError, match=message):
+        check_topology(LlamaConfig(**config), lab.Topology(axes))
+
+
+def test_ranks_refuse_a_sequence_that_does_not_divide():
+    def fn(rank, world_size):
+        Llama(LlamaConfig(), lab.Topology([("tp", 2)]), sequence_parallel=True)(torch.zeros(1, 5, dtype=torch.int64))
+
+    with pytest.raises(lab.RankError, match="cuts a sequence evenly, got 5 tokens on 2 ranks; pad it to 6"):
+        launch(fn, 2)
+    with pytest.raises(ValueError, match="got 5 tokens on 2 ranks"):
+        LlamaConfig().check(tp_size=2, num_tokens=5)
+
+
+def test_a_state_of_another_model_is_refused():
+    def fn(rank, world_size):
+        model = Llama(LlamaConfig(), lab.Topology([("tp", 2)]))
+        load_state(model, PlainLlama(LlamaConfig(vocabulary_size=257)).state_dict())
+
+    with pytest.raises(lab.RankError, match=r"embedding.weight has shape \(257, 64\), needs 256 along axis 0"):
+        launch(fn, 2)

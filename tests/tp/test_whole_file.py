@@ -1,0 +1,93 @@
+"""One file of the whole model at any number of ranks; checkpoints with an optimizer that change the cut."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tp_runs import launch
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.adam import Hyper
+from dualpipe_lab.dp.checkpoint import load, save
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.models.llama import Llama
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.tp.shard import place_of, whole_state
+from dualpipe_lab.tp.whole_file import load_whole_file, save_whole_file
+
+SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
+
+
+def saving(rank, world_size, path, config):
+    save_whole_file(Llama(config, lab.Topology([("tp", world_size)]), seed=1), path)
+
+
+def loading(rank, world_size, path, config):
+    model = Llama(config, lab.Topology([("tp", world_size)]), seed=2)
+    load_whole_file(model, path)
+    return whole_state(model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_of_any_cut_loads_under_any_other(tied, tmp_path):
+    config = LlamaConfig(**SIZES, tied=tied)
+    paths = {size: tmp_path / f"tp{size}.safetensors" for size in (1, 2, 4)}
+    for size, path in paths.items():
+        launch(saving, size, path, config)
+    first = paths[1].read_bytes()
+    assert all(path.read_bytes() == first for path in paths.values())
+    whole = load_file(paths[1])
+    plain = PlainLlama(config)
+    plain.load_state_dict(whole | {"head.weight": whole["embedding.weight"]} if tied else whole)
+    for size in paths:
+        for found in launch(loading, size, paths[4], config):
+            assert all(torch.equal(found[name], value) for name, value in whole.items())
+            assert found.keys() == whole.keys()
+    assert sorted(tmp_path.iterdir()) == sorted(paths.values())  # nothing half-written is left
+
+
+def test_a_file_of_another_model_is_refused(tmp_path):
+    launch(saving, 1, tmp_path / "one", LlamaConfig(**SIZES))
+    for change, message in (
+        ({"num_layers": 2}, "differs from the model in .*layers.1.attention.k.weight"),
+        ({"ffn_size": 32}, r"gate.weight has shape \(30, 24\), needs 32 along axis 0"),
+        ({"hidden_size": 32, "head_size": 6}, r"needs shape \(19, 32\) on this rank, got \(19, 24\)"),
+    ):
+        with pytest.raises(lab.RankError, match=message):
+            launch(loading, 2, tmp_path / "one", LlamaConfig(**SIZES | change))
+
+
+def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
+    """Trained on tp 2 x dp 2 with ZeRO-1 over dp, loaded on tp 4 and on one rank: the next step is the same."""
+    config = LlamaConfig(**SIZES)
+    ids = torch.arange(24).view(2, 12) * 5 % 37
+
+    def build(axes):
+        mesh = lab.Mesh(lab.Topology(axes))
+        model = Llama(config, mesh, dtype=torch.float64)
+        return model, Zero1(model, mesh.group("dp"), Options(Hyper(0.01)))
+
+    def step(model, optimizer, seat):
+        rows = ids[seat.rank("dp") :: seat.size("dp")]
+        optimizer.zero_grad()
+        model.loss(rows, (rows + 1) % 37, num_tokens=ids.numel()).backward()
+        optimizer.step()
+        return whole_state(model, model.tp.group)
+
+    def train(rank, world_size):
+        model, optimizer = build([("dp", 2), ("tp", 2)])
+        step(model, optimizer, model.mesh)
+        path = save(tmp_path, 1, optimizer, place_of=place_of(model))
+        return path, step(model, optimizer, model.mesh)
+
+    def resume(rank, world_size, path, axes):
+        model, optimizer = build(axes)
+        load(path, optimizer, place_of=place_of(model))
+        return step(model, optimizer, model.mesh)
+
+    path, expected = launch(train, 4)[0]
+    for axes, size in (([("tp", 4)], 4), ([("tp", 1)], 1)):
+        for found in launch(resume, size, path, axes):
+            for name, value in expected.items():
+                assert (found[name] - value).abs().max() < 1e-9, name
