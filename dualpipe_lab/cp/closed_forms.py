@@ -1,0 +1,84 @@
+"""What context parallelism sends and saves, as exact numbers, for every rank and any lengths.
+
+Chapter: book/cp/ring-attention.  In: a layout, heads, bytes per number.  Out: bytes.
+  block           2 * batch * kv_heads * head_size * bytes, per position it holds
+  ring forward    the blocks of all ranks but the next one           (c - 1) / c * S_kv for equal blocks
+  ring backward   the same, and the gradients of every block once    (c - 1) / c * S_kv + S_dkv
+  all-gather      as the ring forward; backward: every gradient but the own one, (c - 1) / c * S_dkv
+  saved           tiled (2 a + 2 a_kv) d + a numbers per position    naive: a s^2 more, for the weights
+A message carries no header here, and one rank sends nothing.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.world import traffic
+
+Form: TypeAlias = Literal["ring", "all-gather"]
+FORMS: tuple[Form, ...] = ("ring", "all-gather")
+
+
+class Attention(NamedTuple):
+    """The sizes of one attention layer: batch, query heads, key heads, numbers per head, bytes per number."""
+
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    element_bytes: int
+    state_bytes: int  # of what is summed: gradients that travel, LSE; 4 for 16-bit numbers
+
+    @property
+    def kv_position(self) -> int:
+        """Bytes of the keys and values of one position."""
+        return 2 * self.batch * self.num_kv_heads * self.head_size * self.element_bytes
+
+    @property
+    def dkv_position(self) -> int:
+        """Bytes of their gradients."""
+        return 2 * self.batch * self.num_kv_heads * self.head_size * self.state_bytes
+
+
+class Passes(NamedTuple):
+    """Bytes of a forward and of a backward."""
+
+    forward: int
+    backward: int
+
+
+def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: Attention) -> Passes:
+    """Bytes that a rank sends in attention across ranks.
+
+    >>> from dualpipe_lab.cp.layouts import make_layout
+    >>> sent_bytes("ring", make_layout("zigzag", 16, 4), 0, Attention(1, 4, 2, 8, 4, 4))
+    Passes(forward=1536, backward=3584)
+
+    Raises:
+        ValueError: an unknown form.
+    """
+    if form not in FORMS:
+        raise ValueError(f"attention across ranks is one of {', '.join(FORMS)}, got {form!r}")
+    if layout.num_ranks == 1:
+        return Passes(0, 0)
+    held = [layout.size(number) for number in range(layout.num_ranks)]
+    gathered = traffic.all_gather([size * sizes.kv_position for size in held], rank).sent
+    if form == "ring":
+        return Passes(gathered, gathered + layout.length * sizes.dkv_position)
+    return Passes(gathered, traffic.reduce_scatter([size * sizes.dkv_position for size in held], rank).sent)
+
+
+def saved_bytes(length: int, sizes: Attention, is_naive: bool = False) -> int:
+    """Bytes that attention keeps for its backward, for `length` positions of this rank.
+
+    >>> [saved_bytes(length, Attention(1, 2, 2, 8, 4, 4)) for length in (8, 16)]
+    [2112, 4224]
+    """
+    heads = 2 * sizes.num_heads + 2 * sizes.num_kv_heads  # Q, O; K, V
+    numbers = length * heads * sizes.head_size * sizes.element_bytes
+    if is_naive:  # the weights; O is not needed
+        return sizes.batch * (
+            numbers
+            - length * sizes.num_heads * sizes.head_size * sizes.element_bytes
+            + sizes.num_heads * length**2 * sizes.element_bytes
+        )
+    return sizes.batch * (numbers + length * sizes.num_heads * sizes.state_bytes)
