@@ -14,7 +14,7 @@ from dualpipe_lab.timeline.spans import Span, Time
 from dualpipe_lab.timeline.svg_shapes import OTHER, PALETTE
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
-_WIDTH, _TOP, _ROW, _BAR, _LEFT, _RIGHT = 460, 30, 34, 22, 4, 10  # px
+_WIDTH, _TOP, _ROW, _BAR, _LEFT, _RIGHT = 460, 30, 34, 22, 4, 16  # px
 _NAME, _AXIS, _LETTER = 14, 34, 6.6  # px: height of a row's name and of the axis, mean width of a letter
 
 
