@@ -1,6 +1,7 @@
 """Save and load: bitwise on any number of ranks, at any stage; consolidated, exchanged with torch, rotated."""
 
 import json
+import os
 import random
 import warnings
 
@@ -160,3 +161,51 @@ def test_old_checkpoints_go_and_a_step_is_saved_once(tmp_path):
     assert latest(tmp_path).name == "step-00000005"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
     assert all("step-00000005 is there already; remove it" in problem for problem in problems)
+
+
+def test_a_run_that_went_back_keeps_what_it_saves(tmp_path):
+    """Steps 10 and 20 are of a run that was taken back to step 10: keep=1 must not remove the new step 15."""
+
+    def fn(rank, world_size):
+        optimizer = make(Zero1)
+        for step, keep in ((10, None), (20, None), (15, 1)):
+            path = save(tmp_path, step, optimizer, keep=keep)
+        return path.is_dir()
+
+    assert launch(fn, 2) == [True, True]
+    assert saved_steps(tmp_path) == [15, 20]
+
+
+def test_a_disk_that_refuses_the_last_rename_stops_all_ranks(tmp_path):
+    def fn(rank, world_size):
+        def refuse(*args):
+            raise OSError("no space left")
+
+        os.rename = refuse
+        try:
+            save(tmp_path, 1, make(Zero1))
+        except CheckpointError as error:
+            return str(error)
+
+    assert launch(fn, 2) == ["no space left"] * 2
+    assert saved_steps(tmp_path) == []
+
+
+def test_a_rank_reads_its_own_bytes_and_no_others(tmp_path):
+    """From 4 ranks to 3: the bytes of the moments are read once, by one rank each, and no others."""
+    save_from(Zero3, 4, tmp_path)
+
+    def fn(rank, world_size):
+        return load(latest(tmp_path / "Zero3"), make(Zero3)).reads
+
+    reads = launch(fn, 3)
+    files = {file.name: file.read_bytes() for file in latest(tmp_path / "Zero3").iterdir() if file.suffix != ".json"}
+    for own in reads:
+        assert all(0 < read.begin < read.end <= len(files[read.file]) for read in own)
+    moments = [read for own in reads for read in own if read.tensor.startswith("exp_avg/")]
+    assert sum(read.end - read.begin for read in moments) == 8 * sum(
+        tensor.numel()
+        for file in latest(tmp_path / "Zero3").glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+        if name.startswith("exp_avg/")
+    )

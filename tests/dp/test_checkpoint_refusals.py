@@ -40,6 +40,37 @@ def lose_a_piece(path):
     (path / "index.json").write_text(json.dumps(index))
 
 
+def swap_shards(path):
+    """As a copy that mixes up names would: both files are of equal length."""
+    first, second = (path / f"rank-0000{rank}.safetensors" for rank in range(2))
+    held = first.read_bytes()
+    first.write_bytes(second.read_bytes().ljust(len(held)))
+    second.write_bytes(held)
+    index = json.loads((path / "index.json").read_text())
+    index["files"] = {file.name: file.stat().st_size for file in (first, second)}
+    (path / "index.json").write_text(json.dumps(index))
+
+
+def take_another_step(path):
+    """As a copy that broke off between two checkpoints would: names and lengths are equal."""
+    shard = path / "rank-00001.safetensors"
+    text = shard.read_bytes()
+    assert b'"step": "2"' in text
+    shard.write_bytes(text.replace(b'"step": "2"', b'"step": "3"'))
+
+
+def call_it_int64(path):
+    """The header and the index disagree about a type of equal width."""
+    shard = path / "rank-00001.safetensors"
+    shard.write_bytes(shard.read_bytes().replace(b'"F64"', b'"I64"'))
+
+
+def forget_values(path):
+    index = json.loads((path / "index.json").read_text())
+    del index["values"]["num_steps"]
+    (path / "index.json").write_text(json.dumps(index))
+
+
 class Wider(Counting):
     def __init__(self, dtype=torch.float64, **options):
         super().__init__(dtype, **options)
@@ -57,6 +88,23 @@ class Wider(Counting):
         (lambda path: (path / "index.json").write_text("{"), Counting, r"index.json is damaged \(JSONDecodeError"),
         (lambda path: (path / "index.json").write_text('{"format": 0}'), Counting, r"damaged \(ValueError: format 0"),
         (rename_tensor, Counting, r"has no tensor parameter/temperature; it is a checkpoint of another model"),
+        (
+            swap_shards,
+            Counting,
+            r"rank-0000\d.safetensors: tensor \S+ cannot be read \(it says that it is .*do not mix",
+        ),
+        (
+            take_another_step,
+            Counting,
+            r"rank-00001.safetensors: tensor \S+ cannot be read \(.*'step': '3'.*'step': '2'",
+        ),
+        (
+            call_it_int64,
+            Counting,
+            r"rank-00001.safetensors: tensor \S+ cannot be read \(it has \d+ bytes of int64, the",
+        ),
+        (forget_values, Counting, r"index.json is damaged \(KeyError: 'num_steps'\)"),
+        (lambda path: (path / "index.json").write_text("[]"), Counting, r"index.json is damaged \(TypeError"),
         (lose_a_piece, Counting, r"elements of tensor exp_avg/embedding.weight are in none of its files"),
         (None, Wider, r"tensor parameter/blocks.0.0.weight has shape \(5, 5\), the model's has \(6, 5\)"),
         (None, Blocks, r"has tensor \S+, the model has not; it is a checkpoint of another model"),
@@ -97,6 +145,16 @@ def test_bad_arguments_are_refused(tmp_path):
                 problems.append(str(error))
         return problems
 
+    def complex_buffer(rank, world_size):
+        model = Blocks()
+        model.register_buffer("turns", torch.zeros(2, dtype=torch.complex64))
+        try:
+            save(tmp_path, 1, Ddp(model))
+        except CheckpointError as error:
+            return str(error)
+
+    (problem, _) = launch(complex_buffer, 2)
+    assert problem.startswith("tensor buffer/turns is complex64, which safetensors cannot hold; convert it")
     for keep, sampler in launch(fn, 2):
         assert keep == "keep counts from 1, got 0; leave it out to keep all checkpoints"
         assert sampler.startswith("sampler and config must be such as JSON can hold")

@@ -1,6 +1,6 @@
 """To and from the checkpoints of `torch.distributed.checkpoint`, on one process.
 
-Chapter: book/dp/io-save-and-load.  In: a checkpoint of ours, or one of torch's.  Out: the other.
+Chapter: book/dp/io.  In: a checkpoint of ours, or one of torch's.  Out: the other.
 Torch's index is a pickle, which runs code when it is read: import only what you trust.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from dualpipe_lab.dp.checkpoint import folder as folders
 from dualpipe_lab.dp.checkpoint.file import write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
-from dualpipe_lab.dp.checkpoint.reader import Checkpoint, type_name
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint, metadata_of, type_name
 from dualpipe_lab.dp.checkpoint.region import whole
 
 _VALUES = "dualpipe_lab.values"  # a tensor of bytes, so that nothing of ours is pickled
@@ -88,7 +88,7 @@ def _write(state: dict[str, Tensor], folder: Path, step: int, values: dict[str, 
         shape = tuple(tensor.shape)
         tensors[name] = TensorEntry(type_name(tensor.dtype), shape, [Stored(_FILE, whole(shape))])
     parts = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in state.items()}
-    size = write_tensors(hidden / _FILE, parts, state.__getitem__)
+    size = write_tensors(hidden / _FILE, parts, state.__getitem__, metadata_of(step, _FILE))
     (hidden / INDEX).write_text(Index(step, {_FILE: size}, tensors, values).dumps())
     folders.sync(hidden / INDEX)
     return folders.commit(hidden)

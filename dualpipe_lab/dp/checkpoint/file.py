@@ -1,8 +1,8 @@
-"""Writing a safetensors file tensor by tensor, so that no copy of the whole is ever in memory.
+"""The safetensors format: written tensor by tensor, so that no copy of the whole is in memory; read by byte range.
 
-Chapter: book/dp/io-save-and-load.  In: types, shapes, a function that gives a tensor by name.  Out: a file on the disk.
+Chapter: book/dp/io.  In: types, shapes, a function that gives a tensor by name.  Out: a file on the disk, its header.
   the file   8 bytes: length of the header; the header: JSON of types, shapes and places; then the bytes of the tensors
-Elsewhere: safetensors.torch.save_file, which wants all tensors at once.
+Elsewhere: safetensors.torch.save_file, which wants all tensors at once; safetensors.safe_open.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +19,38 @@ _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_METADATA = "__metadata__"
+
+
+class Extent(NamedTuple):
+    """Where a tensor lies in a file: bytes `begin` to `end`, counted from the start of the file."""
+
+    dtype: torch.dtype
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file says of itself."""
+
+    metadata: dict[str, str]
+    tensors: dict[str, Extent]
+
+
+def is_known(dtype: torch.dtype) -> bool:
+    """Whether the format has this type.
+
+    >>> is_known(torch.bfloat16), is_known(torch.complex64)
+    (True, False)
+    """
+    return dtype in _CODES
 
 
 def write_tensors(
-    file: Path, parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], read: Callable[[str], Tensor]
+    file: Path,
+    parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    read: Callable[[str], Tensor],
+    metadata: Mapping[str, str],
 ) -> int:
     """Write tensors of these types and shapes, asking for one at a time; return the bytes of the file.
 
@@ -30,7 +59,8 @@ def write_tensors(
     Raises:
         KeyError: a type that the format does not know.
     """
-    header, end = {}, 0
+    header: dict[str, object] = {_METADATA: dict(metadata)}
+    end = 0
     for name, (dtype, shape) in parts.items():
         begin, end = end, end + prod(shape) * dtype.itemsize
         header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
@@ -43,3 +73,42 @@ def write_tensors(
         out.flush()
         os.fsync(out.fileno())
     return len(encoded) + 8 + end
+
+
+def read_header(file: Path) -> Header:
+    """Read what a file says of itself.
+
+    Raises:
+        ValueError: it is no safetensors file.
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as source:
+        length = int.from_bytes(source.read(8), "little")
+        if not 0 < length <= os.fstat(source.fileno()).st_size - 8:
+            raise ValueError("it is no safetensors file")
+        types = {code: dtype for dtype, code in _CODES.items()}
+        try:
+            header = json.loads(source.read(length))
+            metadata = header.pop(_METADATA, {})
+            tensors = {
+                name: Extent(types[entry["dtype"]], *(8 + length + place for place in entry["data_offsets"]))
+                for name, entry in header.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its header is damaged: {type(error).__name__}") from error
+    return Header(metadata, tensors)
+
+
+def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+    """The elements in bytes `begin` to `end` of a file, and nothing else of it.
+
+    Raises:
+        ValueError: the file ends before.
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as source:
+        source.seek(begin)
+        found = bytearray(source.read(end - begin))
+    if len(found) != end - begin:
+        raise ValueError(f"it ends at byte {begin + len(found)}")
+    return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)

@@ -1,6 +1,6 @@
 """The folder of checkpoints: how one appears whole or not at all, and how old ones go.
 
-Chapter: book/dp/io-save-and-load.  In: a folder, a step.  Out: names, renames.
+Chapter: book/dp/io.  In: a folder, a step.  Out: names, renames.
 A save writes into a hidden folder, makes the disk keep every file (fsync), and renames the folder.  A rename is one
 step for the file system: whatever moment a process dies at, the folder bears either name.  A removal begins with a
 rename too, so that what has its proper name is always whole.
@@ -73,9 +73,9 @@ def commit(hidden: Path) -> Path:
     return final
 
 
-def rotate(folder: Path, keep: int) -> None:
-    """Remove all checkpoints but the newest `keep`."""
-    for step in saved_steps(folder)[:-keep]:
+def rotate(folder: Path, step: int, keep: int) -> None:
+    """Remove all checkpoints up to that of `step` but the last `keep`; later ones, of an earlier run, stay."""
+    for step in [saved for saved in saved_steps(folder) if saved <= step][:-keep]:
         dying = folder / f"{_REMOVING}{name_of(step)}"
         os.rename(folder / name_of(step), dying)
         shutil.rmtree(dying)

@@ -1,6 +1,6 @@
 """The index of a checkpoint: which file holds which elements of which tensor, and everything that is no tensor.
 
-Chapter: book/dp/io-save-and-load.  In: JSON.  Out: an `Index`, or an error that names the file.
+Chapter: book/dp/io.  In: JSON.  Out: an `Index`, or an error that names the file.
 """
 
 import json
@@ -12,6 +12,7 @@ from dualpipe_lab.dp.checkpoint.region import Region
 
 FORMAT = "dualpipe-lab checkpoint 1"
 INDEX = "index.json"
+VALUES = ("sampler", "config", "num_steps", "scaler", "topology", "random")
 
 
 class CheckpointError(ValueError):
@@ -76,7 +77,7 @@ def read_index(path: Path) -> Index:
         raise CheckpointError(f"{file} is missing, so {path} is no checkpoint; latest(folder) names one")
     try:
         index = _parse(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}); use another checkpoint") from error
     for name, size in index.files.items():
         shard = path / name
@@ -90,12 +91,13 @@ def read_index(path: Path) -> Index:
 def _parse(parts: dict[str, Any]) -> Index:
     if parts["format"] != FORMAT:
         raise ValueError(f"format {parts['format']!r}, expected {FORMAT!r}")
+    values = {name: parts["values"][name] for name in VALUES}  # a missing one must show before anything is loaded
     tensors = {}
     for name, entry in parts["tensors"].items():
         shape = tuple(entry["shape"])
         pieces = [Stored(file, Region(shape or (1,), *numbers)) for file, *numbers in entry["pieces"]]
         tensors[name] = TensorEntry(entry["dtype"], shape, pieces)
-    return Index(int(parts["step"]), dict(parts["files"]), tensors, dict(parts["values"]))
+    return Index(int(parts["step"]), dict(parts["files"]), tensors, values)
 
 
 def _first(index: Index, file: str) -> str:

@@ -1,24 +1,36 @@
 """`Checkpoint`: reads any elements of any tensor, from the files that have them and nothing more of those.
 
-Chapter: book/dp/io-save-and-load.  In: a checkpoint's folder.  Out: flat tensors; one file of the whole model.
-  bytes read for a shard of a flat tensor   those of the shard
+Chapter: book/dp/io.  In: a checkpoint's folder.  Out: flat tensors; one file of the whole model.
+  bytes read for a shard of a flat tensor   those of the shard, and the headers of the files that have them
   memory of `consolidate`                   the largest tensor, not the model
 """
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.file import Extent, Header, read_header, read_range, write_tensors
 from dualpipe_lab.dp.checkpoint.index import CheckpointError, Index, Stored, read_index
 from dualpipe_lab.dp.checkpoint.region import Region, overlaps, whole
 
 
+class Read(NamedTuple):
+    """Bytes `begin` to `end` of a file, in which elements of a tensor lie."""
+
+    file: str
+    tensor: str
+    begin: int
+    end: int
+
+
 class Checkpoint:
     """A checkpoint on disk.
+
+    Attributes:
+        reads: which bytes of which file were read so far.
 
     Raises:
         CheckpointError: it is not there, or not whole.
@@ -27,6 +39,8 @@ class Checkpoint:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.index: Index = read_index(self.path)
+        self.reads: list[Read] = []
+        self._headers: dict[str, Header] = {}
 
     @property
     def step(self) -> int:
@@ -81,7 +95,7 @@ class Checkpoint:
         entries = {name.removeprefix(prefix): self.index.tensors[name] for name in names}
         hidden = Path(file).with_name(f".saving-{Path(file).name}")
         parts = {name: (getattr(torch, entry.dtype), entry.shape) for name, entry in entries.items()}
-        write_tensors(hidden, parts, lambda name: self.read(prefix + name))
+        write_tensors(hidden, parts, lambda name: self.read(prefix + name), {"format": "pt"})
         os.rename(hidden, file)
 
     def _read_piece(self, name: str, piece: Stored, wanted: Region, flat: Tensor) -> int:
@@ -89,17 +103,44 @@ class Checkpoint:
         copies = overlaps(piece.region, wanted)
         if not copies:
             return 0
-        begin = copies[0].source
+        begin, end = copies[0].source, copies[-1].source + copies[-1].length
         try:
-            with safe_open(self.path / piece.file, "pt") as shard:
-                block = shard.get_slice(name)[begin : copies[-1].source + copies[-1].length]
-        except (OSError, SafetensorError) as error:
+            extent = self._extent(name, piece)
+            first, last = (extent.begin + place * extent.dtype.itemsize for place in (begin, end))
+            block = read_range(self.path / piece.file, extent.dtype, first, last)
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.path / piece.file}: tensor {name} cannot be read ({error})") from error
+        self.reads.append(Read(piece.file, name, first, last))
         for copy in copies:
             flat[copy.target : copy.target + copy.length] = block[
                 copy.source - begin : copy.source - begin + copy.length
             ]
         return sum(copy.length for copy in copies)
+
+    def _extent(self, name: str, piece: Stored) -> Extent:
+        """Where a piece lies in its file, if the file is the one that the index means.
+
+        Raises:
+            ValueError: it is of another save, or its header and the index disagree.
+        """
+        if piece.file not in self._headers:
+            self._headers[piece.file] = read_header(self.path / piece.file)
+        metadata, tensors = self._headers[piece.file]
+        if metadata != (wanted := metadata_of(self.step, piece.file)):
+            raise ValueError(f"it says that it is {metadata}, the index means {wanted}; do not mix checkpoints")
+        if name not in tensors:
+            raise ValueError("it is not in the file")
+        dtype = getattr(torch, self.index.tensors[name].dtype)
+        extent, num_bytes = tensors[name], piece.region.numel * dtype.itemsize
+        if (extent.dtype, extent.end - extent.begin) != (dtype, num_bytes):
+            found = f"{extent.end - extent.begin} bytes of {type_name(extent.dtype)}"
+            raise ValueError(f"it has {found}, the index says {num_bytes} of {type_name(dtype)}")
+        return extent
+
+
+def metadata_of(step: int, file: str) -> dict[str, str]:
+    """What a file says of itself, so that files of two checkpoints, which look alike, are not mixed up."""
+    return {"step": str(step), "file": file}
 
 
 def type_name(dtype: torch.dtype) -> str:

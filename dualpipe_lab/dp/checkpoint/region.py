@@ -1,6 +1,6 @@
 """`Region`: which elements of a whole tensor a rank holds, and what two regions have in common; no torch.
 
-Chapter: book/dp/io-save-and-load.  In: a slice along one axis, then a range of the flattened slice.  Out: copies.
+Chapter: book/dp/io.  In: a slice along one axis, then a range of the flattened slice.  Out: copies.
 Tensor and pipeline parallelism cut a tensor along an axis; ZeRO then cuts what is left as a flat buffer.  Both are runs
 of consecutive elements of the whole tensor, so any cut can be read by any other.
   runs of a region   1 along axis 0, otherwise one per place of the axes before; overlaps take one pass over both lists

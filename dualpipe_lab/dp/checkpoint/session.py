@@ -1,6 +1,6 @@
 """`save` and `load`: called by all ranks together.
 
-Chapter: book/dp/io-save-and-load.  In: an optimizer on N ranks, a folder.  Out: a checkpoint; the state, on any number.
+Chapter: book/dp/io.  In: an optimizer on N ranks, a folder.  Out: a checkpoint; the state, on any number.
   save   tell each other what everyone holds -> each element has one owner -> everyone writes a file and waits for the
          disk -> rank 0 writes the index and renames the folder
   load   everyone plans and checks -> reads into new memory -> if all ranks are content, all copy; otherwise none does
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dualpipe_lab.dp.checkpoint import folder as folders
-from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.file import is_known, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
-from dualpipe_lab.dp.checkpoint.reader import Checkpoint, type_name
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint, Read, metadata_of, type_name
 from dualpipe_lab.dp.checkpoint.region import Region
 from dualpipe_lab.dp.checkpoint.state import Fragment, PlaceOf, fragments, random_state, set_random_state
 from dualpipe_lab.dp.mixed_precision import LossScaler
@@ -37,12 +37,14 @@ class Restored:
         sampler: the position in the data, as it was passed to `save`.
         config: as it was passed to `save`.
         topology: the ranks that saved.
+        reads: which bytes of which file this rank read.
     """
 
     step: int
     sampler: Any
     config: Any
     topology: Topology | None
+    reads: tuple[Read, ...]
 
 
 def save(
@@ -69,7 +71,7 @@ def save(
         config: of the training.
         topology: of the ranks.
         place_of: where a parameter lies in the whole model, by its name and value; needed under tp and pp.
-        keep: remove all checkpoints but the newest so many.
+        keep: remove all older checkpoints but so many, this one included.
         group: the ranks that save together (default: the world).
 
     Raises:
@@ -83,20 +85,14 @@ def save(
     values["scaler"] = scaler.state() if scaler else None
     values["topology"] = topology.describe() if topology else None
     own = list(fragments(optimizer, place_of))
-    _agreed(lambda: _begin(folder, step, values, rank), group)
+    _agreed(lambda: _begin(folder, step, values, own, rank), group)
     tensors = _deal(comm.all_gather_object([(f.name, f.shape, type_name(f.view.dtype), f.region) for f in own], group))
     hidden = folders.hidden_of(folder, step)
-    size = _agreed(lambda: _write(hidden / _file_of(rank), own, tensors), group)
+    size = _agreed(lambda: _write(hidden / _file_of(rank), own, tensors, step), group)
     sizes = comm.all_gather_object(size, group)
     values["random"] = comm.all_gather_object(random_state(optimizer.generator), group)
-    if rank == 0:
-        index = Index(step, {_file_of(number): size for number, size in enumerate(sizes)}, tensors, values)
-        (hidden / INDEX).write_text(index.dumps())
-        folders.sync(hidden / INDEX)
-        folders.commit(hidden)
-        if keep is not None:
-            folders.rotate(folder, keep)
-    comm.barrier(group)
+    index = Index(step, {_file_of(number): size for number, size in enumerate(sizes)}, tensors, values)
+    _agreed(lambda: _finish(hidden, index, keep, rank), group)
     return folder / folders.name_of(step)
 
 
@@ -132,14 +128,20 @@ def load(
     staged = _agreed(lambda: [checkpoint.read(f.name, f.region) for f in own], group)
     for fragment, values in zip(own, staged, strict=True):
         fragment.view.copy_(values)
-    return _restore(checkpoint.index, optimizer, scaler, comm.get_rank(group))
+    return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
 
 
-def _begin(folder: Path, step: int, values: dict[str, Any], rank: int) -> None:
+def _begin(folder: Path, step: int, values: dict[str, Any], own: list[Fragment], rank: int) -> None:
     try:
         json.dumps(values)
     except TypeError as error:
         raise CheckpointError(f"sampler and config must be such as JSON can hold: {error}") from error
+    for fragment in own:
+        if not is_known(fragment.view.dtype):
+            raise CheckpointError(
+                f"tensor {fragment.name} is {type_name(fragment.view.dtype)}, which safetensors cannot hold; convert "
+                "it, or register a buffer that can be made anew with persistent=False"
+            )
     if rank == 0:
         folders.begin(folder, step)
 
@@ -160,9 +162,21 @@ def _deal(holdings: list[list[tuple[str, tuple[int, ...], str, Region]]]) -> dic
     return tensors
 
 
-def _write(file: Path, own: list[Fragment], tensors: dict[str, TensorEntry]) -> int:
+def _write(file: Path, own: list[Fragment], tensors: dict[str, TensorEntry], step: int) -> int:
     mine = {f.name: f.view for f in own if Stored(file.name, f.region) in tensors[f.name].pieces}
-    return write_tensors(file, {name: (view.dtype, (view.numel(),)) for name, view in mine.items()}, mine.__getitem__)
+    parts = {name: (view.dtype, (view.numel(),)) for name, view in mine.items()}
+    return write_tensors(file, parts, mine.__getitem__, metadata_of(step, file.name))
+
+
+def _finish(hidden: Path, index: Index, keep: int | None, rank: int) -> None:
+    """What rank 0 does when all files are on the disk: from here on the checkpoint is there."""
+    if rank != 0:
+        return
+    (hidden / INDEX).write_text(index.dumps())
+    folders.sync(hidden / INDEX)
+    final = folders.commit(hidden)
+    if keep is not None:
+        folders.rotate(final.parent, index.step, keep)
 
 
 def _plan(path: Path, own: list[Fragment], scaler: LossScaler | None) -> Checkpoint:
@@ -174,19 +188,19 @@ def _plan(path: Path, own: list[Fragment], scaler: LossScaler | None) -> Checkpo
     return checkpoint
 
 
-def _restore(index: Index, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
+def _restore(checkpoint: Checkpoint, optimizer: ShardedOptimizer, scaler: LossScaler | None, rank: int) -> Restored:
     """Everything but the tensors themselves."""
     for held in optimizer.held:
         held.adam.round()
     optimizer.publish()
-    values = index.values
+    values = checkpoint.index.values
     optimizer.num_steps = int(values["num_steps"])  # the bias corrections go on where they were
     if scaler is not None:
         scaler.load(values["scaler"])
     if rank < len(values["random"]):
         set_random_state(values["random"][rank], optimizer.generator)
     topology = Topology(**values["topology"]) if values["topology"] else None
-    return Restored(index.step, values["sampler"], values["config"], topology)
+    return Restored(checkpoint.step, values["sampler"], values["config"], topology, tuple(checkpoint.reads))
 
 
 def _agreed(action: Callable[[], T], group: Group | None) -> T:

@@ -1,6 +1,6 @@
 """What a rank has to save: parts of tensors, each with its place in the whole; and the state of its random numbers.
 
-Chapter: book/dp/io-save-and-load.  In: an optimizer.  Out: named, flat views; loading writes into the same views.
+Chapter: book/dp/io.  In: an optimizer.  Out: named, flat views; loading writes into the same views.
 """
 
 import base64
