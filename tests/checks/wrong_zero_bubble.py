@@ -97,7 +97,7 @@ TYPICAL = {
             [('raise ValueError(f"{word} comes before I{m}")', "due[m] = dys[m]")], "expected a ValueError"
         ),
         "W before its I left out": Bad(
-            [('raise ValueError(f"{word} comes before I{m}")', "continue")], "nobody noticed"
+            [('raise ValueError(f"{word} comes before I{m}")', "continue")], "W0 comes before I0 and nobody noticed"
         ),
         "KeyError": Bad([("if m not in due:", "if False:")], "stopped with KeyError"),
         "I counts W too": Bad(

@@ -40,7 +40,8 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
             return ""
         except Exception as error:
             return f"stopped with {type(error).__name__}: {error}; expected a ValueError that names the W"
-        return "a W comes before its I and nobody noticed; expected a ValueError"
+        early = _early(row)
+        return f"{early} comes before {I}{early[1:]} and nobody noticed; expected a ValueError"
     expected_sent = [_grads(m, m)[0] for m in _numbers_of(row, I)]
     for step in (1, 2):
         sent = fn(stage, row, inputs, dys)
@@ -51,6 +52,12 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
         if problem := _report([p.grad for p in stage.parameters()], row, step):
             return f"after step {step}, {problem}"
     return ""
+
+
+def _early(row: str) -> str:
+    """Name the first W that comes before its own I."""
+    words = row.split()
+    return next(w for w in words if w[0] == W and words.index(w) < words.index(I + w[1:]))
 
 
 def _report(found: Sequence["Tensor | None"], row: str, step: int) -> str:
