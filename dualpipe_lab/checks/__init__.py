@@ -13,6 +13,7 @@ TOPICS = {
     "time": "start.time",
     "data_parallel": "dp.data_parallel",
     "zero_1": "dp.zero_1",
+    "zero_2": "dp.zero_2",
     "mixed_precision_adam": "dp.mixed_precision_adam",
     "topology": "dp.topology",
     "pp_basic": "pp.pp_basic",

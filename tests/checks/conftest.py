@@ -11,6 +11,7 @@ EXAMPLES = {
     "time": "start/time",
     "data_parallel": "dp/data-parallel",
     "zero_1": "dp/zero-1",
+    "zero_2": "dp/zero-2",
     "mixed_precision_adam": "dp/mixed-precision-adam",
     "topology": "dp/topology",
     "pp_basic": "pp/pp-basic",
