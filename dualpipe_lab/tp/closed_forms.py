@@ -1,11 +1,13 @@
 """What tensor parallelism sends and holds, as exact numbers.
 
 Chapter: book/tp/block.  In: sizes, t ranks.  Out: bytes.
-  a layer's activations     8 (t - 1) / t * T h beta per microbatch: two sums forward, two backward, of T h numbers
+  a layer's messages        8 (t - 1) / t * T h beta per microbatch: two sums forward, two backward, of T h numbers
   with a cut sequence       the same, each sum as a reduce-scatter and a gather; 10 where the two inputs of the
                             column-parallel products are gathered again in the backward, which keeps t times less
   cross-entropy             2 (t - 1) / t * 3 T beta_s with beta_s = 4 bytes of a sum; label smoothing: 4 T
   gathering the logits      (t - 1) / t * T V beta, which is V beta / (2 * 3 beta_s) times as much
+  a layer keeps             the inputs of two norms and of two products, 4 T h, cut by t where the sequence is; and of
+                            what lies between them T (2 a d + 2 f) / t + 2 T d max(a_kv / t, 1)
   a layer's weights         (2 h a d + 3 h f) / t + 2 h d max(a_kv / t, 1), and two norms of h
 Numbers per rank; all hold for sizes that divide, and are those of the ledger then.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, written for a block without dropout.
@@ -94,6 +96,37 @@ def layer_parameters(
     shared = Fraction(2 * hidden_size * num_heads * head_size + 3 * hidden_size * ffn_size, tp_size)
     heads = max(Fraction(num_kv_heads, tp_size), Fraction(1))
     return _whole(shared + 2 * hidden_size * head_size * heads + 2 * hidden_size)
+
+
+def layer_kept_numbers(
+    sizes: tuple[int, int],
+    config: tuple[int, int, int, int, int],
+    tp_size: int,
+    sequence_parallel: bool = False,
+    regather: bool = True,
+) -> int:
+    """Numbers that one layer of `dualpipe_lab.models.llama` keeps for its backward on one rank, weights left out.
+
+    Args:
+        sizes: sequences and tokens per sequence.
+        config: hidden_size, ffn_size, num_heads, num_kv_heads, head_size.
+        tp_size: ranks.
+        sequence_parallel: as in `TensorParallel`.
+        regather: as in `TensorParallel`.
+
+    >>> config = (64, 128, 4, 2, 16)
+    >>> [layer_kept_numbers((1, 32), config, 2, *how) for how in ((False,), (True, False), (True,))]
+    [15936, 13856, 11808]
+    """
+    _check_ranks(tp_size)
+    (batch, length), (hidden, ffn, heads, kv_heads, head) = sizes, config
+    tokens = batch * length
+    cut = tp_size if sequence_parallel else 1
+    norms = Fraction(2 * tokens * (hidden + 1), cut)  # x, and one scale per token
+    products = Fraction(2 * tokens * hidden, cut if regather else 1)
+    inner = Fraction(tokens * (2 * heads * head + 2 * ffn), tp_size)  # q and what leaves the heads; gate and up
+    shared = 2 * tokens * head * max(Fraction(kv_heads, tp_size), Fraction(1))
+    return _whole(norms + products + inner + shared + length * head)  # and the cosines and sines of all positions
 
 
 def _check_ranks(tp_size: int) -> None:

@@ -6,7 +6,8 @@ Chapter: book/tp/cross-entropy.  In: logits_..V of this rank's part of the vocab
   bytes sent   2 (t - 1) / t * 3 T * 4 per rank (8 in float64); gathering the logits takes (t - 1) / t * T V beta
   backward     dz = (softmax - one-hot) * dloss: no message
   memory       the logits are kept, the softmax is computed again in the backward, in one buffer of their size
-With z' = z - max and l = log of the sum:  loss = l - (1 - eps) z'_target - eps / V * sum of z' + alpha (max + l)^2.
+With z' = z - max, log_sum that of the summed exponentials, and both options of the loss at work:
+  loss = log_sum - (1 - smoothing) z'_target - smoothing / V * sum of z' + z_loss * (max + log_sum)^2
 Elsewhere: Megatron `vocab_parallel_cross_entropy`; torch `loss_parallel`.
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3 (fusing the head with the loss).
 """
@@ -33,8 +34,8 @@ class LossOptions:
 
     Attributes:
         ignored: the target of a token that has no loss.
-        label_smoothing: eps, the weight of the uniform distribution over the whole vocabulary.
-        z_loss: alpha, the weight of the squared log of the softmax's denominator.
+        label_smoothing: the weight of the uniform distribution over the whole vocabulary.
+        z_loss: the weight of the squared log of the softmax's denominator.
         packed: two messages; False sends the target's logits and the sums on their own.
 
     Raises:
@@ -107,8 +108,9 @@ class CrossEntropy(torch.autograd.Function):
             parts.append(shifted.sum(1))
         parts.append(shifted.exp_().sum(1))
         log_sum, at_target, shifted_sum = _summed(parts, tp, options)
-        eps, log_z = options.label_smoothing, largest + log_sum
-        losses = log_sum - (1 - eps) * at_target - eps / vocabulary_size * shifted_sum + options.z_loss * log_z.square()
+        smoothing, log_z = options.label_smoothing, largest + log_sum
+        likely = (1 - smoothing) * at_target + smoothing / vocabulary_size * shifted_sum
+        losses = log_sum - likely + options.z_loss * log_z.square()
         ctx.save_for_backward(logits, largest, log_sum, targets)
         ctx.vocabulary_size, ctx.tp, ctx.options = vocabulary_size, tp, options
         return losses.masked_fill_(targets == options.ignored, 0.0)
@@ -117,14 +119,14 @@ class CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, largest, log_sum, targets = ctx.saved_tensors
-        eps, options = ctx.options.label_smoothing, ctx.options
+        smoothing, options = ctx.options.label_smoothing, ctx.options
         grad = _wide(grad).masked_fill(targets == options.ignored, 0.0)
         dz = (_wide(logits) - largest[:, None]).sub_(log_sum[:, None]).exp_()  # the softmax
         dz.mul_((grad * (1 + 2 * options.z_loss * (largest + log_sum)))[:, None])
         mine, place = _own_targets(targets, ctx.vocabulary_size, ctx.tp)
-        dz[mine, place] -= (1 - eps) * grad[mine]
-        if eps:
-            dz.sub_((eps / ctx.vocabulary_size * grad)[:, None])
+        dz[mine, place] -= (1 - smoothing) * grad[mine]
+        if smoothing:
+            dz.sub_((smoothing / ctx.vocabulary_size * grad)[:, None])
         return dz.to(logits.dtype), None, None, None, None
 
 

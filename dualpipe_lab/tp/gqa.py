@@ -3,7 +3,7 @@
 Chapter: book/tp/gqa.  In: x_..SD.  Out: y_..SD.
   t <= key heads    rank r has key heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
   t >  key heads    key head j is on t / a_kv neighbouring ranks, each with its part of the group's query heads:
-                    dW_k and dW_v are summed over these ranks, 2 (rho - 1) / rho * 2 h d * bytes with rho = t / a_kv
+                    dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes
   messages          forward: the sum of y; backward: one sum of dx for q, k and v; T * h * bytes each
 Each copy of a key head adds the part of its own query heads to dx, so the usual sum of dx needs no correction.
 Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= key heads.

@@ -1,11 +1,11 @@
 """`RMSNorm`, replicated, on a part of the tokens, or on a part of the features.
 
-Chapter: book/tp/rmsnorm.  In: x_..D.  Out: y = gamma * x * r with r = (mean of x^2 + eps)^(-1/2).
-  dgamma = sum over tokens of dy * x * r         dx = r * (gamma * dy - x r * mean of (gamma * dy * x r))
+Chapter: book/tp/rmsnorm.  In: x_..D.  Out: y = gamma * n with n = x * scale, scale = (mean of x^2 + eps)^(-1/2).
+  dgamma = sum over tokens of dy * n             dx = scale * (gamma * dy - n * mean of (gamma * dy * n))
   cut       each rank has               messages forward     messages backward
   none      all of x                    none                 none: dgamma is complete on every rank
   tokens    some tokens                 none                 the sum of dgamma: D numbers
-  hidden    some features of all        sum of x^2: T        sum of gamma * dy * x r: T; dgamma is the rank's own
+  hidden    some features of all        sum of x^2: T        sum of gamma * dy * n: T; dgamma is the rank's own
 The sum of dgamma is a sum, not a mean, and it belongs to `tokens` alone: with `none` it would multiply by t.
 Elsewhere: torch `SequenceParallel`; Megatron marks such weights `sequence_parallel`.
 Source: Zhang and Sennrich 2019 (arXiv 1910.07467); Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.
@@ -82,23 +82,23 @@ class RmsNorm(torch.autograd.Function):
         squares = wide.square().sum(-1, keepdim=True)
         if cut == "hidden":
             squares = start_sum(squares, tp.group).wait()
-        r = torch.rsqrt_(squares.div_(hidden_size).add_(eps))
-        ctx.save_for_backward(x, weight, r)
+        scale = torch.rsqrt_(squares.div_(hidden_size).add_(eps))
+        ctx.save_for_backward(x, weight, scale)
         ctx.hidden_size, ctx.cut, ctx.tp = hidden_size, cut, tp
-        return (wide * r).to(x.dtype).mul_(weight)
+        return (wide * scale).to(x.dtype).mul_(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, r = ctx.saved_tensors
-        tp, grad, normal = ctx.tp, _wide(grad), _wide(x) * r
-        scaled = grad * weight
-        inner = (scaled * normal).sum(-1, keepdim=True)
+        x, weight, scale = ctx.saved_tensors
+        tp, grad, normal = ctx.tp, _wide(grad), _wide(x) * scale
+        weighted = grad * weight
+        inner = (weighted * normal).sum(-1, keepdim=True)
         crossing = start_sum(inner, tp.group) if ctx.cut == "hidden" else Pending(None, inner)
         weight_grad = rows(grad * normal).sum(0)
         is_partial = ctx.cut == "tokens" and not tp.coalesce
         summing = start_sum(weight_grad, tp.group) if is_partial else Pending(None, weight_grad)
-        dx = scaled.addcmul_(normal, crossing.wait().div_(ctx.hidden_size), value=-1).mul_(r)
+        dx = weighted.addcmul_(normal, crossing.wait().div_(ctx.hidden_size), value=-1).mul_(scale)
         return dx.to(x.dtype), summing.wait().to(weight.dtype), None, None, None, None
 
 

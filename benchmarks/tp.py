@@ -1,0 +1,122 @@
+"""A training step of our Llama beside torch's tensor parallelism, on 2 GLOO ranks.
+
+The same model, the same data, one thread per rank: forward, loss and backward, with SGD's update of the weights.  In
+each round both contenders take some steps, one after the other and in turns first, so that both meet the same load;
+medians over the rounds, and the median of the rounds' ratios.  Both use torch's attention, so that what is compared
+is the cut.  CPU time is that of rank 0's process with GLOO's threads; on a busy machine it says more than the time on
+the wall.
+
+    python benchmarks/tp.py [--rounds 15] [--steps 4] [--hidden 256] [--layers 4] [--tokens 128] [--vocabulary 4096]
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
+
+import dualpipe_lab as lab
+from dualpipe_lab.models.llama import Llama
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama, parallelize
+from dualpipe_lab.tp.shard import whole_state
+
+RANKS, BATCH = 2, 2
+TITLES = {
+    "plain": "Llama / Colwise, Rowwise, loss_parallel",
+    "sequence": "the same with sequence_parallel / SequenceParallel",
+    "sequence, kept": "the same with regather=False / SequenceParallel",
+    "attention": "Llama with its own attention / as above",
+}
+Step = Callable[[Tensor], None]
+
+
+def torch_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention as torch has it."""
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def contenders(kind: str, config: LlamaConfig) -> dict[str, Step]:
+    """A step of ours and a step of torch's, from the same weights."""
+    mesh, is_cut = lab.Mesh(lab.Topology([("tp", RANKS)])), kind.startswith("sequence")
+    attend = {} if kind == "attention" else {"attend": torch_attention}
+    ours = Llama(config, mesh, is_cut, regather=kind != "sequence, kept", **attend)
+    theirs = PlainLlama(config)
+    theirs.load_state_dict(whole_state(ours, ours.tp.group))
+    theirs = parallelize(theirs, mesh.device_mesh(), is_cut)
+
+    def step_of(model: torch.nn.Module, context: Callable) -> Step:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(ids: Tensor) -> None:
+            optimizer.zero_grad()
+            with context():
+                model.loss(ids, ids.roll(-1, 1)).backward()
+            optimizer.step()
+
+        return step
+
+    return {"ours": step_of(ours, nullcontext), "theirs": step_of(theirs, loss_parallel)}
+
+
+def compare(rank: int, world_size: int, kind: str, rounds: int, steps: int, tokens: int, config: LlamaConfig) -> dict:
+    """Seconds per step of both contenders in every round."""
+    ids = torch.randint(0, config.vocabulary_size, (BATCH, tokens), generator=torch.Generator().manual_seed(0))
+    both = contenders(kind, config)
+    gc.freeze()
+    found = {f"{what}{name}": [] for name in both for what in ("", "cpu ")}
+    for number in range(rounds + 1):
+        for name in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
+            lab.comm.barrier()
+            began, worked = time.perf_counter(), time.process_time()
+            for _ in range(steps):
+                both[name](ids)
+            lab.comm.barrier()
+            if number:  # the first round warms up
+                found[name].append((time.perf_counter() - began) / steps)
+                found[f"cpu {name}"].append((time.process_time() - worked) / steps)
+    return found
+
+
+def columns(mine: list[float], other: list[float]) -> list[str]:
+    """Medians of both, in ms, and the median of their ratios with its spread."""
+    ratios = [one / two for one, two in zip(mine, other, strict=True)]
+    medians = [f"{statistics.median(values) * 1e3:.1f}" for values in (mine, other)]
+    return [*medians, f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"]
+
+
+def main() -> None:
+    """Run all comparisons and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("rounds", 15), ("steps", 4), ("hidden", 256), ("layers", 4), ("tokens", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    chosen = parser.parse_args()
+    width = chosen.hidden
+    config = LlamaConfig(chosen.vocabulary, width, 4 * width, chosen.layers, num_heads=8, num_kv_heads=4)
+    title = (
+        f"{RANKS} GLOO ranks, {config.num_parameters() / 1e6:.1f} million fp32 parameters, {BATCH} x {chosen.tokens}"
+    )
+    table = Table(title=f"{title} tokens, {chosen.rounds} rounds")
+    times = ("ms per step", "theirs", "ratio (least to most)", "CPU ms per step", "theirs", "ratio (least to most)")
+    for column in ("ours / theirs", *times):
+        table.add_column(column, justify="right")
+    for kind, name in TITLES.items():
+        sizes = chosen.rounds, chosen.steps, chosen.tokens, config
+        found = lab.launch(compare, RANKS, kind, *sizes, timeout=600, output="collect")[0]
+        table.add_row(
+            name, *[text for what in ("", "cpu ") for text in columns(found[f"{what}ours"], found[f"{what}theirs"])]
+        )
+    Console(width=180).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The conjugate operators: what they do forwards and backwards, on any dimension, to tensors of any layout."""
+
+import pytest
+import torch
+from tp_runs import draw, launch, leaf
+
+import dualpipe_lab as lab
+from dualpipe_lab.tp import operators
+from dualpipe_lab.tp.operators import (
+    copy_to_ranks,
+    gather_from_ranks,
+    gather_tokens,
+    reduce_from_ranks,
+    reduce_scatter_tokens,
+    slice_to_ranks,
+)
+
+ON_A_DIMENSION = (gather_from_ranks, slice_to_ranks, gather_tokens, reduce_scatter_tokens)
+
+
+def same(values, dim):
+    return values
+
+
+def total(values, dim):
+    return [sum(values)] * len(values)
+
+
+def joined(values, dim):
+    return [torch.cat(values, dim)] * len(values)
+
+
+def parts(values, dim):
+    return [value.chunk(len(values), dim)[rank] for rank, value in enumerate(values)]
+
+
+def parts_of_total(values, dim):
+    return sum(values).chunk(len(values), dim)
+
+
+TABLE = {
+    "copy_to_ranks": (same, total),
+    "reduce_from_ranks": (total, same),
+    "gather_from_ranks": (joined, parts),
+    "slice_to_ranks": (parts, joined),
+    "gather_tokens": (joined, parts_of_total),
+    "reduce_scatter_tokens": (parts_of_total, joined),
+}
+
+
+def whole_numbers(seed, *shape):
+    return torch.round(draw(seed, *shape) * 8)  # whose sums are exact in any order
+
+
+def apply(name, dim):
+    operator = getattr(operators, name)
+    return (lambda x: operator(x, dim=dim)) if operator in ON_A_DIMENSION else operator
+
+
+def run(rank, world_size, name, shape, dim):
+    """Input, output, the gradient that comes and the one that leaves; neither tensor is contiguous, nor changed."""
+    x = leaf(whole_numbers(rank, *shape[::-1]).permute(*reversed(range(len(shape)))))
+    y = apply(name, dim)(x)
+    dy = whole_numbers(50 + rank, *y.shape[::-1]).permute(*reversed(range(y.dim())))
+    before = x.detach().clone(), dy.clone()
+    y.backward(dy)
+    assert torch.equal(x.detach(), before[0])
+    assert torch.equal(dy, before[1])
+    return x.detach(), y.detach(), dy, x.grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_forward_and_backward_are_those_of_the_table(world_size):
+    shape = (12, 2, 24)
+
+    def fn(rank, world_size):
+        names = ("copy_to_ranks", "reduce_from_ranks")
+        found = {(name, 0): run(rank, world_size, name, shape, 0) for name in names}
+        for operator in ON_A_DIMENSION:
+            for dim in (0, 2, -1, -3):
+                found[operator.__name__, dim] = run(rank, world_size, operator.__name__, shape, dim)
+        return found
+
+    ranks = launch(fn, world_size)
+    for name, dim in ranks[0]:
+        xs, ys, dys, dxs = zip(*(found[name, dim] for found in ranks), strict=True)
+        forward, backward = TABLE[name]
+        assert all(map(torch.equal, forward(xs, dim), ys)), (name, dim)
+        assert all(map(torch.equal, backward(dys, dim), dxs)), (name, dim)
+
+
+def test_conjugates_undo_one_another():
+    """A gather's gradient is the other's forward: <A x, y> summed over the ranks equals <x, A' y>."""
+    pairs = ((copy_to_ranks, reduce_from_ranks), (gather_tokens, reduce_scatter_tokens))
+
+    def fn(rank, world_size):
+        found = []
+        for operator, conjugate in pairs:
+            for one, other in ((operator, conjugate), (conjugate, operator)):
+                x = leaf(whole_numbers(rank, 6, 4))
+                y = one(x)
+                dy = whole_numbers(9 + rank, *y.shape)
+                y.backward(dy)
+                found.append(torch.equal(x.grad, other(dy)))
+        return found
+
+    assert launch(fn, 3) == [[True] * 4] * 3
+
+
+def test_a_replicated_loss_has_its_gradient_once():
+    """Where torch's functional all-reduce, which takes each rank's loss for its own, has it t times."""
+
+    def fn(rank, world_size):
+        from torch.distributed.nn.functional import all_reduce
+
+        found = []
+        for operator in (reduce_from_ranks, all_reduce):
+            x = leaf(torch.full((), float(rank + 1)))
+            operator(x.clone()).square().backward()
+            found.append(float(x.grad))
+        return found
+
+    assert launch(fn, 2) == [[6.0, 12.0]] * 2
+
+
+@pytest.mark.parametrize("name", ["slice_to_ranks", "reduce_scatter_tokens"])
+def test_a_dimension_that_does_not_divide_is_refused(name):
+    with pytest.raises(lab.RankError, match="divides among the ranks, got 5 on 3 ranks; pad it to 6"):
+        launch(lambda rank, world_size: apply(name, 0)(torch.ones(5, 2)), 3)
