@@ -59,3 +59,8 @@ class Ring:
         if leaving.numel():
             works.append(comm.isend(leaving, self.next_rank, tag, self.group, label))
         return Turn(works, arriving)
+
+
+def room(shape: tuple[int, ...], spare: Tensor) -> Tensor:
+    """A buffer for a block that comes: one whose block has left, if it fits; two of them are enough for a ring."""
+    return spare if spare.shape == shape else spare.new_empty(shape)

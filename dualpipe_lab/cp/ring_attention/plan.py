@@ -60,13 +60,10 @@ def attend(q: Tensor, blocks: Iterable[tuple[int, Tensor]], plan: Plan) -> tuple
         view = plan.view(source)
         if view is None:
             continue
-        found = plan.kernel.forward(
-            q[:, :, view.queries], k[:, :, view.keys], v[:, :, view.keys], _offset(view), plan.scale
-        )
         if source == plan.ring.position:  # every query sees something of its own block
-            out, lse = (block.to(wide) for block in found)
+            out, lse = (part.to(wide) for part in _attend_block(q, k, v, view, plan))
         else:
-            merge(out[:, :, view.queries], lse[:, :, view.queries], *found)
+            merge(out[:, :, view.queries], lse[:, :, view.queries], *_attend_block(q, k, v, view, plan))
     return out, lse
 
 
@@ -92,6 +89,11 @@ def block_gradients(grad: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tenso
     rows = slice(None), slice(None), view.queries
     k, v = kv[:, :, :, view.keys]
     return plan.kernel.backward(grad[rows], q[rows], k, v, out[rows], lse[rows], _offset(view), plan.scale)
+
+
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, view: View, plan: Plan) -> tuple[Tensor, Tensor]:
+    k, v = k[:, :, view.keys], v[:, :, view.keys]
+    return plan.kernel.forward(q[:, :, view.queries], k, v, _offset(view), plan.scale)
 
 
 def _offset(view: View) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dualpipe_lab.cp.ring import Turn
+from dualpipe_lab.cp.ring import Turn, room
 from dualpipe_lab.cp.ring_attention.plan import Plan, block_gradients
 from dualpipe_lab.cp.softmax import accumulate_in
 from dualpipe_lab.cp.step_log import StepLog
@@ -23,20 +23,21 @@ KV, DKV = 0, 1  # tags: both kinds of messages are under way between the same ra
 def blocks(k: Tensor, v: Tensor, plan: Plan, log: StepLog | None = None) -> Iterator[tuple[int, Tensor]]:
     """Each block of keys and values once, its owner first; the next one comes while the caller works.
 
-    Keys and values are one message: a hop then costs one latency.
+    Keys and values are one message: a hop then costs one latency.  A block is the caller's until it asks for the
+    next one: two buffers go in turns.
     """
     ring, kv = plan.ring, torch.stack((k, v))
+    spare = kv.new_empty(0)
     if log is not None:
         log.start = [_cell("KV", ring.position)]
     for step in range(ring.size):
         source, following = ring.behind(step), ring.behind(step + 1)
         turn = None
         if step < ring.size - 1:
-            arriving = kv.new_empty(plan.block_shape(k, following))
-            turn = ring.turn(kv, arriving, KV, f"KV {source}")
+            turn = ring.turn(kv, room(plan.block_shape(k, following), spare), KV, f"KV {source}")
         yield source, kv
         if turn is not None:
-            kv = turn.wait()
+            spare, kv = kv, turn.wait()
         if log is not None:
             sent, held = ([_cell("KV", number)] if turn else [] for number in (source, following))
             log.add(f"step {step + 1}", ring.behind(-1), sent, [*held, *_pairs(plan, step)])
@@ -47,7 +48,9 @@ def gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return dQ `dq_BHSD` and this rank's own `dkv_2BKSD`, after the whole ring has added to it."""
     ring, wide = plan.ring, accumulate_in(q.dtype)
-    dq, dkv = torch.zeros_like(q, dtype=wide), torch.zeros(plan.block_shape(k, ring.position), dtype=wide)
+    dq = torch.zeros_like(q, dtype=wide)
+    dkv = torch.zeros(plan.block_shape(k, ring.position), dtype=wide, device=q.device)
+    spare = dkv.new_empty(0)
     coming: Turn | None = None
     log = None if plan.log is None else plan.log.backward
     if log is not None:
@@ -56,13 +59,13 @@ def gradients(
         view = plan.view(source)
         found = None if view is None else block_gradients(grad, q, kv, out, lse, view, plan)
         if coming is not None:
-            dkv = coming.wait()  # what the ranks before have added, while this one worked
+            spare, dkv = dkv, coming.wait()  # what the ranks before have added, while this one worked
         if found is not None and view is not None:
             dq[:, :, view.queries] += found[0]
             for total, part in zip(dkv, found[1:], strict=True):
                 total[:, :, view.keys] += part
         if ring.size > 1:
-            arriving = dkv.new_empty(plan.block_shape(k, ring.behind(step + 1)))
+            arriving = room(plan.block_shape(k, ring.behind(step + 1)), spare)
             coming = ring.turn(dkv, arriving, DKV, f"dKV {source}")
         if log is not None:
             _write(log, plan, step)

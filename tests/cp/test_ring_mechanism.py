@@ -1,0 +1,249 @@
+"""How the ring turns: messages hidden behind work, blocks that are let go, the log, other kernels, what it refuses."""
+
+import gc
+
+import pytest
+import torch
+from attention_runs import BATCH, FORMS, SIZE, inputs, reference, run_part, whole
+from cp_runs import assert_close, draw, launch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.cp.closed_forms import Attention, saved_bytes, sent_bytes
+from dualpipe_lab.cp.flash_attention import FlashTiles
+from dualpipe_lab.cp.layouts import LAYOUTS, make_layout, visible_pairs
+from dualpipe_lab.cp.ring_attention import RingLog, all_gather_attention, ring_attention
+from dualpipe_lab.cp.ring_attention.plan import merge
+from dualpipe_lab.cp.ring_time import Messages, backward_ns, forward_ns
+from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.step_log import drawing
+from dualpipe_lab.dp.measure import live_tensors, storage_bytes
+from dualpipe_lab.world.link import Link
+
+PAIR_MS = 0.25  # of a forward; a backward takes twice as long
+LINK = Link(gbps=1e-3, latency_ms=0.5)
+
+
+class SlowTiles(FlashTiles):
+    """The kernel, and model time for every pair."""
+
+    def forward(self, q, k, v, offset, scale):
+        lab.compute(PAIR_MS * pairs(q, k, offset))
+        return super().forward(q, k, v, offset, scale)
+
+    def backward(self, grad, q, k, v, out, lse, offset, scale):
+        lab.compute(2 * PAIR_MS * pairs(q, k, offset))
+        return super().backward(grad, q, k, v, out, lse, offset, scale)
+
+
+class TorchKernel:
+    """torch's own flash kernel, which knows whole blocks and triangles."""
+
+    def forward(self, q, k, v, offset, scale):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, offset == 0, scale=scale)
+
+    def backward(self, grad, q, k, v, out, lse, offset, scale):
+        tensors = (tensor.contiguous() for tensor in (grad, q, k, v, out, lse))
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *tensors, 0.0, offset == 0, scale=scale
+        )
+
+
+def pairs(q, k, offset):
+    """Pairs that a block computes."""
+    block = torch.ones(q.shape[2], k.shape[2])
+    return int((block if offset is None else block.tril(offset)).sum())
+
+
+def simulated(layout, causal):
+    """When every rank is done with the forward and, begun at 0, the backward."""
+    ranks = range(layout.num_ranks)
+    work = [[round(PAIR_MS * 1e6 * number) for number in row] for row in visible_pairs(layout, causal)]
+    position = LINK.transfer_ns(2 * BATCH * 2 * SIZE * 8)
+    transfer = [[position * layout.size((rank - step) % layout.num_ranks) for step in ranks] for rank in ranks]
+    messages = Messages(transfer, LINK.latency_ns)
+    return forward_ns(work, messages), backward_ns([[2 * ns for ns in row] for row in work], messages, messages)
+
+
+def test_time_equals_the_simulation_to_the_nanosecond():
+    chosen = [
+        (make_layout(name, length, 4), causal)
+        for name, length in (("contiguous", 16), ("striped", 14), ("zigzag", 16))
+        for causal in (True, False)
+    ]
+
+    def fn(rank, world_size):
+        found = []
+        for layout, causal in chosen:
+            parts = [shard(tensor, layout, rank, 2) for tensor in inputs(layout.length, 2, 2)]
+            leaves = [tensor.requires_grad_() for tensor in parts[:3]]
+            times = []
+            comm.barrier()
+            began = lab.now()
+            out = ring_attention(*leaves, layout, causal, kernel=SlowTiles())
+            times.append(lab.now() - began)
+            comm.barrier()
+            began = lab.now()
+            out.backward(parts[3])
+            times.append(lab.now() - began)
+            found.append(times)
+        return found
+
+    out = launch(fn, 4, clock="virtual", link=LINK)
+    for (layout, causal), times in zip(chosen, zip(*out, strict=True), strict=True):
+        assert [list(passes) for passes in zip(*times, strict=True)] == list(simulated(layout, causal)), layout
+
+
+def test_messages_hide_behind_work_but_for_the_last_hop():
+    """Equal work: c steps of it, and in the backward one more message, whatever the shorter messages take."""
+    work, c = [[100] * 4] * 4, 4
+    for message in (0, 30, 49):  # two of them fit behind the work of a step of the backward
+        each = Messages([[message] * c] * c, latency=1)
+        assert forward_ns(work, each) == [c * 100] * c
+        assert backward_ns(work, each, each) == [c * 100 + message + 1] * c
+    slow = Messages([[150] * c] * c, latency=7)
+    assert forward_ns(work, slow) == [3 * 157 + 100] * c
+    assert forward_ns([[5]], Messages([[9]], 9)) == backward_ns([[5]], slow, slow) == [5]
+
+
+def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
+    num_ranks, heads, length = 4, 2, 256
+    sizes = Attention(BATCH, heads, heads, SIZE, 8, 8)
+
+    def fn(rank, world_size):
+        found = {}
+        for total in (length, 2 * length):
+            layout = make_layout("zigzag", total, world_size)
+            for name, form in FORMS.items():
+                leaves = [shard(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(total, heads, heads)[:3]]
+                kept = []
+                pack = lambda tensor, kept=kept: kept.append(tensor) or tensor  # noqa: E731
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                    form(*leaves, layout)
+                found[name, total] = storage_bytes(tensor.detach() for tensor in kept)
+        return found, most_held(rank, world_size)
+
+    def most_held(rank, world_size):
+        layout, most = make_layout("zigzag", length, world_size), []
+        leaves = [shard(tensor, layout, rank, 2) for tensor in inputs(length, heads, heads)[:3]]
+        gc.freeze()
+
+        class Watch(FlashTiles):
+            def forward(self, q, k, v, offset, scale):
+                most.append(storage_bytes(live_tensors()))
+                return super().forward(q, k, v, offset, scale)
+
+        ring_attention(*leaves, layout, kernel=Watch())
+        return most
+
+    block, own = length // num_ranks * sizes.kv_position, saved_bytes(length // num_ranks, sizes)
+    state = length // num_ranks * BATCH * heads * 8
+    out_lse = state * SIZE + state
+    for found, most in launch(fn, num_ranks):
+        for total in (length, 2 * length):
+            assert found["ring", total] == saved_bytes(total // num_ranks, sizes) == own * total // length
+            q_and_out = 2 * total // num_ranks * BATCH * heads * SIZE * 8
+            assert found["all-gather", total] == q_and_out + state * total // length + total * sizes.kv_position
+        queries = state * SIZE  # which the caller holds anyhow
+        assert most == [2 * block + queries + out_lse] * num_ranks
+
+
+def test_both_forms_merge_in_the_same_order():
+    layout = make_layout("zigzag", 16, 4)
+
+    def fn(rank, world_size):
+        parts = [shard(tensor, layout, rank, 2) for tensor in inputs(16, 4, 2)[:3]]
+        return torch.equal(ring_attention(*parts, layout), all_gather_attention(*parts, layout))
+
+    assert launch(fn, 4) == [True] * 4
+
+
+def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
+    """LSE of two blocks may differ by more than 700, where a plain exponential of it would overflow."""
+    layout = make_layout("zigzag", 24, 3)
+    q, k, v, grad = inputs(24, 2, 2)
+    tensors = [q * torch.linspace(0, 900, 24)[:, None], k, v, grad]
+
+    def fn(rank, world_size):
+        kernels = (FlashTiles(), FlashTiles(1, 1), FlashTiles(3, 5), TorchKernel())
+        return [run_part(ring_attention, layout, rank, tensors, True, kernel=kernel)[0] for kernel in kernels]
+
+    expected = reference(*tensors, causal=True)
+    for parts in zip(*launch(fn, 3), strict=True):
+        for mine, other in zip(whole(parts, layout), expected, strict=True):
+            assert_close(mine, other, 1e-11)
+
+
+def test_merge_with_nothing_on_either_side():
+    inf = float("inf")
+    for ours, theirs, value, total in ((-inf, -inf, 0, -inf), (-inf, -2000, 1, -2000), (3000, -inf, 0, 3000)):
+        out, lse = torch.zeros(1, 2), torch.tensor([float(ours)])
+        merge(out, lse, torch.ones(1, 2), torch.tensor([float(theirs)]))
+        assert out.tolist() == [[value] * 2]
+        assert lse.tolist() == [total]
+
+
+def test_the_log_shows_blocks_that_go_round_and_gradients_that_come_home():
+    def fn(rank, world_size):
+        logs = []
+        for name in LAYOUTS:
+            layout, log = make_layout(name, 12, world_size), RingLog()
+            parts = [shard(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(12, 1, 1)]
+            ring_attention(*parts[:3], layout, log=log).backward(parts[3].detach())
+            logs.append(log)
+        return logs
+
+    for name, logs in zip(LAYOUTS, zip(*launch(fn, 3), strict=True), strict=True):
+        forward = drawing(name, [log.forward for log in logs])
+        backward = drawing(name, [log.backward for log in logs])
+        assert str(forward).splitlines()[1] == "1. step 1: 0->1 KV0, 1->2 KV1, 2->0 KV2"
+        for rank, row in enumerate(visible_pairs(make_layout(name, 12, 3))):
+            assert [label for label, _ in forward.states[-1][rank]] == list(map(str, row))
+            assert [owner for _, owner in forward.states[-1][rank]] == [(rank - step) % 3 for step in range(3)]
+        lines = str(backward).splitlines()
+        assert lines[1].startswith("1. step 1: 0->1 KV0, 0->1 dKV0, 1->2 KV1")
+        assert lines[3] == "3. step 3: 0->1 dKV1, 1->2 dKV2, 2->0 dKV0"
+        assert lines[-3:] == [f"rank {rank}: dKV{rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("short", r"(?s)rank 1 of the ring holds 4 positions of <zigzag layout.*got 3 in axis 2.*shard\(x, layout"),
+        ("keys", r"rank 1 of the ring holds 4 positions .* got 2 in axis 2"),
+        ("heads", "3 do not divide among 2"),
+        ("ranks", "used by a group of 2 ranks; make the layout for 2"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_a_message_leaves(change, message):
+    def fn(rank, world_size):
+        layout = make_layout("zigzag", 8, 1 if change == "ranks" else 2)
+        q, k = draw(1, 2, 4, 4), draw(1, 2, 4, 4)
+        if rank == 1:
+            q = {"short": q[:, :, :3], "heads": draw(1, 3, 4, 4)}.get(change, q)
+            k = k[:, :, :2] if change == "keys" else k
+        ring_attention(q, k, k, layout)
+
+    with pytest.raises(lab.RankError, match=message):
+        launch(fn, 2)
+
+
+def test_bytes_of_a_group_inside_of_a_world():
+    """Two rings at once, of ranks that do not follow one another in the world."""
+    layout = make_layout("striped", 7, 2)
+
+    def fn(rank, world_size):
+        rings = ([0, 3], [1, 2])
+        groups = [comm.new_group(ring) for ring in rings]
+        mine = next(number for number, ring in enumerate(rings) if rank in ring)
+        place = rings[mine].index(rank)
+        found, sent = run_part(ring_attention, layout, place, inputs(7, 2, 1), True, group=groups[mine])
+        return place, found, sent == sent_bytes("ring", layout, place, Attention(BATCH, 2, 1, SIZE, 8, 8))
+
+    out = launch(fn, 4)
+    expected = reference(*inputs(7, 2, 1), causal=True)
+    for ring in ([0, 3], [1, 2]):
+        assert [out[rank][0] for rank in ring] == [0, 1]
+        assert all(out[rank][2] for rank in ring)
+        for mine, other in zip(whole([out[rank][1] for rank in ring], layout), expected, strict=True):
+            assert_close(mine, other)
