@@ -101,6 +101,37 @@ TYPICAL = {
             "its own",
         ),
     },
+    "dualpipe-5": {
+        "not summed, once": Bad([("comm.all_reduce(w.grad, group=pair)", "pass")], "that of direction 0 alone"),
+        "every parameter twice": Bad(
+            [("stages[rank].parameters()", "[w for s in stages.values() for w in s.parameters()]")],
+            "every parameter is counted twice",
+        ),
+        "of this rank alone": Bad([("    comm.all_reduce(squares)\n", "")], "that of this rank's stages alone"),
+        "sum of norms": Bad(
+            [
+                (
+                    "    comm.all_reduce(squares)\n",
+                    "    squares = squares.sqrt()\n    comm.all_reduce(squares)\n    squares **= 2\n",
+                )
+            ],
+            "norms do not",
+        ),
+        "mean": Bad([("group=pair)\n", "group=pair)\n            w.grad /= 2\n")], "are added"),
+        "steps before the sum": Bad(
+            [
+                (
+                    "            comm.all_reduce(w.grad, group=pair)",
+                    "            comm.all_reduce(total := w.grad.clone(), group=pair)\n            w.total = total",
+                ),
+                ("w.grad.square()", "w.total.square()"),
+            ],
+            "by the gradient of direction",
+        ),
+        "always scaled": Bad([("min(1.0, max_norm / norm)", "max_norm / norm")], "max_norm 10"),
+        "not clipped": Bad([(" * min(1.0, max_norm / norm)", "")], "the whole gradient, unclipped"),
+        "up": Bad([("w.data -=", "w.data +=")], "a step goes down"),
+    },
 }
 
 CHEATS = {
@@ -144,6 +175,22 @@ def one_row(rank, p, m, cut):
             + "            grads[flow] += dy.T @ x\n"
             + "    return [dys[0][0] @ weights[0]]",
             "after B0",
+        ),
+    },
+    "dualpipe-5": {
+        "nothing": Bad("def clipped_step(*args):\n    pass", "returned the norm nan"),
+        "a norm without a step": Bad(
+            [("w.data -= lr", "w.data -= 0 * lr")],
+            "have not moved",
+        ),
+        "gathers everything": Bad(
+            [
+                (
+                    "comm.all_reduce(w.grad, group=pair)",
+                    "comm.all_reduce(w.grad, group=pair)\n            comm.all_gather_object(w.grad)",
+                )
+            ],
+            "bytes",
         ),
     },
 }

@@ -1,4 +1,4 @@
-"""Exercises of "DualPipe": its waiting and the published form, its steps, a better order, a queue of weight gradients.
+"""Exercises of "DualPipe": its waiting, its steps, a better order, a queue of weight gradients, a step of two copies.
 
 Chapter: book/pp/dualpipe.  Rows are judged by the validator, the simulator and the library's rows, which for 8 ranks
 and 20 microbatches are DeepSeek's action by action; the queue by what has been added after every word.
@@ -10,7 +10,7 @@ from typing import Any
 
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.pp import programs, weight_queue
+from dualpipe_lab.checks.pp import clipping, programs, weight_queue
 from dualpipe_lab.checks.pp.gradients import without_library
 from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints, on_ranks
 from dualpipe_lab.pp.cost import Cost
@@ -143,6 +143,28 @@ def queue(fn: Callable[..., Any]) -> str:
     if report := on_ranks(weight_queue.try_rows, 1, fn, case="running backward words")[0]:
         raise Wrong(report)
     return "every I's weight gradient waits for its own W, oldest first, on all ranks of DualPipe that were tried"
+
+
+@exercise(
+    "dualpipe-5",
+    "Two copies, one step",
+    "find the bug",
+    minutes=20,
+    points=3,
+    hints=(
+        "After the step, compare the copies of stage 0 on the first and on the last rank. Are they still equal?",
+        "A rank and its mirror have seen different microbatches. Sum each gradient over a group of these two; all "
+        "ranks make all groups, and both mirrors take their stages in one order.",
+        "Afterwards both mirrors have the same gradients, and a sum over all ranks counts each twice. Let rank r add "
+        "the squares of stage r alone.",
+    ),
+)
+def clipped_step(fn: Callable[..., Any]) -> str:
+    """Repair `clipped_step(rank, world_size, stages, max_norm, lr)`: both copies make the step of one process."""
+    needs_function(fn)
+    for num_ranks, num_microbatches, max_norm in ((2, 4, 0.1), (4, 8, 0.1), (4, 8, 10.0)):
+        clipping.check_clipped_step(fn, num_ranks, num_microbatches, max_norm)
+    return "2 and 4 ranks, clipped or not: the norm of one process, its step, and both copies equal to the last bit"
 
 
 class _EveryRank:

@@ -60,7 +60,7 @@ def _check_bytes(results: Results, messages: int, case: str, ranks: Sequence[int
 
 
 def _compare(found: Sequence[dict[int, Vector]], num_microbatches: int, case: str) -> None:
-    parts: Parts = on_ranks(_parts, 1, len(found), num_microbatches, case="the reference")[0]
+    parts: Parts = on_ranks(shares_of, 1, len(found), num_microbatches, case="the reference")[0]
     for rank, stages in enumerate(found):
         for stage, gradient in sorted(stages.items()):
             if problem := _problem(gradient, stage, int(rank != stage), parts):
@@ -69,13 +69,13 @@ def _compare(found: Sequence[dict[int, Vector]], num_microbatches: int, case: st
 
 def _problem(found: Vector, stage: int, direction: int, parts: Parts) -> str | None:
     """Say what the gradient of a stage's copy for one direction is instead of the whole."""
-    whole = _total(parts[stage])
-    if _near(found, whole):
+    whole = total(parts[stage])
+    if is_near(found, whole):
         return None
     if not any(found):
         return "its gradient is all zero or missing"
     for name, other in _suspects(stage, direction, parts):
-        if _near(found, other):
+        if is_near(found, other):
             return f"its gradient is {name}"
     error = max(abs(a - b) for a, b in zip(found, whole, strict=True))
     return f"its gradient differs from one process by up to {error:.2g}"
@@ -86,42 +86,46 @@ def _suspects(stage: int, direction: int, parts: Parts) -> Iterator[tuple[str, V
     number, mirror = len(parts[stage]), len(parts) - 1 - stage
     half = number // 2
     mine = slice(half, number) if direction else slice(half)
-    whole, own = _total(parts[stage]), _total(parts[stage][mine])
-    crossed = _total([own, *parts[mirror][mine]])
+    whole, own = total(parts[stage]), total(parts[stage][mine])
+    crossed = total([own, *parts[mirror][mine]])
     last = parts[stage][mine][-1]
     added = f"1/{number} has been applied to each microbatch already, so the copies are added, not averaged"
     order = f"of stage {stage}'s half and stage {mirror}'s: both mirrors must take their stages in one order"
     wins = "the last one replaced what was there, where it must be added"
     yield f"that of direction {direction} alone; the other half is on its mirror rank", own
-    yield f"half of that of one process: {added}", _times(whole, 0.5)
-    yield "twice that of one process: the loss is the mean over the microbatches of both directions", _times(whole, 2)
-    yield f"{number} times too large, which is the number of microbatches", _times(whole, number)
+    yield f"half of that of one process: {added}", times(whole, 0.5)
+    yield "twice that of one process: the loss is the mean over the microbatches of both directions", times(whole, 2)
+    yield f"{number} times too large, which is the number of microbatches", times(whole, number)
     yield f"the sum {order}", crossed
-    yield f"the mean {order}; and {added}", _times(crossed, 0.5)
+    yield f"the mean {order}; and {added}", times(crossed, 0.5)
     yield f"that of microbatch {(number if direction else half) - 1} alone: {wins}", last
     near = slice(len(parts) // 2) if stage < mirror else slice(len(parts) // 2, len(parts))
-    mixed = _total([_total(other) for other in parts[near]])
+    mixed = total([total(other) for other in parts[near]])
     yield "the sum over several stages: only the two mirrors of a stage belong to a group", mixed
-    both = _total([parts[stage][half - 1], parts[stage][-1]])
+    both = total([parts[stage][half - 1], parts[stage][-1]])
     yield f"that of microbatches {half - 1} and {number - 1} alone: {wins}", both
 
 
-def _total(vectors: Sequence[Vector]) -> Vector:
+def total(vectors: Sequence[Vector]) -> Vector:
+    """Return the sum of vectors, entry by entry."""
     return [sum(values) for values in zip(*vectors, strict=True)]
 
 
-def _times(vector: Vector, factor: float) -> Vector:
+def times(vector: Vector, factor: float) -> Vector:
+    """Return a multiple of a vector."""
     return [factor * value for value in vector]
 
 
-def _near(found: Vector, expected: Vector) -> bool:
+def is_near(found: Vector, expected: Vector) -> bool:
+    """Whether a vector is the expected one, but for rounding."""
     scale = max(1.0, *map(abs, expected))
     return len(found) == len(expected) and all(
         abs(a - b) <= TOLERANCE * scale for a, b in zip(found, expected, strict=True)
     )
 
 
-def _parts(rank: int, world_size: int, num_stages: int, num_microbatches: int) -> Parts:
+def shares_of(rank: int, world_size: int, num_stages: int, num_microbatches: int) -> Parts:
+    """Return the share of each microbatch in the gradient of each stage, from one process."""
     from torch import nn
 
     stages = [make_stage(index) for index in range(num_stages)]
