@@ -12,6 +12,7 @@ TOPICS = {
     "ranks": "start.ranks",
     "time": "start.time",
     "data_parallel": "dp.data_parallel",
+    "dp_gradients": "dp.dp_gradients",
     "zero_1": "dp.zero_1",
     "zero_2": "dp.zero_2",
     "mixed_precision_adam": "dp.mixed_precision_adam",

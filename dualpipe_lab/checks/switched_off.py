@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pkgutil import resolve_name
+from types import FunctionType, ModuleType
 from typing import Any
 
 
 class Without:
-    """A function that cannot call what these names stand for: `module:function` or `module:Class.method`.
+    """A function that cannot call what these names stand for: `module:function`, `module:Class.method` or `module`.
 
-    What it was given as an argument it can call, unless that is named too.
+    Of a module nothing that is written there can be called.  What the function was given as an argument it can call,
+    unless that is named too.
     """
 
     def __init__(self, fn: Callable[..., Any], *names: str) -> None:
@@ -16,11 +18,20 @@ class Without:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function; this process ends afterwards, so nothing is switched on again."""
-
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("the exercise is to write this yourself; the library's own is switched off here")
-
         for name in self.names:
-            # its code, because the learner may hold the function itself
-            resolve_name(name).__code__ = refuse.__code__
+            found = resolve_name(name)
+            for value in _written_in(found) if isinstance(found, ModuleType) else [found]:
+                if isinstance(value, type):
+                    value.__init__ = _refuse  # type: ignore[misc]
+                else:
+                    value.__code__ = _refuse.__code__  # its code, because the learner may hold the function itself
         return self.fn(*args)
+
+
+def _written_in(module: ModuleType) -> list[Any]:
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    return [value for value in own if isinstance(value, (FunctionType, type))]
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the exercise is to write this yourself; the library's own is switched off here")

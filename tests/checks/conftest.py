@@ -10,6 +10,7 @@ EXAMPLES = {
     "ranks": "start/ranks-and-messages",
     "time": "start/time",
     "data_parallel": "dp/data-parallel",
+    "dp_gradients": "dp/dp-gradients",
     "zero_1": "dp/zero-1",
     "zero_2": "dp/zero-2",
     "mixed_precision_adam": "dp/mixed-precision-adam",

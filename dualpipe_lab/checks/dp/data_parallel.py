@@ -9,9 +9,9 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import shares
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
 
-LIBRARY = tuple(f"dualpipe_lab.dp.{name}" for name in ("data_parallel", "gradients", "ddp", "zero1", "zero2", "zero3"))
 LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
 RANKS, LIMIT, IN_ORDER = 4, 200, 238
 _WHY_ONCE = "Gradients are summed once per step, after the last microbatch."
@@ -82,7 +82,7 @@ def step(fn: Callable[..., Any]) -> str:
     ]  # fmt: skip
     for case in cases:
         name = shares.named(case)
-        results = on_ranks(_step, len(case), shares.Without(fn, *LIBRARY), case, case=name)
+        results = on_ranks(_step, len(case), Without(fn, *shares.LIBRARY), case, case=name)
         grads, loss = shares.reference(case)
         known = {
             len(case): "the number of ranks",
@@ -118,7 +118,7 @@ def averaged(fn: Callable[..., Any]) -> str:
     cases: list[shares.Shares] = [[[2]], [[3], [3]], [[1], [2]], [[4], [0]], [[2], [1], [5]], [[1], [1], [4], [2]]]
     for case in cases:
         name = shares.named(case)
-        results = on_ranks(_averaged, len(case), shares.Without(fn, *LIBRARY), case, case=name)
+        results = on_ranks(_averaged, len(case), Without(fn, *shares.LIBRARY), case, case=name)
         grads, _ = shares.reference(case)
         known = {len(case): "the number of ranks", 1 / len(case): "one over the number of ranks: average() divides too"}
         for rank, (found, calls) in enumerate(results):

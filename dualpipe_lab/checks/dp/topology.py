@@ -11,8 +11,8 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import cables
 from dualpipe_lab.checks.dp.cables import Axes
-from dualpipe_lab.checks.dp.shares import Without
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks, smallest_failing
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.topology.grid import Groups

@@ -1,0 +1,95 @@
+"""Typical wrong answers and lazy cheats of the exercises on gradients of data parallelism."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+AT_THE_END = """
+def {name}(parameters, number):
+    def finish():
+        for p in parameters:
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                comm.all_reduce(p.grad)
+    return finish
+"""
+
+TYPICAL = {
+    "dp_gradients-1": {
+        "all hidden but one": Bad("four_buckets, one_bucket, num_all_reduces = 95, 140, 4", "they do not keep up"),
+        "one layer's message": Bad("four_buckets, one_bucket, num_all_reduces = 110, 95, 4", "takes 60 ms"),
+        "every microbatch": Bad("four_buckets, one_bucket, num_all_reduces = 110, 140, 20", "the last microbatch"),
+    },
+    "dp_gradients-2": {
+        "first layer first": Bad(
+            [("reversed([p for p in parameters if p.requires_grad])", "[p for p in parameters if p.requires_grad]")],
+            "2 rank(s), buckets of 64 bytes: sum number 0 started 50 ms",
+        ),
+        "frozen too": Bad([("[p for p in parameters if p.requires_grad]", "parameters")], "doesn't require gradient"),
+        "copies": Bad(
+            [
+                ("            p.grad = part.view_as(p)\n", "            pass\n"),
+                (
+                    "            works.append(comm",
+                    "            flats[len(works)].copy_(torch.cat([p.grad for p in buckets[len(works)]]))\n"
+                    "            works.append(comm",
+                ),
+            ],
+            "the gradient of layer 0 begins with [1.0], expected [3.0]",
+        ),
+        "waits in the hook": Bad([("async_op=True))", "async_op=True)); works[-1].wait()")], "sum number"),
+        "all at the end": Bad([("        launch()\n", "        pass\n")], "sum number 0 started 50 ms"),
+        "nothing for the unused": Bad([("        launch(is_last=True)\n", "")], "rank 0 never joined"),
+        "as each comes": Bad(
+            [
+                ("size + p.nbytes > bucket_bytes", "True"),
+            ],
+            "buckets of 10000 bytes: rank 0 made 5 all-reduces, expected 1",
+        ),
+    },
+    "dp_gradients-3": {
+        "as it was": Bad(
+            [("        if count[p] == num_microbatches:\n            works", "        if True:\n            works")],
+            "2 rank(s), 2 microbatch(es), 2 steps: rank 0 made 20 all-reduces, expected 10",
+        ),
+        "one step only": Bad([("        count.clear()\n", "")], "2 steps: rank 0 made 5 all-reduces, expected 10"),
+        "the first microbatch": Bad([("== num_microbatches", "== 1")], "the gradient of layer"),
+        "after the backward": Bad(AT_THE_END.format(name="sum_in_backward"), "sum number 0 started 50 ms"),
+        "never waits": Bad([("            work.wait()\n", "            pass\n")], "waited for 0"),
+    },
+    "dp_gradients-4": {
+        "halves": Bad("layers_per_bucket = [4, 4]", "103 ticks"),
+        "one each": Bad("layers_per_bucket = [1] * 8", "109 ticks"),
+        "the other way round": Bad("layers_per_bucket = [4, 2, 1, 1]", "ticks; 89 are possible"),
+        "seven layers": Bad("layers_per_bucket = [1, 2, 4]", "the buckets hold 7 layers"),
+    },
+}
+
+CHEATS = {
+    "dp_gradients-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "four_buckets = one_bucket = num_all_reduces = Anything()", "must be a whole number"
+        ),
+    },
+    "dp_gradients-2": {
+        "the library's own": Bad(
+            """
+def reduce_in_backward(parameters, bucket_bytes):
+    from dualpipe_lab.dp.gradients import GradientReducer
+    return GradientReducer(parameters, bucket_bytes=bucket_bytes).finish
+""",
+            "the library's own is switched off",
+        ),
+        "does nothing": Bad(
+            "def reduce_in_backward(parameters, bucket_bytes):\n    return lambda: None", "made 0 all-r"
+        ),
+    },
+    "dp_gradients-3": {
+        "does nothing": Bad(
+            "def sum_in_backward(parameters, num_microbatches):\n    return lambda: None", "made 0 all-r"
+        ),
+    },
+    "dp_gradients-4": {
+        "an empty plan": Bad("layers_per_bucket = []", "takes a list"),
+        "a negative bucket": Bad("layers_per_bucket = [9, -1]", "1 layer at least"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "layers_per_bucket = [Anything()]", "1 layer at least"),
+    },
+}
