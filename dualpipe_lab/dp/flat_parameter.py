@@ -8,7 +8,7 @@ weights there again once they are gathered.  A parameter that is not there reads
 Elsewhere: FSDP1 `FlatParamHandle`; FSDP2 `FSDPParamGroup`, whose shards are per parameter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import nan
 
 import torch
@@ -27,13 +27,18 @@ class FlatParameter:
         parameters: all trained, or all frozen.
         group: the ranks that share out the buffer.
         grad_dtype: the type of the gradients (default: that of the parameters).
+        on_change: called with True when the buffer's memory is taken, with False when it is given back.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], group: Group | None, grad_dtype: torch.dtype | None = None
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: Group | None,
+        grad_dtype: torch.dtype | None = None,
+        on_change: Callable[[bool], None] = lambda is_held: None,
     ) -> None:
         self._group, self._size, self._rank = group, comm.get_world_size(group), comm.get_rank(group)
-        self.bucket = Bucket(parameters, self._size, grad_dtype)
+        self.bucket, self._on_change = Bucket(parameters, self._size, grad_dtype), on_change
         self.is_trained = self.bucket.parameters[0].requires_grad
         dtype, numel = self.bucket.parameters[0].dtype, self.bucket.layout.padded_numel
         self._full = torch.zeros(numel, dtype=dtype, device=self.bucket.device)
@@ -57,6 +62,7 @@ class FlatParameter:
         """Ask for the whole weights, unless they are here or on their way."""
         if not self.is_whole and self._gathering is None:
             self._full.untyped_storage().resize_(self._full.numel() * self._full.element_size())
+            self._on_change(True)
             self._gathering = comm.all_gather_single(self._full, self.shard, self._group, async_op=True)
 
     def gather(self) -> None:
@@ -78,6 +84,7 @@ class FlatParameter:
                 parameter.data = self._absent.expand(parameter.shape)
             self._full.untyped_storage().resize_(0)
             self.is_whole = False
+            self._on_change(False)
 
     @property
     def has_gradients(self) -> bool:

@@ -13,8 +13,9 @@ Elsewhere: torch FSDP2 `fully_shard`; DeepSpeed stage 3.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.3; Zhao et al. 2023 (arXiv 2304.11277), section 3.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -39,6 +40,8 @@ class Zero3(ShardedOptimizer):
         group: the ranks that share out the weights.
         options: as for every stage; `bucket_bytes` and `num_backwards` play no part.
         reshard_after_forward: free the units between forward and backward.
+        on_change: called with a unit's number, that of the root being `len(units)`, and whether the memory of its
+            whole weights has been taken (True) or given back.
 
     Raises:
         ValueError: no parameter needs a gradient, a unit is none of the module's or lies inside of another.
@@ -51,11 +54,13 @@ class Zero3(ShardedOptimizer):
         group: Group | None = None,
         options: Options | None = None,
         reshard_after_forward: bool = True,
+        on_change: Callable[[int, bool], None] = lambda unit, is_held: None,
     ) -> None:
         super().__init__(module, group, options or Options())
         self._reshard = reshard_after_forward
         self._units = [
-            _Unit(self, index, self._flatten(parameters)) for index, parameters in enumerate(_dealt(module, units))
+            _Unit(self, index, self._flatten(parameters, partial(on_change, index)))
+            for index, parameters in enumerate(_dealt(module, units))
         ]
         self._root = self._units.pop()
         for unit, submodule in zip([*self._units, self._root], [*units, module], strict=True):
@@ -144,13 +149,13 @@ class Zero3(ShardedOptimizer):
     def _gradients(self) -> list[Tensor]:
         return [flat.grad for flat in self.flats if flat.grad is not None]
 
-    def _flatten(self, parameters: Sequence[nn.Parameter]) -> list[FlatParameter]:
+    def _flatten(self, parameters: Sequence[nn.Parameter], on_change: Callable[[bool], None]) -> list[FlatParameter]:
         """One flat parameter for each run of parameters of one kind, with its optimizer state."""
         flats = []
         for (is_trained, _), run in groupby(
             parameters, lambda parameter: (parameter.requires_grad, self.kind(parameter))
         ):
-            flat = FlatParameter(list(run), self.group, self.options.grad_dtype)
+            flat = FlatParameter(list(run), self.group, self.options.grad_dtype, on_change)
             flats.append(flat)
             if is_trained:
                 self.held.append(self._hold(flat.bucket, flat.shard, *flat.bucket.layout.span(self.group_rank)))

@@ -71,6 +71,28 @@ def test_gathers_are_asked_for_one_unit_ahead():
         assert asked == [0, 1, 2, "block 0 works", 3, 4, 4, 3, 2, 1, 0]
 
 
+def test_changes_are_told():
+    """Every unit's memory is taken and given back in turn, two units at a time at most."""
+
+    def fn(rank, world_size):
+        told = []
+        model = Blocks(tied=False)
+        model.blocks[1][0].bias.requires_grad_(True)  # one kind per unit
+        Zero3(model, model.units, on_change=lambda unit, is_held: told.append((unit, is_held)))
+        del told[:]  # what making it took and gave back
+        loss_of(model).backward()
+        return told
+
+    for told in launch(fn, 2):
+        held = set()
+        for unit, is_held in told:
+            assert (unit in held) != is_held
+            held ^= {unit}
+            assert len(held) <= 3  # two, and for a moment the one whose backward is just over
+        assert not held
+        assert [unit for unit, is_held in told if is_held] == [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
+
+
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_recomputed_units_give_the_same_gradients_with_the_same_number_of_gathers(place):
     class Recomputing(Blocks):
