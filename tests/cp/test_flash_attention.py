@@ -50,7 +50,7 @@ sizes = st.integers(1, 9)
 
 
 @given(sizes, sizes, sizes, sizes, st.sampled_from(list(MASKS)), st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_equals_torch_for_any_sizes_tiles_masks_and_groups(num_queries, num_keys, rows, columns, mask, heads):
     q, grad = (draw(2, heads[0], num_queries, 4, seed=seed) for seed in (0, 3))
     k, v = (draw(2, heads[1], num_keys, 4, seed=seed) for seed in (1, 2))
@@ -76,7 +76,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient():
 
 
 def test_gradcheck_and_inputs_that_are_views():
-    q, k, v = (draw(2, 3, heads, 2, seed=heads).transpose(1, 2).requires_grad_() for heads in (4, 2, 2))
+    q, k, v = (draw(1, 3, heads, 2, seed=heads).transpose(1, 2).requires_grad_() for heads in (2, 1, 1))
     tiles = FlashTiles(2, 2)
     assert torch.autograd.gradcheck(
         lambda *qkv: flash_attention(*qkv, causal="top_left", scale=0.3, tiles=tiles), (q, k, v)

@@ -11,6 +11,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.closed_forms import Attention, saved_bytes, sent_bytes
 from dualpipe_lab.cp.flash_attention import FlashTiles
+from dualpipe_lab.cp.flash_attention.torch_kernel import TorchFlash
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout, visible_pairs
 from dualpipe_lab.cp.ring_attention import RingLog, all_gather_attention, ring_attention
 from dualpipe_lab.cp.ring_attention.plan import merge
@@ -34,19 +35,6 @@ class SlowTiles(FlashTiles):
     def backward(self, grad, q, k, v, out, lse, offset, scale):
         lab.compute(2 * PAIR_MS * pairs(q, k, offset))
         return super().backward(grad, q, k, v, out, lse, offset, scale)
-
-
-class TorchKernel:
-    """torch's own flash kernel, which knows whole blocks and triangles."""
-
-    def forward(self, q, k, v, offset, scale):
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, offset == 0, scale=scale)
-
-    def backward(self, grad, q, k, v, out, lse, offset, scale):
-        tensors = (tensor.contiguous() for tensor in (grad, q, k, v, out, lse))
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *tensors, 0.0, offset == 0, scale=scale
-        )
 
 
 def pairs(q, k, offset):
@@ -161,17 +149,23 @@ def test_both_forms_merge_in_the_same_order():
 def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
     """LSE of two blocks may differ by more than 700, where a plain exponential of it would overflow."""
     layout = make_layout("zigzag", 24, 3)
-    q, k, v, grad = inputs(24, 2, 2)
+    q, k, v, grad = inputs(24, 4, 2)
     tensors = [q * torch.linspace(0, 900, 24)[:, None], k, v, grad]
 
     def fn(rank, world_size):
-        kernels = (FlashTiles(), FlashTiles(1, 1), FlashTiles(3, 5), TorchKernel())
+        kernels = (FlashTiles(), FlashTiles(1, 1), FlashTiles(3, 5), TorchFlash())
         return [run_part(ring_attention, layout, rank, tensors, True, kernel=kernel)[0] for kernel in kernels]
 
     expected = reference(*tensors, causal=True)
     for parts in zip(*launch(fn, 3), strict=True):
         for mine, other in zip(whole(parts, layout), expected, strict=True):
             assert_close(mine, other, 1e-11)
+
+
+def test_torch_s_kernel_refuses_other_corners():
+    q = draw(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="a whole block or a triangle, got offset=1; use FlashTiles"):
+        TorchFlash().forward(q, q, q, 1, 1.0)
 
 
 def test_merge_with_nothing_on_either_side():
