@@ -17,6 +17,7 @@ TOPICS = {
     "zero_2": "dp.zero_2",
     "mixed_precision_adam": "dp.mixed_precision_adam",
     "topology": "dp.topology",
+    "io": "dp.io",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

@@ -15,6 +15,7 @@ EXAMPLES = {
     "zero_2": "dp/zero-2",
     "mixed_precision_adam": "dp/mixed-precision-adam",
     "topology": "dp/topology",
+    "io": "dp/io",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",

@@ -50,16 +50,17 @@ def write_tensors(
     file: Path,
     parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
     read: Callable[[str], Tensor],
-    metadata: Mapping[str, str],
+    metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write tensors of these types and shapes, asking for one at a time; return the bytes of the file.
 
-    When it returns, the disk has them.
+    When it returns, the disk has them.  What `metadata` says stands in the header; other programs look for the format
+    there, so that is the default.
 
     Raises:
         KeyError: a type that the format does not know.
     """
-    header: dict[str, object] = {_METADATA: dict(metadata)}
+    header: dict[str, object] = {_METADATA: dict(metadata or {"format": "pt"})}
     end = 0
     for name, (dtype, shape) in parts.items():
         begin, end = end, end + prod(shape) * dtype.itemsize

@@ -95,7 +95,7 @@ class Checkpoint:
         entries = {name.removeprefix(prefix): self.index.tensors[name] for name in names}
         hidden = Path(file).with_name(f".saving-{Path(file).name}")
         parts = {name: (getattr(torch, entry.dtype), entry.shape) for name, entry in entries.items()}
-        write_tensors(hidden, parts, lambda name: self.read(prefix + name), {"format": "pt"})
+        write_tensors(hidden, parts, lambda name: self.read(prefix + name))
         os.rename(hidden, file)
 
     def _read_piece(self, name: str, piece: Stored, wanted: Region, flat: Tensor) -> int:

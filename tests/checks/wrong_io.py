@@ -1,0 +1,98 @@
+"""Typical wrong answers and lazy cheats of the exercises on saving and loading."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+NAMES = "last_file, files_of_rank_1, from_file_1, ranges"
+LOAD = "def load_shard(read, numel, num_files, num_ranks, rank):\n"
+SAVE = "def save(disk, name, parts):\n"
+RESUME = "def resume(saved, adam, rank):\n"
+
+TYPICAL = {
+    "io-1": {
+        "fair shares": Bad(f"{NAMES} = 30, 2, 24, 6", "elements are not cut"),
+        "weights alone": Bad(f"{NAMES} = 4, 2, 8, 6", "two moments"),
+        "whole file 1": Bad(f"{NAMES} = 12, 2, 36, 6", "goes to rank 0"),
+        "three files": Bad(f"{NAMES} = 12, 3, 24, 6", "in which files"),
+        "a range per file": Bad(f"{NAMES} = 12, 2, 24, 4", "read by two ranks"),
+    },
+    "io-2": {
+        "global places": Bad([("first - file * size, last - file * size", "first, last")], "the file's own beginning"),
+        "floor": Bad([("-(-numel // num_ranks)", "numel // num_ranks")], "7 elements, 4 file(s), rank 0 of 3"),
+        "empty ranges": Bad([("if first < last", "if first <= last")], "has"),
+        "no empty shard": Bad([("[torch.empty(0)]", "[]")], "rank 7 of 8"),
+        "end not cut off": Bad(
+            [("min((rank + 1) * share, numel)", "(rank + 1) * share")],
+            "file 3 of 4 has 1 element(s)",
+        ),
+        "one by one": Bad(
+            [("parts.append(read(file, first - file * size, last - file * size))",
+              "parts += [read(file, i - file * size, i + 1 - file * size) for i in range(first, last)]")],
+            "one per file is enough",
+        ),
+        "file by file": Bad(
+            [("read(file, first - file * size, last - file * size)",
+              "read(file, 0, min(size, numel - file * size))[first - file * size : last - file * size]")],
+            "its own and no others",
+        ),
+    },
+    "io-3": {
+        "in place": Bad(
+            SAVE
+            + "    disk.mkdir(f'run/{name}')\n    for part, data in parts.items():\n"
+            + "        disk.write(f'run/{name}/{part}', data)\n        disk.sync(f'run/{name}/{part}')\n"
+            + "    disk.sync(f'run/{name}')\n    disk.sync('run')",
+            "step-2 is there, but",
+        ),
+        "files not synced": Bad([('        disk.sync(f"{hidden}/{part}")\n', "")], "sync every file"),
+        "names not synced": Bad([("    disk.sync(hidden)\n", "")], "its own names"),
+        "rename not synced": Bad([('    disk.sync("run")\n', "    pass\n")], "may be gone"),
+        "sync too late": Bad(
+            [("    disk.sync(hidden)\n", ""), ('disk.sync("run")', 'disk.sync(f"run/{name}")\n    disk.sync("run")')],
+            "may not be in it",
+        ),
+        "leftovers": Bad([("    if disk.exists(hidden):\n        disk.remove(hidden)\n", "")], "starts again"),
+        "removes the old": Bad([("    disk.mkdir", "    disk.remove('run/step-1')\n    disk.mkdir")], "leave it alone"),
+    },
+    "io-4": {
+        "steps only": Bad([('["random"][rank]', '["random"][0]')], "those of rank 0"),
+        "random numbers only": Bad([('saved["num_steps"]', "0")], "2.07 times the right one"),
+        "one too many": Bad([('saved["num_steps"]', 'saved["num_steps"] + 1')], "counts 11 steps"),
+        "second moment forgotten": Bad([("        second.copy_(nu)\n", "")], "the moments are not"),
+        "takes what was saved": Bad(
+            [("    for (first, second), (mu, nu) in zip(adam.moments, saved[\"moments\"]):\n"
+              "        first.copy_(mu)\n        second.copy_(nu)\n", "    adam.moments = saved[\"moments\"]\n")],
+            "training changed what was saved",
+        ),
+        "from the start of the data": Bad([('return saved["next_batch"]', "return 0")], "the next batch is number 10"),
+        "seeds anew": Bad([('torch.set_rng_state(saved["random"][rank])', "torch.manual_seed(rank)")], "other masks"),
+    },
+}  # fmt: skip
+
+CHEATS = {
+    "io-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 4", "whole number")},
+    "io-2": {
+        "makes them up": Bad(
+            LOAD
+            + "    share = -(-numel // num_ranks)\n"
+            + "    return torch.arange(float(numel))[rank * share : (rank + 1) * share] + 1",
+            "read 0 elements",
+        ),
+        "the library's": Bad(
+            "from dualpipe_lab.dp.layout import reshard\n"
+            + LOAD
+            + "    parts = reshard(numel, num_files, num_ranks)[rank]\n"
+            + "    return torch.cat([read(p.source, p.start, p.stop) for p in parts])",
+            "switched off",
+        ),
+    },
+    "io-3": {
+        "nothing": Bad(SAVE + "    pass", "may be gone"),
+        "a name alone": Bad(SAVE + "    disk.mkdir(f'run/{name}')\n    disk.sync('run')", "may not be in it"),
+    },
+    "io-4": {
+        "nothing": Bad(RESUME + "    return saved['next_batch']", "the weights are not"),
+        "another optimizer": Bad(
+            RESUME + "    adam.__class__ = type('Anything', (), {})\n    return 10", "another object"
+        ),
+    },
+}
