@@ -55,7 +55,7 @@ class PlainMlp(nn.Module):
         self.down = nn.Linear(config.ffn_size, config.hidden_size, False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """y_..D of x_..D."""
+        """`y_..D` of `x_..D`."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 

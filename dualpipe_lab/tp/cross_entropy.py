@@ -1,6 +1,6 @@
 """Cross-entropy of logits whose vocabulary is spread over the ranks: three numbers per token travel, no logits.
 
-Chapter: book/tp/cross-entropy.  In: logits_..V of this rank's part of the vocabulary, whole targets.  Out: the loss.
+Chapter: book/tp/cross-entropy.  In: `logits_..V` of this rank's part of the vocabulary, whole targets.  Out: the loss.
   messages     max: T numbers;  then sum of exp(z - max) and the target's z - max: 2 T, packed in one or in two
                label smoothing adds the sum of z - max: T more
   bytes sent   2 (t - 1) / t * 3 T * 4 per rank (8 in float64); gathering the logits takes (t - 1) / t * T V beta

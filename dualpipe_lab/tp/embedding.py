@@ -1,6 +1,6 @@
 """`VocabParallelEmbedding`: each rank looks up the tokens of its part of the vocabulary; the sum has them all.
 
-Chapter: book/tp/embedding.  In: token ids, the same on every rank.  Out: x_..SD.
+Chapter: book/tp/embedding.  In: token ids, the same on every rank.  Out: `x_..SD`.
   forward      rows of other ranks' tokens are zero; sum over the ranks: T * h * bytes
   backward     dE_r[id] += dy for own tokens, every repetition: no message (sequence parallelism: gather dy first)
   bits         those of one table: sums of one number and zeros
@@ -63,7 +63,7 @@ class VocabParallelEmbedding(nn.Module):
         return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_id)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """x_..SD of ids_..S; under sequence parallelism the rank's tokens of it.
+        """`x_..SD` of `ids_..S`; under sequence parallelism the rank's tokens of it.
 
         Raises:
             ValueError: an id outside of the vocabulary.

@@ -1,6 +1,6 @@
 """`GroupedQueryAttention`: each rank has some of the heads; a group's query heads stay with their key head.
 
-Chapter: book/tp/gqa.  In: x_..SD.  Out: y_..SD.
+Chapter: book/tp/gqa.  In: `x_..SD`.  Out: `y_..SD`.
   t <= key heads    rank r has key heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
   t >  key heads    key head j is on t / a_kv neighbouring ranks, each with its part of the group's query heads:
                     dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes

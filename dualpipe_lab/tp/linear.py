@@ -11,7 +11,7 @@ Elsewhere: Megatron layers of the same names; torch `ColwiseParallel`, `RowwiseP
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
 
-from typing import TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from dualpipe_lab.tp.operators import gather_from_ranks
 from dualpipe_lab.tp.products import column_products, row_product
 from dualpipe_lab.tp.setting import TensorParallel
 from dualpipe_lab.tp.shard import Shard, initialise, load_state, whole_state
-
-Layer = TypeVar("Layer", bound="CutLinear")
 
 
 class CutLinear(nn.Module):
@@ -53,7 +51,7 @@ class CutLinear(nn.Module):
         initialise(self)
 
     @classmethod
-    def from_full(cls: type[Layer], full: nn.Linear, tp: TensorParallel | None = None, **options: bool) -> Layer:
+    def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: bool) -> Self:
         """This rank's part of a layer that every rank has whole; `options` are those of the class."""
         has_bias = full.bias is not None
         layer = cls(full.in_features, full.out_features, has_bias, tp, dtype=full.weight.dtype, **options)  # type: ignore[arg-type]
@@ -108,7 +106,7 @@ class ColumnParallelLinear(CutLinear):
         self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
-        """y_..SO of x_..SD; O: this rank's outputs, or all with `gather_output`.
+        """`y_..SO` of `x_..SD`; O: this rank's outputs, or all with `gather_output`.
 
         Under sequence parallelism x has the rank's tokens and y all of them.
         """
@@ -138,5 +136,5 @@ class RowParallelLinear(CutLinear):
         super().__init__(in_features, out_features, bias, Shard(1, *tp.span(in_features), in_features), tp, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """y_..SD of x_..SI; I: this rank's inputs; under sequence parallelism y has the rank's tokens."""
+        """`y_..SD` of `x_..SI`; I: this rank's inputs; under sequence parallelism y has the rank's tokens."""
         return row_product(x, self.weight, self.bias, self.tp)

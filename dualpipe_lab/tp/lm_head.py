@@ -1,7 +1,7 @@
 """`LMHead`: logits of each rank's part of the vocabulary, and the loss over all of it, without ever joining them.
 
-Chapter: book/tp/lm-head.  In: x_..SD, the same on every rank (under sequence parallelism the rank's tokens).
-Out: logits_..SV of this rank's part; the loss.
+Chapter: book/tp/lm-head.  In: `x_..SD`, the same on every rank (under sequence parallelism the rank's tokens).
+Out: `logits_..SV` of this rank's part; the loss.
   bytes     backward: sum of dx, T * h * bytes; the loss: 3 numbers per token
   instead   gathering the logits: (t - 1) / t * T V beta per rank, V beta / 24 times what the loss sends (fp32 sums)
   memory    T * V / t logits
@@ -43,9 +43,9 @@ class LMHead(ColumnParallelLinear):
             self.weight: nn.Parameter = tied.weight
 
     def loss(self, x: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """The loss of the tokens x_..SD; `options` are those of `cross_entropy`."""
+        """The loss of the tokens `x_..SD`; `options` are those of `cross_entropy`."""
         return self.loss_of(self(x), targets, **options)
 
     def loss_of(self, logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """The loss of logits_..SV of this rank's part of the vocabulary."""
+        """The loss of `logits_..SV` of this rank's part of the vocabulary."""
         return cross_entropy(logits, targets, self.out_features, self.tp, **options)

@@ -1,6 +1,6 @@
 """`RMSNorm`, replicated, on a part of the tokens, or on a part of the features.
 
-Chapter: book/tp/rmsnorm.  In: x_..D.  Out: y = gamma * n with n = x * scale, scale = (mean of x^2 + eps)^(-1/2).
+Chapter: book/tp/rmsnorm.  In: `x_..D`.  Out: y = gamma * n with n = x * scale, scale = (mean of x^2 + eps)^(-1/2).
   dgamma = sum over tokens of dy * n             dx = scale * (gamma * dy - n * mean of (gamma * dy * n))
   cut       each rank has               messages forward     messages backward
   none      all of x                    none                 none: dgamma is complete on every rank
@@ -62,7 +62,7 @@ class RMSNorm(nn.Module):
         self.partial = {"weight": self.tp.group} if cut == "tokens" and self.tp.coalesce else {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """y_..D of x_..D; D: features, all or with cut="hidden" the rank's."""
+        """`y_..D` of `x_..D`; D: features, all or with cut="hidden" the rank's."""
         out: Tensor = RmsNorm.apply(x, self.weight, self.hidden_size, self.eps, self.cut, self.tp)
         return out
 

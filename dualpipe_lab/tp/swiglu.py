@@ -1,6 +1,6 @@
 """`SwiGLU`: y = (silu(x W_g^T) * (x W_u^T)) W_d^T, with its inner features spread over the ranks.
 
-Chapter: book/tp/swiglu.  In: x_..SD.  Out: y_..SD.
+Chapter: book/tp/swiglu.  In: `x_..SD`.  Out: `y_..SD`.
   da = dh * u * s(a) (1 + a (1 - s(a)))     du = dh * silu(a)     dh = dy W_d     with a = x W_g^T, u = x W_u^T
   messages   forward: the sum of y; backward: one sum of dx for both branches; T * h * bytes each
   memory     x, a and u are kept: T (h + 2 f / t); the product silu(a) * u is computed again
@@ -59,7 +59,7 @@ class SwiGLU(nn.Module):
         return cls.from_full(gate, up, down, tp)
 
     def forward(self, x: Tensor) -> Tensor:
-        """y_..SD of x_..SD; under sequence parallelism both have the rank's tokens."""
+        """`y_..SD` of `x_..SD`; under sequence parallelism both have the rank's tokens."""
         a, u = column_products(x, [self.gate.weight, self.up.weight], [None, None], self.tp)
         out: Tensor = GatedDown.apply(a, u, self.down.weight, self.tp)
         return out
