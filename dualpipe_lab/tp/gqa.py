@@ -69,7 +69,8 @@ class GroupedQueryAttention(nn.Module):
         kv_size = num_kv_heads * self.head_size
         num_parts = min(tp.size, num_kv_heads)
         part, width = tp.rank * num_parts // tp.size, kv_size // num_parts
-        shard = Shard(0, part * width, (part + 1) * width, kv_size)
+        is_copy = tp.rank * num_parts % tp.size >= num_parts
+        shard = Shard(0, part * width, (part + 1) * width, kv_size, is_copy)
         self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_size, False, tp, dtype=dtype)
         self.k = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
         self.v = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)

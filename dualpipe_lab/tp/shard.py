@@ -21,12 +21,16 @@ from dualpipe_lab.world.comm.groups import Group
 
 
 class Shard(NamedTuple):
-    """Elements `start` to `stop` along `axis`, where the whole tensor has `size`."""
+    """Elements `start` to `stop` along `axis`, where the whole tensor has `size`.
+
+    A part that several ranks hold is a copy on all of them but the first.
+    """
 
     axis: int
     start: int
     stop: int
     size: int
+    is_copy: bool = False
 
     def of(self, whole: Tensor) -> Tensor:
         """This part of the whole tensor, as a view.
@@ -104,6 +108,20 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         return whole if shard is None else shard.of(whole)
 
     load_whole(model, read)
+
+
+def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
+    """This rank's gradients as `dualpipe_lab.dp.grad_norm.global_norm` takes them: each element of the whole once.
+
+    Replicated gradients come without an axis, parts with "tp"; copies of a part are left out.
+    """
+    shards = shards_of(model)
+    found: list[tuple[Tensor, tuple[str, ...]]] = []
+    for name, parameter in model.named_parameters():
+        shard = shards.get(name)
+        if parameter.grad is not None and not (shard and shard.is_copy):
+            found.append((parameter.grad, () if shard is None else ("tp",)))
+    return found
 
 
 def whole_of(part: Tensor, shard: Shard | None, group: Group | None = None) -> Tensor:

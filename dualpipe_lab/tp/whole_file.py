@@ -38,7 +38,7 @@ def save_whole_file(model: nn.Module, path: Path | str, group: Group | None = No
             for name, value in parameters.items()
         }
         hidden = path.with_name(path.name + ".part")
-        write_tensors(hidden, kinds, read)
+        write_tensors(hidden, kinds, read, {"format": "pt"})
         os.replace(hidden, path)
     else:
         for name in parameters:  # the first rank asks for the tensors in this order

@@ -140,12 +140,14 @@ def test_attention_s_own_backward_is_torch_s():
 
 
 def test_rotations_keep_lengths_and_depend_on_distances_alone():
-    x = leaf(draw(1, 1, 1, 6, 8))
-    y = rotate(x, *rotation(torch.arange(6), 8, 100.0, torch.float64))
-    assert distance(y, turned(x, torch.arange(6), 100.0)) < 1e-14
+    x, other = leaf(draw(1, 1, 1, 6, 8)), leaf(draw(1, 1, 1, 6, 8))
+    y, expected = rotate(x, *rotation(torch.arange(6), 8, 100.0, torch.float64)), turned(other, torch.arange(6), 100.0)
+    assert distance(y, expected) < 1e-14
+    assert distance(y.norm(dim=-1), x.norm(dim=-1)) < 1e-14
     grad = draw(2, 1, 1, 6, 8)
     y.backward(grad)
-    assert distance(x.grad.norm(dim=-1), grad.norm(dim=-1)) < 1e-14
+    expected.backward(grad)
+    assert distance(x.grad, other.grad) < 1e-14
     same = draw(3, 8).expand(1, 1, 6, 8)
     near, far = (rotate(same, *rotation(torch.arange(6) + shift, 8, 100.0, torch.float64)) for shift in (0, 50))
     assert distance(near @ near.transpose(-1, -2), far @ far.transpose(-1, -2)) < 1e-13

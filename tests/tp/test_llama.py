@@ -1,8 +1,9 @@
-"""The whole Llama on any cut: gradients of plain torch, equal starts, replicas that stay equal, bytes per layer."""
+"""The whole Llama on any cut: gradients of plain torch, equal starts, bytes per layer, refusals."""
 
 import pytest
 import torch
-from tp_runs import assert_a1, counted, distance, distances, launch, modes
+from llama_runs import BATCH, SIZES, TOKENS, batch, plain
+from tp_runs import assert_a1, counted, distances, launch, modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama, check_topology
@@ -10,10 +11,8 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, kv_bytes, layer_bytes, norm_bytes, sum_bytes
 from dualpipe_lab.tp.partial import sum_partial_gradients
-from dualpipe_lab.tp.shard import load_state, shards_of, whole_state
+from dualpipe_lab.tp.shard import load_state, whole_state
 
-BATCH, TOKENS = 2, 12
-SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 2}
 CONFIGS = {
     1: [LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2)],
     2: [
@@ -26,21 +25,6 @@ CONFIGS = {
         LlamaConfig(**SIZES | {"vocabulary_size": 9}, num_heads=4, num_kv_heads=1, head_size=2),
     ],
 }
-
-
-def batch(vocabulary, seed=0, valid=True):
-    generator = torch.Generator().manual_seed(seed)
-    ids, targets = torch.randint(0, vocabulary, (2, BATCH, TOKENS), generator=generator)
-    targets[0, :5] = -100
-    return ids, targets if valid else torch.full_like(targets, -100)
-
-
-def plain(config, state, ids, targets):
-    model = PlainLlama(config, torch.float64)
-    model.load_state_dict(state | {"head.weight": state["embedding.weight"]} if config.tied else state)
-    loss = model.loss(ids, targets)
-    loss.backward()
-    return {"loss": loss.detach()} | {name: value.grad for name, value in model.named_parameters()}
 
 
 @pytest.mark.parametrize("world_size", CONFIGS)
@@ -84,40 +68,6 @@ def test_every_cut_starts_from_the_same_numbers_and_dp_ranks_are_equal():
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_replicated_parameters_stay_equal_to_the_bit(world_size):
-    """Norms, and key heads that several ranks hold, after 5 steps of AdamW in fp32; and the loss falls."""
-    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True)
-
-    def fn(rank, world_size):
-        found = []
-        for name, tp in modes().items():
-            for coalesce in (False, True):
-                model = Llama(config, lab.Topology([("tp", world_size)]), tp.sequence_parallel, coalesce=coalesce)
-                optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
-                for _ in range(5):
-                    optimizer.zero_grad()
-                    loss = model.loss(*batch(37))
-                    loss.backward()
-                    sum_partial_gradients(model)
-                    optimizer.step()
-                    losses.append(float(loss.detach()))
-                cut = {n for n, shard in shards_of(model).items() if shard.stop - shard.start < shard.size}
-                replicas = {n: p.detach() for n, p in model.named_parameters() if n not in cut}
-                found.append((name, replicas, losses))
-        return found
-
-    ranks = launch(fn, world_size)
-    for rank in ranks[1:]:
-        for (name, ours, losses), (_, first, their_losses) in zip(rank, ranks[0], strict=True):
-            assert "layers.1.attention.k.weight" in ours
-            assert "norm.weight" in ours
-            assert losses == their_losses
-            assert losses[-1] < losses[0] - 0.3
-            for parameter in first:
-                assert torch.equal(ours[parameter], first[parameter]), (name, parameter)
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
 def test_bytes_are_those_of_the_closed_forms(world_size):
     """Of a whole step, per operation: layers, embedding, head and loss; everything divides here."""
     sizes = {"vocabulary_size": 40, "hidden_size": 16, "ffn_size": 24, "num_heads": 4, "num_kv_heads": 2}
@@ -149,38 +99,6 @@ def test_bytes_are_those_of_the_closed_forms(world_size):
         assert found["plain"] == {"all_reduce": (3 * 4 + 2 + 2 + num_copies, sent["plain"])}
         assert found["sequence"]["all_reduce"] == (2 + num_copies + 7, loss + copies + norms)
         assert num_parameters == config.num_parameters(world_size)
-
-
-def test_a_step_without_a_valid_target_changes_nothing():
-    def fn(rank, world_size):
-        model = Llama(LlamaConfig(**SIZES), lab.Topology([("tp", world_size)]))
-        loss = model.loss(*batch(37, valid=False))
-        loss.backward()
-        return float(loss.detach()), max(float(parameter.grad.abs().max()) for parameter in model.parameters())
-
-    assert launch(fn, 2) == [(0.0, 0.0)] * 2
-
-
-def test_microbatches_add_up():
-    """Two backwards, each divided by the tokens of both, sum what is replicated once or twice: the same gradient."""
-    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
-    ids, targets = batch(37)
-    num_tokens = int((targets != -100).sum())
-
-    def fn(rank, world_size):
-        found = []
-        for coalesce in (False, True):
-            model = Llama(config, lab.Topology([("tp", 2)]), True, coalesce=coalesce, dtype=torch.float64)
-            expected = plain(config, whole_state(model, model.tp.group), ids, targets)
-            for row in range(BATCH):
-                model.loss(ids[row : row + 1], targets[row : row + 1], num_tokens=num_tokens).backward()
-            sum_partial_gradients(model)
-            grads = whole_state(model, of="grad")
-            found.append(max(distance(grads[name], expected[name]) for name in grads))
-        return found
-
-    for found in launch(fn, 2):
-        assert max(found) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,16 @@ def apply(name, dim):
     return (lambda x: operator(x, dim=dim)) if operator in ON_A_DIMENSION else operator
 
 
-def run(rank, world_size, name, shape, dim):
-    """Input, output, the gradient that comes and the one that leaves; neither tensor is contiguous, nor changed."""
-    x = leaf(whole_numbers(rank, *shape[::-1]).permute(*reversed(range(len(shape)))))
+def turned(x):
+    """The same numbers, the last dimension first in memory."""
+    return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+def run(rank, name, shape, dim, layout):
+    """Input, output, the gradient that comes and the one that leaves; the tensors that came are not changed."""
+    x = leaf(layout(whole_numbers(rank, *shape)))
     y = apply(name, dim)(x)
-    dy = whole_numbers(50 + rank, *y.shape[::-1]).permute(*reversed(range(y.dim())))
+    dy = layout(whole_numbers(50 + rank, *y.shape))
     before = x.detach().clone(), dy.clone()
     y.backward(dy)
     assert torch.equal(x.detach(), before[0])
@@ -75,18 +80,22 @@ def test_forward_and_backward_are_those_of_the_table(world_size):
 
     def fn(rank, world_size):
         names = ("copy_to_ranks", "reduce_from_ranks")
-        found = {(name, 0): run(rank, world_size, name, shape, 0) for name in names}
-        for operator in ON_A_DIMENSION:
-            for dim in (0, 2, -1, -3):
-                found[operator.__name__, dim] = run(rank, world_size, operator.__name__, shape, dim)
-        return found
+        cases = [(name, 0) for name in names]
+        cases += [(operator.__name__, dim) for operator in ON_A_DIMENSION for dim in (0, 2, -1, -3)]
+        layouts = {"turned": turned, "as it is": torch.clone}
+        return {
+            (name, dim, how): run(rank, name, shape, dim, layout)
+            for name, dim in cases
+            for how, layout in layouts.items()
+        }
 
     ranks = launch(fn, world_size)
-    for name, dim in ranks[0]:
-        xs, ys, dys, dxs = zip(*(found[name, dim] for found in ranks), strict=True)
+    for key in ranks[0]:
+        name, dim, _ = key
+        xs, ys, dys, dxs = zip(*(found[key] for found in ranks), strict=True)
         forward, backward = TABLE[name]
-        assert all(map(torch.equal, forward(xs, dim), ys)), (name, dim)
-        assert all(map(torch.equal, backward(dys, dim), dxs)), (name, dim)
+        assert all(map(torch.equal, forward(xs, dim), ys)), key
+        assert all(map(torch.equal, backward(dys, dim), dxs)), key
 
 
 def test_conjugates_undo_one_another():

@@ -1,0 +1,127 @@
+"""The Llama in training: replicas that stay equal, norms, microbatches, 16 bits, batches without a target."""
+
+import pytest
+import torch
+from llama_runs import BATCH, SIZES, batch, plain
+from tp_runs import distance, launch, modes
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.grad_norm import global_norm
+from dualpipe_lab.models.llama import Llama
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.shard import counted_gradients, shards_of, whole_state
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replicated_parameters_stay_equal_to_the_bit(world_size):
+    """Norms, and key heads that several ranks hold, after 5 steps of AdamW in fp32; and the loss falls."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True)
+
+    def fn(rank, world_size):
+        found = []
+        for name, tp in modes().items():
+            for coalesce in (False, True):
+                model = Llama(config, lab.Topology([("tp", world_size)]), tp.sequence_parallel, coalesce=coalesce)
+                optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+                for _ in range(5):
+                    optimizer.zero_grad()
+                    loss = model.loss(*batch(37))
+                    loss.backward()
+                    sum_partial_gradients(model)
+                    optimizer.step()
+                    losses.append(float(loss.detach()))
+                cut = {n for n, shard in shards_of(model).items() if shard.stop - shard.start < shard.size}
+                replicas = {n: p.detach() for n, p in model.named_parameters() if n not in cut}
+                found.append((name, replicas, losses))
+        return found
+
+    ranks = launch(fn, world_size)
+    for rank in ranks[1:]:
+        for (name, ours, losses), (_, first, their_losses) in zip(rank, ranks[0], strict=True):
+            assert "layers.1.attention.k.weight" in ours
+            assert "norm.weight" in ours
+            assert losses == their_losses
+            assert losses[-1] < losses[0] - 0.3
+            for parameter in first:
+                assert torch.equal(ours[parameter], first[parameter]), (name, parameter)
+
+
+def test_a_step_without_a_valid_target_changes_nothing():
+    def fn(rank, world_size):
+        model = Llama(LlamaConfig(**SIZES), lab.Topology([("tp", world_size)]))
+        loss = model.loss(*batch(37, valid=False))
+        loss.backward()
+        return float(loss.detach()), max(float(parameter.grad.abs().max()) for parameter in model.parameters())
+
+    assert launch(fn, 2) == [(0.0, 0.0)] * 2
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
+    """Norms are on all ranks, key heads on several: neither may count more than once."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
+
+    def fn(rank, world_size):
+        model = Llama(config, lab.Topology([("tp", world_size)]), dtype=torch.float64)
+        model.loss(*batch(37)).backward()
+        norm = global_norm(counted_gradients(model), {"tp": model.tp.group})
+        return norm, torch.cat([grad.flatten() for grad in whole_state(model, of="grad").values()]).norm()
+
+    for norm, expected in launch(fn, world_size):
+        assert norm == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_16_bits_are_no_worse_than_on_one_process():
+    """The loss and every gradient in bf16, against float64: twice the error of plain torch in bf16 is allowed."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
+
+    def fn(rank, world_size):
+        found = []
+        for dtype, sequence_parallel in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)):
+            model = Llama(config, lab.Topology([("tp", 2)]), sequence_parallel, dtype=dtype)
+            state = whole_state(model)
+            ids, targets = batch(37)
+            exact = plain(config, {name: value.double() for name, value in state.items()}, ids, targets)
+            usual = plain(config, state, ids, targets, dtype)
+            loss = model.loss(ids, targets)
+            loss.backward()
+            ours = {"loss": loss.detach()} | whole_state(model, of="grad")
+            errors = [
+                {
+                    name: float((value.double() - exact[name]).norm() / exact[name].norm())
+                    for name, value in result.items()
+                }
+                for result in (ours, usual)
+            ]
+            found.append((dtype, {name: (error, errors[1][name]) for name, error in errors[0].items()}))
+        return found
+
+    for found in launch(fn, 2):
+        for dtype, errors in found:
+            step = 2 ** (-8 if dtype == torch.bfloat16 else -23)
+            for name, (ours, usual) in errors.items():
+                assert ours <= 2 * usual + step, (dtype, name)
+            assert max(ours for ours, _ in errors.values()) > step / 100  # it was not float64 after all
+
+
+def test_microbatches_add_up():
+    """Two backwards, each divided by the tokens of both, sum what is replicated once or twice: the same gradient."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
+    ids, targets = batch(37)
+    num_tokens = int((targets != -100).sum())
+
+    def fn(rank, world_size):
+        found = []
+        for coalesce in (False, True):
+            model = Llama(config, lab.Topology([("tp", 2)]), True, coalesce=coalesce, dtype=torch.float64)
+            expected = plain(config, whole_state(model, model.tp.group), ids, targets)
+            for row in range(BATCH):
+                model.loss(ids[row : row + 1], targets[row : row + 1], num_tokens=num_tokens).backward()
+            sum_partial_gradients(model)
+            grads = whole_state(model, of="grad")
+            found.append(max(distance(grads[name], expected[name]) for name in grads))
+        return found
+
+    for found in launch(fn, 2):
+        assert max(found) < 1e-12
