@@ -18,6 +18,7 @@ TOPICS = {
     "mixed_precision_adam": "dp.mixed_precision_adam",
     "topology": "dp.topology",
     "io": "dp.io",
+    "hybrid_zero": "dp.hybrid_zero",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

@@ -16,6 +16,7 @@ EXAMPLES = {
     "mixed_precision_adam": "dp/mixed-precision-adam",
     "topology": "dp/topology",
     "io": "dp/io",
+    "hybrid_zero": "dp/hybrid-zero",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",
