@@ -1,19 +1,25 @@
-"""A tiny Llama on any number of tensor-parallel ranks, made of the layers of `dualpipe_lab.tp`.
+"""A tiny Llama cut along tp into the layers of `dualpipe_lab.tp`, and along cp into parts of the sequence.
 
 Chapter: book/tp/block.  In: sizes, a `Topology`.  Out: the model's part on this rank.
   x <- x + attention(norm(x));  x <- x + swiglu(norm(x));  logits = head(norm(x))
   messages per layer and microbatch   two sums forward, two backward, of T h numbers: `dualpipe_lab.tp.closed_forms`
 Weights are drawn by their names, whole, and then cut: every topology starts from the same numbers, and ranks along dp
-are equal.  `dualpipe_lab.models.plain_llama` is the same model in plain torch, with the same names.
+and cp are equal: their gradients are summed over `mesh.group("dp", "cp")`.  Along cp attention alone sends messages,
+those of `dualpipe_lab.cp.ring_attention`.  `dualpipe_lab.models.plain_llama` is the same model in plain torch, with
+the same names.
 Elsewhere: Megatron `GPTModel`; torchtitan's Llama with its parallelize plan.
 Source: Touvron et al. 2023 (arXiv 2302.13971), section 2.2.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.cp.ring_attention import ring_attention
+from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.attention import causal_attention
@@ -62,14 +68,18 @@ class Llama(nn.Module):
 
     Args:
         config: sizes of the whole model.
-        topology: the ranks, or a `Mesh` that other parts use too; its layers are cut along `tp`, copied along `dp`.
+        topology: the ranks, or a `Mesh` that other parts use too; its layers are cut along `tp`, copied along `dp` and
+            `cp`.
         sequence_parallel, regather, overlap, coalesce: as in `TensorParallel`.
         seed: of the weights.
-        attend: what heads do with their queries, keys and values.
+        attend: what heads do with their queries, keys and values (default: `causal_attention`, or along cp
+            `ring_attention`).
         dtype: of the weights.
+        layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
 
     Raises:
-        ValueError: another axis has more than one rank, or a size does not divide where it must.
+        ValueError: another axis has more than one rank, a size does not divide where it must, or the layout is missing
+            or for another number of ranks.
     """
 
     def __init__(
@@ -81,13 +91,15 @@ class Llama(nn.Module):
         overlap: bool = True,
         coalesce: bool = False,
         seed: int = 0,
-        attend: Attend = causal_attention,
+        attend: Attend | None = None,
         dtype: torch.dtype | None = None,
+        layout: SequenceLayout | None = None,
     ) -> None:
         super().__init__()
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
-        check_topology(config, mesh.topology)
-        self.config, self.mesh = config, mesh
+        check_topology(config, mesh.topology, layout)
+        self.config, self.mesh, self.layout = config, mesh, layout
+        attend = attend or _attention(mesh, layout)
         self.tp = tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
         replicas = kv_replicas(config.num_kv_heads, tp)
         self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, tp, dtype=dtype)
@@ -102,14 +114,16 @@ class Llama(nn.Module):
         """logits_BSV of this rank's part of the vocabulary.
 
         Args:
-            ids: `ids_BS`, the same on all ranks of a tp group.
-            positions: of the tokens, `positions_S` (default: 0, 1, 2 ...).
+            ids: `ids_BS`, the same on all ranks of a tp group; with a layout, this rank's part of them.
+            positions: of the tokens, `positions_S` (default: 0, 1, 2 ..., or those of the layout).
 
         Raises:
             ValueError: an unknown token; under sequence parallelism a length that does not divide among the ranks.
         """
         if self.tp.sequence_parallel:
             self.config.check(self.tp.size, ids.shape[1])
+        if positions is None and self.layout is not None:
+            positions = positions_of(self.layout, self.mesh.rank("cp"), ids.device)
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x, positions)
@@ -121,16 +135,28 @@ class Llama(nn.Module):
         return self.head.loss_of(self(ids, positions), targets, **options)
 
 
-def check_topology(config: LlamaConfig, topology: Topology) -> None:
+def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
     """Refuse a topology under which this model cannot be cut; needs no rank.
 
     Raises:
-        ValueError: an axis besides tp and dp, or a size that does not divide where it must.
+        ValueError: an axis besides tp, cp and dp, a size that does not divide where it must, or a layout that is
+            missing along cp or made for another number of ranks.
     """
-    others = [f"{name} {topology.size(name)}" for name in ("pp", "cp", "ep") if topology.size(name) > 1]
+    others = [f"{name} {topology.size(name)}" for name in ("pp", "ep") if topology.size(name) > 1]
     if others:
-        raise ValueError(f"a Llama is cut along tp and copied along dp, got {', '.join(others)} in {topology} ranks")
+        cut = "a Llama is cut along tp and cp and copied along dp"
+        raise ValueError(f"{cut}, got {', '.join(others)} in {topology} ranks")
+    cp_size = topology.size("cp")
+    if cp_size != (1 if layout is None else layout.num_ranks):
+        raise ValueError(
+            f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}; "
+            f"make_layout(name, length, num_ranks={cp_size})"
+        )
     config.check(topology.size("tp"))
+
+
+def _attention(mesh: Mesh, layout: SequenceLayout | None) -> Attend:
+    return causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
 
 
 def _norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:

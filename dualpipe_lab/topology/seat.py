@@ -24,15 +24,19 @@ class Seat:
     def __init__(self, topology: "Topology", rank: int) -> None:
         self.topology, self.global_rank = topology, rank
         self.coordinates = topology.coordinates(rank)
-        self._ranks: dict[str, tuple[int, ...]] = {}
+        self._ranks: dict[tuple[str, ...], tuple[int, ...]] = {}
 
-    def ranks(self, axis: str) -> tuple[int, ...]:
-        """Global ranks of this rank's group, in group order."""
-        if axis not in self._ranks:
-            is_alone = axis not in self.topology.names and self.topology.size(axis) == 1
-            groups = ((self.global_rank,),) if is_alone else self.topology.groups(axis)
-            self._ranks[axis] = next(group for group in groups if self.global_rank in group)
-        return self._ranks[axis]
+    def ranks(self, *axes: str) -> tuple[int, ...]:
+        """Global ranks of this rank's group along an axis, or along several together, in group order."""
+        if axes not in self._ranks:
+            self._ranks[axes] = next(group for group in self._groups_along(axes) if self.global_rank in group)
+        return self._ranks[axes]
+
+    def _groups_along(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        present = tuple(axis for axis in axes if axis in self.topology.names or self.topology.size(axis) > 1)
+        if not present:
+            return tuple((rank,) for rank in range(self.topology.world_size))
+        return self.topology.groups(*present)
 
     def rank(self, axis: str) -> int:
         """This rank's number within its group."""

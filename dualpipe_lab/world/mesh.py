@@ -29,16 +29,17 @@ class Mesh(Seat):
         super().__init__(topology, current().rank)
         self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks: axes may share a group
 
-    def group(self, axis: str) -> Group:
-        """This rank's process group along an axis; the first call for an axis involves every rank of the world.
+    def group(self, *axes: str) -> Group:
+        """This rank's process group along an axis, or along several together: `group("dp", "cp")` sums gradients.
+
+        The first call for an axis involves every rank of the world.
 
         Raises:
             ValueError: the topology has no such axis or group.
         """
-        mine = self.ranks(axis)
+        mine = self.ranks(*axes)
         if mine not in self._groups:
-            alone = tuple((rank,) for rank in range(self.topology.world_size))
-            for ranks in alone if len(mine) == 1 else self.topology.groups(axis):
+            for ranks in self._groups_along(axes):
                 group = comm.new_group(ranks)
                 if ranks == mine:
                     self._groups[mine] = group

@@ -108,7 +108,7 @@ def test_bytes_are_those_of_the_closed_forms(world_size):
         ({"num_heads": 6, "hidden_size": 64}, [("tp", 2)], "hidden_size must divide by num_heads, got 64 and 6"),
         ({"num_heads": 12, "num_kv_heads": 6, "hidden_size": 48}, [("tp", 4)], "got 6 heads on 4 ranks"),
         ({"vocabulary_size": 0}, [("tp", 1)], "sizes count from 1"),
-        ({}, [("pp", 2), ("tp", 2)], "along tp and copied along dp, got pp 2 in pp 2 x tp 2 = 4 ranks"),
+        ({}, [("pp", 2), ("tp", 2)], "along tp and cp and copied along dp, got pp 2 in pp 2 x tp 2 = 4 ranks"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_before_any_process_starts(config, axes, message):

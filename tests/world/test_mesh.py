@@ -64,3 +64,19 @@ def test_axes_of_one_rank_and_a_world_of_another_size():
     assert lab.launch(fn, 2) == [1.0, 1.0]
     with pytest.raises(lab.RankError, match="dp 4 = 4 ranks, the world has 2"):
         lab.launch(lambda rank, world_size: Mesh(Topology([("dp", 4)])), 2)
+
+
+def test_axes_together_make_one_group_and_an_axis_that_is_missing_counts_as_one():
+    def fn(rank, world_size):
+        mesh, sums = Mesh(Topology([("dp", 2), ("cp", 2), ("tp", 2)])), []
+        for axes in (("dp", "cp"), ("cp",), ("dp", "pp"), ("pp", "ep")):
+            x = torch.tensor([2**rank])
+            comm.all_reduce(x, group=mesh.group(*axes))
+            sums.append(int(x))
+        return sums
+
+    for rank, sums in enumerate(lab.launch(fn, 8)):
+        tp, cp = rank % 2, rank // 2 % 2
+        across = [tp, tp + 2, tp + 4, tp + 6]
+        groups = [across, across[:2] if rank < 4 else across[2:], [2 * cp + tp, 2 * cp + tp + 4], [rank]]
+        assert sums == [sum(2**member for member in group) for group in groups]
