@@ -9,6 +9,8 @@ from cp_runs import ORACLE, assert_close, draw, floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualpipe_lab.cp.closed_forms import Attention
+from dualpipe_lab.cp.closed_forms import saved_bytes as saved_bytes_form
 from dualpipe_lab.cp.flash_attention import FlashTiles, flash_attention
 from dualpipe_lab.cp.flash_attention.kernel import FlashTiles as Kernel
 from dualpipe_lab.dp.measure import storage_bytes
@@ -75,7 +77,19 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient():
     assert flash_attention(q[:, :, :0], k, k).shape == (1, 1, 0, 4)
 
 
-def test_gradcheck_and_inputs_that_are_views():
+def test_inputs_may_be_views_of_any_strides():
+    wide = draw(3, 5, 2, 3, 4)  # positions, batch, heads ...
+    q, k, v = (wide[..., i, :].permute(1, 2, 0, 3) for i in range(3))
+    grad = draw(5, 4, 3, 2).permute(0, 3, 2, 1)
+    ours = gradients(lambda *qkv: flash_attention(*qkv, tiles=FlashTiles(2, 2)), q, k, v, grad)
+    out, lse = FlashTiles(2, 2).forward(q, k, v, None, 0.5)
+    direct = [out, *FlashTiles(2, 2).backward(grad, q, k, v, out, lse, None, 0.5)]
+    for found in (ours, direct):
+        for mine, other in zip(found, gradients(lambda *qkv: reference(*qkv, None), q, k, v, grad), strict=True):
+            assert_close(mine, other)
+
+
+def test_gradcheck():
     q, k, v = (draw(1, 3, heads, 2, seed=heads).transpose(1, 2).requires_grad_() for heads in (2, 1, 1))
     tiles = FlashTiles(2, 2)
     assert torch.autograd.gradcheck(
@@ -115,7 +129,9 @@ def saved_bytes(function, length, heads=4, kv_heads=2, size=8):
 
 def naive(q, k, v):
     """The formula itself: scores and weights of all pairs."""
-    k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
+    k, v = (
+        tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) if k.shape != q.shape else tensor for tensor in (k, v)
+    )
     return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, -1) @ v
 
 
@@ -126,6 +142,10 @@ def test_saved_bytes_are_linear_in_the_length_and_naively_quadratic():
     assert tiled == [4 * length * (8 * (4 + 4 + 2 + 2) + 4) for length in lengths]
     first, second, third = (saved_bytes(naive, length) for length in lengths)
     assert (third - 2 * second) == 4 * (second - 2 * first) > 0  # a s^2 + b s
+    sizes = Attention(1, 4, 4, 8, element_bytes=4, state_bytes=4)
+    assert [saved_bytes_form(64, sizes, is_naive) for is_naive in (False, True)] == [
+        saved_bytes(function, 64, kv_heads=4) for function in (flash_attention, naive)
+    ]
 
 
 def test_what_nobody_sees_is_not_computed():

@@ -40,6 +40,11 @@ def rotated(x, where):
     return torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
 
 
+def whole_attention(q, k, v):
+    """Torch's, on one process."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 def batch():
     """Tokens and labels of which the loss masks out a run: some ranks have many more valid tokens than others."""
     tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -52,11 +57,7 @@ def batch():
 def one_process():
     """The loss and the gradients of the whole batch."""
     model, (tokens, labels) = Tiny(), batch()
-    logits = model(
-        tokens,
-        torch.arange(LENGTH, dtype=torch.float64),
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-    )
+    logits = model(tokens, torch.arange(LENGTH).double(), whole_attention)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -90,3 +91,27 @@ def test_gradients_summed_over_cp_and_dp_equal_one_process(dp, cp):
         for found in gradients:
             for name, grad in expected.items():
                 assert_close(found[name], grad, case=(cases[0], name))
+
+
+def test_a_length_that_zigzag_cannot_deal_out_is_padded_and_masked():
+    """Nothing sees what stands behind it, and what has no label has no gradient."""
+    tokens, labels = (tensor[:, : LENGTH - 3] for tensor in batch())
+    num_tokens = int((labels != -100).sum())
+    padded = [F.pad(tensor, (0, 3), value=value) for tensor, value in ((tokens, 0), (labels, -100))]
+    layout = make_layout("zigzag", LENGTH, 4)
+
+    def gradients(parts, where, attention):
+        model = Tiny()
+        token_loss(model(parts[0], where.double(), attention), parts[1], num_tokens).backward()
+        return model
+
+    def fn(rank, world_size):
+        parts = [shard(tensor, layout, rank) for tensor in padded]
+        model = gradients(parts, positions(layout, rank), lambda q, k, v: ring_attention(q, k, v, layout))
+        all_reduce_gradients(model.parameters())
+        return [parameter.grad for parameter in model.parameters()]
+
+    alone = gradients((tokens, labels), torch.arange(LENGTH - 3), whole_attention)
+    for found in launch(fn, 4):
+        for mine, parameter in zip(found, alone.parameters(), strict=True):
+            assert_close(mine, parameter.grad)

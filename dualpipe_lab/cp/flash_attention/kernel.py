@@ -68,7 +68,7 @@ class FlashTiles:
         """Return `out_BHSD` and `lse_BHS`; arguments as in `Kernel`."""
         wide = accumulate_in(q.dtype)
         q_groups, k_all, v_all = grouped(q, k.shape[1]), k.flatten(0, 1).to(wide), v.flatten(0, 1).to(wide)
-        out, lse = torch.empty_like(q_groups, dtype=wide), torch.empty(q_groups.shape[:3], dtype=wide, device=q.device)
+        out, lse = (torch.empty(q_groups.shape[:axes], dtype=wide, device=q.device) for axes in (4, 3))
         for rows in self._rows(q.shape[2]):
             q_i = rows_of(q_groups, rows).to(wide) * scale
             state, weighted = _one_row_of_tiles(q_i, k_all, v_all, self.columns(rows, k.shape[2], offset))
@@ -89,7 +89,7 @@ class FlashTiles:
         delta = grouped((grad.to(wide) * out).sum(-1), kv_heads)  # D
         # a query that sees nothing: exp(s - inf) = 0 for every key
         lse_groups = grouped(lse.masked_fill(lse == NOTHING, float("inf")), kv_heads)
-        dq = torch.empty_like(q_groups, dtype=wide)
+        dq = torch.empty(q_groups.shape, dtype=wide, device=q.device)
         for rows in self._rows(q.shape[2]):
             q_i, do_i = rows_of(q_groups, rows).to(wide) * scale, rows_of(grad_groups, rows).to(wide)
             lse_i, delta_i = (rows_of(x, rows)[..., None] for x in (lse_groups, delta))
