@@ -15,6 +15,7 @@ TOPICS = {
     "dp_gradients": "dp.dp_gradients",
     "zero_1": "dp.zero_1",
     "zero_2": "dp.zero_2",
+    "zero_3": "dp.zero_3",
     "mixed_precision_adam": "dp.mixed_precision_adam",
     "io": "dp.io",
     "topology": "dp.topology",

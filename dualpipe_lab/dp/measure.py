@@ -6,6 +6,7 @@ whose storage was freed counts nothing.
 """
 
 import gc
+import os
 from collections.abc import Iterable
 from time import sleep
 
@@ -32,7 +33,9 @@ def live_bytes() -> int:
     A `gc.freeze()` beforehand makes readings quick: what was there then is left out of both.
     """
     reading = -1
+    # a back end's thread holds the tensors of a collective until it has run once more, later on a busy machine
+    pause = 0.02 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     while reading != (again := storage_bytes(live_tensors())):
         reading = again
-        sleep(0.02)  # a back end's thread holds the tensors of a collective for a moment after it is over
+        sleep(pause)
     return reading

@@ -13,6 +13,7 @@ EXAMPLES = {
     "dp_gradients": "dp/dp-gradients",
     "zero_1": "dp/zero-1",
     "zero_2": "dp/zero-2",
+    "zero_3": "dp/zero-3",
     "mixed_precision_adam": "dp/mixed-precision-adam",
     "io": "dp/io",
     "topology": "dp/topology",

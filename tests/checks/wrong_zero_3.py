@@ -1,0 +1,108 @@
+"""Typical wrong answers and lazy cheats of the exercises on ZeRO-3."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+ONE, TWO, THREE, FOUR = (f"zero_3-{number}" for number in range(1, 5))
+NUMBERS = "held, sent, gathers"
+
+TYPICAL = {
+    ONE: {
+        "nothing dealt out": Bad(f"{NUMBERS} = 67200, 55800, 27", "dealt out to 4 ranks"),
+        "one microbatch": Bad(f"{NUMBERS} = 16800, 18600, 27", "this is one microbatch"),
+        "the root three times": Bad(f"{NUMBERS} = 16800, 56700, 27", "the root is gathered once"),
+        "the root gathered twice": Bad(f"{NUMBERS} = 16800, 55800, 30", "the root is not freed"),
+    },
+    TWO: {
+        "saves the weight": Bad(
+            [
+                ("ctx.save_for_backward(x, shard)", "pass"),
+                (
+                    "return x @ whole(shard, ctx.shape).t()",
+                    "W = whole(shard, ctx.shape); ctx.save_for_backward(x, shard, W); return x @ W.t()",
+                ),
+                ("x, shard = ctx.saved_tensors", "x, shard, W = ctx.saved_tensors"),
+                ("dx = dy @ whole(shard, ctx.shape)", "dx = dy @ W"),
+            ],
+            "a tensor saved for the backward is kept",
+        ),
+        "hides the weight": Bad(
+            [
+                (
+                    "return x @ whole(shard, ctx.shape).t()",
+                    "ctx.W = whole(shard, ctx.shape); return x @ ctx.W.t()",
+                ),
+                ("dx = dy @ whole(shard, ctx.shape)", "dx = dy @ ctx.W"),
+            ],
+            "a tensor is kept",
+        ),
+        "hides the weight and gathers for show": Bad(
+            [
+                (
+                    "return x @ whole(shard, ctx.shape).t()",
+                    "ctx.W = whole(shard, ctx.shape); return x @ ctx.W.t()",
+                ),
+            ],
+            "a tensor is kept",
+        ),
+        "not summed": Bad(
+            [
+                (
+                    "comm.reduce_scatter_single(own, pad(dW, (0, N * len(shard) - len(dW))))",
+                    "own = pad(dW, (0, N * len(shard) - len(dW))).view(N, -1)[comm.get_rank()].clone()",
+                )
+            ],
+            "2 rank(s): on rank 0, shard.grad",
+        ),
+        "transposed": Bad([("(dy.t() @ x)", "(x.t() @ dy)")], "shard.grad of layer"),
+        "no gradient of x": Bad([("return dx, own, None", "return None, own, None")], "x.grad is missing"),
+        "an all-reduce": Bad(
+            [
+                (
+                    "comm.reduce_scatter_single(own, pad(dW, (0, N * len(shard) - len(dW))))",
+                    "whole_dW = pad(dW, (0, N * len(shard) - len(dW))).contiguous(); comm.all_reduce(whole_dW); "
+                    "own = whole_dW.view(N, -1)[comm.get_rank()].clone()",
+                )
+            ],
+            "a rank sent",
+        ),
+    },
+    THREE: {
+        "the starter": Bad(
+            [("register_full_backward_pre_hook", "register_full_backward_hook")], "the gradients of unit 2 are NaN"
+        ),
+        "never freed": Bad([("module.register_forward_hook(lambda *_: unit.free())", "pass")], "whole at once"),
+        "never regathered": Bad(
+            [("module.register_full_backward_pre_hook(lambda *_: unit.gather())", "pass")], "are NaN"
+        ),
+        "gathered after the forward": Bad(
+            [("lambda *_: unit.free()", "lambda *_: (unit.free(), unit.gather()) and None")], "whole at once"
+        ),
+    },
+    FOUR: {
+        "when needed": Bad("asked = [0, 1, 2, 3, 4, 5]", "takes 32 ticks"),
+        "one ahead": Bad("asked = [0, 0, 1, 2, 3, 4]", "takes 24 ticks"),
+        "everything at once": Bad("asked = [0] * 6", "15 GB are taken"),
+        "too late": Bad("asked = [0, 0, 3, 3, 3, 3]", "unit 2 is asked for at turn 3"),
+        "out of order": Bad("asked = [0, 0, 2, 1, 3, 4]", "in their order"),
+    },
+}
+
+CHEATS = {
+    ONE: {"equal to everything": Bad(EQUAL_TO_ALL + f"{NUMBERS} = [Anything()] * 3", "whole number")},
+    TWO: {
+        "no weight at all": Bad(
+            "def gathered_linear(x, shard, out_features):\n    return x.new_zeros(len(x), out_features) + 0 * x.sum()",
+            "the output",
+        )
+    },
+    THREE: {
+        "nothing": Bad("def connect(module, unit):\n    pass", "are NaN"),
+        "always whole": Bad(
+            "def connect(module, unit):\n    unit.free = lambda: None\n    unit.gather()", "whole at once"
+        ),
+    },
+    FOUR: {
+        "nothing": Bad("asked = []", "a list of 6 turns"),
+        "equal to everything": Bad(EQUAL_TO_ALL + "asked = [Anything()] * 6", "the whole number of a unit"),
+    },
+}
