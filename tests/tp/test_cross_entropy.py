@@ -105,6 +105,8 @@ def test_it_equals_plain_torch(world_size):
         theirs = plain(logits, targets, reduction="sum")
         mine = ours(logits, targets, num_tokens=50)
         found["num_tokens"] = distances(mine, {key: value / 50 for key, value in theirs.items()})
+        even = torch.full((2, TOKENS, 37), 3.0, dtype=torch.float64)
+        found["equal logits"] = distances(ours(even, targets), plain(even, targets))
         # another target may be the ignored one, even a real token
         theirs = plain(logits, targets.clamp(min=0), ignore_index=5)
         mine = ours(logits, targets.clamp(min=0), options=LossOptions(ignored=5))

@@ -80,3 +80,18 @@ def test_axes_together_make_one_group_and_an_axis_that_is_missing_counts_as_one(
         across = [tp, tp + 2, tp + 4, tp + 6]
         groups = [across, across[:2] if rank < 4 else across[2:], [2 * cp + tp, 2 * cp + tp + 4], [rank]]
         assert sums == [sum(2**member for member in group) for group in groups]
+
+
+def test_a_group_of_members_only_leaves_the_others_alone():
+    """Ranks 0 and 1 make two groups, ranks 2 and 3 one, and rank 4 none: nobody waits for anybody else."""
+
+    def fn(rank, world_size):
+        sums = []
+        for _ in range({0: 2, 1: 1, 2: 0}[rank // 2]):
+            group = comm.new_group([rank // 2 * 2, rank // 2 * 2 + 1], members_only=True)
+            x = torch.tensor([2**rank])
+            comm.all_reduce(x, group=group)
+            sums.append(int(x))
+        return sums
+
+    assert lab.launch(fn, 5) == [[3, 3], [3, 3], [12], [12], []]
