@@ -6,6 +6,7 @@ Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages
   plot_timelines(...)             the same timelines by matplotlib, for papers
   Chart(...)                      lines over a number, such as a weight over the steps of a training
   Lanes(...)                      named rows of spans: what a rank computes beside what travels meanwhile
+  Slices(...)                     which part of each tensor lives on which rank, and what the ranks send
   Explorer(...)                   every schedule at many sizes, timed and ranked in the page
   TimelineWidget(...)             a timeline whose time, costs and selection Python reads and sets
 """
@@ -22,6 +23,7 @@ _HOMES = {
     "TimelineWidget": "widget",
     "Chart": "chart",
     "Lanes": "lanes",
+    "Slices": "slices",
     "Explorer": "explorer",
 }
 

@@ -1,0 +1,73 @@
+"""Which part lives where: every part at its place and in its owner's colour, messages as bars, as text too."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from dualpipe_lab.viz.slices import Cut, Slices, Step
+
+SVG = "{http://www.w3.org/2000/svg}"
+BLUE, ORANGE = "#0072b2", "#e69f00"
+
+
+def parts(picture):
+    """(x, y, width, height, colour) of every part that a rank holds, relative to its tensor; tensor by tensor."""
+    found, waiting = [], []
+    for box in ET.fromstring(picture.to_svg()).findall(f"{SVG}rect"):
+        place = [float(box.get(key)) for key in ("x", "y", "width", "height")]
+        if box.get("fill") != "none":
+            waiting.append((place, box.get("fill")))
+            continue
+        x, y, width, height = place
+        for (left, top, wide, high), fill in waiting:
+            found.append(((left - x) / width, (top - y) / height, wide / width, high / height, fill))
+        waiting = []
+    return [tuple(round(v, 1) if isinstance(v, float) else v for v in part) for part in found]
+
+
+def test_rows_columns_and_pieces_lie_where_they_belong():
+    rows = Slices("rows", 2, [Cut("W", (8, 4), axis=0)])
+    assert parts(rows) == [(0, 0, 1, 0.5, BLUE), (0, 0.5, 1, 0.5, ORANGE)]
+    columns = Slices("columns", 2, [Cut("y", (4, 8), axis=1)])
+    assert parts(columns) == [(0, 0, 0.5, 1, BLUE), (0.5, 0, 0.5, 1, ORANGE)]
+    pieces = Slices("halves", 2, [Cut("[gate; up]", (8, 4), 0, [((0, 2), (4, 6)), ((2, 4), (6, 8))])])
+    assert [part[1] for part in parts(pieces)] == [0, 0.5, 0.2, 0.8]  # a quarter, at one digit
+
+
+def test_what_all_hold_has_no_colour_and_a_replica_that_of_its_first_rank():
+    assert [part[-1] for part in parts(Slices("x", 2, [Cut("x", (2, 2))]))] == ["currentColor"] * 2
+    replicas = Cut("W_k", (4, 2), 0, [((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),)])
+    assert [part[-1] for part in parts(Slices("k", 4, [replicas]))] == [BLUE, BLUE, "#009e73", "#009e73"]
+    summands = Slices("y", 2, [Cut("y", (2, 2), is_summand=True)])
+    assert [part[-1] for part in parts(summands)] == [BLUE, ORANGE]
+    assert summands.to_svg().count(">+<") == 2
+
+
+def test_a_message_is_a_bar_through_all_ranks_and_the_rest_is_not():
+    def bars(step):
+        svg = ET.fromstring(Slices("s", 3, [Cut("x", (2, 2)), step, Cut("y", (2, 2))]).to_svg())
+        return [path for path in svg.findall(f"{SVG}path") if path.get("stroke-width") == "3"]
+
+    assert not bars(Step("copy", "none"))
+    assert len(bars(Step("copy", "all-reduce", 0, 96))) == 1
+    assert len(bars(Step("a", "b", 8, 96))) == 2
+
+
+def test_everything_lies_inside_and_is_written_too():
+    path = [Cut("x", (6, 5)), Step("copy", "all-reduce & more", 0, 1536), Cut("W", (7, 5), axis=0)]
+    picture = Slices("rows < columns", 4, path)
+    root = ET.fromstring(picture.to_svg())
+    width, height = float(root.get("width")), float(root.get("height"))
+    for box in root.findall(f"{SVG}rect"):
+        assert float(box.get("x")) + float(box.get("width")) <= width
+        assert float(box.get("y")) + float(box.get("height")) <= height
+    assert {"all-reduce & more", "1,536 B", "7 × 5"} <= {text.text for text in root.findall(f"{SVG}text")}
+    text = str(picture).splitlines()
+    assert [line.split("rows ")[1] for line in text[2:6]] == ["0-1", "2-3", "4-5", "6-6"]
+    assert "nothing" in str(Slices("few", 3, [Cut("W", (2, 1), axis=0)]))
+
+
+def test_a_path_that_does_not_alternate_is_refused():
+    for path in ([], [Step()], [Cut("x", (1, 1)), Cut("y", (1, 1))], [Cut("x", (1, 1)), Step()]):
+        with pytest.raises(ValueError, match="tensors with one step between each two"):
+            Slices("wrong", 2, path)
