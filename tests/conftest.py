@@ -1,4 +1,4 @@
-"""Fixtures for tests of the built book: the pages, and a real browser that can reach nothing but them."""
+"""Settings of all tests, and fixtures for the built book: the pages, and a real browser that reaches nothing but them."""
 
 import functools
 import http.server
@@ -6,8 +6,12 @@ import os
 import threading
 from pathlib import Path
 
+import hypothesis
 import pytest
 from built_pages import HTML
+
+hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a failure
+hypothesis.settings.load_profile("course")
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]

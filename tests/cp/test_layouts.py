@@ -24,7 +24,7 @@ layouts = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layouts)
 def test_every_position_is_held_once_and_in_order(layout):
     held = [layout.positions(rank) for rank in range(layout.num_ranks)]
@@ -33,7 +33,7 @@ def test_every_position_is_held_once_and_in_order(layout):
     assert [layout.size(rank) for rank in range(layout.num_ranks)] == list(map(len, held))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layouts, st.booleans())
 def test_the_rules_show_exactly_what_positions_allow(layout, causal):
     pairs = visible_pairs(layout, causal)
@@ -64,7 +64,7 @@ def test_pairs_and_critical_paths_of_4_ranks_and_16_positions():
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(1, 8))
 def test_zigzag_is_balanced_exactly_and_almost_twice_as_short(num_ranks, chunk):
     length = 2 * chunk * num_ranks

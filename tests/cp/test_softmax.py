@@ -60,7 +60,7 @@ scores = st.lists(st.one_of(st.just(-INF), st.floats(-2000, 2000)), min_size=1, 
 
 
 @given(scores, st.integers(1, 13))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_blocks_of_any_size_give_the_same(values, block_size):
     x = torch.tensor(values, dtype=torch.float64)
     v = draw(len(values), 3)
@@ -70,7 +70,7 @@ def test_blocks_of_any_size_give_the_same(values, block_size):
 
 
 @given(st.lists(scores, min_size=1, max_size=5), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pairs_merge_in_any_order_and_grouping(blocks, random):
     whole = torch.tensor(list(itertools.chain(*blocks)), dtype=torch.float64)
     pairs = [MaxSum.of(torch.tensor(block, dtype=torch.float64)) for block in blocks]

@@ -67,7 +67,7 @@ def test_it_equals_torch(dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(numel=st.integers(1, 70), num_shards=st.integers(1, 9), seed=st.integers(0, 99))
 def test_shards_are_bitwise_the_whole(dtype, numel, num_shards, seed):
     generator = torch.Generator().manual_seed(seed)

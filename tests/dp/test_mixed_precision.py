@@ -28,7 +28,7 @@ def test_scales_follow_the_oracle():
         assert (scaler.scale, scaler.num_good_steps) == (row["scale_after"], row["good_after"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 4), st.sampled_from([2.0**100, 1024.0, 3.0]))
 def test_scales_equal_torch_step_by_step(overflows, interval, scale):
     ours = LossScaler(scale, interval=interval)
