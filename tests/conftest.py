@@ -1,4 +1,4 @@
-"""Settings of all tests, and fixtures for the built book: the pages, and a real browser that reaches nothing but them."""
+"""Settings of all tests, and fixtures for the built book: its pages, and a real browser that reaches nothing else."""
 
 import functools
 import http.server
