@@ -53,12 +53,12 @@ class Ring:
         Raises:
             ValueError: a ring of one rank, which has no neighbours, or a tensor that is not contiguous.
         """
-        works = []
+        messages = []
         if arriving.numel():
-            works.append(comm.irecv(arriving, self.prev_rank, tag, self.group))
+            messages.append(comm.P2P("irecv", arriving, self.prev_rank, tag))
         if leaving.numel():
-            works.append(comm.isend(leaving, self.next_rank, tag, self.group, label))
-        return Turn(works, arriving)
+            messages.append(comm.P2P("isend", leaving, self.next_rank, tag, label))
+        return Turn(comm.batch_isend_irecv(messages, self.group), arriving)
 
 
 def room(shape: tuple[int, ...], spare: Tensor) -> Tensor:

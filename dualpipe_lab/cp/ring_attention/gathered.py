@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_reduce_scatter
-from dualpipe_lab.cp.ring_attention.plan import Plan, block_gradients
+from dualpipe_lab.cp.ring_attention.plan import Plan, add_block, block_gradients
 from dualpipe_lab.cp.softmax import accumulate_in
 
 
@@ -40,10 +40,7 @@ def gradients(
     dq, dparts = torch.zeros_like(q, dtype=wide), [torch.zeros_like(part, dtype=wide) for part in parts]
     for source, kv in blocks(parts, plan):
         view = plan.view(source)
-        if view is not None:
-            found = block_gradients(grad, q, kv, out, lse, view, plan)
-            dq[:, :, view.queries] += found[0]
-            for total, part in zip(dparts[source], found[1:], strict=True):
-                total[:, :, view.keys] += part
+        found = None if view is None else block_gradients(grad, q, kv, out, lse, view, plan)
+        add_block(dq, dparts[source], view, found)
     ring_reduce_scatter(dparts, plan.ring, plan.ring.position)
     return dq, dparts[plan.ring.position]

@@ -91,6 +91,15 @@ def block_gradients(grad: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tenso
     return plan.kernel.backward(grad[rows], q[rows], k, v, out[rows], lse[rows], _offset(view), plan.scale)
 
 
+def add_block(dq: Tensor, dkv: Tensor, view: View | None, found: Grads | None) -> None:
+    """Add what `block_gradients` found, if anything, to dQ `dq_BHSD` and to the block's own `dkv_2BKSD`."""
+    if view is None or found is None:
+        return
+    dq[:, :, view.queries] += found[0]
+    for total, part in zip(dkv, found[1:], strict=True):
+        total[:, :, view.keys] += part
+
+
 def _attend_block(q: Tensor, k: Tensor, v: Tensor, view: View, plan: Plan) -> tuple[Tensor, Tensor]:
     k, v = k[:, :, view.keys], v[:, :, view.keys]
     return plan.kernel.forward(q[:, :, view.queries], k, v, _offset(view), plan.scale)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.cp.ring import Turn, room
-from dualpipe_lab.cp.ring_attention.plan import Plan, block_gradients
+from dualpipe_lab.cp.ring_attention.plan import Plan, add_block, block_gradients
 from dualpipe_lab.cp.softmax import accumulate_in
 from dualpipe_lab.cp.step_log import StepLog
 from dualpipe_lab.viz.steplog import Cell
@@ -48,8 +48,8 @@ def gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return dQ `dq_BHSD` and this rank's own `dkv_2BKSD`, after the whole ring has added to it."""
     ring, wide = plan.ring, accumulate_in(q.dtype)
-    dq = torch.zeros_like(q, dtype=wide)
-    dkv = torch.zeros(plan.block_shape(k, ring.position), dtype=wide, device=q.device)
+    dq = torch.empty_like(q, dtype=wide)
+    dkv = dq.new_empty(plan.block_shape(k, ring.position))
     spare = dkv.new_empty(0)
     coming: Turn | None = None
     log = None if plan.log is None else plan.log.backward
@@ -60,10 +60,9 @@ def gradients(
         found = None if view is None else block_gradients(grad, q, kv, out, lse, view, plan)
         if coming is not None:
             spare, dkv = dkv, coming.wait()  # what the ranks before have added, while this one worked
-        if found is not None and view is not None:
-            dq[:, :, view.queries] += found[0]
-            for total, part in zip(dkv, found[1:], strict=True):
-                total[:, :, view.keys] += part
+            add_block(dq, dkv, view, found)
+        elif found is not None:  # the own block: all queries and all keys
+            dq, dkv = found[0].to(wide), torch.stack(found[1:]).to(wide)
         if ring.size > 1:
             arriving = room(plan.block_shape(k, ring.behind(step + 1)), spare)
             coming = ring.turn(dkv, arriving, DKV, f"dKV {source}")

@@ -15,12 +15,13 @@ from dualpipe_lab.world.traffic import Traffic
 
 
 class P2P(NamedTuple):
-    """One message of a batch: `P2P("isend", tensor, peer)` or `P2P("irecv", tensor, peer)`."""
+    """One message of a batch: `P2P("isend", tensor, peer)` or `P2P("irecv", tensor, peer)`; `label` is for sends."""
 
     kind: Literal["isend", "irecv"]
     tensor: torch.Tensor
     peer: int
     tag: int = 0
+    label: str = ""
 
 
 def isend(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = None, label: str = "") -> Work:
@@ -58,7 +59,8 @@ def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> li
         return []
     context = current()
     operations = [_message(message.kind, message.tensor, message.peer, message.tag, group) for message in messages]
-    for operation in operations:
+    for operation, message in zip(operations, messages, strict=True):
+        operation.label = message.label
         context.begin(operation)
     functions = {"isend": dist.isend, "irecv": dist.irecv}
     handles: list[Any] = dist.batch_isend_irecv(
