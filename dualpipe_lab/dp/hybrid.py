@@ -62,6 +62,7 @@ class NodeLedger(RankLedger):
     """A rank's ledger that also says where the bytes went.
 
     Rings run in the order of a group's ranks, so a rank's bytes go to the next member: within the node or out of it.
+    What is addressed to single ranks, as in an all-to-all, counts by where each of them is.
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:
@@ -70,13 +71,17 @@ class NodeLedger(RankLedger):
         self._rank = rank
         self.sent_by_operation: dict[str, NodeBytes] = {}
 
-    def add(self, operation: str, sent: int, received: int, peers: set[int]) -> None:
+    def add(
+        self, operation: str, sent: int, received: int, peers: set[int], sent_to: dict[int, int] | None = None
+    ) -> None:
         """Count one call."""
-        super().add(operation, sent, received, peers)
-        following = min((peer for peer in peers if peer > self._rank), default=min(peers, default=self._rank))
-        stays = self._node_of[following] == self._node_of[self._rank]
+        super().add(operation, sent, received, peers, sent_to)
+        if sent_to is None:
+            following = min((peer for peer in peers if peer > self._rank), default=min(peers, default=self._rank))
+            sent_to = {following: sent}
+        stays = sum(part for peer, part in sent_to.items() if self._node_of[peer] == self._node_of[self._rank])
         intra, inter = self.sent_by_operation.get(operation, NodeBytes(0, 0))
-        self.sent_by_operation[operation] = NodeBytes(intra + sent * stays, inter + sent * (not stays))
+        self.sent_by_operation[operation] = NodeBytes(intra + stays, inter + sent - stays)
 
     def total(self) -> NodeBytes:
         """The bytes of all operations."""

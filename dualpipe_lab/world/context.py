@@ -50,6 +50,7 @@ class RankContext:
             operation.traffic.sent,
             operation.traffic.received,
             {peer for peer in peers if peer is not None},
+            operation.sent_to,
         )
         if self.emulator:
             self.emulator.post(operation)

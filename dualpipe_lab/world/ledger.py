@@ -26,8 +26,10 @@ class RankLedger:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
 
-    def add(self, operation: str, sent: int, received: int, peers: set[int]) -> None:
-        """Count one call."""
+    def add(
+        self, operation: str, sent: int, received: int, peers: set[int], sent_to: dict[int, int] | None = None
+    ) -> None:
+        """Count one call; `sent_to` are the bytes addressed to each peer, where they do not all go to the next one."""
         entry = self.entries.setdefault(operation, Entry())
         entry.count += 1
         entry.sent += sent

@@ -21,6 +21,7 @@ class Operation:
         traffic: bytes sent and received by this rank, latency steps.
         shape: shape of this rank's tensor.
         peer: global rank of the other side of a message; None for a collective (or a receive from anybody).
+        sent_to: for a collective that is no ring in the order of its ranks, the bytes addressed to each rank.
         tag: tag of a message.
         sequence: how many collectives of this group came before on this rank.
         sends: for a message, whether it leaves this rank.
@@ -41,6 +42,7 @@ class Operation:
     issued_ns: int = 0
     left_ns: int | None = None
     due_ns: int = 0
+    sent_to: dict[int, int] | None = None
 
     @property
     def is_collective(self) -> bool:

@@ -148,3 +148,27 @@ def test_a_bad_decay_is_refused():
 
     with pytest.raises(lab.RankError, match="decay from 0 to below 1, got 1"):
         launch(fn, 1)
+
+
+def test_bytes_that_are_addressed_count_by_where_they_go():
+    def fn(rank, world_size):
+        ledger, x = count_by_node(TOPOLOGY), torch.zeros(10, dtype=torch.uint8)
+        counts = torch.tensor([[0, 1, 2, 3], [3, 0, 1, 2], [2, 3, 0, 1], [1, 2, 3, 4]])
+        sends, receives = counts[rank].tolist(), counts[:, rank].tolist()
+        lab.comm.all_to_all_single(x.new_zeros(sum(receives)), x[: sum(sends)], receives, sends)
+        lab.comm.all_to_all(list(x[:4].clone().split(1)), list(x[:4].split(1)))
+        lab.comm.gather(x, [x.clone() for _ in range(4)] if rank == 1 else None, dst=1)
+        lab.comm.scatter(x, [x.clone() for _ in range(4)] if rank == 1 else None, src=1)
+        lab.comm.reduce(x, dst=1)
+        lab.comm.broadcast(x, src=1)
+        lab.comm.isend(x, rank ^ 2).wait() if rank < 2 else lab.comm.recv(x, rank ^ 2)
+        return {name: tuple(sent) for name, sent in ledger.sent_by_operation.items()}
+
+    found = launch(fn, 4)
+    assert [sent["all_to_all_single"] for sent in found] == [(1, 5), (3, 3), (1, 5), (3, 3)]
+    assert [sent["all_to_all"] for sent in found] == [(1, 2)] * 4
+    assert [sent["gather"] for sent in found] == [(10, 0), (0, 0), (0, 10), (0, 10)]
+    assert [sent["scatter"] for sent in found] == [(0, 0), (10, 20), (0, 0), (0, 0)]
+    assert [sent["reduce"] for sent in found] == [(0, 10), (0, 0), (0, 10), (10, 0)]  # 0 -> 3 -> 2 -> 1
+    assert [sent["broadcast"] for sent in found] == [(0, 0), (0, 10), (10, 0), (0, 10)]  # 1 -> 2 -> 3 -> 0
+    assert [sent["isend"] for sent in found[:2]] == [(0, 10)] * 2

@@ -32,7 +32,8 @@ def reduce(
     where = place("reduce", group, tensor)
     moved = traffic.reduce(num_bytes(tensor), where.size, where.position, where.index(dst))
     begin = partial(dist.reduce, tensor, dst, op=reduction(op), group=group, async_op=True)
-    return start(where, moved, tensor, begin, async_op)
+    towards_root = where.ranks[where.position - 1]
+    return start(where, moved, tensor, begin, async_op, sent_to={towards_root: moved.sent})
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:

@@ -29,7 +29,7 @@ def all_to_all_single(
     moved = traffic.all_to_all(sends, receives, where.position)
     splits = [None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)]
     begin = partial(dist.all_to_all_single, output, input, *splits, group=group, async_op=True)
-    return start(where, moved, input, begin, async_op)
+    return start(where, moved, input, begin, async_op, sent_to=where.addressed(sends))
 
 
 def all_to_all(
@@ -51,7 +51,7 @@ def all_to_all(
             block.copy_(part.view_as(block))
 
     begin = partial(dist.all_to_all_single, flat_out, flat_in, *splits, group=group, async_op=True)
-    return start(where, moved, flat_in, begin, async_op, unpack)
+    return start(where, moved, flat_in, begin, async_op, unpack, where.addressed(sends))
 
 
 def gather(
@@ -68,7 +68,8 @@ def gather(
     if outputs is not None:
         where.check_count("outputs", outputs)
     moved = traffic.gather(num_bytes(tensor), where.size, where.position, where.index(dst))
-    return start(where, moved, tensor, partial(dist.gather, tensor, outputs, dst, group, True), async_op)
+    begin = partial(dist.gather, tensor, outputs, dst, group, True)
+    return start(where, moved, tensor, begin, async_op, sent_to={dst: moved.sent})
 
 
 def scatter(
@@ -85,7 +86,9 @@ def scatter(
     if inputs is not None:
         where.check_count("inputs", inputs)
     moved = traffic.scatter(num_bytes(tensor), where.size, where.position, where.index(src))
-    return start(where, moved, tensor, partial(dist.scatter, tensor, inputs, src, group, True), async_op)
+    begin = partial(dist.scatter, tensor, inputs, src, group, True)
+    sends = [num_bytes(block) for block in inputs or [tensor[:0]] * where.size]
+    return start(where, moved, tensor, begin, async_op, sent_to=where.addressed(sends))
 
 
 def all_gather_object(value: object, group: Group | None = None) -> list[Any]:

@@ -50,6 +50,14 @@ class Place:
                 f"{self.name} needs one tensor per rank in {what}, got {len(tensors)} for {self.size} ranks"
             )
 
+    def addressed(self, sends: Sequence[int]) -> dict[int, int]:
+        """Bytes of each member's block by its global rank; one's own does not travel."""
+        return {
+            rank: sent
+            for place, (rank, sent) in enumerate(zip(self.ranks, sends, strict=True))
+            if place != self.position
+        }
+
     def block_bytes(self, what: str, tensor: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
         """Bytes of each rank's block of rows; ValueError unless the blocks make up the tensor."""
         rows = tensor.shape[0] if tensor.dim() else 0
@@ -81,10 +89,14 @@ def start(
     begin: Callable[[], Any],
     async_op: bool,
     finish: Callable[[], None] | None = None,
+    sent_to: dict[int, int] | None = None,
 ) -> Work | None:
-    """Issue a collective whose shape in reports is that of `tensor`; `finish` runs when it is over."""
+    """Issue a collective whose shape in reports is that of `tensor`; `finish` runs when it is over.
+
+    `sent_to`: whom its bytes go to, unless it is a ring or a chain in the order of the ranks.
+    """
     shape = () if tensor is None else tuple(tensor.shape)
-    return issue(Operation(where.name, where.ranks, moved, shape), begin, async_op, finish)
+    return issue(Operation(where.name, where.ranks, moved, shape, sent_to=sent_to), begin, async_op, finish)
 
 
 def reduction(name: str) -> Any:
