@@ -13,6 +13,7 @@ TOPICS = {
     "time": "start.time",
     "data_parallel": "dp.data_parallel",
     "dp_gradients": "dp.dp_gradients",
+    "distributed_adam": "dp.distributed_adam",
     "zero_1": "dp.zero_1",
     "zero_2": "dp.zero_2",
     "zero_3": "dp.zero_3",

@@ -11,6 +11,7 @@ EXAMPLES = {
     "time": "start/time",
     "data_parallel": "dp/data-parallel",
     "dp_gradients": "dp/dp-gradients",
+    "distributed_adam": "dp/distributed-adam",
     "zero_1": "dp/zero-1",
     "zero_2": "dp/zero-2",
     "zero_3": "dp/zero-3",
