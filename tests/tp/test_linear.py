@@ -59,10 +59,9 @@ def test_both_layers_equal_one_whole_layer(world_size):
         found = {}
         for name, tp in modes().items():
             for sizes in SIZES:
-                for bias in (False, True):
-                    for shape in ((TOKENS,), (2, TOKENS)):
-                        found["column", name, sizes, bias, shape] = column_case(tp, *sizes, bias, shape)
-                        found["row", name, sizes, bias, shape] = row_case(tp, *sizes, bias, shape)
+                for bias, shape in ((False, (TOKENS,)), (True, (2, TOKENS))):
+                    found["column", name, sizes, bias] = column_case(tp, *sizes, bias, shape)
+                    found["row", name, sizes, bias] = row_case(tp, *sizes, bias, shape)
             found["gathered", name] = column_case(tp, 5, 12, True, (2, TOKENS), gather_output=True)
         return found
 

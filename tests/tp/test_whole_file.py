@@ -19,43 +19,48 @@ from dualpipe_lab.tp.whole_file import load_whole_file, save_whole_file
 SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
 
 
-def saving(rank, world_size, path, config):
-    save_whole_file(Llama(config, lab.Topology([("tp", world_size)]), seed=1), path)
+def saving(rank, world_size, configs):
+    for path, config in configs.items():
+        save_whole_file(Llama(config, lab.Topology([("tp", world_size)]), seed=1), path)
 
 
-def loading(rank, world_size, path, config):
-    model = Llama(config, lab.Topology([("tp", world_size)]), seed=2)
-    load_whole_file(model, path)
-    return whole_state(model)
+def loading(rank, world_size, configs):
+    found = []
+    for path, config in configs.items():
+        model = Llama(config, lab.Topology([("tp", world_size)]), seed=2)
+        load_whole_file(model, path)
+        found.append(whole_state(model))
+    return found
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_file_of_any_cut_loads_under_any_other(tied, tmp_path):
-    config = LlamaConfig(**SIZES, tied=tied)
-    paths = {size: tmp_path / f"tp{size}.safetensors" for size in (1, 2, 4)}
-    for size, path in paths.items():
-        launch(saving, size, path, config)
-    first = paths[1].read_bytes()
-    assert all(path.read_bytes() == first for path in paths.values())
-    whole = load_file(paths[1])
-    plain = PlainLlama(config)
-    plain.load_state_dict(whole | {"head.weight": whole["embedding.weight"]} if tied else whole)
+def test_a_file_of_any_cut_loads_under_any_other(tmp_path):
+    kinds = {"tied": LlamaConfig(**SIZES, tied=True), "own": LlamaConfig(**SIZES)}
+    paths = {size: {tmp_path / f"{size}-{kind}": config for kind, config in kinds.items()} for size in (1, 2, 4)}
+    for size, configs in paths.items():
+        launch(saving, size, configs)
+    for first, *others in zip(*paths.values(), strict=True):
+        assert all(other.read_bytes() == first.read_bytes() for other in others)
+    states = [load_file(path) for path in paths[1]]
+    for state, config in zip(states, kinds.values(), strict=True):
+        head = {"head.weight": state["embedding.weight"]} if config.tied else {}
+        PlainLlama(config).load_state_dict(state | head)
     for size in paths:
-        for found in launch(loading, size, paths[4], config):
-            assert all(torch.equal(found[name], value) for name, value in whole.items())
-            assert found.keys() == whole.keys()
-    assert sorted(tmp_path.iterdir()) == sorted(paths.values())  # nothing half-written is left
+        for found in launch(loading, size, paths[4]):
+            for ours, state in zip(found, states, strict=True):
+                assert ours.keys() == state.keys()
+                assert all(torch.equal(ours[name], value) for name, value in state.items())
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for some in paths.values() for path in some}
 
 
 def test_a_file_of_another_model_is_refused(tmp_path):
-    launch(saving, 1, tmp_path / "one", LlamaConfig(**SIZES))
+    launch(saving, 1, {tmp_path / "one": LlamaConfig(**SIZES)})
     for change, message in (
         ({"num_layers": 2}, "differs from the model in .*layers.1.attention.k.weight"),
         ({"ffn_size": 32}, r"gate.weight has shape \(30, 24\), needs 32 along axis 0"),
         ({"hidden_size": 32, "head_size": 6}, r"needs shape \(19, 32\) on this rank, got \(19, 24\)"),
     ):
         with pytest.raises(lab.RankError, match=message):
-            launch(loading, 2, tmp_path / "one", LlamaConfig(**SIZES | change))
+            launch(loading, 2, {tmp_path / "one": LlamaConfig(**SIZES | change)})
 
 
 def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
