@@ -2,8 +2,10 @@
 
 In each round the contenders take a forward and a backward each, one after the other and in turns first, so that both
 meet the same load; medians over the rounds, and the median of the rounds' ratios.  CPU time is that of the process with
-its threads; on a busy machine it says more than the time on the wall.  The last table compares a real ring on a slow
-emulated link with its simulation: work sleeps, so that four ranks do not share two cores.
+its threads; on a busy machine it says more than the time on the wall: there a rank with a second thread that wakes it,
+as torch's all-to-all has one, is given a larger share of the cores, even than work without any message.
+The last table compares a real ring on a slow emulated link with its simulation: work sleeps, so that four ranks do not
+share two cores.
 
     python benchmarks/cp.py [--rounds 15] [--length 1024] [--ring-length 2048]
 """

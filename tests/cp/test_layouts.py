@@ -1,5 +1,8 @@
 """Layouts: every position on one rank, the rules of each against positions, pairs and critical paths as published."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from cp_runs import draw, launch
@@ -121,3 +124,8 @@ def test_a_part_of_the_wrong_length_is_named_with_its_rank():
         launch(fn, 1)
     with pytest.raises(ValueError, match=r"cannot deal out axis 1 of \(1, 8\); make it for 8"):
         shard(torch.zeros(1, 8), layout, 0)
+
+
+def test_layouts_and_closed_forms_are_pure_data():
+    code = "import sys; from dualpipe_lab.cp import closed_forms, layouts, ring_time; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
