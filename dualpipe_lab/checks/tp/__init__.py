@@ -1,0 +1,1 @@
+"""Checks of the tensor-parallel chapters."""
