@@ -21,6 +21,7 @@ TOPICS = {
     "io": "dp.io",
     "topology": "dp.topology",
     "hybrid_zero": "dp.hybrid_zero",
+    "column_parallel": "tp.column_parallel",
     "cross_entropy": "tp.cross_entropy",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",

@@ -19,6 +19,7 @@ EXAMPLES = {
     "io": "dp/io",
     "topology": "dp/topology",
     "hybrid_zero": "dp/hybrid-zero",
+    "column_parallel": "tp/column-parallel",
     "cross_entropy": "tp/cross-entropy",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
