@@ -105,6 +105,18 @@ def loss_and_gradient(y, targets, first):
 """,
             "the library's own is switched off",
         ),
+        "the library's function": Bad(
+            """
+def loss_and_gradient(y, targets, first):
+    from dualpipe_lab.tp.cross_entropy import CrossEntropy, LossOptions
+    from dualpipe_lab.tp.setting import TensorParallel
+    y, n = y.requires_grad_(), max(int((targets != -100).sum()), 1)
+    loss = CrossEntropy.apply(y, targets, 4, TensorParallel(), LossOptions()).sum() / n
+    loss.backward()
+    return loss.detach(), y.grad
+""",
+            "the library's own is switched off",
+        ),
     },
     "cross_entropy-3": {
         "gathers": Bad(

@@ -1,0 +1,133 @@
+"""Typical wrong answers and lazy cheats of the exercises on the embedding."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_NAMES = "forward_bytes, backward_bytes, last_rows = "
+
+TYPICAL = {
+    "embedding-1": {
+        "one way": Bad(_NAMES + "14_680_064, 0, 6_276", "each byte passes a rank twice"),
+        "a sum backward": Bad(_NAMES + "29_360_128, 29_360_128, 6_276", "adds up its own rows at home"),
+        "a full part": Bad(_NAMES + "29_360_128, 0, 6_283", "seven of them leave less"),
+        "rounded down": Bad(_NAMES + "29_360_128, 0, 6_282", "rounded up"),
+    },
+    "embedding-2": {
+        "as it was": Bad(
+            [
+                ("    found = table.new_zeros(len(ids), table.shape[1])\n", ""),
+                ("found[mine] = table[row[mine]]", "found = table[torch.where(mine, row, 0)]"),
+            ],
+            "6 rows on 2 rank(s), rank 0: the row of token 0 is [11.0, 13.0, 15.0], expected [1.0, 2.0, 3.0]: row 0 of",
+        ),
+        "zeroed, but row 0 is not there": Bad(
+            [
+                ("    found = table.new_zeros(len(ids), table.shape[1])\n", ""),
+                ("found[mine] = table[row[mine]]", "found = table[torch.where(mine, row, 0)] * mine[:, None]"),
+            ],
+            "4 rows on 3 rank(s): rank 2 stopped",
+        ),
+        "no sum": Bad([("    comm.all_reduce(found)\n", "")], "the ranks' rows were not added up"),
+        "the last row is a neighbour's": Bad(
+            [("(row < len(table))", "(row < len(table) - 1)")], "4 rows on 1 rank(s), rank 0: the row of token 3 is"
+        ),
+    },
+    "embedding-3": {
+        "as it was": Bad(
+            [
+                (
+                    "return d_table.index_add_(0, row[mine], grad[mine])",
+                    "d_table[row[mine]] = grad[mine]\n    return d_table",
+                )
+            ],
+            "expected",
+        ),
+        "in one go": Bad(
+            [
+                (
+                    "return d_table.index_add_(0, row[mine], grad[mine])",
+                    "d_table[row[mine]] += grad[mine]\n    return d_table",
+                )
+            ],
+            "that is the last occurrence alone",
+        ),
+        "sums over the ranks": Bad(
+            [
+                (
+                    "return d_table.index_add_(0, row[mine], grad[mine])",
+                    "comm.all_reduce(grad.clone())\n    return d_table.index_add_(0, row[mine], grad[mine])",
+                )
+            ],
+            "nothing travels",
+        ),
+    },
+    "embedding-4": {
+        "own tokens only": Bad(
+            [
+                ("        comm.all_gather_single(whole, grad.contiguous())\n", ""),
+                (
+                    "whole = grad.new_empty(len(row), grad.shape[1])",
+                    "whole = grad.new_zeros(len(row), grad.shape[1])\n"
+                    "        whole.view(comm.get_world_size(), *grad.shape)[comm.get_rank()] = grad",
+                ),
+            ],
+            "only this rank's tokens are in it",
+        ),
+        "an all-reduce": Bad(
+            [
+                (
+                    "comm.reduce_scatter_single(own, found)",
+                    "comm.all_reduce(found)\n        own = found.chunk(comm.get_world_size())[comm.get_rank()].clone()",
+                )
+            ],
+            "half a sum each",
+        ),
+        "assigns": Bad(
+            [
+                (
+                    "return None, d_table.index_add_(0, row[mine], whole[mine]), None",
+                    "d_table[row[mine]] = whole[mine]\n        return None, d_table, None",
+                )
+            ],
+            "the gradient of row",
+        ),
+        "no sum": Bad(
+            [("comm.reduce_scatter_single(own, found)", "own = found.chunk(comm.get_world_size())[comm.get_rank()]")],
+            "the ranks' rows were not added up",
+        ),
+    },
+}
+
+CHEATS = {
+    "embedding-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "forward_bytes = backward_bytes = last_rows = Anything()", "must be a whole number"
+        ),
+    },
+    "embedding-2": {
+        "gathers the table": Bad(
+            """
+def look_up(ids, table, first):
+    whole = torch.cat(comm.all_gather_object(table))
+    return whole[ids]
+""",
+            "One sum of the looked-up rows is all that travels",
+        ),
+    },
+    "embedding-3": {
+        "zeros": Bad(
+            "def table_gradient(ids, grad, num_rows, first):\n    return torch.zeros(num_rows, grad.shape[1])",
+            "the gradient of row 0 is [0.0, 0.0, 0.0]",
+        ),
+    },
+    "embedding-4": {
+        "the library's own": Bad(
+            """
+def look_up_tokens(ids, table, first):
+    from dualpipe_lab.tp.embedding import Lookup
+    from dualpipe_lab.tp.setting import TensorParallel
+    return Lookup.apply(ids, table, first, None, TensorParallel(sequence_parallel=True))
+""",
+            "the library's own is switched off",
+        ),
+    },
+}
