@@ -22,6 +22,7 @@ TOPICS = {
     "topology": "dp.topology",
     "hybrid_zero": "dp.hybrid_zero",
     "column_parallel": "tp.column_parallel",
+    "row_parallel": "tp.row_parallel",
     "embedding": "tp.embedding",
     "cross_entropy": "tp.cross_entropy",
     "pp_basic": "pp.pp_basic",

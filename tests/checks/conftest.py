@@ -20,6 +20,7 @@ EXAMPLES = {
     "topology": "dp/topology",
     "hybrid_zero": "dp/hybrid-zero",
     "column_parallel": "tp/column-parallel",
+    "row_parallel": "tp/row-parallel",
     "embedding": "tp/embedding",
     "cross_entropy": "tp/cross-entropy",
     "pp_basic": "pp/pp-basic",

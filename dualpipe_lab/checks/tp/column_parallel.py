@@ -98,7 +98,7 @@ def layer(fn: Callable[..., Any]) -> str:
         shapes = {"x": shape, "weight": (outputs, shape[-1]), "bias": (outputs,)}
         case = layers.Case(num_ranks, shapes, {"x": None, "weight": 0, "bias": 0}, (*shape[:-1], outputs), out_cut=-1)
         results = layers.check_layer(Without(fn, *layers.LIBRARY), _linear, case, one_sum="dx")
-        layers.check_bytes(results, 0, _bytes(shape), case, "Only dx is summed, once.")
+        layers.check_bytes(results, 0, layers.num_bytes(shape), case, "Only dx is summed, once.")
     return f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; one sum"
 
 
@@ -127,7 +127,11 @@ def scaled(fn: Callable[..., Any]) -> str:
         except Wrong as wrong:
             raise Wrong(wrong.message + _where(wrong.message)) from None
         layers.check_bytes(
-            results, 0, _bytes(shape), case, "One sum is enough: behind it, dx and dscale are the same on all ranks."
+            results,
+            0,
+            layers.num_bytes(shape),
+            case,
+            "One sum is enough: behind it, dx and dscale are the same on all ranks.",
         )
     return f"all gradients equal one process in {len(SIZES)} cases, with a single sum"
 
@@ -138,13 +142,6 @@ def _where(message: str) -> str:
     if "dweight" in message:
         return ". Every rank has other rows: their gradients belong to nobody else"
     return ""
-
-
-def _bytes(shape: tuple[int, ...]) -> int:
-    total = 8
-    for size in shape:
-        total *= size
-    return total
 
 
 def _linear(x: "Tensor", weight: "Tensor", bias: "Tensor") -> "Tensor":

@@ -4,6 +4,7 @@ A layer of a check is a function of named tensors.  Each is the same on all rank
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab.checks.exercise import Wrong
@@ -78,7 +79,12 @@ def check_bytes(results: Sequence[Found], forward: int, backward: int, case: Cas
             raise Wrong(f"{case}: in the {way} the ranks sent {sent:,} bytes in all, {needed:,} are needed. {why}")
 
 
-def draw(case: Case, name: str, shape: Shape) -> "Tensor":
+def num_bytes(shape: Shape) -> int:
+    """Bytes of a float64 tensor."""
+    return 8 * prod(shape)
+
+
+def draw(name: str, shape: Shape) -> "Tensor":
     """Whole numbers by name: sums are exact in any order."""
     import torch
 
@@ -102,14 +108,14 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Fou
         return sum(entry.sent for entry in current().ledger.entries.values())
 
     parts = {
-        name: _part(draw(case, name, shape), case.cuts[name], rank, world_size).requires_grad_()
+        name: _part(draw(name, shape), case.cuts[name], rank, world_size).requires_grad_()
         for name, shape in case.shapes.items()
     }
     before = {name: part.detach().clone() for name, part in parts.items()}
     began = sent()
     y = fn(*parts.values())
     middle = sent()
-    dy = _part(draw(case, "dy", case.out_shape), case.out_cut, rank, world_size)
+    dy = _part(draw("dy", case.out_shape), case.out_cut, rank, world_size)
     kept = dy.clone()
     found = {"y": _plain(y)}
     if found["y"] is not None and found["y"][0] == tuple(dy.shape):
@@ -122,9 +128,9 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Fou
 def _expected(
     rank: int, world_size: int, reference: Callable[..., Any], case: Case
 ) -> dict[str, tuple[Shape, list[float]]]:
-    wholes = {name: draw(case, name, shape).requires_grad_() for name, shape in case.shapes.items()}
+    wholes = {name: draw(name, shape).requires_grad_() for name, shape in case.shapes.items()}
     y = reference(*wholes.values())
-    y.backward(draw(case, "dy", case.out_shape))
+    y.backward(draw("dy", case.out_shape))
     found = {"y": (y.detach(), case.out_cut)}
     found |= {f"d{name}": (whole.grad, case.cuts[name]) for name, whole in wholes.items()}
     plain = {name: _plain(_part(tensor, cut, rank, world_size)) for name, (tensor, cut) in found.items()}
@@ -152,8 +158,9 @@ def _why_different(
         return None
     largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
     ratio = ours[largest] / theirs[largest] if theirs[largest] else 0.0
-    if ratio and len(theirs) > 1 and all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True)):
-        known = {num_ranks: ", the number of ranks", 1 / num_ranks: ", one over the number of ranks"}
+    known = {num_ranks: ", the number of ranks", 1 / num_ranks: ", one over the number of ranks"}
+    is_multiple = all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True))
+    if ratio and is_multiple and (len(theirs) > 1 or ratio in known):
         return f"{name} is {ratio:.4g} times that of one process{known.get(ratio, '')}"
     place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not abs(a - b) <= TOLERANCE * scale)
     return f"{name} differs from one process: number {place} is {ours[place]:.6g}, expected {theirs[place]:.6g}"

@@ -1,0 +1,83 @@
+"""Typical wrong answers and lazy cheats of the exercises on row-parallel layers."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "held, forward_bytes, backward_bytes, times = "
+
+TYPICAL = {
+    "row_parallel-1": {
+        "no bias": Bad(_PREDICT + "96, 288, 288, 4", "the two weights"),
+        "cuts both biases": Bad(_PREDICT + "104, 288, 288, 4", "every rank has it"),
+        "sums the middle": Bad(_PREDICT + "110, 864, 288, 4", "it stays cut"),
+        "nothing back": Bad(_PREDICT + "110, 288, 0, 4", "read by all ranks"),
+        "once": Bad(_PREDICT + "110, 288, 288, 1", "contains it as often"),
+    },
+    "row_parallel-2": {
+        "no sum": Bad(
+            [("ReduceFromRanks.apply(linear(x, weight)) + bias", "linear(x, weight) + bias / comm.get_world_size()")],
+            "each rank has its own summand of y",
+        ),
+        "sums back too": Bad(
+            [
+                (
+                    "        return grad\n",
+                    "        grad = grad.clone()\n        comm.all_reduce(grad)\n        return grad\n",
+                )
+            ],
+            "times that of one process, the number of ranks",
+        ),
+        "averages": Bad([("comm.all_reduce(total)", 'comm.all_reduce(total, "avg")')], "rank 0: y differs"),
+        "bias on all": Bad([("linear(x, weight)) + bias", "linear(x, weight, bias))")], "rank 0: y differs"),
+        "sums as f and g": Bad(
+            [
+                (
+                    "(linear(x, weight)) + bias",
+                    "(linear(x, weight)) + ReduceFromRanks.apply(bias) / comm.get_world_size()",
+                )
+            ],
+            "dbias is 0.5 times",
+        ),
+    },
+    "row_parallel-3": {
+        "divided": Bad(
+            [("linear(x, weight)) + bias", "linear(x, weight, bias / comm.get_world_size()))")],
+            "must learn on every rank",
+        ),
+        "rank 0 alone": Bad(
+            [("linear(x, weight)) + bias", "linear(x, weight, bias if comm.get_rank() == 0 else 0 * bias))")],
+            "must learn on every rank",
+        ),
+        "forgotten": Bad([("linear(x, weight)) + bias", "linear(x, weight)) + 0 * bias")], "a multiple of the bias"),
+    },
+}
+
+CHEATS = {
+    "row_parallel-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "held = forward_bytes = backward_bytes = times = Anything()", "must be a whole number"
+        ),
+    },
+    "row_parallel-2": {
+        "the library's own": Bad(
+            "def row_linear(x, weight, bias):\n    return reduce_from_ranks(linear(x, weight)) + bias",
+            "the library's own is switched off",
+        ),
+        "gathers everything": Bad(
+            """
+def row_linear(x, weight, bias):
+    import torch.distributed as dist
+    parts = [None] * comm.get_world_size()
+    dist.all_gather_object(parts, linear(x, weight).detach())
+    own = linear(x, weight)
+    return own + (sum(parts) - own.detach()) + bias
+""",
+            "in the forward the ranks sent 0 bytes",
+        ),
+    },
+    "row_parallel-3": {
+        "as it was": Bad(
+            "def project(x, weight, bias):\n    return reduce_from_ranks(linear(x, weight, bias))",
+            "a multiple of the bias",
+        ),
+    },
+}
