@@ -1,0 +1,55 @@
+"""Typical wrong answers and lazy cheats of the exercises on the LM head."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_NAMES = "held, sent_for_dx, sent_for_loss = "
+
+TYPICAL = {
+    "lm_head-1": {
+        "all logits": Bad(_NAMES + "1_966_080_000, 117_440_512, 172_032", "one rank alone would hold"),
+        "one way": Bad(_NAMES + "245_760_000, 58_720_256, 86_016", "each byte passes a rank twice"),
+        "no maximum": Bad(_NAMES + "245_760_000, 117_440_512, 114_688", "the maximum is the third"),
+    },
+    "lm_head-2": {
+        "as it was": Bad(
+            [("    logits = logits.masked_fill(is_padding, -torch.inf)\n", "")],
+            "7 entries on 2 rank(s), rank 0: the loss differs",
+        ),
+        "own columns counted from 0": Bad(
+            [("first + torch.arange", "torch.arange")], "7 entries on 2 rank(s), rank 0: the loss differs"
+        ),
+        "no sum of dx": Bad([("copy_to_ranks(x)", "x")], "8 entries on 2 rank(s), rank 0: the gradient of x differs"),
+        "not low enough": Bad([("-torch.inf", "-10.0")], "7 entries on 2 rank(s), rank 0: the loss differs"),
+    },
+    "lm_head-3": {
+        "own largest": Bad(
+            [('    comm.all_reduce(largest, "max")\n', "")], "40 entries on 2 rank(s), rank 0: token 1 got entry"
+        ),
+        "the last of several": Bad([('(entry, "min")', '(entry.where(entry < 2**62, -1), "max")')], "got entry"),
+        "column, not entry": Bad([("first + is_largest", "is_largest")], "40 entries on 2 rank(s), rank 0: token"),
+        "empty part": Bad(
+            [("y.amax(1) if y.shape[1] else y.new_full((len(y),), -torch.inf)", "y.amax(1)")],
+            "4 entries on 3 rank(s): rank 2 stopped",
+        ),
+    },
+}
+
+CHEATS = {
+    "lm_head-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "held = sent_for_dx = sent_for_loss = Anything()", "must be a whole number"
+        ),
+    },
+    "lm_head-2": {
+        "the loss alone": Bad(
+            [("    return cross_entropy(", "    logits = logits.detach().requires_grad_()\n    return cross_entropy(")],
+            "the gradient of x has 0 numbers",
+        ),
+    },
+    "lm_head-3": {
+        "gathers the logits": Bad(
+            "def likeliest(y, first):\n    return torch.cat(comm.all_gather_object(y), 1).argmax(1)",
+            "two all-reduces of one number per token",
+        ),
+    },
+}
