@@ -129,7 +129,7 @@ class Slices:
         """Draw one accessible SVG element; text and lines take the page's text colour."""
         places = self._places()
         width = max(places[-1][1], _LETTER * 1.1 * len(self.name)) + 6
-        height = _TOP + _ROW * self.num_ranks + _FOOT
+        height = _TOP + _ROW * self.num_ranks + (_FOOT if self.steps else 4)
         title = escape(f"{self.name}: which part of each tensor lives where", quote=True)
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" ',
@@ -209,7 +209,7 @@ class Slices:
                 yield f'<text {place} y="{bottom + 28 + 36 * row}" opacity=".75">{_size(size)}</text>'
 
     def _labels(self, bottom: float) -> Iterator[str]:
-        for row, words, colour in ((0, "forward", "currentColor"), (1, "backward", _BACK)):
+        for row, words, colour in ((0, "forward", "currentColor"), (1, "backward", _BACK))[: 2 * len(self.steps)]:
             y = bottom + 14 + 36 * row
             yield f'<text x="4" y="{y}" font-size="11" opacity=".75">{words}</text>'
             yield _arrow(*((8, 40) if not row else (40, 8)), y + 9, colour)
