@@ -23,6 +23,8 @@ class Without:
             for value in _written_in(found) if isinstance(found, ModuleType) else [found]:
                 if isinstance(value, type):
                     value.__init__ = _refuse  # type: ignore[misc]
+                    if isinstance(vars(value).get("forward"), staticmethod):  # an autograd Function is never made
+                        value.forward = staticmethod(_refuse)  # type: ignore[attr-defined]
                 else:
                     value.__code__ = _refuse.__code__  # its code, because the learner may hold the function itself
         return self.fn(*args)
