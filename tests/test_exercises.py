@@ -53,6 +53,16 @@ def test_the_exercises_follow_from_the_solutions(monkeypatch, capsys):
     assert status == 0, printed
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*/*.ipynb")), ids=lambda path: path.stem)
+def test_stored_outputs_are_what_every_machine_prints(path):
+    """Warnings go to stderr, with the path of the file that they come from."""
+    cells = jupytext.read(path).cells
+    outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+    assert outputs
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
+    assert str(ROOT) not in path.read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "exercises").rglob("*.*")), ids=lambda path: path.name)
 def test_no_solution_is_handed_out(path):
     text = path.read_text()

@@ -216,7 +216,8 @@ def _connect(rank: int, world_size: int, fn: Callable[..., Any], num_microbatche
         units.append(Unit(module, units))
         fn(module, units[-1])
     for microbatch in inputs[:, rank]:
-        model(microbatch).square().sum().backward()
+        x = microbatch.clone().requires_grad_()  # or torch warns that a backward hook of the first unit has no inputs
+        model(x).square().sum().backward()
     gathers, left = sum(unit.num_gathers for unit in units), sum(unit.is_whole for unit in units)
     most = max(unit.most_whole for unit in units)
     with torch.no_grad():
