@@ -2,16 +2,13 @@
 
 Chapter: book/pp/pp-basic.  In: a lowered program, a rank.  Out: an `Itinerary`.
   posted early   the next `lookahead` messages of every stream (one source rank, one direction of travel), so that they
-                 travel while the rank works; half a window at a time and right after a send to the same rank where
-                 there is one, because each post wakes the other rank's receiving thread (0.24 ms measured, a second
-                 one at once 0.01 ms)
+                 travel while the rank works
   posted at all  where the lowered program has the RECV, at the latest: then all ranks follow one common order, and the
                  step ends even if a send blocks until its receive is posted
   buffers        `lookahead` per stream, or what the schedule itself lets pile up before its use; not one per microbatch
 Elsewhere: torch posts all receives of a step where its lowered order has them, and keeps a buffer for each microbatch.
 """
 
-from bisect import bisect_left
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -19,7 +16,6 @@ from dualpipe_lab.pp.program import (
     MESSAGE_KINDS,
     RECV_B,
     RECV_F,
-    SEND_B,
     SEND_F,
     Action,
     B,
@@ -80,48 +76,19 @@ def _forwards(row: tuple[Step, ...]) -> list[Step]:
 
 
 def _early(lowered: Program, row: tuple[Step, ...], lookahead: int) -> dict[int, list[Action]]:
-    """Receives of one stream are posted in groups of half a window, when half of the window has been used."""
-    due = {step: position for position, step in enumerate(row) if isinstance(step, Action)}
-    sends = _sends(lowered, row)
-    half = max(1, lookahead // 2)
-    early: defaultdict[int, list[Action]] = defaultdict(list)
-    for (source, _), uses in _streams(lowered, row, due).items():
-        for first in range(0, len(uses), half):
-            used = first + half - lookahead - 1  # the use that makes room for this group
-            position = uses[used][0] + 1 if used >= 0 else 0
-            if used >= 0:
-                position = _beside_a_send(position, uses[first - 1][0], sends[source])
-            for _, receive in uses[first : first + half]:
-                if position <= due[receive]:
-                    early[position].append(receive)
-    return dict(sorted(early.items()))
-
-
-def _streams(
-    lowered: Program, row: tuple[Step, ...], due: dict[Action, int]
-) -> dict[tuple[int, str], list[tuple[int, Action]]]:
-    """By source rank and direction: the position of each use, and the receive that it needs."""
+    """A receive is posted once the one `lookahead` places before it in its stream has been used."""
     streams: defaultdict[tuple[int, str], list[tuple[int, Action]]] = defaultdict(list)
+    due = {step: position for position, step in enumerate(row) if isinstance(step, Action)}
     for position, step in enumerate(row):
         for stage, kind, microbatch in actions_of(step):
             receive = Action(stage, RECV_F if kind == F else RECV_B, microbatch)
             if kind not in MESSAGE_KINDS and kind != W and receive in due:
                 source = lowered.rank_of(made_by(receive).stage, microbatch)
                 streams[source, receive.kind].append((position, receive))
-    return streams
-
-
-def _sends(lowered: Program, row: tuple[Step, ...]) -> defaultdict[int, list[int]]:
-    """By target rank: the positions of the sends, in order."""
-    sends: defaultdict[int, list[int]] = defaultdict(list)
-    for position, step in enumerate(row):
-        if isinstance(step, Action) and step.kind in (SEND_F, SEND_B):
-            stage = step.stage + 1 if step.kind == SEND_F else step.stage - 1
-            sends[lowered.rank_of(stage, step.microbatch)].append(position)
-    return sends
-
-
-def _beside_a_send(position: int, latest: int, sends: list[int]) -> int:
-    """Right after the next send to the same rank, if that comes before `latest`: one wake-up there serves both."""
-    number = bisect_left(sends, position)
-    return sends[number] + 1 if number < len(sends) and sends[number] < latest else position
+    early: defaultdict[int, list[Action]] = defaultdict(list)
+    for uses in streams.values():
+        for number, (_, receive) in enumerate(uses):
+            position = uses[number - lookahead][0] + 1 if number >= lookahead else 0
+            if position <= due[receive]:
+                early[position].append(receive)
+    return dict(sorted(early.items()))

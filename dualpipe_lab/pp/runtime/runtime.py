@@ -66,7 +66,7 @@ class PipelineRuntime:
         on_stage_done: Callable[[nn.Module], None] | None = None,
         overlapped: Overlapped = one_after_the_other,
         sum_mirrors: bool = False,
-        lookahead: int = 4,
+        lookahead: int = 2,
     ) -> None:
         self._program, self._rank = program, comm.get_rank(group)
         lowered = lower(program)
