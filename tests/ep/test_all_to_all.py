@@ -1,0 +1,201 @@
+"""All-to-all: against the oracle and a plain permutation; the way back; bytes; issue and wait in both directions."""
+
+import pytest
+import torch
+from ep_runs import counted, draw, launch, leaf, oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualpipe_lab as lab
+from dualpipe_lab.ep.all_to_all import (
+    Splits,
+    agree,
+    combine,
+    dispatch,
+    exchange_counts,
+    start_combine,
+    start_dispatch,
+    start_rows,
+)
+from dualpipe_lab.world.context import current
+
+TABLES = {
+    1: [[[3]], [[0]]],
+    2: [[[2, 2], [2, 2]], [[0, 3], [0, 0]], [[5, 1], [2, 0]]],
+    3: [oracle("all_to_all")["send_counts"], [[0, 0, 4], [0, 0, 0], [0, 0, 1]]],
+    4: [[[1] * 4] * 4, [[0, 2, 0, 1], [3, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]],
+}
+
+
+def named_rows(table, rank):
+    """Rows that say where they come from, where they go and which they are: (source, destination, number)."""
+    return torch.tensor(
+        [[rank, to, row] for to, rows in enumerate(table[rank]) for row in range(rows)], dtype=torch.float64
+    ).view(-1, 3)
+
+
+def arrived(table, rank):
+    return torch.tensor(
+        [[source, rank, row] for source, sends in enumerate(table) for row in range(sends[rank])], dtype=torch.float64
+    ).view(-1, 3)
+
+
+def exchanged(rank, world_size, tables):
+    found = []
+    for table in tables:
+        for way in ("plain", "issued"):
+            splits = agree(table[rank])
+            x = leaf(named_rows(table, rank))
+            y = dispatch(x, splits) if way == "plain" else start_dispatch(x, splits).wait()
+            (y * y).sum().backward()  # dy = 2 y, so the gradient is each row's own numbers, twice
+            back = combine(y, splits) if way == "plain" else start_combine(y, splits).wait()
+            found.append((table, splits, y.detach(), x.grad, x.detach(), back.detach()))
+    return found
+
+
+@pytest.mark.parametrize("world_size", list(TABLES))
+def test_every_row_arrives_and_its_gradient_returns(world_size):
+    """Even and uneven blocks, blocks of no rows, ranks that send or receive nothing: the same bits."""
+    for rank, found in enumerate(launch(exchanged, world_size, TABLES[world_size])):
+        assert found
+        for table, splits, y, dx, x, back in found:
+            assert splits == Splits(tuple(table[rank]), tuple(sends[rank] for sends in table))
+            assert torch.equal(y, arrived(table, rank))
+            assert torch.equal(dx, 2 * x)
+            assert torch.equal(back, x)
+
+
+def test_the_oracle():
+    block = oracle("all_to_all")
+
+    def fn(rank, world_size):
+        names = block["send_buffers"][rank]
+        numbers = torch.tensor([[float(all_names.index(name))] for name in names]).view(-1, 1)
+        return [all_names[int(row)] for row in dispatch(numbers, agree(block["send_counts"][rank])).flatten()]
+
+    all_names = [name for names in block["send_buffers"] for name in names]
+    assert launch(fn, 3) == block["recv_buffers"]
+
+
+@settings(max_examples=5)
+@given(
+    st.integers(2, 4).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 3), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
+def test_any_table_of_counts(table):
+    for rank, found in enumerate(launch(exchanged, len(table), [table])):
+        for _, _, y, dx, x, back in found:
+            assert torch.equal(y, arrived(table, rank))
+            assert torch.equal(dx, 2 * x)
+            assert torch.equal(back, x)
+
+
+def test_bytes_are_those_of_the_rows_for_others():
+    table = TABLES[4][1]
+
+    def fn(rank, world_size):
+        splits, x = agree(table[rank]), leaf(named_rows(table, rank))
+        return [
+            counted(lambda: agree(table[rank])),
+            counted(lambda: start_rows(x, splits).wait()),
+            counted(lambda: dispatch(x, splits).sum().backward()),
+            counted(lambda: start_dispatch(x, splits).wait().sum().backward()),
+        ]
+
+    row = 3 * 8
+    for rank, (counts, one_way, both, issued) in enumerate(launch(fn, 4)):
+        there = (sum(table[rank]) - table[rank][rank]) * row
+        back = (sum(sends[rank] for sends in table) - table[rank][rank]) * row
+        assert counts == {"all_to_all_single": (1, 3 * 8)}
+        assert one_way == {"all_to_all_single": (1, there)}
+        assert both == issued == {"all_to_all_single": (2, there + back)}
+
+
+def test_strided_rows_and_any_shape_are_sent():
+    def fn(rank, world_size):
+        x = draw(rank, 6, 4)
+        splits = agree([1, 2])
+        strided = dispatch(x[::2, :2], splits)
+        cube = dispatch(x[:3].view(3, 2, 2).transpose(1, 2), splits)
+        return strided, cube, exchange_counts(torch.tensor([[rank, 1], [2, rank]]).t())
+
+    for rank, (strided, cube, counts) in enumerate(launch(fn, 2)):
+        block = slice(0, 1) if rank == 0 else slice(1, 3)
+        sources = [draw(source, 6, 4) for source in range(2)]
+        assert torch.equal(strided, torch.cat([x[::2, :2][block] for x in sources]))
+        assert torch.equal(cube, torch.cat([x[:3].view(3, 2, 2).transpose(1, 2)[block] for x in sources]))
+        assert counts.tolist() == [[[0, 2], [1, 2]], [[1, 0], [1, 1]]][rank]
+
+
+def test_a_group_has_its_own_ranks():
+    def fn(rank, world_size):
+        mesh = lab.Mesh(lab.Topology([("dp", 2), ("ep", 2)]))
+        group = mesh.group("ep")
+        splits = agree([1, 1], group)
+        return dispatch(torch.full((2, 1), float(rank)), splits, group).flatten().tolist()
+
+    assert launch(fn, 4) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_other_work_lies_between_issue_and_wait_in_both_directions():
+    """The virtual clock: an exchange of 8 ms and work of 5 forward, 6 backward take max, not sum."""
+
+    class Work(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            lab.compute(5, "forward")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            lab.compute(6, "backward")
+            return grad
+
+    def fn(rank, world_size, early):
+        x = leaf(draw(rank, 2, 62_500))  # one row for the other: 500 kB, 4 ms at 1 Gbit/s
+        splits, times = Splits((1, 1), (1, 1)), []
+        issued = start_dispatch(x, splits)
+        rows = issued.wait() if early else None
+        other = Work.apply(x)
+        y = other + (issued.wait() if rows is None else rows)
+        times.append(current().clock.now())
+        y.sum().backward()
+        return [*times, current().clock.now()]
+
+    def run(early):
+        return launch(fn, 2, early, clock="virtual", link=lab.Link(gbps=1))
+
+    assert run(early=False) == [[5_000_000, 11_000_000]] * 2
+    assert run(early=True) == [[9_000_000, 19_000_000]] * 2
+
+
+def test_rows_without_a_gradient_may_be_issued_too():
+    def fn(rank, world_size):
+        y = start_dispatch(torch.full((2, 1), float(rank)), Splits((1, 1), (1, 1))).wait()
+        return y.flatten().tolist(), y.requires_grad
+
+    assert launch(fn, 2) == [([0, 1], False)] * 2
+
+
+def test_a_second_wait_is_refused():
+    def fn(rank, world_size):
+        issued = start_dispatch(leaf(torch.ones(2, 1)), Splits((1, 1), (1, 1)))
+        issued.wait()
+        issued.wait()
+
+    with pytest.raises(lab.RankError, match="waited for once"):
+        launch(fn, 2)
+
+
+@pytest.mark.parametrize(
+    ("sends", "message"), [([1], "one number of rows from 0 for each of 2 ranks"), ([2, -1], "-1")]
+)
+def test_counts_that_fit_no_rank_are_refused(sends, message):
+    with pytest.raises(lab.RankError, match=message):
+        launch(lambda rank, world_size: agree(sends), 2)
+
+
+def test_rows_that_the_splits_do_not_make_up_are_refused():
+    with pytest.raises(lab.RankError, match="must be 2 numbers that sum to 4 rows"):
+        launch(lambda rank, world_size: dispatch(torch.ones(4, 1), Splits((1, 2), (1, 2))), 2)
