@@ -1,0 +1,235 @@
+"""`TopKRouter`: which k of E experts a token goes to, and with which weights; their gradient is written by hand.
+
+Chapter: book/ep/topk-gradient.  In: tokens `x_TD`.  Out: a `Routing`: experts, weights, tokens per expert.
+With g the gradient of the weights w on the chosen experts S, and v = w / scale, the gradient of logit i is
+  softmax                    p_i (g_i [i in S] - sum_S p g)       not zero outside of S
+  softmax, normalised        v_i (g_i - sum_S v g)                zero outside of S; with k = 1 zero everywhere
+  sigmoid                    s_i (1 - s_i) g_i                    zero outside of S
+  sigmoid, normalised        v_i (1 - s_i) (g_i - sum_S v g)      zero outside of S; with k = 1 zero everywhere
+times the scale.  The choice itself has no gradient.  No message: every rank routes its own tokens.
+Experts are chosen by their logits, largest first, and of equal ones the lower number: no two experts are equal because
+their scores have been rounded to the same number.
+Elsewhere: Megatron `TopKRouter`; torchtitan `TokenChoiceTopKRouter`; DeepSeek-V3 `Gate`.
+Source: Shazeer et al. 2017 (arXiv 1701.06538), section 2.1; Fedus et al. 2022 (arXiv 2101.03961), section 2.1.
+"""
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear, logsigmoid
+
+Scoring: TypeAlias = Literal["softmax", "sigmoid"]
+
+
+class Routing(NamedTuple):
+    """Where the tokens go; T: tokens, K: experts per token, E: experts.
+
+    Attributes:
+        indices: `indices_TK`, int64, the chosen experts, best first; no expert twice for one token.
+        weights: `weights_TK`, with the gradient of this page.
+        load: `load_E`, int64, tokens per expert; they add up to T * K.
+        logits: `logits_TE`, for the losses of `dualpipe_lab.ep.router_losses`.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    load: Tensor
+    logits: Tensor
+
+
+class TopKRouter(nn.Module):
+    """A linear layer that gives every token a logit per expert, and the k experts with the largest ones.
+
+    Args:
+        hidden_size: of a token.
+        num_experts: E, of all ranks together; the weight is the same on all of them.
+        num_experts_per_token: k.
+        scoring: how a logit becomes a score: "softmax" over all experts, or "sigmoid" of its own logit.
+        normalise: divide the scores of the chosen experts by their sum.
+        scale: the weights are multiplied by it.
+        dtype: of the weight and of everything that is computed here; float32 also where tokens have 16 bits.
+
+    Raises:
+        ValueError: k is not in 1..E, an unknown scoring, or a normalised single expert: its weight is always 1.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        num_experts_per_token: int,
+        scoring: Scoring = "softmax",
+        normalise: bool = False,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_count(num_experts_per_token, num_experts)
+        _check_scoring(scoring)
+        if normalise and num_experts_per_token == 1:
+            raise ValueError(
+                "the normalised weight of a single expert is 1 whatever its logit is, so the router would get no "
+                "gradient; use normalise=False with num_experts_per_token=1, as Switch does"
+            )
+        self.num_experts, self.num_experts_per_token = num_experts, num_experts_per_token
+        self.scoring: Scoring = scoring
+        self.normalise, self.scale = normalise, scale
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype))
+        nn.init.normal_(self.weight, std=hidden_size**-0.5)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route `x_TD`; T may be 0.
+
+        Raises:
+            ValueError: a token's logits are NaN or infinite.
+        """
+        logits = linear(x.to(self.weight.dtype), self.weight)
+        indices = self.choose(logits.detach())
+        weights = expert_weights(logits, indices, self.scoring, self.normalise, self.scale)
+        return Routing(indices, weights, tokens_per_expert(indices, self.num_experts), logits)
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """`indices_TK` of `logits_TE`; a router that chooses otherwise replaces this method, and keeps the gradient."""
+        return top_experts(logits, self.num_experts_per_token)
+
+    def extra_repr(self) -> str:
+        """Sizes, and how logits become weights."""
+        how = f"{self.scoring}{', normalised' if self.normalise else ''}"
+        return f"{self.num_experts_per_token} of {self.num_experts} experts, {how}, scale {self.scale:g}"
+
+
+def top_experts(scores: Tensor, num_experts_per_token: int) -> Tensor:
+    """`indices_TK` of the largest of `scores_TE`, largest first; of equal ones the lower number comes first.
+
+    `torch.topk` returns any of equal ones.  -inf stands for an expert that must not be chosen.
+
+    Raises:
+        ValueError: k is not in 1..E; a score is NaN or +inf; a token has fewer than k scores above -inf.
+
+    >>> top_experts(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
+    tensor([[1, 2, 3]])
+    """
+    _check_count(num_experts_per_token, scores.shape[-1])
+    wrong = scores.isnan().any(-1) | (scores == torch.inf).any(-1)
+    wrong |= (scores > -torch.inf).sum(-1) < num_experts_per_token
+    if wrong.any():
+        token = int(wrong.nonzero()[0, 0])
+        raise ValueError(
+            f"a token needs {num_experts_per_token} finite scores, none of them NaN or +inf, got "
+            f"{scores[token].tolist()} for token {token}; look at the router's input and weight"
+        )
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :num_experts_per_token].contiguous()
+
+
+def expert_weights(
+    logits: Tensor, indices: Tensor, scoring: Scoring = "softmax", normalise: bool = False, scale: float = 1.0
+) -> Tensor:
+    """`weights_TK` of the chosen experts; the gradient goes to `logits_TE` as the head of this module says.
+
+    Args:
+        logits: `logits_TE`.
+        indices: `indices_TK`, no expert twice; they may have been chosen by anything.
+        scoring: as in `TopKRouter`.
+        normalise: as there.
+        scale: as there.
+
+    Raises:
+        ValueError: an unknown scoring.
+
+    >>> expert_weights(torch.tensor([[0.0, 0.0, -1.0]]), torch.tensor([[0, 1]]), normalise=True)
+    tensor([[0.5000, 0.5000]])
+    """
+    _check_scoring(scoring)
+    function = NormalisedWeights if normalise else SoftmaxWeights if scoring == "softmax" else SigmoidWeights
+    out: Tensor = function.apply(logits, indices, scale, scoring)
+    return out
+
+
+def tokens_per_expert(indices: Tensor, num_experts: int) -> Tensor:
+    """`load_E`: how often each expert was chosen on this rank, int64.
+
+    >>> tokens_per_expert(torch.tensor([[0, 2], [2, 1]]), 4)
+    tensor([1, 1, 2, 0])
+    """
+    return indices.reshape(-1).bincount(minlength=num_experts)
+
+
+def log_scores(logits: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
+    """Logarithms of the scores, up to a number per token, and their slopes over the logits (None: 1).
+
+    The softmax of these is the scores divided by their sum, also where every score itself is too small for a float.
+    """
+    return (logits, None) if scoring == "softmax" else (logsigmoid(logits), logits.neg().sigmoid())
+
+
+def normalised_grad(shares: Tensor, slopes: Tensor | None, grad: Tensor) -> Tensor:
+    """Gradient of the logits whose scores, divided by their sum, are `shares`."""
+    grad = shares * (grad - (shares * grad).sum(-1, keepdim=True))
+    return grad if slopes is None else grad * slopes
+
+
+class SoftmaxWeights(torch.autograd.Function):
+    """p_i of the softmax over all experts."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
+        p = logits.softmax(-1)
+        ctx.save_for_backward(p, indices)
+        ctx.scale = scale
+        return scale * p.gather(-1, indices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        p, indices = ctx.saved_tensors
+        whole = torch.zeros_like(p).scatter_(-1, indices, ctx.scale * grad)
+        return normalised_grad(p, None, whole), None, None, None
+
+
+class SigmoidWeights(torch.autograd.Function):
+    """s_i, each the sigmoid of its own logit."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
+        s = logits.gather(-1, indices).sigmoid()
+        ctx.save_for_backward(s, indices)
+        ctx.scale, ctx.shape = scale, logits.shape
+        return scale * s
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        s, indices = ctx.saved_tensors
+        own = ctx.scale * grad * s * (1 - s)
+        return own.new_zeros(ctx.shape).scatter_(-1, indices, own), None, None, None
+
+
+class NormalisedWeights(torch.autograd.Function):
+    """Scores of the chosen experts, divided by their sum: the softmax of their logarithms."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
+        logs, slopes = log_scores(logits.gather(-1, indices), scoring)
+        v = logs.softmax(-1)
+        ctx.save_for_backward(v, slopes, indices)
+        ctx.scale, ctx.shape = scale, logits.shape
+        return scale * v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        v, slopes, indices = ctx.saved_tensors
+        own = normalised_grad(v, slopes, ctx.scale * grad)
+        return own.new_zeros(ctx.shape).scatter_(-1, indices, own), None, None, None
+
+
+def _check_count(num_experts_per_token: int, num_experts: int) -> None:
+    if not 1 <= num_experts_per_token <= num_experts:
+        raise ValueError(f"a token goes to 1..{num_experts} of {num_experts} experts, got {num_experts_per_token}")
+
+
+def _check_scoring(scoring: str) -> None:
+    if scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring is 'softmax' or 'sigmoid', got {scoring!r}")

@@ -1,0 +1,284 @@
+"""The router: gradients by hand against autograd and the oracle, ties, losses, ranks without tokens, refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.ep.router import TopKRouter, expert_weights, tokens_per_expert, top_experts
+from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks, z_loss
+
+ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "topk_gating.json").read_text())
+KINDS = {
+    "softmax_topk": ("softmax", False),
+    "softmax_topk_renorm": ("softmax", True),
+    "sigmoid_topk": ("sigmoid", False),
+    "sigmoid_topk_renorm": ("sigmoid", True),
+}
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def leaf(x):
+    return x.detach().clone().requires_grad_()
+
+
+def close(found, expected):
+    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=1e-12 * scale)
+
+
+def by_autograd(logits, k, scoring, normalise, scale):
+    """The formulas as one would write them for autograd."""
+    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    weights, indices = scores.topk(k, dim=-1)
+    if normalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return indices, scale * weights
+
+
+@pytest.mark.parametrize("case", ORACLE["cases"], ids=lambda case: case["name"])
+def test_the_oracle_s_weights_and_gradients(case):
+    logits, upstream = (leaf(torch.tensor(ORACLE[name], dtype=torch.float64)) for name in ("logits", "upstream"))
+    indices = top_experts(logits.detach(), case["k"])
+    weights = expert_weights(logits, indices, *KINDS[case["kind"]], case["scale"])
+    weights.backward(upstream[:, : case["k"]])
+    assert indices.tolist() == case["expected"]["indices"]
+    assert close(weights.detach(), torch.tensor(case["expected"]["weights"], dtype=torch.float64))
+    assert close(logits.grad, torch.tensor(case["expected"]["dlogits"], dtype=torch.float64))
+
+
+def test_the_oracle_s_linear_layer():
+    block = ORACLE["gate_linear"]
+    x, weight = (leaf(torch.tensor(block[name], dtype=torch.float64)) for name in ("x", "Wg"))
+    router = TopKRouter(3, 6, block["k"], normalise=True, dtype=torch.float64)
+    router.weight.data = weight.detach()
+    routing = router(x)
+    routing.weights.backward(torch.tensor(ORACLE["upstream"], dtype=torch.float64)[:, : block["k"]])
+    expected = block["expected"]
+    assert routing.indices.tolist() == expected["indices"]
+    assert close(routing.weights.detach(), torch.tensor(expected["weights"], dtype=torch.float64))
+    assert close(router.weight.grad, torch.tensor(expected["dWg"], dtype=torch.float64))
+    assert close(x.grad, torch.tensor(expected["dx"], dtype=torch.float64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    num_tokens=st.integers(0, 7),
+    experts=st.integers(1, 9).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
+    kind=st.sampled_from(list(KINDS.values())),
+    scale=st.sampled_from([1.0, 2.5]),
+)
+def test_any_size_against_autograd(seed, num_tokens, experts, kind, scale):
+    num_experts, k = experts
+    drawn = 3 * draw(seed, num_tokens, num_experts)
+    ours, theirs, grad = leaf(drawn), leaf(drawn), draw(seed + 1, num_tokens, k)
+    indices = top_experts(ours.detach(), k)
+    weights = expert_weights(ours, indices, *kind, scale)
+    weights.backward(grad)
+    their_indices, their_weights = by_autograd(theirs, k, *kind, scale)
+    their_weights.backward(grad)
+    assert torch.equal(indices, their_indices)
+    assert close(weights.detach(), their_weights.detach())
+    assert close(ours.grad, theirs.grad)
+    assert all(len(set(row)) == k for row in indices.tolist())  # no expert twice
+    if kind != ("softmax", False):
+        assert not ours.grad.scatter(1, indices, 0.0).any()  # exactly zero outside of the choice
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_a_normalised_single_expert_gives_the_router_exactly_nothing(scoring):
+    logits, grad = leaf(draw(0, 9, 5)), draw(1, 9, 1)
+    indices = top_experts(logits.detach(), 1)
+    weights = expert_weights(logits, indices, scoring, normalise=True)
+    weights.backward(grad)
+    assert torch.equal(weights, torch.ones(9, 1).double())
+    assert not logits.grad.any()
+    logits.grad = None
+    expert_weights(logits, indices, scoring).backward(grad)  # Switch: the score itself
+    assert logits.grad.any(-1).all()
+    with pytest.raises(ValueError, match="as Switch does"):
+        TopKRouter(4, 5, 1, scoring, normalise=True)
+
+
+def test_equal_scores_are_chosen_in_the_order_of_their_numbers():
+    scores = torch.tensor([[2.0, 7.0, 7.0, 7.0, 2.0], [1.0] * 5, [0.0, -0.0, 0.0, -0.0, 1.0]])
+    assert top_experts(scores, 3).tolist() == [[1, 2, 3], [0, 1, 2], [4, 0, 1]]
+    many = torch.zeros(3, 300)  # long rows are sorted by another algorithm
+    assert torch.equal(top_experts(many, 8), torch.arange(8).expand(3, 8))
+
+
+def test_logits_whose_scores_round_to_one_number_are_still_told_apart():
+    logits = torch.tensor([[40.0, 60.0, 50.0]], dtype=torch.float64)
+    assert len(logits.sigmoid().unique()) == 1
+    assert top_experts(logits, 2).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_logits_of_thousands_stay_finite(scoring):
+    for shift in (-5000.0, 5000.0):
+        logits = leaf(draw(2, 4, 6) + shift)
+        weights = expert_weights(logits, top_experts(logits.detach(), 2), scoring, normalise=True)
+        weights.backward(torch.ones_like(weights) * draw(3, 4, 2))
+        assert weights.isfinite().all()
+        assert logits.grad.isfinite().all()
+        assert close(weights.detach().sum(-1), torch.ones(4).double())
+
+
+def test_masked_experts_are_never_chosen():
+    logits = leaf(torch.tensor([[3.0, -torch.inf, 1.0, 2.0]], dtype=torch.float64))
+    indices = top_experts(logits.detach(), 3)
+    assert indices.tolist() == [[0, 3, 2]]
+    expert_weights(logits, indices).sum().backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 1] == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(bad):
+    router = TopKRouter(3, 4, 2, normalise=True)
+    x = torch.ones(5, 3)
+    x[3, 1] = bad
+    with pytest.raises(ValueError, match="token 3"):
+        router(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TopKRouter(3, 4, 5), r"1\.\.4 of 4 experts, got 5"),
+        (lambda: TopKRouter(3, 4, 0), r"1\.\.4 of 4 experts, got 0"),
+        (lambda: TopKRouter(3, 4, 2, "tanh"), "'softmax' or 'sigmoid', got 'tanh'"),
+        (lambda: expert_weights(torch.zeros(1, 2), torch.zeros(1, 1).long(), "tanh"), "got 'tanh'"),
+        (lambda: top_experts(torch.tensor([[1.0, -torch.inf]]), 2), "needs 2 finite scores"),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_tokens_in_16_bits_are_routed_in_32():
+    torch.manual_seed(0)
+    router = TopKRouter(16, 8, 2, normalise=True)
+    x = torch.randn(6, 16).bfloat16().requires_grad_()
+    routing = router(x)
+    assert routing.logits.dtype == routing.weights.dtype == torch.float32
+    assert torch.equal(routing.indices, router(x.float()).indices)
+    routing.weights[:, 0].sum().backward()
+    assert x.grad.dtype == torch.bfloat16
+    assert "2 of 8 experts, softmax, normalised, scale 1" in repr(router)
+
+
+def test_no_tokens_no_nan():
+    router = TopKRouter(3, 4, 2, dtype=torch.float64)
+    routing = router(torch.zeros(0, 3, dtype=torch.float64))
+    assert routing.indices.shape == routing.weights.shape == (0, 2)
+    assert routing.load.tolist() == [0] * 4
+    losses = balance_loss(routing.logits, routing.load) + z_loss(routing.logits)
+    (losses + routing.weights.sum()).backward()
+    assert float(losses.detach()) == 0
+    assert torch.equal(router.weight.grad, torch.zeros(4, 3, dtype=torch.float64))
+
+
+def loss_by_autograd(logits, load, scoring):
+    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    shares = scores / scores.sum(-1, keepdim=True)
+    return logits.shape[1] * (load.double() / load.sum() * shares.mean(0)).sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    num_tokens=st.integers(1, 9),
+    num_experts=st.integers(1, 7),
+    scoring=st.sampled_from(["softmax", "sigmoid"]),
+)
+def test_the_losses_against_autograd(seed, num_tokens, num_experts, scoring):
+    drawn = 3 * draw(seed, num_tokens, num_experts)
+    load = tokens_per_expert(top_experts(drawn, 1), num_experts)
+    for ours_of, theirs_of in (
+        (lambda x: balance_loss(x, load, scoring=scoring), lambda x: loss_by_autograd(x, load, scoring)),
+        (z_loss, lambda x: x.logsumexp(-1).square().mean()),
+    ):
+        ours, theirs = leaf(drawn), leaf(drawn)
+        found, expected = ours_of(ours), theirs_of(theirs)
+        (3 * found).backward()
+        (3 * expected).backward()
+        assert close(found.detach(), expected.detach())
+        assert close(ours.grad, theirs.grad)
+
+
+def test_the_balance_loss_is_1_when_even_and_e_when_all_go_to_one():
+    even = torch.zeros(8, 4, dtype=torch.float64)
+    assert float(balance_loss(even, torch.tensor([4, 4, 4, 4]))) == 1
+    one = even.clone()
+    one[:, 2] = 800
+    assert float(balance_loss(one, torch.tensor([0, 0, 8, 0]))) == 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_shares_of_the_global_losses_add_up_and_rank_means_do_not(world_size):
+    """Ranks have 5, 0, 3 and 2 tokens: values, gradients and bytes against one process that has all of them."""
+    counts = {1: [5], 2: [5, 3], 4: [5, 0, 3, 2]}[world_size]
+    logits = 2 * draw(0, sum(counts), 6)
+
+    def fn(rank, world_size):
+        own = leaf(logits.split(counts)[rank])
+        load = tokens_per_expert(top_experts(own.detach(), 2), 6)
+        per_rank = balance_loss(own.detach(), load)
+        total, num_tokens = sum_over_ranks(load, len(own))
+        share = balance_loss(own, total, num_tokens) + z_loss(own, num_tokens)
+        share.backward()
+        comm.barrier()
+        return float(share.detach()), float(per_rank), own.grad, total.tolist(), num_tokens
+
+    launched = lab.launch(fn, world_size, output="collect")
+    shares, per_rank, grads, totals, tokens = zip(*launched, strict=True)
+    whole = leaf(logits)
+    load = tokens_per_expert(top_experts(logits, 2), 6)
+    balance = balance_loss(whole, load)
+    (balance + z_loss(whole)).backward()
+    assert set(map(tuple, totals)) == {tuple(load.tolist())}
+    assert set(tokens) == {sum(counts)}
+    assert abs(sum(shares) - float((balance + z_loss(whole)).detach())) < 1e-12
+    assert close(torch.cat(grads), whole.grad)
+    if world_size > 1:
+        mean = sum(n * loss for n, loss in zip(counts, per_rank, strict=True)) / sum(counts)
+        assert abs(mean - float(balance.detach())) > 1e-3
+    for rank in range(world_size):
+        assert launched.ledger.sent("all_reduce", rank) <= 2 * 7 * 8
+    total_sent = sum(launched.ledger.sent("all_reduce", rank) for rank in range(world_size))
+    assert total_sent == 2 * (world_size - 1) * 7 * 8  # E + 1 integers, once
+
+
+def test_the_router_s_gradient_is_the_same_on_any_number_of_ranks():
+    """A replicated router: summed over the ranks, the weight's gradient is that of one process."""
+    x, weight, grad = draw(0, 12, 5), draw(1, 6, 5), draw(2, 12, 2)
+
+    def step(x, grad):
+        router = TopKRouter(5, 6, 2, normalise=True, dtype=torch.float64)
+        router.weight.data = weight.clone()
+        x = leaf(x)
+        router(x).weights.backward(grad)
+        return router.weight.grad, x.grad
+
+    def fn(rank, world_size):
+        torch.manual_seed(rank)
+        dw, dx = step(x.chunk(world_size)[rank], grad.chunk(world_size)[rank])
+        comm.all_reduce(dw)
+        return dw, dx
+
+    dw, dx = step(x, grad)
+    for world_size in (1, 2, 4):
+        launched = lab.launch(fn, world_size, output="collect")
+        assert all(close(found, dw) for found, _ in launched)
+        assert close(torch.cat([part for _, part in launched]), dx)
