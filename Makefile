@@ -68,7 +68,7 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 	@$(BIN)/ruff format $(SOURCES)
 
 bench: $(INSTALLED_DEV) ## run every benchmark and print its table
-	@for file in benchmarks/*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 
 pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
 	@$(BIN)/python tools/install_cell.py

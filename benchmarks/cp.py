@@ -12,11 +12,12 @@ share two cores.
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed.tensor.experimental._context_parallel._attention as peer
+from _paired import Found, cells, paired, paired_table
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -83,22 +84,7 @@ def torch_ring(rank: int, world_size: int) -> Pass:
     return run
 
 
-def pair(contenders: dict[str, Pass], tensors: list[Tensor], rounds: int, meet: Callable[[], object]) -> dict:
-    """Seconds on the wall and of CPU of each contender in every round."""
-    found: dict[str, list[float]] = {f"{kind} {name}": [] for kind in ("wall", "cpu") for name in contenders}
-    for number in range(rounds + 1):
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
-            meet()
-            began, worked = time.perf_counter(), time.process_time()
-            contenders[name](*tensors)
-            meet()
-            if number:  # the first round warms up
-                found[f"wall {name}"].append(time.perf_counter() - began)
-                found[f"cpu {name}"].append(time.process_time() - worked)
-    return found
-
-
-def compare_rings(rank: int, world_size: int, length: int, rounds: int) -> dict:
+def compare_rings(rank: int, world_size: int, length: int, rounds: int) -> Found:
     """Both rings on the same parts; they must agree before they are timed."""
     layout = make_layout("zigzag", length, world_size)
     tensors = [shard(tensor, layout, rank, 2) for tensor in draw(length)]
@@ -109,7 +95,7 @@ def compare_rings(rank: int, world_size: int, length: int, rounds: int) -> dict:
     }
     for mine, other in zip(*(contender(*tensors) for contender in contenders.values()), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-    return pair(contenders, tensors, rounds, lab.comm.barrier)
+    return paired({name: partial(run, *tensors) for name, run in contenders.items()}, rounds)
 
 
 class Asleep(FlashTiles):
@@ -165,23 +151,6 @@ def saved(attention: Callable[..., Tensor], length: int) -> int:
     return storage_bytes(tensor.detach() for tensor in kept)
 
 
-def columns(found: dict, kind: str) -> list[str]:
-    """Medians of both, in ms, and the median of their ratios with its spread."""
-    mine, other = found[f"{kind} ours"], found[f"{kind} theirs"]
-    ratios = [one / two for one, two in zip(mine, other, strict=True)]
-    medians = [f"{statistics.median(values) * 1e3:.1f}" for values in (mine, other)]
-    return [*medians, f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"]
-
-
-def paired_table(title: str, first: str) -> Table:
-    """A table for `columns`, by wall and by CPU."""
-    table = Table(title=title)
-    times = ("ms", "theirs", "ratio (least to most)", "CPU ms", "theirs", "ratio (least to most)")
-    for column in (first, *times):
-        table.add_column(column, justify="right")
-    return table
-
-
 def flash_tables(length: int, rounds: int) -> None:
     """Tiles beside `scaled_dot_product_attention`."""
     torch.set_num_threads(1)
@@ -192,9 +161,11 @@ def flash_tables(length: int, rounds: int) -> None:
         theirs = through_autograd(
             lambda q, k, v, causal=causal: functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         )
-        found = pair({"ours": ours, "theirs": theirs}, draw(length), rounds, lambda: None)
-        table.add_row("causal" if causal else "all", *columns(found, "wall"), *columns(found, "cpu"))
-    Console().print(table)
+        tensors = draw(length)
+        both = {"ours": partial(ours, *tensors), "theirs": partial(theirs, *tensors)}
+        found = paired(both, rounds, meet=lambda: None)
+        table.add_row("causal" if causal else "all", *cells(found))
+    Console(width=180).print(table)
     table = Table(title="MiB kept for the backward (causal)")
     for column in ("positions", "FlashTiles", "scaled_dot_product_attention", "naive"):
         table.add_column(column, justify="right")
@@ -205,7 +176,7 @@ def flash_tables(length: int, rounds: int) -> None:
             lambda q, k, v: naive(q, k, v, True),
         )
         table.add_row(f"{size:,}", *(f"{saved(form, size) / 2**20:.2f}" for form in forms))
-    Console().print(table)
+    Console(width=180).print(table)
 
 
 def link_table(rounds: int, length: int = 128) -> None:
@@ -222,7 +193,7 @@ def link_table(rounds: int, length: int = 128) -> None:
             measured = statistics.median(max(times[each] for times in one) for one in zip(*ranks, strict=True))
             cells += [f"{measured / 1e6:.1f}", f"{expected / 1e6:.1f}", f"{measured / expected:.3f}"]
         table.add_row(name, *cells)
-    Console().print(table)
+    Console(width=180).print(table)
 
 
 def main() -> None:
@@ -237,8 +208,8 @@ def main() -> None:
     for num_ranks in (2, 4):
         sizes = arguments.ring_length, arguments.rounds
         found = lab.launch(compare_rings, num_ranks, *sizes, timeout=600, output="collect")[0]
-        table.add_row(str(num_ranks), *columns(found, "wall"), *columns(found, "cpu"))
-    Console().print(table)
+        table.add_row(str(num_ranks), *cells(found))
+    Console(width=180).print(table)
     link_table(min(7, arguments.rounds))
 
 

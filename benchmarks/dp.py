@@ -9,13 +9,12 @@ CPU time is that of rank 0's process with GLOO's threads; on a busy machine it s
 
 import argparse
 import gc
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from _paired import cells, paired, paired_table
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -91,35 +90,17 @@ def held() -> int:
     return storage_bytes(tensor.detach() for tensor in local)
 
 
-def compare(rank: int, world_size: int, kind: str, rounds: int, steps: int, width: int, layers: int) -> dict[str, list]:
-    """Seconds per step of both contenders in every round, and the bytes that each holds."""
+def compare(rank: int, world_size: int, kind: str, rounds: int, steps: int, width: int, layers: int) -> tuple:
+    """What both contenders took in every round, and the bytes that each holds."""
     x = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(rank))
     gc.freeze()
-    contenders, found = {}, {"bytes": []}
+    contenders, num_bytes = {}, []
     for name, build in (("ours", ours), ("theirs", theirs)):
         before = held()
-        contenders[name] = build(kind, make(width, layers))
-        contenders[name](x)
-        found["bytes"].append(held() - before)
-        found[name], found[f"cpu {name}"] = [], []
-    for number in range(rounds + 1):
-        for name in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
-            lab.comm.barrier()
-            began, worked = time.perf_counter(), time.process_time()
-            for _ in range(steps):
-                contenders[name](x)
-            lab.comm.barrier()
-            if number:  # the first round warms up
-                found[name].append((time.perf_counter() - began) / steps)
-                found[f"cpu {name}"].append((time.process_time() - worked) / steps)
-    return found
-
-
-def columns(mine: list[float], other: list[float]) -> list[str]:
-    """Medians of both, in ms, and the median of their ratios with its spread."""
-    ratios = [one / two for one, two in zip(mine, other, strict=True)]
-    medians = [f"{statistics.median(values) * 1e3:.1f}" for values in (mine, other)]
-    return [*medians, f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"]
+        contenders[name] = partial(build(kind, make(width, layers)), x)
+        contenders[name]()
+        num_bytes.append(held() - before)
+    return paired(contenders, rounds, steps), num_bytes
 
 
 def main() -> None:
@@ -131,16 +112,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     arguments = parser.parse_args()
     numel = sum(parameter.numel() for parameter in make(arguments.width, arguments.layers).parameters())
-    table = Table(title=f"{RANKS} GLOO ranks, {numel / 1e6:.1f} million fp32 parameters, {arguments.rounds} rounds")
-    times = ("ms per step", "theirs", "ratio (least to most)", "CPU ms per step", "theirs", "ratio (least to most)")
-    for column in ("ours / theirs", *times, "bytes per parameter", "theirs"):
-        table.add_column(column, justify="right")
-    for kind, title in TITLES.items():
+    title = f"{RANKS} GLOO ranks, {numel / 1e6:.1f} million fp32 parameters, {arguments.rounds} rounds"
+    table = paired_table(title, more=("bytes per parameter", "theirs"))
+    for kind, name in TITLES.items():
         sizes = arguments.rounds, arguments.steps, arguments.width, arguments.layers
-        found = lab.launch(compare, RANKS, kind, *sizes, timeout=600, output="collect")[0]
-        cells = [text for what in ("", "cpu ") for text in columns(found[f"{what}ours"], found[f"{what}theirs"])]
-        table.add_row(title, *cells, *(f"{size / numel:.2f}" for size in found["bytes"]))
-    Console().print(table)
+        found, num_bytes = lab.launch(compare, RANKS, kind, *sizes, timeout=600, output="collect")[0]
+        table.add_row(name, *cells(found), *(f"{size / numel:.2f}" for size in num_bytes))
+    Console(width=180).print(table)
     print("Bytes are those of tensors that Python can reach: buffers inside of torch's C++ reducer are not among them.")
 
 

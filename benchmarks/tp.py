@@ -11,14 +11,13 @@ the wall.
 
 import argparse
 import gc
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
+from _paired import Found, cells, paired, paired_table
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
@@ -67,30 +66,12 @@ def contenders(kind: str, config: LlamaConfig) -> dict[str, Step]:
     return {"ours": step_of(ours, nullcontext), "theirs": step_of(theirs, loss_parallel)}
 
 
-def compare(rank: int, world_size: int, kind: str, rounds: int, steps: int, tokens: int, config: LlamaConfig) -> dict:
-    """Seconds per step of both contenders in every round."""
+def compare(rank: int, world_size: int, kind: str, rounds: int, steps: int, tokens: int, config: LlamaConfig) -> Found:
+    """What both contenders took in every round."""
     ids = torch.randint(0, config.vocabulary_size, (BATCH, tokens), generator=torch.Generator().manual_seed(0))
-    both = contenders(kind, config)
+    both = {name: partial(step, ids) for name, step in contenders(kind, config).items()}
     gc.freeze()
-    found = {f"{what}{name}": [] for name in both for what in ("", "cpu ")}
-    for number in range(rounds + 1):
-        for name in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
-            lab.comm.barrier()
-            began, worked = time.perf_counter(), time.process_time()
-            for _ in range(steps):
-                both[name](ids)
-            lab.comm.barrier()
-            if number:  # the first round warms up
-                found[name].append((time.perf_counter() - began) / steps)
-                found[f"cpu {name}"].append((time.process_time() - worked) / steps)
-    return found
-
-
-def columns(mine: list[float], other: list[float]) -> list[str]:
-    """Medians of both, in ms, and the median of their ratios with its spread."""
-    ratios = [one / two for one, two in zip(mine, other, strict=True)]
-    medians = [f"{statistics.median(values) * 1e3:.1f}" for values in (mine, other)]
-    return [*medians, f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"]
+    return paired(both, rounds, steps)
 
 
 def main() -> None:
@@ -105,16 +86,10 @@ def main() -> None:
     title = (
         f"{RANKS} GLOO ranks, {config.num_parameters() / 1e6:.1f} million fp32 parameters, {BATCH} x {chosen.tokens}"
     )
-    table = Table(title=f"{title} tokens, {chosen.rounds} rounds")
-    times = ("ms per step", "theirs", "ratio (least to most)", "CPU ms per step", "theirs", "ratio (least to most)")
-    for column in ("ours / theirs", *times):
-        table.add_column(column, justify="right")
+    table = paired_table(f"{title} tokens, {chosen.rounds} rounds")
     for kind, name in TITLES.items():
         sizes = chosen.rounds, chosen.steps, chosen.tokens, config
-        found = lab.launch(compare, RANKS, kind, *sizes, timeout=600, output="collect")[0]
-        table.add_row(
-            name, *[text for what in ("", "cpu ") for text in columns(found[f"{what}ours"], found[f"{what}theirs"])]
-        )
+        table.add_row(name, *cells(lab.launch(compare, RANKS, kind, *sizes, timeout=600, output="collect")[0]))
     Console(width=180).print(table)
 
 
