@@ -5,13 +5,12 @@ live activations    what autograd keeps for the backward, counted by its own hoo
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pkgutil import iter_modules
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
+from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results
 
@@ -21,26 +20,12 @@ if TYPE_CHECKING:
 WIDTH, ROWS, TOLERANCE = 4, 3, 1e-12
 
 
-class without_library:  # noqa: N801 - reads as what it does
-    """A function that runs with all of the library's own builders switched off: the exercise is to write one."""
+def without_library(fn: Callable[..., Any]) -> Without:
+    """The function with all of the library's own builders switched off: the exercise is to write one."""
+    from dualpipe_lab.pp import schedules
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-
-    def __call__(self, *args: Any) -> Any:
-        """Call the function; this process ends afterwards, so nothing is switched on again."""
-        from dualpipe_lab.pp import lowering, schedules
-
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("the exercise is to write this yourself; the library's own builder is switched off here")
-
-        parts = [f"{schedules.__name__}.{found.name}" for found in iter_modules(schedules.__path__)]
-        own: list[Any] = [
-            value for part in parts for value in vars(import_module(part)).values() if isinstance(value, FunctionType)
-        ]
-        for builder in (lowering.lower, *(fn for fn in own if fn.__module__ in parts)):
-            builder.__code__ = refuse.__code__  # its code, because the learner may hold the function itself
-        return self.fn(*args)
+    parts = [f"{schedules.__name__}.{found.name}" for found in iter_modules(schedules.__path__)]
+    return Without(fn, "dualpipe_lab.pp.lowering:lower", *parts)
 
 
 def check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
