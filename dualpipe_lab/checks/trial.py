@@ -5,6 +5,7 @@ and nothing that the function breaks outlives it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from dualpipe_lab.checks.exercise import Wrong
@@ -83,6 +84,15 @@ def check_ints(
     for place, (name, value) in enumerate(zip(names, needs_ints(answer, names), strict=True)):
         if value != expected[place]:
             raise Wrong(f"{name}, {value}: " + slips[place].get(value, general[place]))
+
+
+def partial_score(found: float | Fraction, start: float | Fraction, best: float | Fraction) -> float:
+    """The score of a legal answer that is worse than the best: 0 at `start` and beyond, towards 0.9 near `best`.
+
+    >>> partial_score(30, start=40, best=20)
+    0.45
+    """
+    return round(0.9 * float(max(start - found, 0) / (start - best)), 2)
 
 
 def smallest_failing(case: Case, fails: Callable[[Case], bool], smaller: Callable[[Case], Iterator[Case]]) -> Case:

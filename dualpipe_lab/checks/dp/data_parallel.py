@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.checks.dp import shares
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
+from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks, partial_score
 
 LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
 RANKS, LIMIT, IN_ORDER = 4, 200, 238
@@ -91,7 +92,7 @@ def step(fn: Callable[..., Any]) -> str:
         for rank, (found, returned) in enumerate(results):
             if (problem := shares.why_different(found, grads, known)) is not None:
                 raise Wrong(f"{name}: rank {rank}: {problem}")
-            if not abs(returned - loss) <= shares.TOLERANCE * max(1.0, loss):
+            if not abs(returned - loss) <= TOLERANCE * max(1.0, loss):
                 raise Wrong(
                     f"{name}: rank {rank} returned {returned:.6g} as the loss, that of all tokens is {loss:.6g}"
                 )
@@ -152,7 +153,7 @@ def fair_deal(answer: object) -> str:
         slowest = tokens.index(max(tokens))
         raise Wrong(
             f"rank {slowest} has {max(tokens)} tokens and all wait for it; {LIMIT} are possible. By rank: {tokens}",
-            score=round(max(0.0, 0.9 * (IN_ORDER - max(tokens)) / (IN_ORDER - LIMIT)), 2),
+            score=partial_score(max(tokens), IN_ORDER, LIMIT),
         )
     return f"{LIMIT} tokens on every rank, in the order of the file it were up to {IN_ORDER}"
 

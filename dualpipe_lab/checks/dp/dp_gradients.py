@@ -9,7 +9,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import sums
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.trial import check_ints, needs_function
+from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 BACKWARDS = (9, 11, 7, 6, 4, 4, 12, 2)  # ticks of each layer's backward, last layer first
 MESSAGES = (6, 9, 8, 10, 2, 6, 9, 10)  # ticks of each layer's gradient on the link, last layer first
@@ -130,7 +130,7 @@ def plan(answer: object) -> str:
         end = max(end, ready) + LATENCY + sum(MESSAGES[first:last])
         first = last
     if end > BEST:
-        score = round(max(0.0, 0.9 * (WHOLE - end) / (WHOLE - BEST)), 2)
+        score = partial_score(end, WHOLE, BEST)
         raise Wrong(
             f"the last sum ends after {end} ticks; {BEST} are possible, a single bucket takes {WHOLE}", score=score
         )

@@ -10,7 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import two_levels
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.trial import check_ints, needs_function
+from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter
 
 NUMBERS = ("MB inside, per rank", "MB to other nodes, per rank", "MB out of a node of flat ZeRO-3", "bytes held")
@@ -146,10 +146,9 @@ def plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
     group, replicas = Fraction(sent.intra, speed * 1_000_000), Fraction(sent.inter, BETWEEN * 1_000_000)
     total = group + replicas
     if total > BEST:
-        score = max(Fraction(0), (START - total) / (START - BEST))
         raise Wrong(
             f"legal, but a step sends for {float(total):,.0f} ms ({float(group):,.0f} ms in the group, "
             f"{float(replicas):,.0f} ms among replicas); {BEST} ms are possible",
-            score=round(0.9 * float(score), 2),
+            score=partial_score(total, START, BEST),
         )
     return f"{int(total)} ms of sending per step, in {float(held + size * PER_SEQUENCE):g} of {ROOM} GB"

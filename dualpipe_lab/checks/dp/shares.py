@@ -7,6 +7,7 @@ has no microbatch and one a microbatch without a target.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from dualpipe_lab.checks.differences import difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Shares: TypeAlias = Sequence[Sequence[int]]  # by rank and microbatch: valid tokens
 Grads: TypeAlias = list[list[float]]  # by parameter, in plain numbers; nothing where there is no gradient
 
-VOCABULARY, WIDTH, ROW, IGNORED, TOLERANCE = 8, 6, 4, -100, 1e-12
+VOCABULARY, WIDTH, ROW, IGNORED = 8, 6, 4, -100
 LIBRARY = tuple(
     f"dualpipe_lab.dp.{name}" for name in ("data_parallel", "gradients", "buckets", "ddp", "zero1", "zero2", "zero3")
 )  # switched off while an answer runs
@@ -87,16 +88,11 @@ def why_different(found: Grads, expected: Grads, factors: Mapping[float, str]) -
     ours, theirs = [x for part in found for x in part], [x for part in expected for x in part]
     if any(x != x for x in ours):
         return "the gradients are not numbers: somebody divided 0 by 0"
-    scale = max(1.0, *map(abs, theirs))
-    error = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    if error <= TOLERANCE * scale:
-        return None
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
-    ratio = ours[largest] / theirs[largest]
-    if all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True)):
-        known = next((words for factor, words in factors.items() if abs(ratio - factor) < 1e-9), "")
-        return f"the gradients are {ratio:.4g} times those of one process" + (f", {known}" if known else "")
-    return f"the gradients differ from one process by up to {error:.2g}, allowed is {TOLERANCE * scale:.0e}"
+    off = difference(ours, theirs)
+    if off is None or off.ratio is None:
+        return None if off is None else f"the gradients {off}"
+    known = next((words for factor, words in factors.items() if abs(off.ratio - factor) < 1e-9), "")
+    return f"the gradients are {off.ratio:.4g} times those of one process" + (f", {known}" if known else "")
 
 
 def check_sums(results: Results, num_bytes: int, allowed: int, case: str, why: str) -> None:

@@ -4,7 +4,6 @@ Chapter: book/dp/topology.  Groups are compared with `Topology`, sums on real ra
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -13,7 +12,7 @@ from dualpipe_lab.checks.dp import cables
 from dualpipe_lab.checks.dp.cables import Axes
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks, smallest_failing
+from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks, partial_score, smallest_failing
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.topology.grid import Groups
 
@@ -112,10 +111,9 @@ def slow_cables(answer: object) -> str:
     total = sum(crossing.values())
     if total > BUDGET:
         parts = ", ".join(f"{axis} {float(sent):,g} S" for axis, sent in crossing.items())
-        score = max(Fraction(0), (START - total) / Fraction(START - BUDGET))
         raise Wrong(
             f"legal, but {float(total):,g} S cross the nodes ({parts}); {BUDGET:,} S are possible",
-            score=round(0.9 * float(score), 2),
+            score=partial_score(total, START, BUDGET),
         )
     return f"{int(total):,} S cross the nodes, the least that these limits allow"
 

@@ -10,7 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import shards
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.trial import check_ints, needs_function
+from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
 EXPECTED = (334, 8016, 2672)
@@ -122,6 +122,6 @@ def whole_parameters(answer: object) -> str:
         raise Wrong(f"an owner is a whole number from 0 to {RANKS - 1}; there are {RANKS} ranks")
     loads = [sum(size for size, owner in zip(SIZES, answer, strict=True) if owner == rank) for rank in range(RANKS)]
     if max(loads) > BEST:
-        score = round(0.9 * max(GREEDY - max(loads), 0) / (GREEDY - BEST), 2)
+        score = partial_score(max(loads), GREEDY, BEST)
         raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)
     return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"

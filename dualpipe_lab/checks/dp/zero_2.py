@@ -10,7 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import scattering
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.trial import check_ints, needs_function
+from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter, sent_bytes
 
 NUMBERS = ("bytes held", "bytes sent", "peak of gradient bytes")
@@ -135,7 +135,7 @@ def what_fits(answer: object) -> str:
     ]
     units = _units(stage, count)
     if units > min(legal):
-        score = round(0.9 * (max(legal) - units) / (max(legal) - min(legal)), 2)
+        score = partial_score(units, max(legal), min(legal))
         raise Wrong(f"it fits in {needed:g} GB and sends {units} units; {min(legal)} are possible", score=score)
     return f"{needed:g} GB, {units} units: fewer than ZeRO-3 with half the microbatches, and ZeRO-1 does not fit"
 

@@ -11,7 +11,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import gathering
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.trial import check_ints, needs_function
+from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 NUMBERS = ("bytes held", "bytes sent", "all-gathers")
 EXPECTED = (16800, 55800, 27)
@@ -122,12 +122,8 @@ def how_far_ahead(answer: object) -> str:
     if (over := next((turn for turn in range(len(SIZES)) if _memory(asked, turn) > ROOM), None)) is not None:
         raise Wrong(f"before the forward of unit {over}, {_memory(asked, over)} GB are taken; there is room for {ROOM}")
     if (ticks := _ticks(asked)) > BEST:
-        raise Wrong(f"it fits and takes {ticks} ticks; {BEST} are possible", score=round(_score(ticks), 2))
+        raise Wrong(f"it fits and takes {ticks} ticks; {BEST} are possible", score=partial_score(ticks, LAZY, BEST))
     return f"{BEST} ticks within {ROOM} GB, {sum(WORK)} of them work; one unit ahead takes 24"
-
-
-def _score(ticks: int) -> float:
-    return 0.9 * max(LAZY - ticks, 0) / (LAZY - BEST)
 
 
 def _asked(answer: object) -> list[int]:

@@ -11,7 +11,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import gradients
 from dualpipe_lab.checks.pp.programs import check_rows, parse
-from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints, smallest_failing
+from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints, partial_score, smallest_failing
 from dualpipe_lab.pp.simulator import simulate
 
 NUMBERS = ("makespan", "bubble per rank", "peak of live activations")
@@ -120,12 +120,11 @@ def less_memory(answer: object) -> str:
     if timeline.makespan > MAKESPAN:
         raise Wrong(f"valid, but {timeline.makespan} ticks; GPipe takes {MAKESPAN}", picture=timeline)
     least, most = sum(range(1, RANKS + 1)), RANKS * MICROBATCHES
-    score = (most - sum(peaks)) / (most - least)
     if max(peaks) > MEMORY:
         worst = peaks.index(max(peaks))
         raise Wrong(
             f"{MAKESPAN} ticks, but rank {worst} holds {peaks[worst]} activations, the limit is {MEMORY}; all {peaks}",
-            score=round(0.9 * score, 2),
+            score=partial_score(sum(peaks), most, least),
             picture=timeline,
         )
     return f"{MAKESPAN} ticks with {sum(peaks)} activations in all, the least that {MAKESPAN} ticks allow is {least}"

@@ -11,7 +11,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import recomputing
-from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks
+from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks, partial_score
 
 NUMBERS = ("kept for segments of 3", "peak for segments of 3", "best length")
 EXPECTED = [12, 39, 2]  # 36 blocks of 9 units
@@ -106,7 +106,7 @@ def what_to_forget(answer: object) -> str:
         raise Wrong(f"recomputing {', '.join(chosen) or 'nothing'} keeps {kept} units, there is room for {ROOM}")
     if ticks > best:
         everything = _ticks(OPERATIONS)
-        score = round(0.9 * (everything - ticks) / (everything - best), 2)
+        score = partial_score(ticks, everything, best)
         raise Wrong(f"it fits, for {ticks} ticks more; {best} are enough", score=score)
     return f"{kept} units kept for {ticks} more ticks of {_ticks(OPERATIONS)}"
 

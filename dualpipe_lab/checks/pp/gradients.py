@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab.checks.differences import TOLERANCE, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
 from dualpipe_lab.checks.switched_off import Without
@@ -17,7 +18,7 @@ from dualpipe_lab.world.launcher import Results
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WIDTH, ROWS, TOLERANCE = 4, 3, 1e-12
+WIDTH, ROWS = 4, 3
 
 
 def without_library(fn: Callable[..., Any]) -> Without:
@@ -72,18 +73,15 @@ def _difference(found: list[list[float]], expected: list[list[float]], num_micro
         return "its gradients are all zero; did a message arrive, and did the backward start from it?"
     if any(x != x for x in ours):
         return "its gradients are not numbers: the mean over no rows is nan, and nan times 0 is nan"
-    scale = max(1.0, *map(abs, theirs))
-    error = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    if error <= TOLERANCE * scale:
+    off = difference(ours, theirs)
+    if off is None:
         return None
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
-    ratio = ours[largest] / theirs[largest]
-    factor = all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True))
-    if factor and abs(ratio - num_microbatches) < 1e-9:
+    ratio = off.ratio
+    if ratio is None:
+        return f"its gradients {off}"
+    if abs(ratio - num_microbatches) < 1e-9:
         return f"its gradients are {num_microbatches} times too large, which is the number of microbatches"
-    if factor:
-        return f"its gradients are {ratio:.4g} times those of one process"
-    return f"its gradients differ from one process by up to {error:.2g}, allowed is {TOLERANCE * scale:.0e}"
+    return f"its gradients are {ratio:.4g} times those of one process"
 
 
 def _check_messages(results: Results, num_ranks: int, num_microbatches: int, case: str) -> None:

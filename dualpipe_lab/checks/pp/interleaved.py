@@ -5,7 +5,6 @@ messages that take time, and what each rank holds.
 """
 
 from collections.abc import Callable
-from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp.loops import check_flush, check_loop
 from dualpipe_lab.checks.pp.sizes import try_sizes
-from dualpipe_lab.checks.trial import needs_ints
+from dualpipe_lab.checks.trial import needs_ints, partial_score
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.ranking import Score, score
 from dualpipe_lab.pp.schedules.interleaved import interleaved
@@ -118,10 +117,9 @@ def choice(num_virtual_stages: object, round_size: object) -> str:
             f"{_decimal(found.peak)} activations; there is room for {ROOM}"
         )
     if found.makespan > TICKS:
-        share = max(Fraction(0), Fraction(SLOWEST - found.makespan) / (SLOWEST - TICKS))
         raise Wrong(
             f"it fits, with {_decimal(found.peak)} activations and {found.makespan} ticks; {TICKS} are possible",
-            score=round(0.9 * float(share), 2),
+            score=partial_score(found.makespan, SLOWEST, TICKS),
         )
     return f"{found.makespan} ticks, {_decimal(found.peak)} activations; rounds of 4 would take {_score(v, 4).makespan}"
 

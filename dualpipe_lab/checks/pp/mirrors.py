@@ -8,8 +8,9 @@ different stages' is recognised.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.checks.pp.gradients import ROWS, TOLERANCE, WIDTH, grads_of, make_batch, make_stage
+from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage
 from dualpipe_lab.checks.start.ranks import MS
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results

@@ -6,7 +6,8 @@ In: the learner's function.  Out: what is wrong, or an empty string.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_lab.checks.pp.gradients import TOLERANCE, make_batch, make_stage
+from dualpipe_lab.checks.differences import TOLERANCE
+from dualpipe_lab.checks.pp.gradients import make_batch, make_stage
 from dualpipe_lab.pp.program import I, W
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ A backward is known by its number: autograd says in a hook which call of backwar
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dualpipe_lab.checks.differences import difference
 from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.checks.pp.gradients import ROWS, TOLERANCE, WIDTH, grads_of, make_batch, make_stage, reference
+from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage, reference
 from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -61,12 +62,10 @@ def _ratio(ours: Vector, theirs: Vector) -> float | None:
         return 0.0
     if len(ours) != len(theirs):
         return None
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
-    ratio = ours[largest] / theirs[largest]
-    factor = 1.0 if abs(ratio - 1) <= TOLERANCE else round(ratio, 6)
-    scale = max(1.0, *map(abs, theirs))
-    fits = all(abs(a - factor * b) <= TOLERANCE * scale for a, b in zip(ours, theirs, strict=True))
-    return factor if fits else None
+    off = difference(ours, theirs)
+    if off is None:
+        return 1.0
+    return None if off.ratio is None else round(off.ratio, 6)
 
 
 def _v_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> tuple[Any, ...]:

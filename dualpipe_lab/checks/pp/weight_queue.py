@@ -7,7 +7,7 @@ words after which anything is, or an empty string.
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_lab.checks.pp.gradients import TOLERANCE
+from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.pp.program import B, F, I, W
 from dualpipe_lab.pp.schedules.eight_steps import eight_steps
 

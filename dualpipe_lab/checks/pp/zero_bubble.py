@@ -10,7 +10,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import split_module, split_rows
 from dualpipe_lab.checks.pp.programs import parse
-from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks
+from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks, partial_score
 from dualpipe_lab.pp.simulator import simulate
 
 NUMBERS = ("idle ticks of ZB-H1", "idle ticks of ZB-H2", "ticks of a step without barriers")
@@ -111,10 +111,9 @@ def less_room(answer: object) -> str:
                 picture=timeline,
             )
     if timeline.makespan > TICKS:
-        share = max(0.0, float(SLOWEST - timeline.makespan) / (SLOWEST - TICKS))
         raise Wrong(
             f"it fits, with {timeline.makespan} ticks; {TICKS} are possible",
-            score=round(0.9 * share, 2),
+            score=partial_score(timeline.makespan, SLOWEST, TICKS),
             picture=timeline,
         )
     return f"{timeline.makespan} ticks with {sum(held)} activations; 1F1B takes 27 with 10, ZB-H1 21 with 16"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dualpipe_lab.checks.differences import TOLERANCE, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
-TOLERANCE = 1e-12
 LIBRARY = tuple(
     f"dualpipe_lab.tp.{name}" for name in ("operators", "products", "linear", "messages", "swiglu", "partial")
 )  # switched off while an answer runs
@@ -153,16 +153,12 @@ def _why_different(
     if found[0] != expected[0]:
         return f"{name} has shape {list(found[0])}, this rank's is {list(expected[0])}"
     ours, theirs = found[1], expected[1]
-    scale = max([1.0, *map(abs, theirs)])
-    if all(abs(a - b) <= TOLERANCE * scale for a, b in zip(ours, theirs, strict=True)):
+    if (off := difference(ours, theirs)) is None:
         return None
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
-    ratio = ours[largest] / theirs[largest] if theirs[largest] else 0.0
     known = {num_ranks: ", the number of ranks", 1 / num_ranks: ", one over the number of ranks"}
-    is_multiple = all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True))
-    if ratio and is_multiple and (len(theirs) > 1 or ratio in known):
-        return f"{name} is {ratio:.4g} times that of one process{known.get(ratio, '')}"
-    place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not abs(a - b) <= TOLERANCE * scale)
+    if off.ratio and (len(theirs) > 1 or off.ratio in known):
+        return f"{name} is {off.ratio:.4g} times that of one process{known.get(off.ratio, '')}"
+    place = off.place
     return f"{name} differs from one process: number {place} is {ours[place]:.6g}, expected {theirs[place]:.6g}"
 
 
