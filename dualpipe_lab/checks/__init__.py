@@ -23,6 +23,7 @@ TOPICS = {
     "hybrid_zero": "dp.hybrid_zero",
     "column_parallel": "tp.column_parallel",
     "row_parallel": "tp.row_parallel",
+    "swiglu": "tp.swiglu",
     "lm_head": "tp.lm_head",
     "embedding": "tp.embedding",
     "cross_entropy": "tp.cross_entropy",

@@ -21,6 +21,7 @@ EXAMPLES = {
     "hybrid_zero": "dp/hybrid-zero",
     "column_parallel": "tp/column-parallel",
     "row_parallel": "tp/row-parallel",
+    "swiglu": "tp/swiglu",
     "lm_head": "tp/lm-head",
     "embedding": "tp/embedding",
     "cross_entropy": "tp/cross-entropy",
