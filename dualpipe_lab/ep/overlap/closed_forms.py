@@ -1,0 +1,53 @@
+"""How long a forward, a backward and a pair of L layers take, where all work takes t_w and all all-to-alls t_a.
+
+Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: L, t_w, t_a.  Out: exact ticks.
+  basic               L (6 t_w + 4 t_a)
+  overlap             max(6 L t_w + max(t_a - t_w, 0), 4 L t_a + max(2 t_w - t_a, 0))
+  overlap, unsplit    L max(6 t_w, 4 t_w + 2 t_a, 4 t_a)
+  forward             2 L (t_w + t_a)
+  backward            max(4 L t_w + t_a, 2 L (t_w + t_a) + t_w)        split: the weight gradients fill the windows
+  backward, unsplit   2 L (2 t_w + t_a)
+Found with the simulator and equal to it on a grid; the chapter derives them.
+"""
+
+from dualpipe_lab.timeline import Time
+
+
+def basic_makespan(num_layers: int, work: Time, comm: Time) -> Time:
+    """Return the serial order's time.
+
+    >>> basic_makespan(4, 1, 1)
+    40
+    """
+    return num_layers * (6 * work + 4 * comm)
+
+
+def overlap_makespan(num_layers: int, work: Time, comm: Time, split: bool = True) -> Time:
+    """Return the overlapped pair's time.
+
+    >>> overlap_makespan(4, 2, 3), overlap_makespan(4, 2, 3, split=False)
+    (49, 56)
+    """
+    if not split:
+        return num_layers * max(6 * work, 4 * work + 2 * comm, 4 * comm)
+    return max(6 * num_layers * work + max(comm - work, 0), 4 * num_layers * comm + max(2 * work - comm, 0))
+
+
+def forward_makespan(num_layers: int, work: Time, comm: Time) -> Time:
+    """Return the time of a forward alone.
+
+    >>> forward_makespan(4, 2, 3)
+    40
+    """
+    return 2 * num_layers * (work + comm)
+
+
+def backward_makespan(num_layers: int, work: Time, comm: Time, split: bool = True) -> Time:
+    """Return the time of a backward alone.
+
+    >>> backward_makespan(4, 2, 2), backward_makespan(4, 2, 2, split=False)
+    (34, 48)
+    """
+    if not split:
+        return 2 * num_layers * (2 * work + comm)
+    return max(4 * num_layers * work + comm, 2 * num_layers * (work + comm) + work)

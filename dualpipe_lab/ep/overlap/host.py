@@ -1,0 +1,93 @@
+"""What the host does, call by call: run work, issue an all-to-all, wait for one.
+
+Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`.  Out: a list of `Call`s for one thread.
+  issue   as soon as the work that it needs has run: the all-to-all travels while the host goes on
+  wait    right before the work that needs it, no earlier
+The comm stream never overtakes, so a wait for one all-to-all comes after the waits for those before it.
+Elsewhere: `dist.all_to_all_single(..., async_op=True)` and `work.wait()`; on a GPU two streams and events.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dualpipe_lab.ep.overlap.operations import Op
+from dualpipe_lab.ep.overlap.order import InvalidOrder, Order
+
+RUN, ISSUE, WAIT = "run", "issue", "wait"
+
+
+class Call(NamedTuple):
+    """One thing that the host does.
+
+    >>> str(Call("issue", Op("D_F", 0)))
+    'issue D_F0'
+    """
+
+    verb: str
+    op: Op
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.op}"
+
+
+def host_calls(order: Order) -> list[Call]:
+    """Return the calls that carry out an order.
+
+    Raises:
+        InvalidOrder: the host would wait for ever; the message says for what.
+
+    >>> from dualpipe_lab.ep.overlap.builders import forward_alone
+    >>> ", ".join(map(str, host_calls(forward_alone(1))))
+    'run A_F0, issue D_F0, wait D_F0, run M_F0, issue C_F0, wait C_F0'
+    """
+    return list(_Host(order).calls())
+
+
+class _Host:
+    def __init__(self, order: Order) -> None:
+        self.order, self.makers = order, order.makers()
+        self.done: set[Op] = set()  # work that has run, all-to-alls that were waited for
+        self.issued = self.waited = 0  # so many of the comm row
+
+    def calls(self) -> Iterator[Call]:
+        yield from self.issue()
+        for op in self.order.compute:
+            needed = self.makers.get(op.needs)
+            if needed is not None and needed not in self.done:
+                yield from self.wait_for(op, needed)
+            yield Call(RUN, op)
+            self.done.add(op)
+            yield from self.issue()
+        if self.issued < len(self.order.comm):
+            self.stuck(self.order.comm[self.issued], "the end")
+        yield from self.wait(len(self.order.comm))
+
+    def issue(self) -> Iterator[Call]:
+        """Issue what is next in the comm row, as far as it is ready."""
+        while self.issued < len(self.order.comm):
+            op = self.order.comm[self.issued]
+            needed = self.makers.get(op.needs)
+            if needed is not None and needed not in self.done:
+                return
+            self.issued += 1
+            yield Call(ISSUE, op)
+
+    def wait_for(self, op: Op, needed: Op) -> Iterator[Call]:
+        if not needed.is_comm:
+            raise InvalidOrder(f"{self.order.name}: {op} comes before {needed}, whose result it takes")
+        place = self.order.comm.index(needed)
+        if place >= self.issued:
+            self.stuck(self.order.comm[self.issued], str(op))
+        yield from self.wait(place + 1)
+
+    def wait(self, until: int) -> Iterator[Call]:
+        for op in self.order.comm[self.waited : until]:
+            self.done.add(op)
+            yield Call(WAIT, op)
+        self.waited = max(self.waited, until)
+
+    def stuck(self, next_comm: Op, before: str) -> None:
+        raise InvalidOrder(
+            f"{self.order.name}: nothing goes on before {before}: next on the comm stream is {next_comm}, which needs "
+            f"{next_comm.needs}, and that has not run"
+        )

@@ -1,0 +1,211 @@
+"""Orders on two streams: what is in them, what the host calls, how long they take."""
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualpipe_lab.ep.overlap import (
+    InvalidOrder,
+    Order,
+    backward_alone,
+    bound,
+    check_pair,
+    forward_alone,
+    host_calls,
+    input_grads_alone,
+    one_f_one_b_basic,
+    one_f_one_b_overlap,
+    parse_ops,
+    simulate,
+    sums,
+    ticks_of,
+    weight_grads_alone,
+)
+from dualpipe_lab.ep.overlap import closed_forms as forms
+from dualpipe_lab.ep.overlap.operations import BACKWARD, COMM, COMPUTE, FORWARD
+from dualpipe_lab.ep.overlap.order import every_op
+
+TICKS = st.fixed_dictionaries({kind: st.integers(0, 9) for kind in (*COMPUTE, *COMM)}).map(lambda t: ticks_of(**t))
+PAIRS = st.one_of(
+    st.integers(1, 5).map(one_f_one_b_basic),
+    st.builds(one_f_one_b_overlap, st.integers(1, 5), split=st.booleans()),
+)
+
+
+def test_closed_forms_equal_the_simulation():
+    for layers, work, comm in product(range(1, 6), range(5), range(11)):
+        ticks = ticks_of(work, comm)
+
+        def time(order, ticks=ticks):
+            return simulate(order, ticks).makespan
+
+        size = layers, work, comm
+        assert time(one_f_one_b_basic(layers)) == forms.basic_makespan(*size)
+        assert time(forward_alone(layers)) == forms.forward_makespan(*size)
+        for split in (True, False):
+            assert time(one_f_one_b_overlap(layers, split=split)) == forms.overlap_makespan(*size, split)
+            assert time(backward_alone(layers, split=split)) == forms.backward_makespan(*size, split)
+
+
+def test_sixteen_layers_hide_what_can_be_hidden():
+    pair = one_f_one_b_overlap(16)
+    found = [simulate(pair, ticks_of(1, Fraction(comm, 2))).makespan for comm in range(1, 5)]
+    assert found == [96, 96, Fraction(193, 2), 128]
+    assert simulate(one_f_one_b_basic(16), ticks_of(1, 2)).makespan == 224
+
+
+@given(PAIRS, TICKS)
+def test_a_simulation_obeys_streams_and_needs(order, ticks):
+    times = slow_times(order, ticks)
+    streams = simulate(order, ticks)
+    found = {span.label: (span.start, span.end) for span in (*streams.compute, *streams.comm)}
+    assert found == {str(op): time for op, time in times.items() if time[0] != time[1]}
+    assert bound(order, ticks) <= streams.makespan <= sum(sums(order, ticks))
+    assert streams.idle == streams.makespan - sums(order, ticks)[0]
+    assert sum(wait for _, wait in streams.waits()) == streams.idle
+
+
+def slow_times(order, ticks):
+    """When each operation starts and ends, by asking again until nothing changes."""
+    makers, times = order.makers(), {}
+    while len(times) < len(order.compute) + len(order.comm):
+        for row in (order.compute, order.comm):
+            for place, op in enumerate(row):
+                before = row[place - 1 : place] if place else ()
+                before += (makers[op.needs],) if op.needs in makers else ()
+                if op not in times and all(other in times for other in before):
+                    start = max((times[other][1] for other in before), default=0)
+                    times[op] = start, start + ticks[op.kind]
+    return times
+
+
+@given(PAIRS, TICKS)
+def test_what_is_serial_takes_the_sum(order, ticks):
+    if order.name == "1F1B basic":
+        assert simulate(order, ticks).makespan == sum(sums(order, ticks))
+
+
+@given(PAIRS)
+def test_a_pair_is_complete_and_the_host_does_each_thing_once(order):
+    num_layers = len(order.comm) // 4
+    check_pair(order, num_layers)
+    assert order.pieces == set(every_op((*FORWARD, *BACKWARD), num_layers))
+    calls = host_calls(order)
+    assert [call.op for call in calls if call.verb == "run"] == list(order.compute)
+    assert [call.op for call in calls if call.verb == "issue"] == list(order.comm)
+    assert [call.op for call in calls if call.verb == "wait"] == list(order.comm)
+
+
+@given(PAIRS)
+def test_the_host_issues_at_once_and_waits_as_late_as_it_can(order):
+    makers, calls = order.makers(), host_calls(order)
+    runs = {op: place for place, (verb, op) in enumerate(calls) if verb == "run"}
+    for place, (verb, op) in enumerate(calls):
+        if verb == "issue":
+            row = order.comm[: order.comm.index(op) + 1]  # it cannot leave before those in front of it
+            ready = max((runs[makers[other.needs]] for other in row if other.needs in makers), default=-1)
+            assert all(call.verb != "run" for call in calls[ready + 1 : place])
+        if verb == "wait" and any(call.verb == "run" for call in calls[place:]):
+            following = next(call.op for call in calls[place:] if call.verb == "run")
+            assert order.comm.index(op) <= order.comm.index(makers[following.needs])
+
+
+def test_the_overlapped_host_has_an_all_to_all_under_way_in_every_inner_window():
+    calls = host_calls(one_f_one_b_overlap(4))
+    under_way = 0
+    for place, (verb, _) in enumerate(calls):
+        under_way += {"issue": 1, "wait": -1, "run": 0}[verb]
+        if verb == "run" and 8 < place < len(calls) - 8:
+            assert under_way >= 1
+    calls = host_calls(one_f_one_b_basic(4, 1, 0))
+    assert sum(call.verb == "run" for call in calls) == 16
+
+
+def test_halves_of_unequal_length_go_on_alone():
+    for up, down in product(range(1, 5), repeat=2):
+        order = one_f_one_b_overlap(up, backward_layers=down)
+        assert order.pieces == {*every_op(FORWARD, up), *every_op(BACKWARD, down)}
+        assert simulate(order, ticks_of(1, 0)).makespan == 2 * up + 4 * down
+
+
+def test_a_split_backward_is_its_two_parts():
+    for layers in (1, 3):
+        both = input_grads_alone(layers).pieces | weight_grads_alone(layers).pieces
+        assert both == backward_alone(layers).pieces == backward_alone(layers, split=False).pieces
+        ticks = ticks_of(2, 3)
+        assert simulate(input_grads_alone(layers), ticks).makespan == layers * 2 * (2 + 3)
+        assert simulate(weight_grads_alone(layers), ticks).makespan == layers * 4
+
+
+def test_text_makes_the_round_trip():
+    order = one_f_one_b_overlap(3, split=False)
+    rows = (" ".join(map(str, row)) for row in (order.compute, order.comm))
+    assert Order.parse(order.name, *rows, 1, 0) == order
+    with pytest.raises(ValueError, match="position 1: 'M_X0' is not an operation"):
+        parse_ops("A_F0 M_X0")
+
+
+@pytest.mark.parametrize(
+    ("compute", "comm", "said"),
+    [
+        ("A_F0 D_F0", "", "D_F0 runs on the comm stream"),
+        ("A_F0", "M_F0", "M_F0 runs on the compute stream"),
+        ("A_F0 A_F0", "", "A_F0 occurs twice"),
+        ("M_BW0 M_W0", "", "M_W0 occurs twice"),
+    ],
+)
+def test_rows_are_checked(compute, comm, said):
+    with pytest.raises(InvalidOrder, match=said):
+        Order.parse("bad", compute, comm)
+
+
+def test_a_microbatch_is_not_paired_with_itself():
+    with pytest.raises(InvalidOrder, match="microbatch 3 cannot be paired with itself"):
+        one_f_one_b_overlap(2, forward=3, backward=3)
+
+
+@pytest.mark.parametrize(
+    ("compute", "comm", "said"),
+    [
+        ("M_F0 A_F0", "D_F0 C_F0", "before M_F0: next on the comm stream is D_F0, which needs A_F0"),
+        ("M_W0 M_B0", "C_B0", "M_W0 comes before M_B0"),
+        ("A_F0 M_F0", "C_F0 D_F0", "before M_F0: next on the comm stream is C_F0, which needs M_F0"),
+    ],
+)
+def test_an_order_that_never_ends_is_named(compute, comm, said):
+    with pytest.raises(InvalidOrder, match=said):
+        host_calls(Order.parse("stuck", compute, comm))
+
+
+def test_a_pair_must_be_whole():
+    pair = one_f_one_b_overlap(2)
+    with pytest.raises(InvalidOrder, match="3 layers contains A_F2"):
+        check_pair(pair, 3)
+    with pytest.raises(InvalidOrder, match="1 layers does not contain A_B1"):
+        check_pair(pair, 1)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 1.5])
+def test_layers_are_counted(bad):
+    for build in (one_f_one_b_basic, one_f_one_b_overlap, forward_alone, backward_alone):
+        with pytest.raises(ValueError, match="whole number of layers"):
+            build(bad)
+
+
+@pytest.mark.parametrize("bad", [{"compute": 0.5}, {"comm": -1}, {"X_F": 1}])
+def test_ticks_are_exact(bad):
+    with pytest.raises(ValueError, match=r"whole number or a Fraction|no operation"):
+        ticks_of(**bad)
+
+
+@settings(max_examples=30)
+@given(TICKS, st.integers(1, 4))
+def test_a_timeline_has_both_rows(ticks, layers):
+    streams = simulate(one_f_one_b_overlap(layers), ticks)
+    timeline = streams.timeline("pair")
+    assert timeline.makespan == streams.makespan
+    assert [len(row) for row in timeline.spans_by_rank] == [len(streams.compute), len(streams.comm)]
+    assert list(streams.rows("x")) == ["x: compute", "x: communication"]
