@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, logsigmoid
 
+from dualpipe_lab.tp.shard import initialise
+
 Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 
@@ -44,7 +46,7 @@ class TopKRouter(nn.Module):
 
     Args:
         hidden_size: of a token.
-        num_experts: E, of all ranks together; the weight is the same on all of them.
+        num_experts: E, of all ranks together; the weight is drawn by its name, the same on all of them.
         num_experts_per_token: k.
         scoring: how a logit becomes a score: "softmax" over all experts, or "sigmoid" of its own logit.
         normalise: divide the scores of the chosen experts by their sum.
@@ -77,7 +79,7 @@ class TopKRouter(nn.Module):
         self.scoring: Scoring = scoring
         self.normalise, self.scale = normalise, scale
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype))
-        nn.init.normal_(self.weight, std=hidden_size**-0.5)
+        initialise(self)
 
     def forward(self, x: Tensor) -> Routing:
         """Route `x_TD`; T may be 0.

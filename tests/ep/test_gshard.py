@@ -1,0 +1,288 @@
+"""GShard and Switch layers: one process with masks and einsum, bytes that no load changes, what is dropped and how."""
+
+import pytest
+import torch
+from ep_runs import A1, counted, distance, draw, launch, leaf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.ep.capacity import (
+    DROPPED,
+    capacity,
+    exchange_bytes,
+    fill_slots,
+    find_slots,
+    queue_places,
+    read_slots,
+)
+from dualpipe_lab.ep.gshard import GShardMoE
+from dualpipe_lab.tp.shard import whole_state
+
+HIDDEN, FFN, EXPERTS, TOKENS = 6, 5, 8, 8
+# tokens of each of 4 groups, k, capacity factor: even; a group of 5 and one of none; every expert, and fewer slots
+CASES = (
+    ((8, 8, 8, 8), 2, 1),
+    ((8, 5, 0, 7), 2, 1.25),
+    ((8, 3, 8, 8), 1, 1),
+    ((8, 8, 8, 8), 2, 0.5),
+    ((8, 8, 1, 8), 8, 1),
+    ((4, 8, 8, 6), 3, 0.3),
+)
+
+
+def make_state(seed=0):
+    return {
+        "router.weight": draw(seed, EXPERTS, HIDDEN),
+        "first": draw(seed + 1, EXPERTS, HIDDEN, FFN),
+        "second": draw(seed + 2, EXPERTS, FFN, HIDDEN),
+    }
+
+
+def masks(gates, k, num_slots):
+    """Algorithm 1 of the paper, token by token: dispatch mask and combine weights [T, E, C]."""
+    used = [0] * gates.shape[1]
+    indices = gates.argsort(dim=1, descending=True)[:, :k].tolist()
+    combine = gates.new_zeros(*gates.shape, num_slots)
+    dispatch = combine.clone()
+    for choice in range(k):
+        for token, experts in enumerate(indices):
+            expert = experts[choice]
+            if used[expert] < num_slots:
+                total = sum(gates[token, other] for other in experts) if k > 1 else 1
+                dispatch[token, expert, used[expert]] = 1
+                combine[token, expert, used[expert]] = gates[token, expert] / total
+            used[expert] += 1
+    return dispatch, combine
+
+
+def einsum_layer(x, state, k, num_slots):
+    """One process, one group of tokens: y, balance loss, choices dropped."""
+    gates = (x @ state["router.weight"].t()).softmax(-1)
+    dispatch, combine = masks(gates, k, num_slots)
+    slots = torch.einsum("tec,td->ecd", dispatch, x)
+    made = torch.einsum("ecf,efd->ecd", torch.einsum("ecd,edf->ecf", slots, state["first"]).relu(), state["second"])
+    first = gates.argmax(1).bincount(minlength=EXPERTS).double() / max(len(x), 1)
+    balance = EXPERTS * (first * gates.sum(0) / max(len(x), 1)).sum()
+    return torch.einsum("tec,ecd->td", combine, made), balance, k * len(x) - int(dispatch.sum())
+
+
+def make_groups(sizes):
+    return [(draw(10 + group, size, HIDDEN), draw(20 + group, size, HIDDEN)) for group, size in enumerate(sizes)]
+
+
+def expected(sizes, k, factor):
+    """Every group through the whole layer on one process; gradients add up."""
+    num_slots = capacity(TOKENS, EXPERTS, k, factor)
+    state = {name: leaf(values) for name, values in make_state().items()}
+    found = []
+    for x, dy in make_groups(sizes):
+        x = leaf(x)
+        y, balance, dropped = einsum_layer(x, state, k, num_slots)
+        ((y * dy).sum() + 0.1 * balance).backward()
+        found.append((y.detach(), x.grad, float(balance.detach()), dropped))
+    return found, {name: values.grad for name, values in state.items()}
+
+
+def step(layer, x, dy):
+    x = leaf(x)
+    out = layer(x)
+    ((out.y * dy).sum() + 0.1 * out.balance).backward()
+    return out.y.detach(), x.grad, float(out.balance.detach()), out.num_dropped
+
+
+def run(rank, world_size, cases):
+    """Each rank passes its share of the 4 groups through the layer, one after the other."""
+    results = []
+    for sizes, k, factor in cases:
+        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, k, factor, dtype=torch.float64)
+        torch.manual_seed(rank)  # nothing may depend on it
+        layer.load_whole(make_state())
+        groups = make_groups(sizes)
+        mine = groups[rank * 4 // world_size : (rank + 1) * 4 // world_size]
+        sent = counted(lambda layer=layer, mine=mine: results.append([step(layer, *group) for group in mine]))
+        grads = whole_state(layer, of="grad")
+        comm.all_reduce(grads["router.weight"])
+        results[-1] = results[-1], grads, sent, layer.capacity
+    return results
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a1_and_bytes_on_any_number_of_ranks(world_size):
+    launched = launch(run, world_size, CASES)
+    for number, (sizes, k, factor) in enumerate(CASES):
+        groups, whole = expected(sizes, k, factor)
+        found = [group for rank in launched for group in rank[number][0]]
+        for (y, dx, balance, dropped), (their_y, their_dx, their_balance, their_dropped) in zip(
+            found, groups, strict=True
+        ):
+            assert distance(y, their_y) <= A1
+            assert distance(dx, their_dx) <= A1
+            assert abs(balance - their_balance) <= A1
+            assert dropped == their_dropped
+        for _, grads, sent, num_slots in (rank[number] for rank in launched):
+            assert all(distance(grads[name], whole[name]) <= A1 for name in whole)
+            calls = 4 * 4 // world_size  # four exchanges for each group of this rank
+            each = exchange_bytes(EXPERTS * num_slots, HIDDEN, 8, world_size)
+            assert sent == {"all_to_all_single": (calls, calls * each)}
+
+
+def test_the_cases_drop_something_and_nothing():
+    """The comparison above means little unless tokens are dropped, also by all their experts."""
+    dropped = {case: sum(group[3] for group in expected(*case)[0]) for case in CASES}
+    assert dropped[CASES[3]] > 20
+    assert dropped[CASES[5]] > 40
+    assert any((group[0] == 0).all(1).any() for group in expected(*CASES[3])[0])
+    even = ((8,) * 4, 8, 1)  # k = E: every expert is everybody's, and exactly full
+    assert sum(group[3] for group in expected(*even)[0]) == 0
+
+
+def test_all_tokens_to_one_expert_change_no_message():
+    """The router sends everything to expert 3; the others have rows of zeros and gradients of zeros."""
+
+    def fn(rank, world_size):
+        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
+        state = make_state()
+        state["router.weight"] = torch.zeros(EXPERTS, HIDDEN).double()
+        state["router.weight"][3], state["router.weight"][5] = 9, 5
+        layer.load_whole(state)
+        x = draw(rank, TOKENS, HIDDEN).abs()
+        outs = []
+        sent = counted(lambda: outs.append(step(layer, x, torch.ones_like(x))))
+        grads = whole_state(layer, of="grad")
+        empty = [e for e in range(EXPERTS) if not grads["first"][e].any() and not grads["second"][e].any()]
+        return outs[0][0], outs[0][2], outs[0][3], sent, empty
+
+    for y, balance, dropped, sent, empty in launch(fn, 4):
+        assert sent == {"all_to_all_single": (4, 4 * exchange_bytes(EXPERTS * 2, HIDDEN, 8, 4))}
+        assert dropped == 2 * (TOKENS - 2)  # two slots each for first and second choices
+        assert torch.equal(y[2:], torch.zeros(TOKENS - 2, HIDDEN).double())  # dropped by both
+        assert y[:2].all()
+        assert abs(balance - EXPERTS) < 0.1
+        assert empty == [0, 1, 2, 4, 6, 7]
+
+
+def test_a_token_without_a_slot_has_no_gradient_of_y():
+    def fn(rank, world_size):
+        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 0.25, dtype=torch.float64)
+        layer.load_whole(make_state())
+        x = leaf(draw(5, TOKENS, HIDDEN))
+        out = layer(x)
+        out.y.backward(torch.ones_like(out.y))
+        lost = (find_slots(out.routing.indices, EXPERTS, layer.capacity) == DROPPED).all(1)
+        return lost, out.y.detach(), x.grad
+
+    ((lost, y, dx),) = launch(fn, 1)
+    assert 0 < lost.sum() < TOKENS
+    assert not y[lost].any()
+    assert not dx[lost].any()
+    assert dx[~lost].all()
+
+
+def test_weights_are_normalised_before_anything_is_dropped():
+    """A token that loses its second expert keeps the weight of its first, which is below 1."""
+
+    def fn(rank, world_size):
+        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
+        layer.load_whole(make_state())
+        x = draw(5, TOKENS, HIDDEN)
+        out = layer(x)
+        slots = find_slots(out.routing.indices, EXPERTS, layer.capacity)
+        half = (slots == DROPPED).sum(1) == 1
+        return half, out.routing.weights.detach(), slots
+
+    ((half, weights, slots),) = launch(fn, 1)
+    assert half.any()
+    kept = weights[half][slots[half] != DROPPED]
+    assert (kept < 1).all()
+    assert torch.allclose(weights.sum(1), torch.ones(TOKENS).double())
+
+
+def test_the_global_balance_loss_is_that_of_all_tokens():
+    """Shares add up; E + 1 integers travel beside the rows."""
+
+    def fn(rank, world_size):
+        sizes = (8, 3)
+        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, global_balance=True, dtype=torch.float64)
+        layer.load_whole(make_state())
+        outs = []
+        sent = counted(lambda: outs.append(layer(draw(rank, sizes[rank], HIDDEN)).balance))
+        outs[0].backward()
+        comm.all_reduce(layer.router.weight.grad)
+        return float(outs[0].detach()), layer.router.weight.grad, sent["all_reduce"]
+
+    shares, grads, sums = zip(*launch(fn, 2), strict=True)
+    x = torch.cat([draw(0, 8, HIDDEN), draw(1, 3, HIDDEN)])
+    state = {name: leaf(values) for name, values in make_state().items()}
+    _, balance, _ = einsum_layer(x, state, 2, 3)
+    balance.backward()
+    assert abs(sum(shares) - float(balance.detach())) <= A1
+    assert all(distance(grad, state["router.weight"].grad) <= A1 for grad in grads)
+    assert sums == ((1, (EXPERTS + 1) * 8),) * 2
+
+
+def places_by_hand(indices, num_experts):
+    used = [0] * num_experts
+    places = [[0] * len(row) for row in indices]
+    for choice in range(len(indices[0]) if indices else 0):
+        for token, row in enumerate(indices):
+            places[token][choice] = used[row[choice]]
+            used[row[choice]] += 1
+    return places
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    experts=st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
+    num_tokens=st.integers(0, 9),
+    num_slots=st.integers(1, 5),
+    seed=st.integers(0, 10_000),
+)
+def test_places_and_slots_of_any_choice(experts, num_tokens, num_slots, seed):
+    num_experts, k = experts
+    indices = draw(seed, num_tokens, num_experts).argsort(1)[:, :k]
+    places = queue_places(indices, num_experts)
+    assert places.tolist() == places_by_hand(indices.tolist(), num_experts)
+    slots = find_slots(indices, num_experts, num_slots)
+    kept = slots[slots != DROPPED].tolist()
+    assert len(set(kept)) == len(kept)  # no slot has two
+    load = indices.reshape(-1).bincount(minlength=num_experts)
+    assert len(kept) == int(load.clamp(max=num_slots).sum())  # a choice is dropped only where its expert is full
+    x = draw(seed + 1, num_tokens, 3)
+    filled = fill_slots(x, slots, num_experts * num_slots)
+    ones = torch.ones(num_tokens, k, dtype=torch.float64)
+    copies = (slots != DROPPED).sum(1, keepdim=True)
+    whole = torch.round(8 * x)
+    assert torch.equal(read_slots(fill_slots(whole, slots, len(filled)), slots, ones), copies * whole)
+    assert filled.any(1).sum() == len(kept)
+
+
+def test_slots_have_the_gradients_of_autograd():
+    indices = draw(3, 7, 5).argsort(1)[:, :3]
+    slots = find_slots(indices, 5, 3)
+    assert (slots == DROPPED).any()
+    x, weights = leaf(draw(4, 7, 2)), leaf(draw(5, 7, 3))
+    assert torch.autograd.gradcheck(lambda x: fill_slots(x, slots, 15), (x,))
+    assert torch.autograd.gradcheck(lambda f, w: read_slots(f, slots, w), (leaf(draw(6, 15, 2)), weights))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_experts": 6}, "experts divide among the ranks, got 6 on 4 ranks; use 8"),
+        ({"capacity_factor": 0}, "a factor above 0, got 8 and 0"),
+        ({"num_experts_per_token": 9}, r"1\.\.8 of 8 experts, got 9"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    defaults = {"num_experts": EXPERTS, "num_tokens": TOKENS}
+    with pytest.raises(lab.RankError, match=message):
+        launch(lambda rank, world_size: GShardMoE(HIDDEN, FFN, **(defaults | arguments)) and None, 4)
+
+
+def test_more_tokens_than_slots_were_made_for_are_refused():
+    with pytest.raises(lab.RankError, match="slots for 8 tokens per rank, got 9"):
+        launch(lambda rank, world_size: GShardMoE(HIDDEN, FFN, 4, 8)(torch.zeros(9, HIDDEN)), 1)
+    with pytest.raises(ValueError, match="6 slots do not divide among 4 ranks"):
+        exchange_bytes(6, 2, 8, 4)
