@@ -7,6 +7,7 @@ Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages
   Chart(...)                      lines over a number, such as a weight over the steps of a training
   Lanes(...)                      named rows of spans: what a rank computes beside what travels meanwhile
   Slices(...)                     which part of each tensor lives on which rank, and what the ranks send
+  Mosaic(...)                     grids of cells: which queries see which keys, and who computes each pair
   Explorer(...)                   every schedule at many sizes, timed and ranked in the page
   TimelineWidget(...)             a timeline whose time, costs and selection Python reads and sets
 """
@@ -24,6 +25,7 @@ _HOMES = {
     "Chart": "chart",
     "Lanes": "lanes",
     "Slices": "slices",
+    "Mosaic": "mosaic",
     "Explorer": "explorer",
 }
 
