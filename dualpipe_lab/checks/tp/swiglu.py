@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.tp import layers
@@ -204,7 +205,7 @@ def _why_packed(found: _Found, ffn: int, num_ranks: int) -> str | None:
     features = ffn // num_ranks
     if len(found.rows) != 2 * features:
         return f"its part has {len(found.rows)} rows, needed are {features} of gate and {features} of up"
-    if not found.error <= layers.TOLERANCE:
+    if not found.error <= TOLERANCE:
         return (
             f"the output is {found.error:.0%} off, on every rank alike. Of the whole matrix, row {found.rows[0]} is "
             f"taken for gate here and row {found.rows[features]} for up; do they belong to one feature?"
