@@ -5,7 +5,7 @@ Chapter: book/tp/rmsnorm.  In: modules that name their `partial` parameters.  Ou
 A weight on all ranks, used for other tokens or other heads on each, has a partial gradient there.  Layers sum it in
 their backward, which is right whatever follows; with `TensorParallel(coalesce=True)` they leave it, and this is called
 after the last backward of a step.
-Elsewhere: Megatron `_allreduce_layernorm_grads` in finalize_model_grads.py.
+Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads` in finalize_model_grads.py.
 """
 
 import torch
