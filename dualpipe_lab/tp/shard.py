@@ -170,5 +170,5 @@ def initialise(model: nn.Module, seed: int = 0) -> None:
             shard = shards.get(name)
             shape = tuple(parameter.shape) if shard is None else shard.shape_of_whole(parameter)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-            whole = torch.randn(shape, generator=generator, dtype=torch.float64) * shape[1] ** -0.5
+            whole = torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
             parameter.copy_(whole if shard is None else shard.of(whole))

@@ -1,0 +1,85 @@
+"""Tokens, choices and weights of a layer of experts, and the same layer by a loop over experts under autograd."""
+
+from typing import NamedTuple
+
+import torch
+from ep_runs import draw, leaf
+from torch.nn.functional import silu
+
+HIDDEN, FFN = 4, 6
+
+
+class Case(NamedTuple):
+    """All ranks' tokens: `tokens[r]` of them are rank r's."""
+
+    tokens: tuple
+    x: torch.Tensor
+    weights: torch.Tensor
+    experts: torch.Tensor
+    dy: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+    def of(self, rank):
+        """The rank's part of x, weights, experts and dy."""
+        span = slice(sum(self.tokens[:rank]), sum(self.tokens[: rank + 1]))
+        return self.x[span], self.weights[span], self.experts[span], self.dy[span]
+
+
+def choices(name, num_tokens, num_experts, k, seed):
+    """`experts_TK` of one kind of routing."""
+    if name == "one expert":
+        return torch.full((num_tokens, 1), num_experts - 1)
+    if name == "last unused":
+        num_experts -= 1
+    if name == "all experts":
+        k = num_experts
+    scores = draw(seed, num_tokens, num_experts)
+    return scores.topk(min(k, num_experts), 1).indices
+
+
+def make_case(name, tokens, num_experts=4, k=2, seed=0, numbers=draw):
+    total = sum(tokens)
+    experts = choices(name, total, num_experts, k, seed)
+    return Case(
+        tuple(tokens),
+        numbers(seed + 1, total, HIDDEN),
+        numbers(seed + 2, *experts.shape),
+        experts,
+        numbers(seed + 3, total, HIDDEN),
+        numbers(seed + 4, num_experts, FFN, HIDDEN),
+        numbers(seed + 5, num_experts, FFN, HIDDEN),
+        numbers(seed + 6, num_experts, HIDDEN, FFN),
+    )
+
+
+def plain(case, activation=silu):
+    """y and all gradients of sum(y * dy), one expert after another."""
+    x, weights, *parameters = map(leaf, (case.x, case.weights, case.gate, case.up, case.down))
+    gate, up, down = parameters
+    y = torch.zeros_like(x)
+    for expert in range(len(gate)):
+        token, choice = (case.experts == expert).nonzero(as_tuple=True)
+        inner = activation(x[token] @ gate[expert].t()) * (x[token] @ up[expert].t())
+        y = y.index_add(0, token, weights[token, choice].unsqueeze(1) * (inner @ down[expert].t()))
+    y.backward(case.dy)
+    leaves = dict(zip(("x", "weights", "gate", "up", "down"), (x, weights, *parameters), strict=True))
+    return {"y": y.detach()} | {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in leaves.items()}
+
+
+def linear(x):
+    """In place of silu: whole numbers stay whole."""
+    return x
+
+
+CASES = ("chosen at random", "one expert", "last unused", "all experts")
+TOKENS = {1: [(5,), (0,)], 2: [(4, 4), (6, 0)], 4: [(3, 3, 3, 3), (5, 0, 1, 4)]}
+
+
+def all_cases(world_size, numbers=draw):
+    return {
+        (name, tokens): make_case(name, tokens, seed=17 * seed, numbers=numbers)
+        for seed, name in enumerate(CASES)
+        for tokens in TOKENS[world_size]
+    }

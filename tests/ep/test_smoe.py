@@ -1,0 +1,328 @@
+"""The layer of experts against a loop over experts: on 1, 2 and 4 ranks and on copies; bits, bytes, edge cases."""
+
+from functools import partial
+
+import pytest
+import torch
+from ep_runs import A1, counted, distance, draw, launch, leaf, whole
+from moe_cases import FFN, HIDDEN, all_cases, linear, make_case, plain
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.grad_norm import global_norm
+from dualpipe_lab.ep.all_to_all import start_rows
+from dualpipe_lab.ep.router import TopKRouter
+from dualpipe_lab.ep.smoe import (
+    ExpertParallel,
+    Experts,
+    SMoE,
+    Weights,
+    check_divides,
+    counted_gradients,
+    expert_parameters,
+    experts_forward,
+    experts_input_grad,
+    experts_weight_grad,
+    grouped_product,
+    grouped_weight_grad,
+    permute,
+    permute_grad,
+    plan_routes,
+    regroup,
+    sum_gradients,
+    ungroup,
+    unpermute,
+    unpermute_grad,
+    weigh,
+    weigh_grad,
+)
+from dualpipe_lab.tp.shard import whole_state
+
+ROW = HIDDEN * 8
+
+
+def by_layer(case, rank):
+    """Through the module and autograd; the gradients of all experts, gathered."""
+    torch.manual_seed(rank)
+    layer = Experts.from_full(case.gate, case.up, case.down)
+    x, weights, experts, dy = case.of(rank)
+    x, weights = leaf(x), leaf(weights)
+    y = layer(x, weights, experts)
+    y.backward(dy)
+    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | whole_state(layer, of="grad")
+
+
+def by_pieces(case, rank):
+    """Through the plain functions, in the order of the package's docstring."""
+    layer, ep = Experts.from_full(case.gate, case.up, case.down), ExpertParallel()
+    x, weights, experts, dy = case.of(rank)
+    routes = plan_routes(experts, len(case.gate), ep)
+    back = routes.splits.transposed
+    rows = regroup(start_rows(permute(x, routes), routes.splits).wait(), routes)
+    y, kept = experts_forward(rows, routes.counts, layer.weights)
+    results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
+    y = weigh(results, weights)
+    grad, dweights = weigh_grad(dy, results, weights)
+    grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
+    grad, late = experts_input_grad(grad, layer.weights, kept)
+    dx = permute_grad(start_rows(ungroup(grad, routes), back).wait(), routes)
+    for parameter, dw in zip(layer.weights, experts_weight_grad(late), strict=True):
+        parameter.grad = dw
+    return {"y": y, "x": dx, "weights": dweights} | whole_state(layer, of="grad")
+
+
+@pytest.mark.parametrize("way", [by_layer, by_pieces])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_it_equals_a_loop_over_experts(world_size, way):
+    """All tokens to one expert, an expert without any, k = E, uneven ranks, a rank without tokens."""
+    cases = all_cases(world_size)
+
+    def fn(rank, world_size):
+        return [way(case, rank) for case in cases.values()]
+
+    for rank, found in enumerate(launch(fn, world_size)):
+        for (name, case), results in zip(cases.items(), found, strict=True):
+            expected = plain(case)
+            span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
+            expected |= {key: expected[key][span] for key in ("y", "x", "weights")}
+            for key, value in expected.items():
+                assert distance(results[key], value) <= A1, f"rank {rank}, {name}: {key}"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_whole_numbers_give_the_same_bits_on_any_number_of_ranks(world_size):
+    """Experts without silu, y = (x W_g^T * x W_u^T) W_d^T, are whole on whole numbers, gradients too."""
+    cases = all_cases(world_size, whole)
+
+    def fn(rank, world_size):
+        found = []
+        for case in cases.values():
+            layer = Experts.from_full(case.gate, case.up, case.down)
+            x, weights, experts, dy = case.of(rank)
+            routes = plan_routes(experts, len(case.gate), layer.ep)
+            counts, back = routes.counts, routes.splits.transposed
+            rows = regroup(start_rows(permute(x, routes), routes.splits).wait(), routes)
+            with torch.no_grad():
+                a, u = grouped_product(rows, layer.gate, counts), grouped_product(rows, layer.up, counts)
+                y = grouped_product(a * u, layer.down, counts)
+                results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
+                grad, dweights = weigh_grad(dy, results, weights)
+                grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
+                dh = grouped_product(grad, layer.down.mT, counts)
+                dx = grouped_product(dh * u, layer.gate.mT, counts) + grouped_product(dh * a, layer.up.mT, counts)
+                layer.gate.grad = grouped_weight_grad(dh * u, rows, counts)
+                layer.up.grad = grouped_weight_grad(dh * a, rows, counts)
+                layer.down.grad = grouped_weight_grad(grad, a * u, counts)
+            dx = permute_grad(start_rows(ungroup(dx, routes), back).wait(), routes)
+            y = weigh(results, weights)
+            found.append({"y": y, "x": dx, "weights": dweights} | whole_state(layer, of="grad"))
+        return found
+
+    for rank, found in enumerate(launch(fn, world_size)):
+        for (name, case), results in zip(cases.items(), found, strict=True):
+            expected = plain(case, linear)
+            span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
+            for key, value in expected.items():
+                value = value[span] if key in ("y", "x", "weights") else value
+                assert torch.equal(results[key], value), f"rank {rank}, {name}: {key}"
+
+
+def test_rows_and_bytes_are_those_of_the_routing():
+    cases = all_cases(4)
+
+    def fn(rank, world_size):
+        found = []
+        for case in cases.values():
+            layer = Experts.from_full(case.gate, case.up, case.down)
+            x, weights, experts, dy = case.of(rank)
+            routes = plan_routes(experts, 4, layer.ep)
+            y = []
+            run = partial(layer, leaf(x), leaf(weights), experts)
+            forward = counted(lambda y=y, run=run: y.append(run()))
+            found.append((routes, forward, counted(partial(y[0].backward, dy))))
+        return found
+
+    for rank, found in enumerate(launch(fn, 4)):
+        for case, (routes, forward, backward) in zip(cases.values(), found, strict=True):
+            sends = [(case.of(rank)[2] == expert).sum().item() for expert in range(4)]
+            receives = [(case.of(source)[2] == rank).sum().item() for source in range(4)]
+            assert routes.splits == (tuple(sends), tuple(receives))
+            assert routes.counts == (sum(receives),)
+            there, back = (sum(rows) - rows[rank] for rows in (sends, receives))
+            assert forward == {"all_to_all_single": (3, 3 * 8 + (there + back) * ROW)}
+            assert backward == {"all_to_all_single": (2, (there + back) * ROW)}
+
+
+def test_an_expert_sees_its_rows_in_the_order_of_all_ranks_tokens():
+    """Two experts per rank: without the second sort the rows of one would lie between those of the other."""
+    case = make_case("chosen at random", (5, 3), num_experts=4, k=2, seed=3)
+
+    def fn(rank, world_size):
+        x, _, experts, _ = case.of(rank)
+        routes = plan_routes(experts, 4, ExpertParallel())
+        first = sum(case.tokens[:rank])
+        ids = torch.arange(first, first + len(x)).view(-1, 1)
+        rows = start_rows(permute(ids, routes), routes.splits).wait()
+        return [part.flatten().tolist() for part in regroup(rows, routes).split(list(routes.counts))]
+
+    first, second = launch(fn, 2)
+    expected = [(case.experts == expert).any(1).nonzero().flatten().tolist() for expert in range(4)]
+    assert first + second == expected
+
+
+class FixedRouter(TopKRouter):
+    """The choices of a case, with weights and gradients of logits."""
+
+    def __init__(self, experts, weight):
+        super().__init__(HIDDEN, 4, experts.shape[1], normalise=True, dtype=torch.float64)
+        self.experts, self.weight.data = experts, weight
+
+    def choose(self, logits):
+        return self.experts
+
+
+def trained(rank, case, ep, data=None, num_tokens=None):
+    """All gradients of the mean loss, and the norm of their whole."""
+    torch.manual_seed(rank)
+    x, _, experts, dy = case.of(rank)
+    shared = nn.Linear(HIDDEN, HIDDEN, bias=False).double()
+    nn.init.constant_(shared.weight, 0.25)
+    router = FixedRouter(experts, draw(8, 4, HIDDEN))
+    model = SMoE(router, Experts.from_full(case.gate, case.up, case.down, ep), shared)
+    x = leaf(x)
+    y, routing = model.with_routing(x)
+    assert routing.load.tolist() == [int((experts == expert).sum()) for expert in range(4)]
+    (y * dy).sum().backward()
+    sum_gradients(model, ep, num_tokens or len(case.x), data)
+    norm = global_norm(counted_gradients(model), {"ep": ep.group})
+    return {"x": x.grad, "norm": torch.tensor(norm)} | whole_state(model, ep.group, "grad")
+
+
+GRIDS = {
+    "4 x 1": lab.Topology([("ep", 4)]),
+    "2 x 2": lab.Topology([("dp", 2), ("ep", 2)]),
+    "2 x 2, ep apart": lab.Topology([("ep", 2), ("dp", 2)]),
+    "2 x 2 inside dp": lab.Topology([("dp", 4)], edp=2),
+    "1 x 4": lab.Topology([("dp", 4)]),
+}
+
+
+@pytest.mark.parametrize("grid", list(GRIDS))
+def test_copies_of_experts_are_summed_and_divided_once(grid):
+    """ep and edp of 4 and 1, 2 and 2 in three layouts, 1 and 4: the gradients and their norm are those of one rank."""
+    case = make_case("last unused", (5, 0, 1, 4), num_experts=4, k=2, seed=5)
+    one = case._replace(tokens=(10,))
+    topology = GRIDS[grid]
+    (expected,) = launch(lambda rank, world_size: trained(rank, one, ExpertParallel()), 1)
+    found = launch(lambda rank, world_size: trained(rank, case, ExpertParallel.of(lab.Mesh(topology))), 4)
+    for rank, results in enumerate(found):
+        assert results.keys() == expected.keys()
+        for name, value in expected.items():
+            value = value[sum(case.tokens[:rank]) : sum(case.tokens[: rank + 1])] if name == "x" else value
+            assert distance(results[name], value) <= A1, f"rank {rank}: {name}"
+        assert not results["experts.gate"][3].any()  # an expert without rows has zeros, not None
+
+
+def test_a_shared_expert_runs_while_rows_travel_in_both_directions():
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            lab.compute(50)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            lab.compute(50)
+            return grad
+
+    case = make_case("one expert", (4, 4), num_experts=2)
+
+    def fn(rank, world_size, way):
+        layer = Experts.from_full(case.gate, case.up, case.down)
+        x, weights, experts, dy = case.of(rank)
+        x = leaf(x)
+        y = layer(x, weights, experts, Slow.apply) if way == "meanwhile" else layer(x, weights, experts) + Slow.apply(x)
+        forward = lab.now()
+        y.backward(dy)
+        return forward, lab.now(), y.detach(), x.grad
+
+    link = lab.Link(gbps=4 * ROW * 8 / 1e9 / 0.03)  # 30 ms for four rows
+    apart = launch(fn, 2, "after", clock="virtual", link=link)
+    together = launch(fn, 2, "meanwhile", clock="virtual", link=link)
+    for (f0, b0, y0, dx0), (f1, b1, y1, dx1) in zip(apart, together, strict=True):
+        assert torch.equal(y0, y1)
+        assert torch.equal(dx0, dx1)
+        assert f0 - f1 == 30_000_000
+        assert (b0 - f0) - (b1 - f1) == 30_000_000
+
+
+def test_weights_may_have_more_bits_than_rows():
+    y, weights, grad = draw(1, 3, 2, 4).bfloat16(), draw(2, 3, 2).float(), draw(3, 3, 4).bfloat16()
+    summed, (dy, dweights) = weigh(y, weights), weigh_grad(grad, y, weights)
+    assert torch.equal(summed, (weights.unsqueeze(-1) * y.float()).sum(1).bfloat16())
+    assert dy.dtype == torch.bfloat16
+    assert torch.equal(dweights, (grad.float().unsqueeze(1) * y.float()).sum(-1))
+
+
+def test_a_batch_of_sequences_keeps_its_shape():
+    def fn(rank, world_size):
+        torch.manual_seed(0)
+        model = SMoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4))
+        x = torch.randn(2, 3, HIDDEN)
+        return torch.equal(model(x), model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
+
+    assert launch(fn, 2) == [(True, (0, 3, HIDDEN))] * 2
+
+
+def test_grouped_products_equal_torchs():
+    torch.manual_seed(0)
+    counts, rows = (3, 0, 5, 0), torch.randn(8, 16)
+    weights = torch.randn(4, 8, 16)
+    ends = torch.tensor(counts).cumsum(0).int()
+    peer = nn.functional.grouped_mm(rows, weights.mT, offs=ends)
+    torch.testing.assert_close(grouped_product(rows, weights, counts), peer)
+
+
+def test_counts_that_do_not_fit_are_refused():
+    weights = Weights(*(draw(1, 2, 3, 3) for _ in range(3)))
+    with pytest.raises(ValueError, match=r"each of 2 experts that sum to 4 rows, got \[1, 2\]"):
+        experts_forward(draw(0, 4, 3), (1, 2), weights)
+
+
+def test_experts_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="got 6 experts on 4 ranks; use 1, 2, 3, 6 ranks, or 8 experts"):
+        check_divides(6, 4)
+    with pytest.raises(lab.RankError, match="got 3 experts on 2 ranks"):
+        launch(lambda rank, world_size: Experts(HIDDEN, FFN, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        ([[0, 0]], "different experts, got .0, 0. for token 0"),
+        ([[0, 4]], "numbered 0 to 3, got choices from 0 to 4"),
+        ([[-1, 2]], "from -1 to 2"),
+        ([0, 1], "shape .tokens, k."),
+    ],
+)
+def test_choices_that_no_router_makes_are_refused(experts, message):
+    with pytest.raises(lab.RankError, match=message):
+        launch(lambda rank, world_size: plan_routes(torch.tensor(experts), 4, ExpertParallel()), 1)
+
+
+def test_a_mean_of_no_tokens_is_refused():
+    def fn(rank, world_size):
+        sum_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0)
+
+    with pytest.raises(lab.RankError, match="got 0 on all ranks together; skip the step"):
+        launch(fn, 1)
+
+
+def test_expert_parameters_are_those_of_all_layers():
+    def fn(rank, world_size):
+        model = nn.ModuleList([Experts(HIDDEN, FFN, 2), nn.Linear(2, 2), Experts(HIDDEN, FFN, 2)])
+        return len(expert_parameters(model)), [float(p.std()) for p in expert_parameters(model)]
+
+    ((count, deviations),) = launch(fn, 1)
+    assert count == 6
+    assert all(0.5 * HIDDEN**-0.5 < deviation < 2 * HIDDEN**-0.5 for deviation in deviations)
