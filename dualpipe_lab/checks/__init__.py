@@ -36,6 +36,7 @@ TOPICS = {
     "easy_dualpipe": "pp.easy_dualpipe",
     "dualpipe": "pp.dualpipe",
     "v_shapes": "pp.v_shapes",
+    "ring_all_reduce": "cp.ring_all_reduce",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

@@ -34,6 +34,7 @@ EXAMPLES = {
     "easy_dualpipe": "pp/easy-dualpipe",
     "dualpipe": "pp/dualpipe",
     "v_shapes": "pp/v-shapes",
+    "ring_all_reduce": "cp/ring-all-reduce",
 }
 
 

@@ -1,0 +1,81 @@
+"""Typical wrong answers and lazy cheats of the exercises on the ring all-reduce."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "bytes_sent, messages = "
+_RING = """
+def {name}(x):
+    rank, N = comm.get_rank(), comm.get_world_size()
+    chunks = x.split(traffic.split(x.numel(), N))
+    for i in range(2 * (N - 1)):
+        target = chunks[(rank - i - 1) % N]
+        arriving = torch.empty_like(target)
+        swap(chunks[(rank - i) % N], arriving, (rank + 1) % N, (rank - 1) % N)
+        target.copy_(arriving + target if i < N - 1 else arriving)
+"""
+_LIBRARY = """
+from dualpipe_lab.cp.ring_all_reduce import ring_all_reduce
+def {name}(x):
+    ring_all_reduce(x)
+"""
+_COLLECTIVE = "def {name}(x):\n    comm.all_reduce(x)"
+
+TYPICAL = {
+    "ring_all_reduce-1": {
+        "formula for equal chunks": Bad(_PREDICT + "[60, 60, 60, 60], 24", "exact only for equal chunks"),
+        "numbers": Bad(_PREDICT + "[7, 9, 8, 6], 18", "one has 8 bytes"),
+        "other way round": Bad(_PREDICT + "[64, 56, 48, 72], 18", "r + 1 stays at home"),
+        "empty chunks travel": Bad(_PREDICT + "[56, 72, 64, 48], 24", "does not travel"),
+    },
+    "ring_all_reduce-2": {
+        "a ring": Bad(_RING.format(name="halving_doubling"), "6 messages waited for one another, 4 are enough"),
+        "whole tensors": Bad(
+            """
+def halving_doubling(x):
+    distance = comm.get_world_size() // 2
+    while distance:
+        arriving = torch.empty_like(x)
+        swap(x, arriving, comm.get_rank() ^ distance, comm.get_rank() ^ distance)
+        x += arriving
+        distance //= 2
+""",
+            "each round swaps half",
+        ),
+        "no way back": Bad([("reversed(rounds)", "[]")], "is missing"),
+        "way back not reversed": Bad([("reversed(rounds)", "rounds")], "is missing"),
+        "both keep the same half": Bad([("bool(rank & distance)", "False")], "has no send to rank 0"),
+        "floor": Bad([("-(-x.numel() // N)", "x.numel() // N")], "is missing"),
+    },
+    "ring_all_reduce-3": {
+        "own chunk": Bad([("owned = rank - 1", "owned = rank")], "is missing"),
+        "two on": Bad([("owned = rank - 1", "owned = rank - 2")], "nobody would notice"),
+        "adds what is finished": Bad(
+            [
+                (
+                    "        swap(chunks[(owned + i) % N], chunks[(owned + i + 1) % N], left, right)",
+                    "        arriving = torch.empty_like(chunks[(owned + i + 1) % N])\n"
+                    "        swap(chunks[(owned + i) % N], arriving, left, right)\n"
+                    "        chunks[(owned + i + 1) % N].add_(arriving)",
+                )
+            ],
+            "counts 2 times",
+        ),
+    },
+}
+
+CHEATS = {
+    "ring_all_reduce-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "bytes_sent, messages = [Anything()] * 4, Anything()", "must be a whole number"
+        ),
+    },
+    "ring_all_reduce-2": {
+        "the collective": Bad(_COLLECTIVE.format(name="halving_doubling"), "do it with send and recv"),
+        "the library's ring": Bad(_LIBRARY.format(name="halving_doubling"), "the library's own is switched off"),
+        "knows the digits": Bad("def halving_doubling(x):\n    x[:] = int('1' * comm.get_world_size())", "no message"),
+    },
+    "ring_all_reduce-3": {
+        "the collective": Bad(_COLLECTIVE.format(name="to_the_left"), "do it with send and recv"),
+        "the library's ring": Bad(_LIBRARY.format(name="to_the_left"), "the library's own is switched off"),
+    },
+}
