@@ -1,15 +1,19 @@
 """What the runtime adds to a schedule, beside torch's runtime on the same program.
 
     python benchmarks/pp.py [--ranks 2 4 8] [--rounds 7] [--unit-ms 10] [--only 1f1b zbv] [--skip-real]
+    python benchmarks/pp.py --ranks --rounds 41 --only 1f1b        real compute alone
 
   emulated   F, I and W sleep for a unit each (divided among a rank's stages) inside of autograd Functions, so that many
              ranks share few cores; messages, autograd, Python and waiting are real.  A pair takes F + B.
              ratio   measured step / (simulated makespan with the hop and the sleep overshoot measured in the same run)
              added   the same with the overshoot of the actions instead: what the same F and B take, beyond the sleep
                      asked for, on the same ranks without a pipeline (autograd, and waking up inside of it)
+             paced   our runtime with `cost=`: an action's autograd lies within its unit, as on a GPU the launch of a
+                     kernel does; what is left is the runtime's own time and the messages.  To the simulation, as ratio
   real       steps of an MLP and of transformer blocks on 2 ranks
 Every round runs every contender once, one after the other.  A step lasts from the first rank's start to the last
-rank's end; medians over the rounds.  CPU time is that of all ranks in one step.
+rank's end; medians over the rounds.  CPU time is that of all ranks in one step.  lab/torch is the median of the rounds'
+ratios with the least and the most.
 Torch loads the program as CSV.  It cannot run a stage on two ranks (DualPipe), and does I and W of its first stage
 together, where the W stands.  What the split backward costs by itself: benchmarks/pp_split.py.
 """
@@ -24,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from _stages import REAL, ROWS, WIDTH, Emulated
 from torch import Tensor, nn
 
 import dualpipe_lab as lab
@@ -32,64 +37,11 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.torch_csv import to_torch_csv
 
-ROWS, WIDTH = 16, 64
 MICROBATCHES = {2: 8, 4: 8, 8: 16}
 SIDES = "lab", "torch"
+Step = Callable[[], Any]
+Spans = dict[tuple[str, int], list[tuple[float, float]]]  # by contender and program, per round: seconds, CPU seconds
 ALONE = 4  # F and B of each stage that calibrate what an action takes
-
-
-class Sleep(torch.autograd.Function):
-    """The identity; sleeps in its forward and in its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
-        """Take `forward` seconds."""
-        time.sleep(forward)
-        ctx.backward_seconds = backward
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Take `backward` seconds."""
-        time.sleep(ctx.backward_seconds)
-        return grad, None, None
-
-
-class Emulated(nn.Module):
-    """F and I on the way of the activations, W on the way to a weight; the first stage has an entry to split at."""
-
-    def __init__(self, seconds: float, first: bool) -> None:
-        super().__init__()
-        self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(WIDTH))
-        self.entry = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in range(2 * first))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x_TH -> x_TH: rows, features."""
-        for entry in self.entry:
-            x = x * entry
-        return Sleep.apply(x, self.seconds, self.seconds) + Sleep.apply(self.weight, 0, self.seconds)
-
-
-class Block(nn.Module):
-    """A transformer block."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x_BSD -> x_BSD: batch, sequence, model."""
-        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-
-
-REAL = {
-    "MLP": (lambda: nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)), torch.randn(128, 256)),
-    "transformer": (lambda: Block(128), torch.randn(2, 64, 128)),
-}
 
 
 def torch_can(program: Program) -> bool:
@@ -97,13 +49,13 @@ def torch_can(program: Program) -> bool:
     return all(homes[stage] == rank for (stage, _), rank in program.placement.items())
 
 
-def in_lab(program: Program, modules: dict[int, nn.Module], x: Tensor) -> Callable[[], Any]:
-    runtime = lab.PipelineRuntime(program, modules, nn.functional.mse_loss, x)
+def in_lab(program: Program, modules: dict[int, nn.Module], x: Tensor, cost: lab.Cost | None = None) -> Step:
+    runtime = lab.PipelineRuntime(program, modules, nn.functional.mse_loss, x, cost=cost)
     batch = [x] * program.num_microbatches
     return lambda: runtime.step(batch, batch)
 
 
-def in_torch(program: Program, modules: dict[int, nn.Module], x: Tensor, csv: str) -> Callable[[], Any]:
+def in_torch(program: Program, modules: dict[int, nn.Module], x: Tensor, csv: str) -> Step:
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
@@ -116,7 +68,7 @@ def in_torch(program: Program, modules: dict[int, nn.Module], x: Tensor, csv: st
     return lambda: runtime.step(*args, **({"target": batch, "losses": []} if last else {}))
 
 
-def alone(modules: dict[int, nn.Module], x: Tensor) -> Callable[[], Any]:
+def alone(modules: dict[int, nn.Module], x: Tensor) -> Step:
     """F and B of the rank's stages, one after the other, without messages."""
     inputs = {stage: x.clone().requires_grad_(stage > 0) for stage in modules}
 
@@ -143,13 +95,16 @@ def measure(
     folder: str, rounds: int, unit: float,
 ) -> dict[Any, list[Any]]:  # fmt: skip
     """Steps of every contender, by round: (start, end, CPU seconds); hops and overshoots."""
-    contenders: dict[Any, Callable[[], Any]] = {}
+    contenders: dict[Any, Step] = {}
     for number, program in enumerate(programs):
         modules = {action.stage: make(program, action.stage) for action in program.actions(rank)}
         contenders["lab", number] = in_lab(program, modules, x)
         if torch_can(program):
             contenders["torch", number] = in_torch(program, modules, x, f"{folder}/{number}.csv")
-        contenders["alone", number] = alone(modules, x)
+        if unit:
+            contenders["alone", number] = alone(modules, x)
+            still = {stage: Emulated(0, first=stage == 0) for stage in modules}
+            contenders["paced", number] = in_lab(program, still, x, cost_of(program, unit))
     found: dict[Any, list[Any]] = {key: [] for key in (*contenders, "hop", "sleep")}
     for _ in range(rounds + 1):  # the first one warms up
         comm.barrier()
@@ -167,15 +122,21 @@ def measure(
     return found
 
 
-def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float) -> tuple[dict[Any, Any], float, float]:
-    """Per contender the median step and CPU seconds; the hop and the sleep overshoot."""
+def cost_of(program: Program, unit: float, hop: float = 0) -> lab.Cost:
+    """F, I and W of a stage in nanoseconds: a unit per rank, divided among its stages."""
+    ticks = int(unit * program.num_ranks / program.num_stages * 1e9)
+    return lab.Cost(F=ticks, I=ticks, W=ticks, latency=int(hop * 1e9))
+
+
+def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float) -> tuple[Spans, float, float]:
+    """Per contender what each round took; the hop and the sleep overshoot."""
     with tempfile.TemporaryDirectory() as folder:
         for number, program in enumerate(programs):
             if torch_can(program):
                 Path(folder, f"{number}.csv").write_text(to_torch_csv(program))
         p = programs[0].num_ranks
         ranks = lab.launch(measure, p, programs, make, x, folder, rounds, unit, timeout=900, output="collect")
-    results = {}
+    results: Spans = {}
     for key in ranks[0]:
         if isinstance(key, tuple):
             steps = list(zip(*(found[key][1:] for found in ranks), strict=True))
@@ -183,38 +144,50 @@ def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float)
                 spans = [median(end - start for start, end, _ in step) for step in steps]
             else:
                 spans = [max(end for _, end, _ in step) - min(start for start, *_ in step) for step in steps]
-            results[key] = median(spans), median(sum(cpu for *_, cpu in step) for step in steps)
+            results[key] = [(span, sum(cpu for *_, cpu in step)) for span, step in zip(spans, steps, strict=True)]
     hop = median(ranks[0]["hop"][1:])
     return results, hop, median(median(found["sleep"][1:]) for found in ranks)
+
+
+def seconds_of(results: Spans, side: str, number: int) -> tuple[float, float]:
+    """Medians over the rounds, on the wall and of CPU."""
+    wall, cpu = zip(*results[side, number], strict=True)
+    return median(wall), median(cpu)
+
+
+def beside(results: Spans, number: int) -> str:
+    """The median of the rounds' ratios to torch, with the least and the most."""
+    if ("torch", number) not in results:
+        return ""
+    both = zip(results["lab", number], results["torch", number], strict=True)
+    ratios = [ours[0] / theirs[0] for ours, theirs in both]
+    return f"{median(ratios):>9.3f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def emulated(num_ranks: int, rounds: int, unit: float, names: list[str]) -> None:
     """Print one row per schedule: ratios to the simulation, CPU time."""
     programs = [schedules.build(name, num_ranks, MICROBATCHES[num_ranks]) for name in names]
 
-    def seconds(program: Program) -> float:
-        return unit * num_ranks / program.num_stages
-
     def make(program: Program, stage: int) -> nn.Module:
-        return Emulated(seconds(program), first=stage == 0)
+        return Emulated(cost_of(program, unit).F / 1e9, first=stage == 0)
 
     results, hop, overshoot = run(programs, make, torch.zeros(ROWS, WIDTH), rounds, unit)
     microbatches = MICROBATCHES[num_ranks]
     print(f"\n{num_ranks} ranks, {microbatches} microbatches: hop {hop * 1e6:.0f} us, sleep x {overshoot:.4f}")
-    print(f"{'':<22}{'actions x':>10}" + "".join(f"{side:>11}{'ratio':>7}{'added':>7}{'CPU ms':>8}" for side in SIDES))
+    print(f"{'':<22}{'actions x':>10}{'paced':>7}", end="")
+    print("".join(f"{side:>11}{'ratio':>7}{'added':>7}{'CPU ms':>8}" for side in SIDES) + f"{'lab/torch':>10}")
     for number, program in enumerate(programs):
-        ticks = int(seconds(program) * 1e9)
-        cost = lab.Cost(F=ticks, I=ticks, W=ticks, latency=int(hop * 1e9))
+        cost = cost_of(program, unit, hop)
         simulated = lab.simulate(program, cost).makespan / 1e9
         num_stages = len({action.stage for action in program.actions(0)})
-        actions = results["alone", number][0] / (3 * seconds(program) * ALONE * num_stages)
-        row = f"{program.name:<22}{actions:>10.3f}"
+        actions = seconds_of(results, "alone", number)[0] / (3 * cost.F / 1e9 * ALONE * num_stages)
+        row = f"{program.name:<22}{actions:>10.3f}{seconds_of(results, 'paced', number)[0] / simulated:>7.3f}"
         for side in SIDES:
             if (side, number) in results:
-                step, cpu = results[side, number]
+                step, cpu = seconds_of(results, side, number)
                 row += f"{step * 1e3:>8.1f} ms{step / (simulated * overshoot):>7.3f}"
                 row += f"{step / (simulated * actions):>7.3f}{cpu * 1e3:>8.1f}"
-        print(row, flush=True)
+        print(row + beside(results, number), flush=True)
 
 
 def real(rounds: int, names: list[str]) -> None:
@@ -223,17 +196,19 @@ def real(rounds: int, names: list[str]) -> None:
         programs = [schedules.build(name, 2, 8) for name in names]
         torch.manual_seed(0)
         results, *_ = run(programs, lambda program, stage, layer=layer: layer(), x, rounds, 0)
-        print(f"\n{title}, 2 ranks, 8 microbatches: ms per step, CPU ms")
+        print(f"\n{title}, 2 ranks, 8 microbatches: ms per step, CPU ms, lab/torch")
         for number, program in enumerate(programs):
-            cells = [f"{side} {results[side, number][0] * 1e3:8.1f}{results[side, number][1] * 1e3:8.1f}"
-                     for side in ("lab", "torch") if (side, number) in results]  # fmt: skip
-            print(f"{program.name:<22}" + "   ".join(cells), flush=True)
+            cells = []
+            for side in SIDES:
+                step, cpu = seconds_of(results, side, number)
+                cells.append(f"{side} {step * 1e3:8.1f}{cpu * 1e3:8.1f}")
+            print(f"{program.name:<22}" + "   ".join(cells) + beside(results, number), flush=True)
 
 
 def main() -> None:
     """Run all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--unit-ms", type=float, default=10)
     parser.add_argument("--only", nargs="+", default=schedules.names(synchronous=True))
