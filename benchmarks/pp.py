@@ -11,7 +11,7 @@
              paced   our runtime with `cost=`: an action's autograd lies within its unit, as on a GPU the launch of a
                      kernel does; what is left is the runtime's own time and the messages.  To the simulation, as ratio
   real       steps of an MLP and of transformer blocks on 2 ranks
-Every round runs every contender once, one after the other.  A step lasts from the first rank's start to the last
+Every round runs every contender once, one after the other, every second round from the last to the first.  A step lasts from the first rank's start to the last
 rank's end; medians over the rounds.  CPU time is that of all ranks in one step.  lab/torch is the median of the rounds'
 ratios with the least and the most.
 Torch loads the program as CSV.  It cannot run a stage on two ranks (DualPipe), and does I and W of its first stage
@@ -106,7 +106,7 @@ def measure(
             still = {stage: Emulated(0, first=stage == 0) for stage in modules}
             contenders["paced", number] = in_lab(program, still, x, cost_of(program, unit))
     found: dict[Any, list[Any]] = {key: [] for key in (*contenders, "hop", "sleep")}
-    for _ in range(rounds + 1):  # the first one warms up
+    for number in range(rounds + 1):  # the first one warms up
         comm.barrier()
         found["hop"].append(hop_seconds(rank, x))
         comm.barrier()
@@ -114,7 +114,7 @@ def measure(
         for _ in range(5):
             time.sleep(unit)
         found["sleep"].append((time.perf_counter() - began) / (5 * unit) if unit else 1.0)
-        for key, step in contenders.items():
+        for key, step in list(contenders.items())[:: 1 if number % 2 else -1]:
             comm.barrier()
             began, cpu = time.perf_counter(), time.process_time()
             step()
