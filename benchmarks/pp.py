@@ -11,9 +11,9 @@
              paced   our runtime with `cost=`: an action's autograd lies within its unit, as on a GPU the launch of a
                      kernel does; what is left is the runtime's own time and the messages.  To the simulation, as ratio
   real       steps of an MLP and of transformer blocks on 2 ranks
-Every round runs every contender once, one after the other, every second round from the last to the first.  A step lasts from the first rank's start to the last
-rank's end; medians over the rounds.  CPU time is that of all ranks in one step.  lab/torch is the median of the rounds'
-ratios with the least and the most.
+Every round runs every contender once, one after the other, every second round from the last to the first.  A step
+lasts from the first rank's start to the last rank's end; medians over the rounds.  CPU time is that of all ranks in one
+step.  lab/torch is the median of the rounds' ratios with the least and the most.
 Torch loads the program as CSV.  It cannot run a stage on two ranks (DualPipe), and does I and W of its first stage
 together, where the W stands.  What the split backward costs by itself: benchmarks/pp_split.py.
 """
