@@ -26,6 +26,7 @@ TOPICS = {
     "swiglu": "tp.swiglu",
     "lm_head": "tp.lm_head",
     "embedding": "tp.embedding",
+    "rmsnorm": "tp.rmsnorm",
     "cross_entropy": "tp.cross_entropy",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",

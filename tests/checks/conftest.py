@@ -24,6 +24,7 @@ EXAMPLES = {
     "swiglu": "tp/swiglu",
     "lm_head": "tp/lm-head",
     "embedding": "tp/embedding",
+    "rmsnorm": "tp/rmsnorm",
     "cross_entropy": "tp/cross-entropy",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
