@@ -14,7 +14,9 @@ TYPICAL = {
     "rmsnorm-2": {
         "own squares": Bad([("        comm.all_reduce(squares)\n", "")], "y differs from one process"),
         "own products": Bad([("        comm.all_reduce(inner)\n", "")], "at right angles"),
-        "mean of its own": Bad([("squares / hidden_size", "squares / max(x.shape[-1], 1)")], "all features of a token have one root"),
+        "mean of its own": Bad(
+            [("squares / hidden_size", "squares / max(x.shape[-1], 1)")], "of a token have one root"
+        ),
         "outside the root": Bad(
             [("(squares / hidden_size + EPS).sqrt()", "(squares / hidden_size).sqrt() + EPS")], "y differs"
         ),

@@ -109,7 +109,7 @@ def cut_norm(function: Any) -> str:
     points=2,
     hints=(
         "Every rank has the whole weight. Do all ranks use it for the same tokens?",
-        "The backward of a copy that ranks use differently is a sum. Which operator does nothing forward and that back?",
+        "The backward of a copy that ranks use differently is a sum. Which operator copies forward and sums back?",
         "copy_to_ranks(gamma), and only where tokens are cut: otherwise every rank has the complete gradient.",
     ),
 )
