@@ -38,6 +38,7 @@ TOPICS = {
     "dualpipe": "pp.dualpipe",
     "v_shapes": "pp.v_shapes",
     "ring_all_reduce": "cp.ring_all_reduce",
+    "flash_attention": "cp.flash_attention",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

@@ -36,6 +36,7 @@ EXAMPLES = {
     "dualpipe": "pp/dualpipe",
     "v_shapes": "pp/v-shapes",
     "ring_all_reduce": "cp/ring-all-reduce",
+    "flash_attention": "cp/flash-attention",
 }
 
 

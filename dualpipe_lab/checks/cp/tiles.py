@@ -1,0 +1,204 @@
+"""Judging attention in tiles: a row of tiles that are gone when the next one comes, and a backward block by block.
+
+Expected numbers come from `formula`, in the main process; a rank runs the answer and says what it kept and made.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dualpipe_lab.checks.cp import formula
+from dualpipe_lab.checks.cp.formula import check_close
+from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.trial import on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SIZE = 3
+
+
+class Row(NamedTuple):
+    """Queries, tiles of keys by their lengths, the last key that a query sees less its number (None: all), scale."""
+
+    queries: int
+    lengths: tuple[int, ...]
+    offset: int | None = None
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        mask = "" if self.offset is None else f", query i sees the keys up to i{self.offset:+}"
+        large = ", large scores" if self.scale > 1 else ", scores far below 0" if self.scale < 0 else ""
+        return f"{self.queries} queries, tiles of {list(self.lengths)} keys{mask}{large}"
+
+    def sees(self, i: int, j: int) -> bool:
+        """Whether query i sees key j."""
+        return self.offset is None or j <= i + self.offset
+
+
+class Blocks(NamedTuple):
+    """Queries, keys, keys at a time, scale."""
+
+    queries: int
+    keys: int
+    size: int
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.queries} queries, {self.keys} keys, {self.size} at a time" + (
+            ", large scores" if self.scale > 1 else ""
+        )
+
+
+def check_rows(fn: Callable[..., Any], rows: list[Row]) -> None:
+    """Raise `Wrong` unless `fn(q, tiles)` is the output and LSE of each row, with one tile in memory at a time."""
+    inputs = [_inputs(row.queries, sum(row.lengths), row.scale) for row in rows]
+    found = on_ranks(_run_rows, 1, fn, rows, inputs, case="calling your function")[0]
+    for row, (q, k, v, do), (problem, out, lse, asked, alive) in zip(rows, inputs, found, strict=True):
+        if problem:
+            raise Wrong(f"{row}: {problem}")
+        if asked != len(row.lengths):
+            raise Wrong(f"{row}: {asked} of {len(row.lengths)} tiles were asked for")
+        expected = formula.attention(q, k, v, do, row.sees)
+        for name, ours, theirs in (("out", out, expected.out), ("lse", lse, expected.lse)):
+            if any(value != value for value in formula._flat(ours)):
+                raise Wrong(
+                    f"{row}: {name} contains NaN. A tile's numbers are overwritten with NaN once the next one is asked "
+                    "for, and -inf - (-inf) is NaN as well"
+                )
+            check_close(str(row), name, ours, theirs)
+        if len(alive) > 4 and alive[-1] > alive[2]:
+            raise Wrong(
+                f"{row}: tensors of {alive[2]:,} bytes are alive after two tiles and {alive[-1]:,} at the end; "
+                "what is known of all tiles so far has the size of one output and two numbers per query"
+            )
+
+
+def check_blocks(fn: Callable[..., Any], cases: list[Blocks]) -> None:
+    """Raise `Wrong` unless `fn(do, q, k, v, out, lse, size)` returns the gradients, block by block."""
+    inputs = [_inputs(case.queries, case.keys, case.scale) for case in cases]
+    expected = [formula.attention(q, k, v, do) for q, k, v, do in inputs]
+    found = on_ranks(_run_blocks, 1, fn, cases, inputs, expected, case="calling your function")[0]
+    for case, (_, _, _, do), right, (problem, grads, largest) in zip(cases, inputs, expected, found, strict=True):
+        if problem:
+            raise Wrong(f"{case}: {problem}")
+        for name, ours, theirs in zip(("dV", "dK", "dQ"), grads[::-1], (right.dv, right.dk, right.dq), strict=True):
+            if different := formula.why_different(name, ours, theirs):
+                raise Wrong(f"{case}: {different}{_symptom(name, ours, do, case)}")
+        allowed = max(case.queries * max(case.size, SIZE), case.keys * SIZE)
+        if case.keys > 3 * SIZE and largest > allowed:
+            raise Wrong(
+                f"{case}: a tensor of {largest} numbers was made; a tile has {case.queries * case.size} scores, and "
+                f"nothing needs more than {allowed}"
+            )
+
+
+def _symptom(name: str, found: Any, do: formula.Matrix, case: Blocks) -> str:
+    """What a sum over the keys says about the mistake."""
+    if formula._shape(found) != [case.keys, SIZE]:
+        return ""
+    if name == "dV":
+        ours, total = (_column_sums(rows) for rows in (found, do))
+        num_blocks = -(-case.keys // case.size)
+        if num_blocks > 1 and all(abs(a - num_blocks * b) < 1e-9 for a, b in zip(ours, total, strict=True)):
+            return (
+                f". All dV together are {num_blocks} times all dO together, and there are {num_blocks} blocks: the "
+                "weights of a query should add up to 1 over all keys"
+            )
+    if name == "dK":
+        known = ". dV is right, so the weights are; look at what is subtracted from dP"
+        blocks = [found[first : first + case.size] for first in range(0, case.keys, case.size)]
+        if len(blocks) > 1 and all(abs(x) < 1e-9 for block in blocks for x in _column_sums(block)):
+            return (
+                f"{known}. The dK of every block add up to 0 by themselves, and only those of all keys should: no "
+                "weight ever moves from one block to another"
+            )
+        return known
+    return ""
+
+
+def _column_sums(rows: formula.Matrix) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _inputs(queries: int, keys: int, scale: float) -> list[formula.Matrix]:
+    """q, k, v, dO; a scale below 0 makes all scores so."""
+    q, k, v, do = (
+        formula.draw(seed, rows, SIZE, scale if seed < 2 else 1.0)
+        for seed, rows in enumerate((queries, keys, keys, queries))
+    )
+    if scale < 0:
+        q, k = ([[sign * abs(x) for x in row] for row in rows] for sign, rows in ((1, q), (-1, k)))
+    return [q, k, v, do]
+
+
+def _tensor(rows: formula.Matrix) -> "Tensor":
+    import torch
+
+    return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), SIZE)
+
+
+def _plain(value: object) -> Any:
+    import torch
+
+    return value.detach().tolist() if isinstance(value, torch.Tensor) else None
+
+
+def _run_rows(rank: int, world_size: int, fn: Callable[..., Any], rows: list[Row], inputs: list[Any]) -> list[Any]:
+    import gc
+
+    gc.freeze()  # what the library holds is not the answer's
+    found: list[Any] = []
+    for row, (q, k, v, _) in zip(rows, inputs, strict=True):
+        alive: list[int] = []
+        answer = fn(_tensor(q), _tiles(row, k, v, alive))
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            found.append((f"expected (out, lse), got {type(answer).__name__}", None, None, 0, []))
+            continue
+        found.append((None, *map(_plain, answer), len(alive) - 1, alive))
+    return found
+
+
+def _tiles(row: Row, k: formula.Matrix, v: formula.Matrix, alive: list[int]) -> Iterator[tuple[Any, Any, Any]]:
+    """Tiles one by one; each is spoilt when the next one is asked for.  Writes down the bytes alive in between."""
+    import torch
+
+    from dualpipe_lab.dp.measure import live_tensors, storage_bytes
+
+    first = 0
+    alive.append(0)
+    for length in row.lengths:
+        keys = range(first, first + length)
+        hidden = torch.tensor([[not row.sees(i, j) for j in keys] for i in range(row.queries)])
+        k_tile, v_tile = (_tensor(x[first : first + length]) for x in (k, v))
+        yield k_tile, v_tile, hidden.reshape(row.queries, length)
+        k_tile.fill_(torch.nan)
+        v_tile.fill_(torch.nan)
+        first += length
+        alive.append(storage_bytes(live_tensors()))
+
+
+def _run_blocks(
+    rank: int, world_size: int, fn: Callable[..., Any], cases: list[Blocks], inputs: list[Any], expected: list[Any]
+) -> list[Any]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        largest = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor):
+                self.largest = max(self.largest, made.numel())
+            return made
+
+    found: list[Any] = []
+    for case, (q, k, v, do), right in zip(cases, inputs, expected, strict=True):
+        arguments = [_tensor(x) for x in (do, q, k, v, right.out)]
+        with Watch() as watch:
+            answer = fn(*arguments, torch.tensor(right.lse, dtype=torch.float64), case.size)
+        if not isinstance(answer, tuple) or len(answer) != 3:
+            found.append((f"expected (dq, dk, dv), got {type(answer).__name__}", None, 0))
+            continue
+        found.append((None, list(map(_plain, answer)), watch.largest))
+    return found
