@@ -14,7 +14,14 @@ BOOK = ROOT / "book"
 PAGES = sorted(page for page in BOOK.rglob("*.md") if ".ipynb_checkpoints" not in page.parts)
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 # no topics of the lecture table
-BEYOND_THE_MAP = {"dp/hybrid-zero.md", "dp/topology.md", "pp/explorer.md", "pp/interleaved.md", "pp/v-shapes.md"}
+BEYOND_THE_MAP = {
+    "dp/hybrid-zero.md",
+    "dp/topology.md",
+    "ep/eplb.md",
+    "pp/explorer.md",
+    "pp/interleaved.md",
+    "pp/v-shapes.md",
+}
 TOPICS = """
 data parallel|column-parallel|gradient checkpointing|ring all-reduce|all-to-all
 DP gradients|row-parallel|PP basic|softmax|async all-to-all

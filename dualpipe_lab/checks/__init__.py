@@ -39,6 +39,7 @@ TOPICS = {
     "v_shapes": "pp.v_shapes",
     "ring_all_reduce": "cp.ring_all_reduce",
     "flash_attention": "cp.flash_attention",
+    "eplb": "ep.eplb",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

@@ -8,6 +8,7 @@ Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages
   Lanes(...)                      named rows of spans: what a rank computes beside what travels meanwhile
   Slices(...)                     which part of each tensor lives on which rank, and what the ranks send
   Mosaic(...)                     grids of cells: which queries see which keys, and who computes each pair
+  Stacks(...)                     what every rank has to do, as pieces in a row, beside the mean
   Explorer(...)                   every schedule at many sizes, timed and ranked in the page
   TimelineWidget(...)             a timeline whose time, costs and selection Python reads and sets
 """
@@ -26,6 +27,7 @@ _HOMES = {
     "Lanes": "lanes",
     "Slices": "slices",
     "Mosaic": "mosaic",
+    "Stacks": "stacks",
     "Explorer": "explorer",
 }
 

@@ -37,6 +37,7 @@ EXAMPLES = {
     "v_shapes": "pp/v-shapes",
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
+    "eplb": "ep/eplb",
 }
 
 

@@ -1,0 +1,47 @@
+"""Rows of pieces: every piece at its place, all pieces of a label in one element, as text too."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from dualpipe_lab.viz import Stacks
+
+SVG = "{http://www.w3.org/2000/svg}"
+ROWS = {"rank 0": [("0", 4), ("a&b", 1)], "rank 1": [("0", 4), ("1", 3), ("2", 0)]}
+
+
+def test_pieces_lie_one_after_the_other():
+    stacks = Stacks("a > b", ROWS)
+    root = ET.fromstring(stacks.to_svg())
+    groups = root.findall(f"{SVG}g")
+    assert [group.get("aria-label") for group in groups] == [
+        "expert 0: 4 on rank 0, 4 on rank 1",
+        "expert a&b: 1 on rank 0",
+        "expert 1: 3 on rank 1",
+        "expert 2: 0 on rank 1",
+    ]
+    bars = [[(float(bar.get("x")), float(bar.get("width")) + 1) for bar in g.findall(f"{SVG}rect")] for g in groups]
+    left, unit = bars[0][0][0], bars[0][0][1] / 4
+    assert bars[0][0] == bars[0][1]
+    assert bars[1][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(unit, abs=0.2))
+    assert bars[2][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(3 * unit, abs=0.2))
+    (outline,) = root.findall(f"{SVG}rect")
+    assert float(outline.get("width")) == pytest.approx(7 * unit + 3, abs=0.2)  # the heaviest row
+    mean = root.findall(f"{SVG}path")[-1].get("d")
+    assert float(mean[1:].split()[0]) == pytest.approx(left + 6 * unit, abs=0.2)
+    words = {text.text for text in root.iter(f"{SVG}text")}
+    assert {"rank 0", "rank 1", "5", "7", "a > b", "heaviest 7 tokens, mean 6, max/mean 1.167"} <= words
+
+
+def test_every_word_stays_inside():
+    root = ET.fromstring(Stacks("much", {"rank 0": [("0", 12345.6)], "rank 1": [("1", 1)]}).to_svg())
+    width = float(root.get("viewBox").split()[2])
+    for text in root.iter(f"{SVG}text"):
+        if text.get("text-anchor") is None:
+            assert float(text.get("x")) + 6.4 * len(text.text) <= width
+
+
+def test_nothing_to_draw_is_refused():
+    for rows in ({}, {"rank 0": []}, {"rank 0": [("0", 0)]}, {"rank 0": [("0", 2), ("1", -1)]}):
+        with pytest.raises(ValueError, match="sizes above 0"):
+            Stacks("nothing", rows)
