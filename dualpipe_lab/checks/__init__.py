@@ -38,6 +38,7 @@ TOPICS = {
     "dualpipe": "pp.dualpipe",
     "v_shapes": "pp.v_shapes",
     "ring_all_reduce": "cp.ring_all_reduce",
+    "softmax": "cp.softmax",
     "flash_attention": "cp.flash_attention",
     "eplb": "ep.eplb",
 }

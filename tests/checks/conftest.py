@@ -38,6 +38,7 @@ EXAMPLES = {
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
     "eplb": "ep/eplb",
+    "softmax": "cp/softmax",
 }
 
 

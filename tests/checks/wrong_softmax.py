@@ -1,0 +1,84 @@
+"""Typical wrong answers and lazy cheats of the exercises on the softmax."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "gradients, forward_bytes, backward_bytes = "
+_LIBRARY = "    from dualpipe_lab.cp.softmax import softmax, softmax_backward\n"
+
+TYPICAL = {
+    "softmax-1": {
+        "y dy": Bad(_PREDICT + "[16, 4, 0], 12_000, 6_000", "is subtracted first"),
+        "diagonal": Bad(_PREDICT + "[8, 3, 0], 12_000, 6_000", "the diagonal of the matrix alone"),
+        "not weighted": Bad(_PREDICT + "[12, -4, -20], 12_000, 6_000", "the weight itself is still missing"),
+        "one all-reduce": Bad(_PREDICT + "[6, -1, -5], 6_000, 6_000", "two all-reduces"),
+        "nothing back": Bad(_PREDICT + "[6, -1, -5], 12_000, 0", "so over all ranks"),
+    },
+    "softmax-2": {
+        "no maximum": Bad(
+            [("scaled - largest.masked_fill(largest == -torch.inf, 0)", "scaled")],
+            "scores of +-8,000: the weights: number 3 is not a number",
+        ),
+        "no guard": Bad(
+            [("largest.masked_fill(largest == -torch.inf, 0)", "largest")], "a row that is hidden: the weights"
+        ),
+        "temperature forgotten in dx": Bad([("return scaled / temperature,", "return scaled,")], "all are 0.5 times"),
+        "zero times infinity": Bad(
+            [("x.masked_fill(x == -torch.inf, 0)", "x")],
+            "hidden scores: the gradient of the temperature: number 0 is not a number",
+        ),
+        "sign": Bad([("-(scaled * visible)", "(scaled * visible)")], "all are -1 times"),
+        "one temperature too few": Bad([("temperature**2", "temperature")], "all are 0.5 times"),
+        "diagonal alone": Bad([("dy - (y * dy).sum(-1, keepdim=True)", "dy - y * dy")], "the gradient of the scores"),
+        "a matrix": Bad(
+            [
+                (
+                    "    scaled = y * (dy - (y * dy).sum(-1, keepdim=True))",
+                    "    matrix = torch.diag_embed(y) - y[:, :, None] * y[:, None]\n"
+                    "    scaled = (matrix @ dy[:, :, None])[:, :, 0]",
+                )
+            ],
+            "no matrix of derivatives is needed",
+        ),
+    },
+    "softmax-3": {
+        "repaired behind": Bad(
+            "def weights(x):\n    return torch.softmax(x, -1).nan_to_num(0)", "NaN was made and thrown away"
+        ),
+        "guards the maximum alone": Bad([("total.masked_fill(total == 0, 1)", "total")], "is not a number"),
+        "a small number below": Bad(
+            [("powers / total.masked_fill(total == 0, 1)", "powers / (total + 1e-6)")], "ordinary scores: the weights"
+        ),
+        "even weights": Bad(
+            "def weights(x):\n"
+            "    sees = (x > -torch.inf).any(-1, keepdim=True)\n"
+            "    return torch.softmax(torch.where(sees, x, 0), -1)",
+            "a row that is hidden: the weights: number 32 is 0.03125",
+        ),
+    },
+}
+
+CHEATS = {
+    "softmax-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "gradients, forward_bytes, backward_bytes = [Anything()] * 3, Anything(), Anything()",
+            "must be a whole number",
+        ),
+    },
+    "softmax-2": {
+        "the library's own": Bad(
+            "def forward(x, temperature):\n"
+            + _LIBRARY
+            + "    return softmax(x / temperature)\ndef backward(x, y, dy, temperature):\n    return dy, 0",
+            "the library's own is switched off",
+        ),
+    },
+    "softmax-3": {
+        "the library's own": Bad(
+            "def weights(x):\n    from dualpipe_lab.cp.softmax import Softmax\n    return Softmax.apply(x)",
+            "the library's own is switched off",
+        ),
+        "no gradient": Bad(
+            "def weights(x):\n    return torch.softmax(x.detach(), -1).nan_to_num(0)", "no gradient can reach"
+        ),
+    },
+}
