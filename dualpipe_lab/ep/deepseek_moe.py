@@ -1,0 +1,248 @@
+"""DeepSeek-V3's layer of experts: a router with a bias and groups, a shared expert beside the travelling rows.
+
+Chapter: book/ep/v3-moe.  In: `x_..D`.  Out: `y_..D`, y = shared(x) + sum over the chosen i of w_i FFN_i(x).
+  scores      s_i = sigmoid(x W_r^T)_i
+  selection   by s_i + b_i alone: a group's score is the sum of its two largest; the experts outside of the best groups
+              count as -inf (0 would beat a negative score); the k largest of the rest
+  weights     w_i = scale s_i / sum over the chosen of s, without the bias; their gradient is that of `router`
+  bias        b_i <- b_i + speed sign(mean load - load_i), once per step, on the load of all ranks, without a gradient
+  messages    those of `smoe`; per step one all-reduce of E whole numbers per layer, all layers in one message
+A load is counted in the backward of the weights, which every microbatch has once: also where its forward runs a
+second time (recomputation) and not where there is no backward (evaluation).
+Elsewhere: DeepSeek-V3 `Gate` and `MoE`; Megatron `moe_router_enable_expert_bias`; torchtitan `TokenChoiceTopKRouter`.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2; Wang et al. 2024 (arXiv 2408.15664) for the bias.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dualpipe_lab.ep.router import Routing, TopKRouter, log_scores, normalised_grad, top_experts
+from dualpipe_lab.ep.smoe.layer import Experts, SMoE
+from dualpipe_lab.ep.smoe.setting import ExpertParallel
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.comm.groups import Group
+
+
+class DeepSeekRouter(TopKRouter):
+    """Sigmoid scores, normalised weights; experts chosen by score plus bias, from few groups.
+
+    Args:
+        hidden_size, num_experts, num_experts_per_token, dtype: as in `TopKRouter`.
+        num_groups: groups of neighbouring experts, such as those of one node.
+        num_groups_per_token: a token's experts are in so many groups at most.
+        scale: of the weights.
+
+    Attributes:
+        bias: `bias_E`, added for the selection alone; a buffer, so no optimizer sees it.
+        load: `load_E`, int64, tokens since the last `update_biases`, counted in the backward.
+
+    Raises:
+        ValueError: groups that do not divide the experts, or in which a token does not find its k experts.
+    """
+
+    bias: Tensor
+    load: Tensor
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        num_experts_per_token: int,
+        num_groups: int = 1,
+        num_groups_per_token: int = 1,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_groups(num_experts, num_experts_per_token, num_groups, num_groups_per_token)
+        super().__init__(hidden_size, num_experts, num_experts_per_token, "sigmoid", True, scale, dtype)
+        self.num_groups, self.num_groups_per_token = num_groups, num_groups_per_token
+        self.register_buffer("bias", torch.zeros(num_experts, dtype=self.weight.dtype))
+        self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Route `x_TD`; T may be 0."""
+        routing = super().forward(x)
+        return routing._replace(weights=CountLoad.apply(routing.weights, routing.load, self.load))
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """`indices_TK` of `logits_TE`, best biased score first."""
+        selection = logits.sigmoid() + self.bias
+        return choose_in_groups(selection, self.num_experts_per_token, self.num_groups, self.num_groups_per_token)
+
+    def extra_repr(self) -> str:
+        """Sizes and groups."""
+        return f"{super().extra_repr()}, from {self.num_groups_per_token} of {self.num_groups} groups"
+
+
+class DeepSeekMoE(SMoE):
+    """Routed experts of all ranks, and one that every token uses while the others' rows travel.
+
+    Args:
+        router: of the layer; its weight is the same on every rank.
+        hidden_size, ffn_size: of one routed expert.
+        ep: the ranks (default: the world).
+        shared: from `x_TD` to `y_TD`, such as a `SwiGLU`.
+        dtype: of the experts' weights.
+    """
+
+    router: DeepSeekRouter
+
+    def __init__(
+        self,
+        router: DeepSeekRouter,
+        hidden_size: int,
+        ffn_size: int,
+        ep: ExpertParallel | None = None,
+        shared: Callable[[Tensor], Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep, dtype), shared)
+
+
+def check_groups(num_experts: int, num_experts_per_token: int, num_groups: int, num_groups_per_token: int) -> None:
+    """Refuse groups that cannot work; needs no rank.
+
+    Raises:
+        ValueError: naming the rule and the values.
+
+    >>> check_groups(256, 8, 8, 4)
+    >>> check_groups(8, 4, 4, 1)
+    Traceback (most recent call last):
+    ValueError: 1 groups of 2 experts offer 2, a token needs 4; use num_groups_per_token=2
+    """
+    if num_groups < 1 or num_experts % num_groups:
+        raise ValueError(f"groups divide the experts, got {num_experts} experts in {num_groups} groups")
+    if not 1 <= num_groups_per_token <= num_groups:
+        raise ValueError(f"a token uses 1..{num_groups} of {num_groups} groups, got {num_groups_per_token}")
+    size = num_experts // num_groups
+    if num_groups_per_token * size < num_experts_per_token <= num_experts:
+        raise ValueError(
+            f"{num_groups_per_token} groups of {size} experts offer {num_groups_per_token * size}, a token needs "
+            f"{num_experts_per_token}; use num_groups_per_token={-(-num_experts_per_token // size)}"
+        )
+
+
+def choose_in_groups(
+    selection: Tensor, num_experts_per_token: int, num_groups: int = 1, num_groups_per_token: int = 1
+) -> Tensor:
+    """`indices_TK` of the largest of `selection_TE` within the best groups; of equal ones the lower number.
+
+    A group's score is the sum of its two largest members, or its only one.
+
+    Raises:
+        ValueError: groups that cannot work, or a score that is not finite.
+
+    >>> choose_in_groups(torch.tensor([[0.9, 0.1, 0.6, 0.5]]), 2, num_groups=2)
+    tensor([[2, 3]])
+    """
+    check_groups(selection.shape[-1], num_experts_per_token, num_groups, num_groups_per_token)
+    if not selection.isfinite().all():
+        token = int((~selection.isfinite()).any(-1).nonzero()[0, 0])
+        raise ValueError(f"scores are finite, got {selection[token].tolist()} for token {token}")
+    if num_groups_per_token < num_groups:
+        grouped = selection.unflatten(-1, (num_groups, -1))
+        best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+        kept = top_experts(best, num_groups_per_token)
+        left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)
+        selection = grouped.masked_fill(left_out.unsqueeze(-1), -torch.inf).flatten(-2)
+    return top_experts(selection, num_experts_per_token)
+
+
+@torch.no_grad()
+def update_biases(model: nn.Module, speed: float, data: Group | None = None) -> list[Tensor]:
+    """Move every router's bias by one step, after the last backward of an optimizer step; start counting anew.
+
+    Args:
+        model: with any number of `DeepSeekRouter`, the same on all ranks.
+        speed: gamma, what an expert's bias changes by.
+        data: all ranks that see other data (default: the world); one message for all layers.
+
+    Returns:
+        The `load_E` of all ranks, for each router.
+
+    Raises:
+        ValueError: a bias of 16 bits, which soon could not change by so little.
+    """
+    routers = [module for module in model.modules() if isinstance(module, DeepSeekRouter)]
+    if not routers:
+        return []
+    if narrow := [router.bias.dtype for router in routers if router.bias.dtype.itemsize < 4]:
+        raise ValueError(f"a bias has 32 bits or more, got {narrow[0]}: near 1 its steps are longer than {speed}")
+    loads = torch.cat([router.load for router in routers])
+    comm.all_reduce(loads, group=data)
+    each = list(loads.split([router.num_experts for router in routers]))
+    for router, load in zip(routers, each, strict=True):
+        router.bias += bias_step(load, speed).to(router.bias.dtype)
+        router.load.zero_()
+    return each
+
+
+def bias_step(load: Tensor, speed: float) -> Tensor:
+    """What is added to `bias_E`: up by `speed` for an expert below the mean load, down for one above.
+
+    >>> bias_step(torch.tensor([4, 0, 2, 2]), 0.5).tolist()
+    [-0.5, 0.5, 0.0, 0.0]
+    """
+    return speed * torch.sign(load.sum() - load * len(load)).to(torch.float64)  # whole numbers: the mean is exact
+
+
+def sequence_loss(logits: Tensor, indices: Tensor, length: int, num_sequences: int | None = None) -> Tensor:
+    """Mean over the sequences of E sum_e f_e P_e, with f and P of one sequence; a scalar, without a coefficient.
+
+    f_e is the share of the sequence's choices that went to expert e, a constant; P_e the mean share of its scores.
+    V3's equation counts the k largest unbiased scores instead of the experts that were chosen.
+
+    Args:
+        logits: `logits_TE`, one whole sequence of this rank after another.
+        indices: `indices_TK`.
+        length: tokens of a sequence.
+        num_sequences: of all ranks, if there are more: then this is the rank's share, and the shares add up.
+
+    Raises:
+        ValueError: tokens that are no whole number of sequences.
+    """
+    if length < 1 or len(logits) % length:
+        raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
+    count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
+    out: Tensor = SequenceLoss.apply(logits, indices, length, count)
+    return out
+
+
+class CountLoad(torch.autograd.Function):
+    """The weights as they are / their gradient as it is, and the load is added to the counter."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
+        ctx.load, ctx.counter = load, counter
+        return weights.view_as(weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        ctx.counter.add_(ctx.load)
+        return grad, None, None
+
+
+class SequenceLoss(torch.autograd.Function):
+    """The choices are constants; the gradient goes through the scores alone."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int) -> Tensor:
+        num_experts = logits.shape[-1]
+        logs, slopes = log_scores(logits, "sigmoid")
+        p = logs.softmax(-1)
+        hits = torch.zeros_like(p).scatter_(-1, indices, 1.0)
+        f = hits.unflatten(0, (-1, length)).mean(1) / indices.shape[-1]
+        price = (f * (num_experts / length / count)).repeat_interleave(length, 0)  # of one token's share
+        ctx.save_for_backward(p, slopes, price)
+        return (p * price).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        p, slopes, price = ctx.saved_tensors
+        return normalised_grad(p, slopes, grad * price), None, None, None

@@ -1,0 +1,288 @@
+"""DeepSeek-V3's layer: selection in groups, weights without the bias, loads counted once, gradients of one process."""
+
+import json
+from itertools import combinations
+
+import pytest
+import torch
+from ep_runs import A1, ORACLES, counted, distance, draw, launch, leaf
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
+
+from dualpipe_lab.ep.deepseek_moe import (
+    DeepSeekMoE,
+    DeepSeekRouter,
+    bias_step,
+    choose_in_groups,
+    sequence_loss,
+    update_biases,
+)
+from dualpipe_lab.ep.smoe import sum_gradients
+from dualpipe_lab.pp.runtime.recompute import recompute
+from dualpipe_lab.tp.shard import load_state, whole_state
+from dualpipe_lab.world.context import current
+
+E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
+
+
+def choose_by_trying(scores, k, num_groups, num_kept):
+    """The best experts of one token, for scores without ties: all sets of groups, the best k of them."""
+    size = len(scores) // num_groups
+    groups = [scores[g * size :][:size] for g in range(num_groups)]
+    value = [sum(sorted(group)[-2:]) for group in groups]
+    kept = max(combinations(range(num_groups), num_kept), key=lambda c: sum(value[g] for g in c))
+    experts = [g * size + i for g in kept for i in range(size)]
+    return sorted(experts, key=lambda i: -scores[i])[:k]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.sampled_from([(8, 4, 2, 2), (8, 8, 3, 3), (12, 3, 1, 4), (6, 2, 2, 6), (9, 3, 2, 1)]),
+    shift=st.sampled_from([0.0, -5.0, 1.0]),
+)
+def test_selection_equals_trying_all_groups_and_a_shift_of_all_scores_changes_nothing(seed, sizes, shift):
+    num_experts, num_groups, num_kept, k = sizes
+    scores = draw(seed, 5, num_experts)  # half of them negative
+    chosen = choose_in_groups(scores + shift, k, num_groups, num_kept)
+    assert chosen.tolist() == [choose_by_trying(row, k, num_groups, num_kept) for row in scores.tolist()]
+    size = num_experts // num_groups
+    assert all(len({expert // size for expert in row}) <= num_kept for row in chosen.tolist())
+
+
+def test_masked_experts_are_not_chosen_where_the_others_are_negative():
+    scores = torch.tensor([[-0.1, -0.9, -0.3, -0.4]])  # the first group sums to -1.0, the second to -0.7
+    assert choose_in_groups(scores, 2, num_groups=2).tolist() == [[2, 3]]
+    zeros = torch.where(torch.tensor([[True, True, False, False]]), 0.0, scores)
+    assert zeros.topk(2).indices.sort().values.tolist() == [[0, 1]]  # what a mask of 0 would choose
+
+
+def test_ties_go_to_the_lower_number_and_groups_may_have_one_expert():
+    assert choose_in_groups(torch.ones(1, 6), 3, 3, 2).tolist() == [[0, 1, 2]]
+    assert choose_in_groups(torch.tensor([[0.2, 0.4, 0.1, 0.3]]), 2, 4, 2).tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((8, 4, 4, 1), "1 groups of 2 experts offer 2, a token needs 4; use num_groups_per_token=2"),
+        ((8, 2, 3, 1), "groups divide the experts, got 8 experts in 3 groups"),
+        ((8, 2, 2, 3), "a token uses 1..2 of 2 groups, got 3"),
+        ((8, 9, 2, 2), "a token goes to 1..8 of 8 experts, got 9"),
+        ((8, 1, 2, 2), "normalised weight of a single expert"),
+    ],
+)
+def test_what_cannot_work_is_refused_without_a_process(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        DeepSeekRouter(4, *sizes)
+
+
+def test_scores_that_are_not_finite_are_refused():
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        scores = torch.zeros(2, 4)
+        scores[1, 3] = bad
+        with pytest.raises(ValueError, match="for token 1"):
+            choose_in_groups(scores, 2, 2)
+
+
+def test_weights_and_their_gradient_are_the_published_vectors():
+    """Without groups and bias the router is sigmoid, top-k, normalised, scaled."""
+    found = json.loads((ORACLES / "topk_gating.json").read_text())
+    cases = [case for case in found["cases"] if case["kind"] == "sigmoid_topk_renorm" and case["k"] > 1]
+    assert len(cases) == 2
+    logits = torch.tensor(found["logits"], dtype=torch.float64)
+    for case in cases:
+        k, expected = case["k"], case["expected"]
+        router = DeepSeekRouter(6, 6, k, scale=case["scale"], dtype=torch.float64)
+        router.weight.data = torch.eye(6, dtype=torch.float64)
+        x = leaf(logits)
+        routing = router(x)
+        routing.weights.backward(torch.tensor(found["upstream"], dtype=torch.float64)[:, :k])
+        assert routing.indices.tolist() == expected["indices"]
+        for ours, theirs in ((routing.weights, expected["weights"]), (x.grad, expected["dlogits"])):
+            assert distance(ours, torch.tensor(theirs, dtype=torch.float64)) < 1e-14
+
+
+def test_the_bias_changes_the_choice_and_not_the_weights():
+    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, SCALE, torch.float64)
+    x = draw(0, 50, HIDDEN)
+    before = router(x)
+    router.bias += 0.25  # the same for all: nothing changes
+    assert torch.equal(router(x).indices, before.indices)
+    router.bias[:] = draw(1, E)
+    after = router(x)
+    assert not torch.equal(after.indices, before.indices)
+    scores = after.logits.sigmoid().gather(1, after.indices)
+    assert distance(after.weights, SCALE * scores / scores.sum(1, keepdim=True)) <= A1
+    assert "bias" not in dict(router.named_parameters())
+    assert set(router.state_dict()) == {"weight", "bias"}  # a counter is no state
+
+
+def plain_layer(state, bias, x, dy):
+    """One process, one expert after another, autograd; router, experts and the shared expert."""
+    leaves = {name: leaf(value) for name, value in state.items()}
+    x = leaf(x)
+    logits = x @ leaves["router.weight"].t()
+    chosen = choose_in_groups(logits.detach().sigmoid() + bias, K, GROUPS, KEPT)
+    scores = logits.sigmoid().gather(1, chosen)
+    weights = SCALE * scores / scores.sum(1, keepdim=True)
+    y = silu(x @ leaves["shared.weight"].t())
+    for expert in range(E):
+        token, place = (chosen == expert).nonzero(as_tuple=True)
+        gate, up, down = (leaves[f"experts.{name}"][expert] for name in ("gate", "up", "down"))
+        out = (silu(x[token] @ gate.t()) * (x[token] @ up.t())) @ down.t()
+        y = y.index_add(0, token, weights[token, place, None] * out)
+    y.backward(dy)
+    grads = {name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in leaves.items()}
+    return {"y": y.detach(), "x": x.grad} | grads, chosen.flatten().bincount(minlength=E)
+
+
+class Shared(torch.nn.Linear):
+    """A stand-in for the shared expert that looks at what has been sent when it runs."""
+
+    def forward(self, x):
+        self.seen = [*getattr(self, "seen", []), current().ledger.entries["all_to_all_single"].count]
+        return silu(super().forward(x))
+
+
+def build(seed):
+    torch.manual_seed(seed)  # different on every rank
+    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, SCALE, torch.float64)
+    shared = Shared(HIDDEN, HIDDEN, bias=False, dtype=torch.float64)
+    return DeepSeekMoE(router, HIDDEN, FFN, None, shared, torch.float64)
+
+
+STATE = {
+    "router.weight": draw(10, E, HIDDEN),
+    "experts.gate": draw(11, E, FFN, HIDDEN),
+    "experts.up": draw(12, E, FFN, HIDDEN),
+    "experts.down": draw(13, E, HIDDEN, FFN),
+    "shared.weight": draw(14, HIDDEN, HIDDEN),
+}
+BIAS = draw(15, E)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_output_gradients_and_load_are_those_of_one_process(world_size):
+    """Ranks with different numbers of tokens, one of them with none; two microbatches per rank."""
+    tokens = [7, 0, 5, 9][:world_size]
+    x, dy = draw(1, 2 * sum(tokens), HIDDEN), draw(2, 2 * sum(tokens), HIDDEN)
+
+    def fn(rank, world_size):
+        layer = build(rank)
+        load_state(layer, STATE)
+        layer.router.bias.copy_(BIAS)
+        span = slice(2 * sum(tokens[:rank]), 2 * sum(tokens[: rank + 1]))
+        parts, ys = [leaf(part) for part in x[span].tensor_split(2)], []
+        for part, grad in zip(parts, dy[span].tensor_split(2), strict=True):
+            ys.append(layer(part))
+            ys[-1].backward(grad)
+        sum_gradients(layer, layer.experts.ep, num_tokens=1)
+        loads = update_biases(layer, 0.5)[0]
+        found = {"y": torch.cat(ys).detach(), "x": torch.cat([part.grad for part in parts])}
+        return found | whole_state(layer, of="grad"), loads, layer.router.bias, layer.shared.seen
+
+    expected, load = plain_layer(STATE, BIAS, x, dy)
+    for rank, (found, loads, bias, seen) in enumerate(launch(fn, world_size)):
+        span = slice(2 * sum(tokens[:rank]), 2 * sum(tokens[: rank + 1]))
+        for name, value in expected.items():
+            value = value[span] if name in ("x", "y") else value
+            assert distance(found[name], value) <= A1, f"rank {rank}: {name}"
+        assert loads.tolist() == load.tolist()
+        assert torch.equal(bias, BIAS + bias_step(load, 0.5))
+        assert seen == [2, 7]  # the shared expert runs after counts and dispatch, and before combine
+
+
+@pytest.mark.parametrize("again", ["not", "torch", "ours"])
+def test_a_load_is_counted_once_per_microbatch(again):
+    """Also where the forward runs twice, and not at all without a backward."""
+
+    def fn(rank, world_size):
+        router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, SCALE, torch.float64)
+        expected = torch.zeros(E, dtype=torch.int64)
+
+        def weights(x):
+            return router(x).weights
+
+        for microbatch in range(3):
+            x = leaf(draw(10 * rank + microbatch, 4 + rank, HIDDEN))
+            if again == "torch":
+                y = checkpoint(weights, x, use_reentrant=False)
+            else:
+                y = recompute(weights, x) if again == "ours" else weights(x)
+            y.sum().backward()
+            with torch.no_grad():
+                expected += router(x).load  # an evaluation
+        own, found = router.load.clone(), []
+        sent = counted(lambda: found.extend(update_biases(router, 0.001)))
+        return own.tolist(), expected.tolist(), found[0].tolist(), router.bias.tolist(), int(router.load.sum()), sent
+
+    results = launch(fn, 2)
+    total = [sum(column) for column in zip(*(own for own, *_ in results), strict=True)]
+    assert sum(total) == 3 * K * (4 + 5)
+    for own, expected, load, bias, left, sent in results:
+        assert own == expected
+        assert load == total
+        assert bias == bias_step(torch.tensor(total), 0.001).tolist()
+        assert left == 0
+        assert sent == {"all_reduce": (1, E * 8)}
+
+
+def test_the_bias_levels_the_load():
+    torch.manual_seed(0)
+    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, dtype=torch.float64)
+    x = draw(0, 2000, HIDDEN) + 1.5 * draw(1, HIDDEN)
+
+    def spread():
+        load = router(x).load.double()
+        return float(load.std() / load.mean())
+
+    first = spread()
+    for _ in range(100):
+        router.bias += bias_step(router(x).load, 0.02)
+    assert spread() < 0.1 * first
+
+
+def test_two_routers_share_one_message_and_16_bits_are_refused():
+    def fn(rank, world_size):
+        model = torch.nn.ModuleList([DeepSeekRouter(4, 4, 2), DeepSeekRouter(4, 8, 2)])
+        x = torch.ones(3, 4, requires_grad=True)
+        (model[0](x).weights.sum() + model[1](x).weights.sum()).backward()
+        sent = counted(lambda: update_biases(model, 0.1))
+        nothing = update_biases(torch.nn.Linear(2, 2), 0.1)
+        try:
+            update_biases(model.bfloat16(), 0.1)
+        except ValueError as error:
+            return sent, nothing, str(error)
+
+    for sent, nothing, error in launch(fn, 2):
+        assert sent == {"all_reduce": (1, 12 * 8)}
+        assert nothing == []
+        assert "32 bits or more, got torch.bfloat16" in error
+
+
+def plain_sequence_loss(logits, indices, length):
+    scores = logits.sigmoid()
+    shares = (scores / scores.sum(-1, keepdim=True)).unflatten(0, (-1, length)).mean(1)
+    chosen = torch.nn.functional.one_hot(indices, logits.shape[1]).sum(1).to(logits.dtype)
+    f = logits.shape[1] / indices.shape[1] * chosen.unflatten(0, (-1, length)).mean(1)
+    return (f * shares).sum(1).mean()
+
+
+def test_the_loss_per_sequence_and_its_gradient():
+    logits = draw(3, 12, E)
+    indices = choose_in_groups(logits, K, GROUPS, KEPT)
+    ours, theirs = leaf(logits), leaf(logits)
+    loss, expected = sequence_loss(ours, indices, 4), plain_sequence_loss(theirs, indices, 4)
+    loss.backward()
+    expected.backward()
+    assert distance(loss, expected) <= A1
+    assert distance(ours.grad, theirs.grad) <= A1
+    parts = [sequence_loss(logits[s], indices[s], 4, num_sequences=3) for s in (slice(0, 8), slice(8, 12))]
+    assert distance(sum(parts), expected) <= A1  # shares of two ranks
+    assert float(sequence_loss(logits[:0], indices[:0], 4, num_sequences=3)) == 0
+    even = torch.stack([torch.arange(E), (torch.arange(E) + 1) % E], 1)
+    assert float(sequence_loss(torch.zeros(E, E), even, E)) == pytest.approx(1)
+    with pytest.raises(ValueError, match="got 12 tokens in sequences of 5"):
+        sequence_loss(logits, indices, 5)
