@@ -1,0 +1,105 @@
+"""Functions for ranks: pairs in several orders, pipelines with and without overlap, and their judge."""
+
+import torch
+from torch.nn.functional import mse_loss
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.ep.overlap import backward_alone, emulated, forward_alone
+from dualpipe_lab.ep.overlap.executor import Passage, execute
+from dualpipe_lab.ep.overlap.stage import CutStage
+from dualpipe_lab.ep.smoe import ExpertParallel
+
+
+def draw(rank, sizes, number=2, tokens=None):
+    """Inputs and output gradients of a rank's microbatches."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    shape = 2, number, sizes.tokens if tokens is None else tokens, sizes.hidden
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def grads_of(layers):
+    return [p.grad for layer in layers for p in layer.parameters()]
+
+
+def pairs(rank, world_size, weights, sizes, orders, ticks=(None,), even=False, tokens=None):
+    """For each order: output, both input gradients, weight gradients, streams; bytes of the pair."""
+    torch.manual_seed(rank)  # weights made here would be found out
+    x, dy = draw(rank, sizes, tokens=None if tokens is None else tokens[rank])
+    found, num_layers = [], len(weights)
+    layers = emulated.make_layers(weights, even=sizes if even else None)
+    for order in orders:
+        for layer in layers:
+            layer.zero_grad()
+        for some in ticks:
+            old, new = Passage(layers, x[0]), Passage(layers, x[1])
+            execute(forward_alone(num_layers, 0), forward=old)
+            old.output  # noqa: B018 - reading it twice must not matter
+            old.dy = dy[0]
+            comm.barrier()
+            before = sent()
+            streams = execute(order, new, old, some)
+            num_bytes = sent() - before
+            y, new.dy = new.output, dy[1]
+            execute(backward_alone(num_layers, 1), backward=new)
+            assert old.is_over
+            assert new.is_over
+            found.append(([y, old.dx, new.dx, *grads_of(layers)], streams, num_bytes))
+    return found
+
+
+def sent():
+    entries = lab.world.context.current().ledger.entries
+    return entries["all_to_all_single"].sent if "all_to_all_single" in entries else 0
+
+
+def judge(weights, sizes, world_size, tokens=None):
+    """Per rank [y, dx of the first, dx of the second microbatch], then each layer's gradients, experts whole."""
+    leaves = [[*w.front.parameters(), *w.router.parameters(), w.gate, w.up, w.down] for w in weights]
+    for leaf in [p for layer in leaves for p in layer]:
+        leaf.requires_grad_().grad = None
+    ranks = []
+    for rank in range(world_size):
+        x, dy = draw(rank, sizes, tokens=None if tokens is None else tokens[rank])
+        inputs = [each.clone().requires_grad_() for each in x]
+        outputs = [emulated.one_process(weights, each) for each in inputs]
+        for y, grad in zip(outputs, dy, strict=True):
+            y.backward(grad)
+        ranks.append([outputs[1].detach(), *(each.grad for each in inputs)])
+    grads = [[torch.zeros_like(p) if p.grad is None else p.grad for p in layer] for layer in leaves]
+    for leaf in [p for layer in leaves for p in layer]:
+        leaf.requires_grad_(False)
+        leaf.grad = None
+    for w in weights:
+        for p in (*w.front.parameters(), *w.router.parameters()):
+            p.requires_grad_()
+    return ranks, grads
+
+
+def close(a, b):
+    largest = float(b.abs().max()) if b.numel() else 0.0
+    return a.shape == b.shape and bool(((a - b).abs() <= 1e-12 * max(1.0, largest)).all())
+
+
+def pipeline(rank, world_size, program, weights, sizes, batch, options):
+    """A step with two ranks per pipeline rank; gradients by stage, the most activations held."""
+    torch.manual_seed(rank)
+    mesh = lab.Mesh(lab.Topology([("pp", program.num_ranks), ("ep", 2)]))
+    ep, per_stage = ExpertParallel(mesh.group("ep")), len(weights) // program.num_stages
+    even = sizes if options["even"] else None
+    stages = {}
+    for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
+        mine = weights[index * per_stage : (index + 1) * per_stage]
+        stages[index] = CutStage(index, emulated.make_layers(mine, ep, even), options["ticks"])
+    like = torch.empty(sizes.tokens, sizes.hidden, dtype=torch.float64)
+    runtime = lab.PipelineRuntime(
+        program, stages, mse_loss, like, mesh.group("pp"),
+        overlapped=options["hook"], sum_mirrors=program.num_directions == 2,
+    )  # fmt: skip
+    inputs, targets = batch[mesh.rank("ep")]
+    comm.barrier()
+    result = runtime.step(list(inputs), list(targets))
+    evaluation = runtime.evaluate(list(inputs)[: program.num_microbatches])
+    assert not any(stage.num_live for stage in stages.values())
+    grads = {index: grads_of(stage.layers) for index, stage in stages.items()}
+    return grads, result.peak_activations, {m: y.clone() for m, y in evaluation.outputs.items()}

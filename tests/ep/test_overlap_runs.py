@@ -1,0 +1,193 @@
+"""Pairs on real ranks: the same bits in every order, the judge's gradients, the simulated time, the counted bytes."""
+
+import random
+
+import pytest
+import torch
+from overlap_runs import close, judge, pairs, pipeline
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import dualpipe_lab as lab
+from dualpipe_lab import schedules
+from dualpipe_lab.ep.overlap import (
+    InvalidOrder,
+    Order,
+    emulated,
+    forward_alone,
+    host_calls,
+    one_f_one_b_basic,
+    one_f_one_b_overlap,
+    simulate,
+    ticks_of,
+)
+from dualpipe_lab.ep.overlap import closed_forms as forms
+from dualpipe_lab.ep.overlap.executor import Passage, execute
+from dualpipe_lab.ep.overlap.stage import overlapped_forward_backward
+from dualpipe_lab.pp.runtime import Stage, Task
+from dualpipe_lab.pp.runtime.task import one_after_the_other
+
+MS = emulated.MS
+SIZES = emulated.Sizes()
+
+
+def orders_of(num_layers):
+    return [
+        one_f_one_b_basic(num_layers),
+        one_f_one_b_overlap(num_layers),
+        one_f_one_b_overlap(num_layers, split=False),
+        *(shuffled(num_layers, seed) for seed in range(3)),
+    ]
+
+
+def shuffled(num_layers, seed):
+    """Any legal order."""
+    pair, rng = one_f_one_b_overlap(num_layers), random.Random(seed)
+    while True:
+        rows, done, left = ([], []), set(), pair.pieces
+        while left:
+            ready = sorted(op for op in left if op.needs not in pair.pieces or op.needs in done)
+            op = rng.choice(ready)
+            rows[op.is_comm].append(op)
+            left.remove(op)
+            done.add(op)
+        order = Order(f"shuffled {seed}", *map(tuple, rows), forward=1, backward=0)
+        host_calls(order)
+        return order
+
+
+def whole(ranks, place):
+    """An expert weight's gradient, or the sum of a replicated one's."""
+    parts = [rank[place] for rank in ranks]
+    return torch.cat(parts) if parts[0].dim() == 3 else sum(parts)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sizes", "num_layers", "tokens"),
+    [
+        (1, SIZES, 1, None),
+        (2, SIZES, 3, None),
+        (2, emulated.Sizes(top_k=4), 1, None),  # k = E
+        (2, emulated.Sizes(top_k=1), 2, None),
+        (4, emulated.Sizes(tokens=3, experts=8), 2, [3, 0, 5, 1]),  # experts without a token, a rank without any
+    ],
+)
+def test_an_order_says_when_and_not_what(world_size, sizes, num_layers, tokens):
+    weights = emulated.make_weights(num_layers, sizes)
+    orders = orders_of(num_layers)
+    out = lab.launch(pairs, world_size, weights, sizes, orders, [None], False, tokens)
+    expected, grads = judge(weights, sizes, world_size, tokens)
+    for rank in range(world_size):
+        first = out[rank][0][0]
+        assert all(close(ours, theirs) for ours, theirs in zip(first, expected[rank], strict=False))
+        for other, *_ in out[rank][1:]:
+            assert all(map(torch.equal, first, other))
+    firsts = [results[0][0][3:] for results in out]
+    flat = [grad for layer in grads for grad in layer]
+    assert len(flat) == len(firsts[0])
+    for place, theirs in enumerate(flat):
+        assert close(whole(firsts, place), theirs)
+
+
+def test_the_virtual_clock_is_the_simulation_and_every_order_sends_the_same_bytes():
+    num_layers, comm = 4, 6
+    weights, orders = emulated.make_weights(num_layers), orders_of(num_layers)
+    ticks = [ticks_of(work * MS, comm * MS) for work in (12, 6, 4)]  # communication 0.5, 1 and 1.5 times the work
+    ticks.append(ticks_of(6 * MS, comm * MS, M_W=2 * MS, A_F=9 * MS))
+    out = lab.launch(pairs, 2, weights, SIZES, orders, ticks, True, clock="virtual", link=SIZES.link(comm))
+    num_bytes = 4 * num_layers * SIZES.num_bytes(2)
+    for results in out:
+        cases = [(order, some) for order in orders for some in ticks]
+        for (order, some), (_, streams, sent) in zip(cases, results, strict=True):
+            assert streams == simulate(order, some)
+            assert sent == num_bytes
+    found = [streams.makespan / MS for _, streams, _ in out[0][:7]]
+    assert found[:3] == [4 * (6 * work + 4 * comm) for work in (12, 6, 4)]
+    assert found[4:7] == [forms.overlap_makespan(4, work, comm) for work in (12, 6, 4)]
+
+
+def test_even_routes_equal_the_judge_with_the_same_choices():
+    weights = emulated.make_weights(1)
+    x = torch.randn(SIZES.tokens, SIZES.hidden, dtype=torch.float64)
+
+    def fn(rank, world_size):
+        passage = Passage(emulated.make_layers(weights, even=SIZES), x)
+        execute(forward_alone(1), forward=passage)
+        return passage.output
+
+    expected = emulated.one_process(weights, x, emulated.even_choices(SIZES)).detach()
+    assert all(close(y, expected) for y in lab.launch(fn, 2))
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "layers_per_stage"), [("dualpipe", 2, 2), ("dualpipev", 2, 1)])
+def test_pipelines_overlap_with_the_same_bits_in_the_simulated_time(name, num_ranks, layers_per_stage):
+    program = schedules.build(name, num_ranks, 6)
+    weights = emulated.make_weights(program.num_stages * layers_per_stage)
+    batch = torch.randn(2, 2, 6, SIZES.tokens, SIZES.hidden, dtype=torch.float64)
+    work, comm = 4 * MS, 4 * MS
+    link = lab.NodeLink(SIZES.link(comm / MS), lab.Link(gbps=1e9), ranks_per_node=2)
+    runs = {}
+    for hook in (one_after_the_other, overlapped_forward_backward):
+        options = {"even": True, "ticks": ticks_of(work, comm), "hook": hook}
+        arguments = program, weights, SIZES, batch, options
+        runs[hook] = out = lab.launch(pipeline, 2 * num_ranks, *arguments, clock="virtual", link=link)
+        size = layers_per_stage, work, comm
+        forward, backward = forms.forward_makespan(*size), forms.backward_makespan(*size)
+        cost = lab.Cost(
+            F=forward, B=backward, W=4 * layers_per_stage * work // 2, I=2 * layers_per_stage * (work + comm),
+            overlap=forms.overlap_makespan(*size) if hook is overlapped_forward_backward else forward + backward,
+        )  # fmt: skip
+        assert out.timeline.steps()[0].makespan == lab.simulate(program, cost, unit="ns").makespan
+    serial, overlapped = runs.values()
+    for ours, theirs in zip(overlapped, serial, strict=True):
+        assert ours[1] == theirs[1] == 2 * num_ranks // (1 if name == "dualpipev" else 2) + 1
+        for index, grads in ours[0].items():
+            assert all(map(torch.equal, grads, theirs[0][index]))
+    check_against_one_process(program, weights, batch, [results[0] for results in overlapped])
+
+
+def check_against_one_process(program, weights, batch, grads):
+    fixed, number = emulated.even_choices(SIZES), program.num_microbatches
+    for w in weights:
+        for leaf in (w.gate, w.up, w.down):
+            leaf.requires_grad_()
+    for inputs, targets in batch:
+        for x, y in zip(inputs, targets, strict=True):
+            (mse_loss(emulated.one_process(weights, x, fixed), y) / number).backward()
+    per_stage = len(weights) // program.num_stages
+    for pp_rank in range(program.num_ranks):
+        ours = grads[2 * pp_rank : 2 * pp_rank + 2]
+        for index in ours[0]:
+            mine = weights[index * per_stage : (index + 1) * per_stage]
+            leaves = [p for w in mine for p in (*w.front.parameters(), *w.router.parameters(), w.gate, w.up, w.down)]
+            for place, leaf in enumerate(leaves):
+                assert close(whole([rank[index] for rank in ours], place), leaf.grad)
+
+
+def test_a_program_of_i_and_w_runs_too():
+    program = schedules.build("zero_bubble_h1", 2, 3)
+    weights = emulated.make_weights(2)
+    batch = torch.randn(2, 2, 3, SIZES.tokens, SIZES.hidden, dtype=torch.float64)
+    options = {"even": True, "ticks": None, "hook": one_after_the_other}
+    out = lab.launch(pipeline, 4, program, weights, SIZES, batch, options)
+    check_against_one_process(program, weights, batch, [results[0] for results in out])
+
+
+def test_wrong_calls_are_named():
+    def fn(rank, world_size):
+        layers = emulated.make_layers(emulated.make_weights(1))
+        passage = Passage(layers, torch.randn(2, 16, dtype=torch.float64))
+        with pytest.raises(ValueError, match="'1F1B overlap' takes a passage for its forward and its backward"):
+            execute(one_f_one_b_overlap(1), forward=passage)
+        with pytest.raises(ValueError, match="'forward' takes a passage for its forward, and no other"):
+            execute(forward_alone(1), forward=passage, backward=passage)
+
+    lab.launch(fn, 1)
+
+
+def test_the_hook_refuses_stages_that_are_in_one_piece():
+    stages = [Stage(index, nn.Identity()) for index in (0, 3)]
+    tasks = [Task(stage, lab.Action(stage.index, kind, 1)) for stage, kind in zip(stages, "FB", strict=True)]
+    with pytest.raises(TypeError, match="make stages 0 and 3 CutStages"):
+        overlapped_forward_backward(*tasks)
+    assert issubclass(InvalidOrder, ValueError)
