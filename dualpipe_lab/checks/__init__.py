@@ -37,6 +37,7 @@ TOPICS = {
     "easy_dualpipe": "pp.easy_dualpipe",
     "dualpipe": "pp.dualpipe",
     "v_shapes": "pp.v_shapes",
+    "all_to_all": "ep.all_to_all",
     "ring_all_reduce": "cp.ring_all_reduce",
     "softmax": "cp.softmax",
     "flash_attention": "cp.flash_attention",

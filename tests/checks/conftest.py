@@ -35,6 +35,7 @@ EXAMPLES = {
     "easy_dualpipe": "pp/easy-dualpipe",
     "dualpipe": "pp/dualpipe",
     "v_shapes": "pp/v-shapes",
+    "all_to_all": "ep/all-to-all",
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
     "eplb": "ep/eplb",

@@ -1,0 +1,84 @@
+"""Typical wrong answers and lazy cheats of the exercises on all-to-all."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "received, forward_bytes, backward_bytes, count_bytes = "
+
+TYPICAL = {
+    "all_to_all-1": {
+        "its own row": Bad(_PREDICT + "8, 80, 64, 16", "it receives a column"),
+        "sends to itself": Bad(_PREDICT + "7, 128, 64, 16", "stay where they are"),
+        "back as forth": Bad(_PREDICT + "7, 80, 80, 16", "that is the forward"),
+        "counts itself": Bad(_PREDICT + "7, 80, 64, 24", "for oneself does not travel"),
+    },
+    "all_to_all-2": {
+        "not swapped": Bad(
+            [
+                ("sum(ctx.sends)", "sum(ctx.receives)"),
+                ("grad.contiguous(), ctx.sends, ctx.receives", "grad.contiguous(), ctx.receives, ctx.sends"),
+            ],
+            "must be 2 numbers that sum to",
+        ),
+        "counts as sent": Bad([("receives.tolist()", "sends")], "2 rank(s), table [[2, 1], [0, 2]]: rank"),
+        "strided": Bad([("x.contiguous()", "x")], "needs a contiguous tensor"),
+        "strided gradient": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
+        "no gradient": Bad(
+            [
+                (
+                    "return AllToAll.apply(x, sends, receives.tolist())",
+                    "return AllToAll.apply(x.detach(), sends, receives.tolist())",
+                )
+            ],
+            "no gradient comes back",
+        ),
+        "gradient as it came": Bad(
+            [
+                (
+                    "comm.all_to_all_single(dx, grad.contiguous(), ctx.sends, ctx.receives)",
+                    "dx.copy_(grad[:1].expand_as(dx))",
+                )
+            ],
+            "got the gradients of rows",
+        ),
+    },
+    "all_to_all-3": {
+        "same splits": Bad(
+            [("combine(rows, splits)", "library_dispatch(rows, splits)")], "must be 2 numbers that sum to"
+        ),
+        "early return": Bad(
+            [("    splits = agree", "    if sum(sends) == 0:\n        return x\n    splits = agree")],
+            "all_to_all_single",
+        ),
+    },
+}
+
+CHEATS = {
+    "all_to_all-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "received = forward_bytes = backward_bytes = count_bytes = Anything()",
+            "must be a whole number",
+        ),
+    },
+    "all_to_all-2": {
+        "the library's own": Bad(
+            "def dispatch(x, sends):\n    return library_dispatch(x, agree(sends))", "the library's own is switched off"
+        ),
+        "torch's own": Bad(
+            """
+def dispatch(x, sends):
+    import torch.distributed as dist
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+    receives = torch.empty(len(sends), dtype=torch.int64)
+    dist.all_to_all_single(receives, torch.tensor(sends))
+    return 1 * all_to_all_single_autograd(x.contiguous(), receives.tolist(), sends, dist.group.WORLD)
+""",
+            "sent 0 bytes through comm",
+        ),
+    },
+    "all_to_all-3": {
+        "stays at home": Bad(
+            "def round_trip(x, sends, work):\n    return work(x)",
+            "the work on its rows was done by ranks 0 0, should be 0 1",
+        ),
+    },
+}
