@@ -1,0 +1,112 @@
+"""The same V3-style model in plain torch, for one process.
+
+Chapter: book/ep/v3-moe.  In: the config of `V3MoE`, or a state with the same names.  Out: what to compare with.
+Nothing here is written out: autograd makes the backwards, and experts run one after another.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, silu
+
+from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.models.plain_llama import PlainAttention, PlainMlp
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+
+
+class PlainRouter(nn.Linear):
+    """Sigmoid scores; the bias is for the selection."""
+
+    def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
+        super().__init__(config.hidden_size, config.num_experts, False, dtype=dtype)
+        self.config, self.selection_bias = config, torch.zeros(config.num_experts, dtype=dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`weights_TK`, `indices_TK` and `scores_TE` of `x_TD`."""
+        scores = super().forward(x).sigmoid()
+        selection = (scores.detach() + self.selection_bias).unflatten(1, (self.config.num_groups, -1))
+        best = selection.topk(min(2, selection.shape[2]), 2).values.sum(2)
+        kept = torch.zeros_like(best).scatter(1, best.topk(self.config.num_groups_per_token, 1).indices, 1.0)
+        selection = selection.masked_fill(kept.unsqueeze(2) == 0, -torch.inf).flatten(1)
+        indices = selection.topk(self.config.num_experts_per_token, 1).indices
+        chosen = scores.gather(1, indices)
+        return self.config.scale * chosen / chosen.sum(1, keepdim=True), indices, scores
+
+
+class PlainExperts(nn.Module):
+    """The weights of all experts."""
+
+    def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        count, hidden, inner = config.num_experts, config.hidden_size, config.expert_ffn_size
+        self.gate = nn.Parameter(torch.empty(count, inner, hidden, dtype=dtype))
+        self.up = nn.Parameter(torch.empty(count, inner, hidden, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(count, hidden, inner, dtype=dtype))
+
+
+class PlainMoE(nn.Module):
+    """A router, its experts, a shared expert."""
+
+    def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.router, self.experts = PlainRouter(config, dtype), PlainExperts(config, dtype)
+        self.shared = None
+        if config.num_shared_experts:
+            self.shared = PlainMlp(replace(config.dense, ffn_size=config.shared_ffn_size), dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`y_BSD` of `x_BSD`, and the mean loss per sequence."""
+        tokens = x.flatten(0, 1)
+        weights, indices, scores = self.router(tokens)
+        y = torch.zeros_like(tokens) if self.shared is None else self.shared(tokens)
+        for expert in range(len(self.experts.gate)):
+            token, place = (indices == expert).nonzero(as_tuple=True)
+            own = tokens[token]
+            inner = silu(own @ self.experts.gate[expert].t()) * (own @ self.experts.up[expert].t())
+            y = y.index_add(0, token, weights[token, place, None] * (inner @ self.experts.down[expert].t()))
+        shares = (scores / scores.sum(1, keepdim=True)).view(*x.shape[:2], -1).mean(1)
+        hits = torch.zeros_like(scores).scatter(1, indices, 1.0).view(*x.shape[:2], -1).mean(1)
+        balance = scores.shape[1] / indices.shape[1] * (hits * shares).sum(1).mean()
+        return y.view(x.shape), balance
+
+
+class PlainV3Layer(nn.Module):
+    """Attention and a feed-forward part."""
+
+    def __init__(self, config: V3MoEConfig, is_dense: bool, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
+        self.attention = PlainAttention(config.dense, dtype)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
+        self.mlp = PlainMlp(config.dense, dtype) if is_dense else PlainMoE(config, dtype)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`y_BSD` of `x_BSD`, and the loss per sequence where there are experts."""
+        x = x + self.attention(self.attention_norm(x), positions)
+        y = self.mlp(self.mlp_norm(x))
+        return (x + y, None) if isinstance(y, Tensor) else (x + y[0], y[1])
+
+
+class PlainV3MoE(nn.Module):
+    """The whole model; its parameters have the names of `V3MoE`'s."""
+
+    def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        config.check()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype)
+        dense = (place < config.num_dense_layers for place in range(config.num_layers))
+        self.layers = nn.ModuleList(PlainV3Layer(config, is_dense, dtype) for is_dense in dense)
+        self.norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
+        self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of `targets_BS`, with the losses per sequence."""
+        positions, x = torch.arange(ids.shape[1]), self.embedding(ids)
+        balance = x.new_zeros(())
+        for layer in self.layers:
+            x, loss = layer(x, positions)
+            balance = balance if loss is None else balance + loss
+        logits = self.head(self.norm(x)).flatten(0, 1)
+        return cross_entropy(logits, targets.flatten(), ignore_index=IGNORED) + self.config.balance * balance

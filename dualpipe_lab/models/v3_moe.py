@@ -1,0 +1,207 @@
+"""A tiny model with DeepSeek-V3's structure: dense layers, then layers of experts, over ep, edp, tp and cp.
+
+Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: the model's part on this rank.
+  x <- x + attention(norm(x));  x <- x + mlp(norm(x));  logits = head(norm(x))
+  mlp   the first layers: SwiGLU; all others: a router, its experts, a shared SwiGLU
+What differs from V3: attention is grouped instead of latent, and no second token is predicted; neither meets an expert.
+  parameter             cut along    gradients summed over
+  experts               ep           edp: the ranks with the same experts and other tokens
+  everything else       tp           dp, ep and cp together
+Losses are shares: each rank divides by the numbers of the whole step, so that its gradients only have to be summed.
+Weights are drawn by their names, whole, and then cut: every topology starts from the same numbers.
+`dualpipe_lab.models.plain_v3_moe` is the same model in plain torch, with the same names.
+Elsewhere: Megatron `GPTModel` with `MoELayer`; torchtitan's DeepSeek-V3; DeepSeek-V3's inference/model.py.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), sections 2.1.2 and 4.2.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.cp.ring_attention import ring_attention
+from dualpipe_lab.cp.sequence import positions as positions_of
+from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, sequence_loss, update_biases
+from dualpipe_lab.ep.smoe import ExpertParallel, sum_gradients
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.pp.runtime.recompute import recompute
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.embedding import VocabParallelEmbedding
+from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
+from dualpipe_lab.tp.lm_head import LMHead
+from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.shard import initialise, shards_of, whole_of
+from dualpipe_lab.tp.swiglu import SwiGLU
+from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab.world.mesh import Mesh
+
+
+class V3Layer(nn.Module):
+    """Attention and a feed-forward part, dense or of experts, each after a norm and beside a residual connection."""
+
+    def __init__(
+        self,
+        config: V3MoEConfig,
+        tp: TensorParallel,
+        ep: ExpertParallel | None,
+        replicas: Group | None,
+        attend: Attend,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        hidden, heads = config.hidden_size, (config.num_heads, config.num_kv_heads, config.head_size)
+        self.attention_norm = RMSNorm(hidden, config.eps, tp, dtype=dtype)
+        self.attention = GroupedQueryAttention(hidden, *heads, tp, replicas, config.rope_base, False, attend, dtype)
+        self.mlp_norm = RMSNorm(hidden, config.eps, tp, dtype=dtype)
+        self.mlp = SwiGLU(hidden, config.ffn_size, tp, dtype) if ep is None else _experts(config, tp, ep, dtype)
+
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`y_BSD` of `x_BSD`, and the loss per sequence where there are experts."""
+        x = x + self.attention(self.attention_norm(x), positions)
+        normal = self.mlp_norm(x)
+        if not isinstance(self.mlp, DeepSeekMoE):
+            return x + self.mlp(normal), None
+        y, routing = self.mlp.with_routing(normal)
+        return x + y, sequence_loss(routing.logits, routing.indices, x.shape[1], num_sequences)
+
+
+class V3MoE(nn.Module):
+    """The model's part on this rank.
+
+    Args:
+        config: sizes of the whole model.
+        topology: the ranks, or a `Mesh` that other parts use too.  Experts are spread along `ep`, an axis or the part
+            of the data axes that `edp=` leaves; dense layers are cut along `tp` and copied along all other axes.
+        seed: of the weights.
+        recompute: keep the input of each layer alone, and run its forward again in the backward.
+        attend: what heads do with their queries, keys and values (default: as in `Llama`).
+        dtype: of the weights.
+        layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
+
+    Attributes:
+        ep: the ranks of the experts.
+        data: the ranks that see other tokens.
+
+    Raises:
+        ValueError: as `check_topology`.
+    """
+
+    def __init__(
+        self,
+        config: V3MoEConfig,
+        topology: Topology | Mesh,
+        seed: int = 0,
+        recompute: bool = False,
+        attend: Attend | None = None,
+        dtype: torch.dtype | None = None,
+        layout: SequenceLayout | None = None,
+    ) -> None:
+        super().__init__()
+        mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
+        check_topology(config, mesh.topology, layout)
+        self.config, self.mesh, self.layout, self.recompute = config, mesh, layout, recompute
+        self.tp, self.ep, self.data = TensorParallel(mesh.group("tp")), _expert_parallel(mesh), _data_group(mesh)
+        attend = attend or (
+            causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
+        )
+        replicas = kv_replicas(config.num_kv_heads, self.tp)
+        self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, self.tp, dtype=dtype)
+        experts = [None if place < config.num_dense_layers else self.ep for place in range(config.num_layers)]
+        self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, replicas, attend, dtype) for ep in experts)
+        self.norm = RMSNorm(config.hidden_size, config.eps, self.tp, dtype=dtype)
+        self.head = LMHead(config.hidden_size, config.vocabulary_size, self.tp, dtype=dtype)
+        initialise(self, seed)
+
+    def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
+        """`logits_BSV` of `ids_BS`, and the sum over the layers of this rank's shares of the losses per sequence.
+
+        Args:
+            ids: the same on all ranks of a tp group; with a layout, this rank's part of them.
+            num_sequences: of the step, over all ranks (default: those here).
+        """
+        positions = None if self.layout is None else positions_of(self.layout, self.mesh.rank("cp"), ids.device)
+        x = self.embedding(ids)
+        balance = x.new_zeros(())
+        for layer in self.layers:
+            again = self.recompute and torch.is_grad_enabled()
+            inputs = x, positions, num_sequences
+            x, loss = recompute(layer, *inputs) if again else layer(*inputs)
+            balance = balance if loss is None else balance + loss
+        return self.head(self.norm(x)), balance
+
+    def loss(
+        self, ids: Tensor, targets: Tensor, num_tokens: int | None = None, num_sequences: int | None = None
+    ) -> Tensor:
+        """This rank's share of the step's loss; shares of microbatches and of ranks with other data add up.
+
+        Args:
+            ids: `ids_BS`, as in `forward`.
+            targets: `targets_BS`; -100 is no target.
+            num_tokens: valid targets of the step, over all ranks (default: those here).
+            num_sequences: of the step, over all ranks (default: those here).
+        """
+        logits, balance = self(ids, num_sequences)
+        return self.head.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
+
+    def sum_gradients(self) -> None:
+        """After the last backward of a step: those of the whole step, on every rank; experts over their copies."""
+        sum_gradients(self, self.ep, 1, self.data)
+
+    def update_biases(self, speed: float) -> list[Tensor]:
+        """After the last backward of a step: one step of all routers' biases; the loads of all ranks."""
+        loads: list[Tensor] = update_biases(self, speed, self.data)
+        return loads
+
+    def whole_state(self, of: str = "parameter") -> dict[str, Tensor]:
+        """Every parameter, or with "grad" every gradient, whole on every rank; every rank of the world calls this."""
+        shards, found = shards_of(self), {}
+        for name, parameter in self.named_parameters():
+            tensor = parameter if of == "parameter" else parameter.grad
+            if tensor is not None:
+                group = self.ep.group if ".experts." in name else self.tp.group
+                found[name] = whole_of(tensor, shards.get(name), group)
+        return found
+
+
+def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
+    """Refuse a topology under which this model cannot be cut; needs no rank.
+
+    Raises:
+        ValueError: an axis `pp`, a size that does not divide where it must, a layout that is missing along cp or for
+            another number of ranks, a loss per sequence along cp, or `edp=` that leaves out an axis of data.
+    """
+    if topology.size("pp") > 1:
+        raise ValueError(f"a V3MoE is cut along ep, tp and cp and copied along dp, got pp in {topology} ranks")
+    cp_size = topology.size("cp")
+    if cp_size != (1 if layout is None else layout.num_ranks):
+        raise ValueError(f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}")
+    if cp_size > 1 and config.balance:
+        raise ValueError(f"a loss per sequence needs whole sequences, got {topology} ranks; use balance=0")
+    left_out = [axis for axis in ("dp", "cp") if topology.size(axis) > 1 and axis not in topology.experts_over]
+    if topology.edp and left_out:
+        raise ValueError(f"edp counts all copies, got {topology} ranks with experts_over={topology.experts_over}")
+    config.check(topology.size("tp"), topology.size("ep"))
+
+
+def _experts(config: V3MoEConfig, tp: TensorParallel, ep: ExpertParallel, dtype: torch.dtype | None) -> DeepSeekMoE:
+    groups = config.num_groups, config.num_groups_per_token
+    sizes = config.hidden_size, config.num_experts, config.num_experts_per_token
+    router = DeepSeekRouter(*sizes, *groups, config.scale, dtype)
+    shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
+    return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype)
+
+
+def _data_group(mesh: Mesh) -> Group:
+    return mesh.group(*(axis for axis in ("dp", "ep", "cp") if axis in mesh.topology.names))
+
+
+def _expert_parallel(mesh: Mesh) -> ExpertParallel:
+    """The ranks that have all experts between them, and those with the same ones."""
+    if mesh.topology.edp:
+        return ExpertParallel(mesh.group("ep"), mesh.group("edp"))
+    return ExpertParallel(mesh.group("ep"), mesh.group(*(a for a in ("dp", "cp") if a in mesh.topology.names)))

@@ -1,0 +1,82 @@
+"""The sizes of a V3-style model, and what must divide them: no rank is needed to ask.
+
+Chapter: book/ep/v3-moe.  In: sizes.  Out: checked sizes, numbers of parameters.
+  an expert             3 h f_e
+  active per token      k + shared experts of each layer of experts
+"""
+
+from dataclasses import dataclass
+
+from dualpipe_lab.ep.deepseek_moe import check_groups
+from dualpipe_lab.ep.smoe.setting import check_divides
+from dualpipe_lab.models.llama_config import LlamaConfig
+
+
+@dataclass(frozen=True)
+class V3MoEConfig:
+    """Sizes of a whole model; the defaults are tiny.
+
+    Attributes:
+        vocabulary_size, hidden_size, num_layers, num_heads, num_kv_heads, head_size, rope_base, eps: as in
+            `LlamaConfig`.
+        num_dense_layers: so many layers come first that have a plain feed-forward network of `ffn_size`.
+        ffn_size: of the dense layers.
+        expert_ffn_size: of one expert.
+        num_experts, num_experts_per_token, num_groups, num_groups_per_token, scale: as in `DeepSeekRouter`.
+        num_shared_experts: experts that every token uses, as one network that is so many times as wide; 0 for none.
+        balance: coefficient of the loss per sequence.
+
+    >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256)
+    >>> config.expert_parameters, 256 * config.expert_parameters
+    (44040192, 11274289152)
+    """
+
+    vocabulary_size: int = 256
+    hidden_size: int = 64
+    num_layers: int = 3
+    num_dense_layers: int = 1
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_size: int | None = None
+    ffn_size: int = 160
+    expert_ffn_size: int = 32
+    num_experts: int = 8
+    num_experts_per_token: int = 2
+    num_groups: int = 4
+    num_groups_per_token: int = 2
+    num_shared_experts: int = 1
+    scale: float = 2.5
+    balance: float = 1e-4
+    rope_base: float = 10_000.0
+    eps: float = 1e-6
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert."""
+        return 3 * self.hidden_size * self.expert_ffn_size
+
+    @property
+    def shared_ffn_size(self) -> int:
+        """Width of the network that every token uses."""
+        return self.num_shared_experts * self.expert_ffn_size
+
+    @property
+    def dense(self) -> LlamaConfig:
+        """A Llama of these sizes: what is around the experts."""
+        return LlamaConfig(
+            self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_layers, self.num_heads,
+            self.num_kv_heads, self.head_size, self.rope_base, self.eps,
+        )  # fmt: skip
+
+    def check(self, tp_size: int = 1, ep_size: int = 1) -> None:
+        """Refuse sizes that do not fit together or do not divide among the ranks.
+
+        Raises:
+            ValueError: naming the rule and the values.
+        """
+        self.dense.check(tp_size)
+        if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0 or self.balance < 0:
+            raise ValueError(f"dense layers are some of the layers, and nothing is below 0, got {self}")
+        groups = self.num_groups, self.num_groups_per_token
+        check_groups(self.num_experts, self.num_experts_per_token, *groups)
+        check_divides(self.num_experts, ep_size)

@@ -1,0 +1,168 @@
+"""The whole V3-style model: loss, gradients and biases of one process on every topology; refusals; recomputation."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ep_runs import A1, distance, launch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.dp.data_parallel import num_valid_tokens
+from dualpipe_lab.ep.deepseek_moe import bias_step
+from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.v3_moe import V3MoE, check_topology
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+
+CONFIG = V3MoEConfig(
+    vocabulary_size=29, hidden_size=12, num_layers=3, num_heads=2, num_kv_heads=1, ffn_size=20, expert_ffn_size=6,
+    balance=0.3,
+)  # fmt: skip
+ROWS, LENGTH = 4, 8
+TOPOLOGIES = {
+    "one": lab.Topology([("dp", 1)]),
+    "ep 2": lab.Topology([("ep", 2)]),
+    "ep 4": lab.Topology([("ep", 4)]),
+    "dp 2 x ep 2": lab.Topology([("dp", 2), ("ep", 2)]),
+    "dp 4, edp 2": lab.Topology([("dp", 4)], edp=2),
+    "dp 2": lab.Topology([("dp", 2)]),
+    "ep 2 x tp 2": lab.Topology([("ep", 2), ("tp", 2)]),
+    "dp 2 x cp 2, edp 2": lab.Topology([("dp", 2), ("cp", 2)], edp=2, experts_over=("dp", "cp")),
+}
+
+
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    ids, targets = torch.randint(29, (2, ROWS, LENGTH), generator=generator)
+    targets[0, :4] = -100  # the first rank has fewer targets than the others
+    targets[1] = -100
+    return ids, targets
+
+
+def biases(place, count):
+    return 0.5 * torch.randn(count, generator=torch.Generator().manual_seed(place), dtype=torch.float64)
+
+
+def routers(model):
+    return [layer.mlp.router for layer in model.layers if hasattr(layer.mlp, "router")]
+
+
+def plain(config, state):
+    model = PlainV3MoE(config, torch.float64)
+    model.load_state_dict(state)
+    for place, router in enumerate(routers(model)):
+        router.selection_bias = biases(place, config.num_experts)
+    loss = model.loss(*batch())
+    loss.backward()
+    grads = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    return {"loss": loss.detach()} | grads
+
+
+def step(mesh, config, layout=None, again=False):
+    """Two microbatches of a step, where there are rows for two."""
+    model = V3MoE(config, mesh, recompute=again, dtype=torch.float64, layout=layout)
+    for place, router in enumerate(routers(model)):
+        router.bias.copy_(biases(place, config.num_experts))
+    state = model.whole_state()
+    axes = [axis for axis in ("dp", "ep") if axis in mesh.topology.names]
+    rows, number = ROWS, 0
+    for axis in axes:
+        rows //= mesh.topology.size(axis)
+        number = number * mesh.topology.size(axis) + mesh.rank(axis)
+    ids, targets = (tensor[number * rows :][:rows] for tensor in batch())
+    if layout is not None:
+        ids, targets = (shard(tensor, layout, mesh.rank("cp")) for tensor in (ids, targets))
+    num_tokens, total = num_valid_tokens(targets, model.data), torch.zeros((), dtype=torch.float64)
+    for part, goal in zip(ids.tensor_split(min(rows, 2)), targets.tensor_split(min(rows, 2)), strict=True):
+        loss = model.loss(part, goal, num_tokens, ROWS)
+        loss.backward()
+        total += loss.detach()
+    comm.all_reduce(total, group=model.data)
+    model.sum_gradients()
+    loads = model.update_biases(0.01)
+    found = {"loss": total} | model.whole_state("grad")
+    return state, found, loads, [router.bias.clone() for router in routers(model)]
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_loss_gradients_and_biases_are_those_of_one_process(name):
+    topology = TOPOLOGIES[name]
+    is_cut = topology.size("cp") > 1
+    config = replace(CONFIG, balance=0.0) if is_cut else CONFIG
+    layout = make_layout("zigzag", 8, 2) if is_cut else None
+
+    def fn(rank, world_size):
+        torch.manual_seed(rank)
+        state, found, loads, moved = step(lab.Mesh(topology), config, layout)
+        expected = plain(config, state)
+        far = {key: distance(found.get(key), value) for key, value in expected.items()}
+        return far, sorted(set(found) - set(expected)), [load.tolist() for load in loads], moved
+
+    results = launch(fn, topology.world_size)
+    for far, strange, loads, moved in results:
+        assert {key: value for key, value in far.items() if value > A1} == {}
+        assert strange == []
+        assert loads == results[0][2]
+        for place, (load, bias) in enumerate(zip(loads, moved, strict=True)):
+            assert sum(load) == ROWS * LENGTH * 2
+            assert torch.equal(bias, biases(place, 8) + bias_step(torch.tensor(load), 0.01))
+
+
+def test_recomputation_counts_no_load_twice_and_changes_no_bit():
+    def fn(rank, world_size):
+        return [step(lab.Mesh(TOPOLOGIES["ep 2"]), CONFIG, again=again)[1:] for again in (False, True)]
+
+    for kept, again in launch(fn, 2):
+        assert all(torch.equal(again[0][name], value) for name, value in kept[0].items())
+        assert [load.tolist() for load in kept[1]] == [load.tolist() for load in again[1]]
+
+
+def test_every_cut_starts_from_the_same_numbers():
+    def fn(rank, world_size, topology):
+        torch.manual_seed(rank)
+        return V3MoE(CONFIG, topology, seed=3).whole_state()
+
+    alone = launch(fn, 1, TOPOLOGIES["one"])[0]
+    for name in ("dp 2 x ep 2", "ep 2 x tp 2"):
+        for found in launch(fn, 4, TOPOLOGIES[name]):
+            assert found.keys() == alone.keys()
+            assert all(torch.equal(found[key], alone[key]) for key in alone)
+    assert not torch.equal(alone["layers.1.mlp.experts.gate"], alone["layers.2.mlp.experts.gate"])
+
+
+def test_a_model_without_shared_experts_and_one_of_dense_layers():
+    for changes in ({"num_shared_experts": 0, "num_dense_layers": 0}, {"num_dense_layers": 3}):
+        config = replace(CONFIG, **changes)
+
+        def fn(rank, world_size, config=config):
+            state, found, *_ = step(lab.Mesh(TOPOLOGIES["ep 2"]), config)
+            return {key: distance(found.get(key), value) for key, value in plain(config, state).items()}
+
+        for far in launch(fn, 2):
+            assert max(far.values()) <= A1
+
+
+@pytest.mark.parametrize(
+    ("changes", "topology", "message"),
+    [
+        ({}, lab.Topology([("ep", 3)]), "experts must divide among the ranks, got 8 experts on 3 ranks"),
+        ({}, lab.Topology([("pp", 2), ("ep", 2)]), "got pp in pp 2 x ep 2 = 4 ranks"),
+        ({"num_groups_per_token": 1, "num_experts_per_token": 3}, lab.Topology([("ep", 2)]), "a token needs 3"),
+        ({"num_dense_layers": 4}, lab.Topology([("ep", 2)]), "dense layers are some of the layers"),
+        ({}, lab.Topology([("cp", 2)]), "got layout=None"),
+        ({"num_heads": 3}, lab.Topology([("tp", 2)]), "num_heads must divide among the ranks, got 3 on 2"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_before_any_process_starts(changes, topology, message):
+    with pytest.raises(ValueError, match=message):
+        check_topology(replace(CONFIG, **changes), topology)
+
+
+def test_along_cp_a_loss_per_sequence_and_copies_that_are_left_out_are_refused():
+    layout = make_layout("zigzag", 8, 2)
+    with pytest.raises(ValueError, match="use balance=0"):
+        check_topology(CONFIG, lab.Topology([("cp", 2)]), layout)
+    with pytest.raises(ValueError, match="edp counts all copies"):
+        check_topology(replace(CONFIG, balance=0), lab.Topology([("dp", 2), ("cp", 2)], edp=2), layout)
