@@ -40,6 +40,7 @@ TOPICS = {
     "all_to_all": "ep.all_to_all",
     "ring_all_reduce": "cp.ring_all_reduce",
     "softmax": "cp.softmax",
+    "online_softmax": "cp.online_softmax",
     "flash_attention": "cp.flash_attention",
     "eplb": "ep.eplb",
 }

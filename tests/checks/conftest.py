@@ -40,6 +40,7 @@ EXAMPLES = {
     "flash_attention": "cp/flash-attention",
     "eplb": "ep/eplb",
     "softmax": "cp/softmax",
+    "online_softmax": "cp/online-softmax",
 }
 
 

@@ -1,0 +1,89 @@
+"""Typical wrong answers and lazy cheats of the exercises on the online softmax."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "l, A, average, weight_reads, average_reads = "
+_CARRIES_ALL = """
+def state_of(x, values):
+    return (x, values)
+def merge(a, b):
+    return torch.cat([a[0], b[0]], 1), torch.cat([a[1], b[1]])
+def output(state):
+    return {softmax} @ state[1]
+"""
+
+TYPICAL = {
+    "online_softmax-1": {
+        "added": Bad(_PREDICT + "13, 24, 3, 2000, 1000", "measured from ln 2"),
+        "A not scaled": Bad(_PREDICT + "7, 24, 3, 2000, 1000", "shrinks by the same factor"),
+        "three passes": Bad(_PREDICT + "7, 21, 3, 3000, 1000", "that is the safe softmax"),
+        "average in two passes": Bad(_PREDICT + "7, 21, 3, 2000, 2000", "A is carried along"),
+    },
+    "online_softmax-2": {
+        "A not scaled": Bad([("first * a[2] + second * b[2]", "a[2] + b[2]")], "two blocks, merged from the left"),
+        "no guard": Bad(
+            [("return m.masked_fill(m == -torch.inf, 0)", "return m")], "a hidden block first, merged from the left"
+        ),
+        "one maximum for all rows": Bad(
+            [(".amax(1, keepdim=True)", ".amax().expand(len(x), 1)")], "rows thousands apart"
+        ),
+        "divides at once": Bad(
+            [
+                (
+                    "return m, powers.sum(1, keepdim=True), powers @ values",
+                    "total = powers.sum(1, keepdim=True)\n    return m, total, powers @ values / total",
+                )
+            ],
+            "expected",
+        ),
+        "maximum from 0": Bad([("x.new_full((len(x), 1), -torch.inf)", "x.new_zeros(len(x), 1)")], "rows thousands"),
+        "divides by zero": Bad([("state[1].masked_fill(state[1] == 0, 1)", "state[1]")], "a hidden row"),
+        "a block has keys": Bad([("torch.cat([x, lowest], 1)", "x")], "your functions: rank 0 stopped"),
+    },
+    "online_softmax-3": {
+        "scales the new": Bad([("A = factor * A + powers @ v", "A = A + factor * powers @ v")], "expected"),
+        "scales neither": Bad([("factor = (m - largest).exp()", "factor = 1")], "ascending scores in blocks of 2"),
+        "scales by the wrong side": Bad([("(m - largest)", "(largest - m)")], "is not a number"),
+        "two passes": Bad(
+            [
+                (
+                    "    return A / l",
+                    "    m = x.max()\n"
+                    "    for block, v in zip(x.split(size), values.split(size)):\n"
+                    "        pass\n"
+                    "    return torch.stack([(b - m).exp() @ u for b, u in zip(x.split(size), values.split(size))])"
+                    ".sum(0) / (x - m).exp().sum()",
+                )
+            ],
+            "one pass over the blocks",
+        ),
+    },
+}
+
+CHEATS = {
+    "online_softmax-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "l = A = average = weight_reads = average_reads = Anything()", "must be a whole number"
+        ),
+    },
+    "online_softmax-2": {
+        "carries everything": Bad(
+            _CARRIES_ALL.format(softmax="torch.exp(state[0] - state[0].logsumexp(1, keepdim=True)).nan_to_num(0)"),
+            "grows with the number of keys",
+        ),
+        "the library's own": Bad(
+            "from dualpipe_lab.cp.online_softmax import online_average\n"
+            + _CARRIES_ALL.format(softmax="online_average(state[0], state[1], 4)"),
+            "the library's own is switched off",
+        ),
+    },
+    "online_softmax-3": {
+        "as it was": Bad([("A = factor * A + powers @ v", "A = A + powers @ v")], "measured from different maxima"),
+        "the library's own": Bad(
+            "def average(x, values, size):\n"
+            "    from dualpipe_lab.cp.online_softmax import online_average\n"
+            "    return online_average(x, values, size)",
+            "the library's own is switched off",
+        ),
+    },
+}
