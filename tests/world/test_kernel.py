@@ -30,7 +30,7 @@ def pids(folder, count=3, seconds=30):
     raise TimeoutError("the ranks did not start")
 
 
-def wait_for_end(numbers, seconds=2.0):
+def wait_for_end(numbers, seconds=10.0):  # usually at once
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         alive = [n for n in numbers if psutil.pid_exists(n) and psutil.Process(n).status() != psutil.STATUS_ZOMBIE]
