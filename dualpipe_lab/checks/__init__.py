@@ -24,6 +24,7 @@ TOPICS = {
     "column_parallel": "tp.column_parallel",
     "row_parallel": "tp.row_parallel",
     "swiglu": "tp.swiglu",
+    "gqa": "tp.gqa",
     "lm_head": "tp.lm_head",
     "embedding": "tp.embedding",
     "rmsnorm": "tp.rmsnorm",

@@ -22,6 +22,7 @@ EXAMPLES = {
     "column_parallel": "tp/column-parallel",
     "row_parallel": "tp/row-parallel",
     "swiglu": "tp/swiglu",
+    "gqa": "tp/gqa",
     "lm_head": "tp/lm-head",
     "embedding": "tp/embedding",
     "rmsnorm": "tp/rmsnorm",

@@ -36,7 +36,8 @@ TYPICAL = {
             "the outputs are right, but the parts joined are rows [0, 2, 1, 3]",
         ),
         "every second row": Bad(
-            [("half.chunk(num_ranks)[rank]", "half[rank::num_ranks]")], "6 features on 2 rank(s), rank 0: the output"
+            [("half.chunk(num_ranks)[rank]", "half[rank::num_ranks]")],
+            "those of neighbouring features, not of [0, 2, 4]",
         ),
         "all rows of gate": Bad([("half.chunk(num_ranks)[rank]", "half")], "2 features on 2 rank(s), rank 0: its part"),
     },

@@ -206,9 +206,16 @@ def _why_packed(found: _Found, ffn: int, num_ranks: int) -> str | None:
     if len(found.rows) != 2 * features:
         return f"its part has {len(found.rows)} rows, needed are {features} of gate and {features} of up"
     if not found.error <= TOLERANCE:
+        gate, up = found.rows[0], found.rows[features]
+        off = f"the output is {found.error:.0%} off, on every rank alike"
+        if up - gate == ffn:
+            taken = found.rows[:features]
+            return (
+                f"{off}. Gate and up match; but the columns of down are those of neighbouring features, not of {taken}"
+            )
         return (
-            f"the output is {found.error:.0%} off, on every rank alike. Of the whole matrix, row {found.rows[0]} is "
-            f"taken for gate here and row {found.rows[features]} for up; do they belong to one feature?"
+            f"{off}. Of the whole matrix, row {gate} is taken for gate here and row {up} for up; do they belong to one "
+            "feature?"
         )
     if found.joined != list(range(2 * ffn)):
         return f"the outputs are right, but the parts joined are rows {found.joined} of the matrix that was cut"
