@@ -34,7 +34,6 @@ def pairs(rank, world_size, weights, sizes, orders, ticks=(None,), even=False, t
         for some in ticks:
             old, new = Passage(layers, x[0]), Passage(layers, x[1])
             execute(forward_alone(num_layers, 0), forward=old)
-            old.output  # noqa: B018 - reading it twice must not matter
             old.dy = dy[0]
             comm.barrier()
             before = sent()

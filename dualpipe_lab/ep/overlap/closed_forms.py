@@ -1,12 +1,12 @@
-"""How long a forward, a backward and a pair of L layers take, where all work takes t_w and all all-to-alls t_a.
+"""How long a forward, a backward and a pair of L layers take, where all work takes t_op and an all-to-all tau.
 
-Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: L, t_w, t_a.  Out: exact ticks.
-  basic               L (6 t_w + 4 t_a)
-  overlap             max(6 L t_w + max(t_a - t_w, 0), 4 L t_a + max(2 t_w - t_a, 0))
-  overlap, unsplit    L max(6 t_w, 4 t_w + 2 t_a, 4 t_a)
-  forward             2 L (t_w + t_a)
-  backward            max(4 L t_w + t_a, 2 L (t_w + t_a) + t_w)        split: the weight gradients fill the windows
-  backward, unsplit   2 L (2 t_w + t_a)
+Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: L, t_op, tau.  Out: exact ticks.
+  basic               L (6 t_op + 4 tau)
+  overlap             max(6 L t_op + max(tau - t_op, 0), 4 L tau + max(2 t_op - tau, 0))
+  overlap, unsplit    L max(6 t_op, 4 t_op + 2 tau, 4 tau)
+  forward             2 L (t_op + tau)
+  backward            max(4 L t_op + tau, 2 L (t_op + tau) + t_op)        split: the weight gradients fill the windows
+  backward, unsplit   2 L (2 t_op + tau)
 Found with the simulator and equal to it on a grid; the chapter derives them.
 """
 

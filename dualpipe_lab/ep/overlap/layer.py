@@ -111,7 +111,8 @@ class LayerPass:
     def combine_grad(self, dy: Tensor) -> None:
         """C_B: the weights get their gradient here, at the source, where the results of the experts are."""
         held = self._held
-        held.pop("output", None)
+        self.output()  # nobody may have asked for it
+        del held["output"]
         rows, held["dweights"] = smoe.weigh_grad(dy, held.pop("y_TKD"), held.pop("weights"))
         held["da"] = dy
         self._start(smoe.unpermute_grad(rows, held["routes"]), back=False)

@@ -1,0 +1,146 @@
+"""What overlap gives in wall time: pairs beside their two-stream simulation, and whole pipelines.
+
+    python benchmarks/overlap.py [--layers 4] [--work-ms 20] [--rounds 7] [--unit-ms 10] [--pipelines 4 8]
+
+  pairs       a forward and a backward microbatch of MoE layers on 2 ranks, communication 0.5, 1 and 1.5 times the work
+              of one operation: measured, its ratio to the simulation, and the simulation beside the longer sum
+  pipelines   1F1B, ZB-H1 and DualPipe, every pipeline rank two expert-parallel ranks, one layer per stage; F
+              computes as long as it communicates.  A step lasts from the first rank's start to the last rank's end
+Work is slept, all-to-alls take the time of an emulated link, messages between stages are not delayed; tensors, routing
+and autograd are real and come on top.  Every round runs every contender once; medians over the rounds.
+"""
+
+import argparse
+import os
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm, schedules
+from dualpipe_lab.ep.overlap import bound, emulated, forward_alone, one_f_one_b_basic, one_f_one_b_overlap, simulate
+from dualpipe_lab.ep.overlap import closed_forms as forms
+from dualpipe_lab.ep.overlap.executor import Passage, execute
+from dualpipe_lab.ep.overlap.operations import ticks_of
+from dualpipe_lab.ep.overlap.order import Order
+from dualpipe_lab.ep.overlap.stage import CutStage, overlapped_forward_backward
+from dualpipe_lab.ep.smoe import ExpertParallel
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.runtime.task import one_after_the_other
+
+MS, SIZES = emulated.MS, emulated.Sizes()
+CONTENDERS = {
+    "1F1B": ("1f1b", one_after_the_other),
+    "ZB-H1": ("zero_bubble_h1", one_after_the_other),
+    "DualPipe, serial pairs": ("dualpipe", one_after_the_other),
+    "DualPipe, overlapped": ("dualpipe", overlapped_forward_backward),
+}
+
+
+def time_pairs(rank: int, world_size: int, orders: list[Order], ticks: Any, rounds: int) -> list[list[int]]:
+    """Nanoseconds of every order, by round; the first round warms up."""
+    num_layers = len(orders[0].comm) // 4
+    layers = emulated.make_layers(emulated.make_weights(num_layers), even=SIZES)
+    x = torch.randn(SIZES.tokens, SIZES.hidden, dtype=torch.float64)
+    found: list[list[int]] = []
+    for _ in range(rounds + 1):
+        found.append([])
+        for order in orders:
+            old = Passage(layers, x)
+            execute(forward_alone(num_layers), forward=old)
+            old.dy = x
+            comm.barrier()
+            found[-1].append(int(execute(order, Passage(layers, x), old, ticks).makespan))
+    return found[1:]
+
+
+def pairs(num_layers: int, work_ms: float, rounds: int) -> None:
+    """Print one row per ratio and order."""
+    print(f"\n{num_layers} layers on 2 ranks, {work_ms:g} ms of work per operation: ms per pair")
+    print(f"{'comm/work':>9}  {'order':<13}{'measured':>9}{'simulated':>10}{'ratio':>7}{'longer sum':>11}")
+    for share in (0.5, 1.0, 1.5):
+        comm_ms = share * work_ms
+        ticks = ticks_of(round(work_ms * MS), round(comm_ms * MS))
+        orders = [one_f_one_b_basic(num_layers), one_f_one_b_overlap(num_layers)]
+        out = lab.launch(time_pairs, 2, orders, ticks, rounds, link=SIZES.link(comm_ms), timeout=300)
+        for place, order in enumerate(orders):
+            measured = median(max(rank[i][place] for rank in out) for i in range(rounds))
+            predicted = simulate(order, ticks).makespan
+            print(
+                f"{share:>9}  {order.name:<13}{measured / MS:>9.1f}{float(predicted / MS):>10.1f}"
+                f"{measured / predicted:>7.3f}{float(bound(order, ticks) / MS):>11.1f}",
+                flush=True,
+            )
+
+
+def time_steps(
+    rank: int, world_size: int, programs: list[tuple[Program, Any]], ticks: Any, batch: list[Tensor], rounds: int
+) -> list[list[tuple[int, int]]]:
+    """Start and end of a step of every contender, by round; the first round warms up."""
+    mesh = lab.Mesh(lab.Topology([("pp", programs[0][0].num_ranks), ("ep", 2)]))
+    ep, weights = ExpertParallel(mesh.group("ep")), emulated.make_weights(programs[0][0].num_stages)
+    steps = []
+    for program, hook in programs:
+        mine = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
+        stages = {s: CutStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
+        steps.append(lab.PipelineRuntime(program, stages, mse_loss, batch[0], mesh.group("pp"), overlapped=hook))
+    found: list[list[tuple[int, int]]] = []
+    for _ in range(rounds + 1):
+        found.append([])
+        for runtime in steps:
+            comm.barrier()
+            started = lab.now()
+            runtime.step(batch, batch)
+            found[-1].append((started, lab.now()))
+    return found[1:]
+
+
+def pipelines(num_ranks: int, rounds: int, unit_ms: float) -> None:
+    """Print one row per schedule; a unit is the work of F, of I and of W."""
+    number, work, comm_ms = 20 if num_ranks == 8 else 2 * num_ranks, unit_ms / 2, unit_ms / 2
+    programs = [(schedules.build(name, num_ranks, number), hook) for name, hook in CONTENDERS.values()]
+    ticks = ticks_of(round(work * MS), round(comm_ms * MS))
+    batch = [torch.randn(SIZES.tokens, SIZES.hidden, dtype=torch.float64) for _ in range(number)]
+    link = lab.NodeLink(SIZES.link(comm_ms), lab.Link(gbps=1e6), ranks_per_node=2)
+    out = lab.launch(time_steps, 2 * num_ranks, programs, ticks, batch, rounds, link=link, timeout=900)
+    print(f"\n{num_ranks} pipeline ranks of 2 ranks each, {number} microbatches, unit {unit_ms:g} ms: ms per step")
+    print(f"{'':<24}{'measured':>9}{'simulated':>10}{'ratio':>7}{'units':>8}")
+    for place, (title, (program, hook)) in enumerate(zip(CONTENDERS, programs, strict=True)):
+        spans = [[rank[i][place] for rank in out] for i in range(rounds)]
+        measured = median(max(end for _, end in span) - min(start for start, _ in span) for span in spans)
+        predicted = lab.simulate(program, pipeline_cost(work, comm_ms, hook is overlapped_forward_backward)).makespan
+        print(
+            f"{title:<24}{measured / MS:>9.1f}{float(predicted / MS):>10.1f}{measured / predicted:>7.3f}"
+            f"{float(predicted / MS) / unit_ms:>8.1f}",
+            flush=True,
+        )
+
+
+def pipeline_cost(work: float, comm_ms: float, is_overlapped: bool) -> lab.Cost:
+    """What F, I, W, B and a pair of one layer take, in nanoseconds."""
+    size = 1, round(work * MS), round(comm_ms * MS)
+    forward, backward = forms.forward_makespan(*size), forms.backward_makespan(*size)
+    pair = forms.overlap_makespan(*size) if is_overlapped else forward + backward
+    return lab.Cost(F=forward, I=forward, W=2 * size[1], B=backward, overlap=pair)
+
+
+def main() -> None:
+    """Run all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--work-ms", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--unit-ms", type=float, default=10)
+    parser.add_argument("--pipelines", type=int, nargs="*", default=[4, 8])
+    arguments = parser.parse_args()
+    print(f"torch {torch.__version__}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    pairs(arguments.layers, arguments.work_ms, arguments.rounds)
+    for num_ranks in arguments.pipelines:
+        pipelines(num_ranks, arguments.rounds, arguments.unit_ms)
+
+
+if __name__ == "__main__":
+    main()
