@@ -21,6 +21,7 @@ BEYOND_THE_MAP = {
     "pp/explorer.md",
     "pp/interleaved.md",
     "pp/v-shapes.md",
+    "tp/block.md",
 }
 TOPICS = """
 data parallel|column-parallel|gradient checkpointing|ring all-reduce|all-to-all
