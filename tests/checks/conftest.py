@@ -37,6 +37,7 @@ EXAMPLES = {
     "dualpipe": "pp/dualpipe",
     "v_shapes": "pp/v-shapes",
     "all_to_all": "ep/all-to-all",
+    "async_all_to_all": "ep/async-all-to-all",
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
     "eplb": "ep/eplb",
