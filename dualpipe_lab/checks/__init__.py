@@ -44,6 +44,7 @@ TOPICS = {
     "softmax": "cp.softmax",
     "online_softmax": "cp.online_softmax",
     "flash_attention": "cp.flash_attention",
+    "ring_attention": "cp.ring_attention",
     "eplb": "ep.eplb",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}

@@ -40,6 +40,7 @@ EXAMPLES = {
     "async_all_to_all": "ep/async-all-to-all",
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
+    "ring_attention": "cp/ring-attention",
     "eplb": "ep/eplb",
     "softmax": "cp/softmax",
     "online_softmax": "cp/online-softmax",

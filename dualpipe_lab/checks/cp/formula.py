@@ -63,9 +63,9 @@ def why_different(name: str, found: object, expected: object, tolerance: float =
     """In words, where a list of numbers, or of rows, is not as expected; None if it is."""
     if found is None:
         return f"{name} is missing"
-    if _shape(found) != _shape(expected):
-        return f"{name} has shape {_shape(found)}, expected {_shape(expected)}"
-    ours, theirs = _flat(found), _flat(expected)
+    if shape(found) != shape(expected):
+        return f"{name} has shape {shape(found)}, expected {shape(expected)}"
+    ours, theirs = flat(found), flat(expected)
     scale = max([1.0, *(abs(value) for value in theirs if abs(value) != inf)])
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not (a == b or abs(a - b) <= tolerance * scale):
@@ -83,11 +83,13 @@ def _dot(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def _shape(values: object) -> list[int]:
-    return [len(values), *(_shape(values[0]) if values else [])] if isinstance(values, list) else []
+def shape(values: object) -> list[int]:
+    """The lengths of nested lists, from the outermost."""
+    return [len(values), *(shape(values[0]) if values else [])] if isinstance(values, list) else []
 
 
-def _flat(values: object) -> list[float]:
+def flat(values: object) -> list[float]:
+    """All numbers of nested lists."""
     if isinstance(values, list):
-        return [number for value in values for number in _flat(value)]
+        return [number for value in values for number in flat(value)]
     return [float(values)]  # type: ignore[arg-type]

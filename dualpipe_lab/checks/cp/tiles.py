@@ -60,7 +60,7 @@ def check_rows(fn: Callable[..., Any], rows: list[Row]) -> None:
             raise Wrong(f"{row}: {asked} of {len(row.lengths)} tiles were asked for")
         expected = formula.attention(q, k, v, do, row.sees)
         for name, ours, theirs in (("out", out, expected.out), ("lse", lse, expected.lse)):
-            if any(value != value for value in formula._flat(ours)):
+            if any(value != value for value in formula.flat(ours)):
                 raise Wrong(
                     f"{row}: {name} contains NaN. A tile's numbers are overwritten with NaN once the next one is asked "
                     "for, and -inf - (-inf) is NaN as well"
@@ -94,7 +94,7 @@ def check_blocks(fn: Callable[..., Any], cases: list[Blocks]) -> None:
 
 def _symptom(name: str, found: Any, do: formula.Matrix, case: Blocks) -> str:
     """What a sum over the keys says about the mistake."""
-    if formula._shape(found) != [case.keys, SIZE]:
+    if formula.shape(found) != [case.keys, SIZE]:
         return ""
     if name == "dV":
         ours, total = (_column_sums(rows) for rows in (found, do))

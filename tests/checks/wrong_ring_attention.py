@@ -1,0 +1,142 @@
+"""Typical wrong answers and lazy cheats of the exercises on ring attention."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "zigzag, contiguous, forward_bytes, backward_bytes, hops = "
+_WHOLE = """
+def ring_forward(q, k, v, where, attend):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    blocks = [torch.empty(2, len(held), q.shape[1], dtype=q.dtype) for held in where]
+    blocks[rank].copy_(torch.stack((k, v)))
+    for step in range(size - 1):
+        source = (rank - step) % size
+        works = [comm.isend(blocks[source], (rank + 1) % size), comm.irecv(blocks[source - 1], (rank - 1) % size)]
+        [work.wait() for work in works]
+    k, v = torch.cat(blocks, 1)
+    hidden = torch.cat(where) > where[rank][:, None]
+    for _ in range(size):
+        out, lse = attend(q, k, v, hidden)
+    return out, lse
+"""
+
+TYPICAL = {
+    "ring_attention-1": {
+        "all ranks": Bad(_PREDICT + "528, 228, 1536, 5632, 4", "of all four ranks"),
+        "contiguous is even": Bad(_PREDICT + "132, 132, 1536, 5632, 4", "the others wait"),
+        "keys alone": Bad(_PREDICT + "132, 228, 768, 5632, 4", "values too"),
+        "gradients one hop short": Bad(_PREDICT + "132, 228, 1536, 4608, 4", "they come home"),
+        "three hops": Bad(_PREDICT + "132, 228, 1536, 5632, 3", "not on its own rank"),
+    },
+    "ring_attention-2": {
+        "adds up": Bad(
+            [("out + (block_lse - total).exp()[:, None] * (block_out - out)", "out + block_out")], "out, number 0"
+        ),
+        "averages": Bad([("(block_lse - total).exp()[:, None]", "0.5")], "out, number 0"),
+        "plain exponentials": Bad(
+            [("torch.logaddexp(lse, block_lse)", "(lse.exp() + block_lse.exp()).log()")], "large scores"
+        ),
+        "waits first": Bad(
+            [
+                (
+                    "        hidden = where",
+                    "        for work in works:\n            work.wait()\n        hidden = where",
+                )
+            ],
+            "is it under way meanwhile",
+        ),
+        "local positions": Bad(
+            [
+                (
+                    "where[source] > where[rank][:, None]",
+                    "(torch.arange(len(where[source])) > torch.arange(len(where[rank]))[:, None]) & (source == rank)",
+                )
+            ],
+            "rank 0: out, number",
+        ),
+        "equal blocks": Bad([("len(where[source - 1])", "len(where[rank])")], "5 positions on 2"),
+        "the last one too": Bad([("if step < size - 1:", "if size > 1:")], "bytes, and"),
+    },
+    "ring_attention-3": {
+        "zigzag of the whole": Bad(
+            "ranks = [[3 * r, 3 * r + 1, 3 * r + 2, 21 - 3 * r, 22 - 3 * r, 23 - 3 * r] for r in range(4)]",
+            "the critical path is 75, the budget 46",
+        ),
+        "stripes": Bad("ranks = [list(range(r, 24, 4)) for r in range(4)]", "the critical path is 52"),
+        "uneven ranks": Bad(
+            "ranks = [list(range(12)), list(range(12, 16)), list(range(16, 20)), list(range(20, 24))]",
+            "room for 6 positions, and one would hold 12",
+        ),
+        "forgets one": Bad("ranks = [list(range(1, 7)), [7], [8], [9]]", "position 0 is on 0 ranks"),
+    },
+    "ring_attention-4": {
+        "the other way round": Bad(
+            [
+                ("(rank + 1) % size", "(rank - 1) % size"),
+                ("irecv(came, (rank - 1) % size)", "irecv(came, (rank + 1) % size)"),
+            ],
+            "its block's gradient is",
+        ),
+        "adds after the last hop": Bad(
+            [("return pass_on(total)", "return pass_on(total) + parts[0]")], "its block's gradient is"
+        ),
+        "in place": Bad(
+            [("return pass_on(total)", "total = pass_on(total).clone()\n    parts[0].zero_()\n    return total")],
+            "one of the parts has changed",
+        ),
+    },
+    "ring_attention-5": {
+        "labels after": Bad(
+            [("shard(next_token_labels(tokens), layout, rank)", "next_token_labels(ids)")], "labels are"
+        ),
+        "local positions": Bad([("positions(layout, rank)", "torch.arange(ids.shape[1])")], "positions are"),
+        "shifted by the part": Bad(
+            [("positions(layout, rank)", "torch.arange(ids.shape[1]) + rank * ids.shape[1]")], "positions are"
+        ),
+    },
+}
+
+CHEATS = {
+    "ring_attention-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "zigzag = contiguous = forward_bytes = backward_bytes = hops = Anything()",
+            "must be a whole number",
+        ),
+    },
+    "ring_attention-2": {
+        "gathers first": Bad(_WHOLE, "is it under way meanwhile"),
+        "the library's own": Bad(
+            """
+def ring_forward(q, k, v, where, attend):
+    from dualpipe_lab.cp.layouts import make_layout
+    from dualpipe_lab.cp.ring_attention import ring_attention
+    layout = make_layout("contiguous", sum(map(len, where)), comm.get_world_size())
+    return ring_attention(q[None, None], k[None, None], v[None, None], layout)[0, 0], q[:, 0]
+""",
+            "the library's own is switched off",
+        ),
+    },
+    "ring_attention-3": {
+        "twice the same": Bad("ranks = [list(range(6))] * 4", "position 0 is on 4 ranks"),
+        "nothing": Bad("ranks = [[], [], [], []]", "position 0 is on 0 ranks"),
+    },
+    "ring_attention-4": {
+        "asks everybody": Bad(
+            """
+def bring_home(parts):
+    import torch.distributed as dist
+    rank, size = comm.get_rank(), comm.get_world_size()
+    found = [None] * size
+    dist.all_gather_object(found, parts)
+    return sum(found[r][(r - rank) % size] for r in range(size))
+""",
+            "sent 0 bytes",
+        ),
+    },
+    "ring_attention-5": {
+        "one rank": Bad(
+            "def part_of(tokens, layout, rank):\n"
+            "    return tokens, next_token_labels(tokens), torch.arange(tokens.shape[1])",
+            "ids are",
+        ),
+    },
+}
