@@ -45,6 +45,7 @@ TOPICS = {
     "online_softmax": "cp.online_softmax",
     "flash_attention": "cp.flash_attention",
     "ring_attention": "cp.ring_attention",
+    "topk_gradient": "ep.topk_gradient",
     "eplb": "ep.eplb",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}

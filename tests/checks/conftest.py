@@ -41,6 +41,7 @@ EXAMPLES = {
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
     "ring_attention": "cp/ring-attention",
+    "topk_gradient": "ep/topk-gradient",
     "eplb": "ep/eplb",
     "softmax": "cp/softmax",
     "online_softmax": "cp/online-softmax",
