@@ -45,7 +45,8 @@ class Options:
         bucket_bytes: how much travels together.
         num_backwards: backwards per step, one for each microbatch.
         replicas: ranks that hold the same shard; their gradients are summed once per step.
-        axes_of: the axes of `norm_groups` that a parameter is a shard along, by its name and value (default: all).
+        axes_of: the axes of `norm_groups` that a parameter is a shard along, by its name and value (default: all);
+            None if the norm leaves it out, because another rank counts the same gradient.
         norm_groups: this rank's groups along the model's own axes (tp, pp, ep); the norm spans them.
     """
 
@@ -56,7 +57,7 @@ class Options:
     bucket_bytes: int = BUCKET_BYTES
     num_backwards: int = 1
     replicas: Group | None = None
-    axes_of: Callable[[str, nn.Parameter], Collection[str]] | None = None
+    axes_of: Callable[[str, nn.Parameter], Collection[str] | None] | None = None
     norm_groups: Mapping[str, Group | None] = field(default_factory=dict)
 
 
@@ -65,7 +66,7 @@ class Kind(NamedTuple):
 
     dtype: torch.dtype
     hyper: Hyper
-    axes: frozenset[str]
+    axes: frozenset[str] | None
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Held:
     first: int
     last: int
     adam: AdamShard
-    axes: frozenset[str]
+    axes: frozenset[str] | None
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class ShardedOptimizer:
         options, name = self.options, self.names[parameter]
         hyper = options.hyper if isinstance(options.hyper, Hyper) else options.hyper(name, parameter)
         axes = options.axes_of(name, parameter) if options.axes_of else options.norm_groups
-        return Kind(parameter.dtype, hyper, frozenset(axes))
+        return Kind(parameter.dtype, hyper, None if axes is None else frozenset(axes))
 
     def _zero(self) -> None:
         """Set the gradients to zero."""
@@ -207,6 +208,7 @@ class ShardedOptimizer:
         parts = [
             (grad, held.axes | {"shard"} if self.is_sharded else held.axes)
             for held, grad in zip(self.held, gradients, strict=True)
+            if held.axes is not None
         ]
         return global_norm(parts, groups, p)
 

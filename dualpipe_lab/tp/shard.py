@@ -115,12 +115,17 @@ def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
 
     Replicated gradients come without an axis, parts with "tp"; copies of a part are left out.
     """
+    return [(p.grad, axes) for p, axes in norm_axes(model).items() if p.grad is not None and axes is not None]
+
+
+def norm_axes(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...] | None]:
+    """The axes along which other ranks have other parts of a parameter; None for a copy that another rank counts."""
     shards = shards_of(model)
-    found: list[tuple[Tensor, tuple[str, ...]]] = []
+    found: dict[nn.Parameter, tuple[str, ...] | None] = {}
     for name, parameter in model.named_parameters():
         shard = shards.get(name)
-        if parameter.grad is not None and not (shard and shard.is_copy):
-            found.append((parameter.grad, () if shard is None else ("tp",)))
+        is_copy = shard is not None and shard.is_copy
+        found[parameter] = None if is_copy else () if shard is None else ("tp",)
     return found
 
 

@@ -1,0 +1,150 @@
+"""Tensor parallelism under ZeRO, on 2 x 2 ranks: norms, clipping and weights of one process."""
+
+import pytest
+import torch
+from llama_runs import SIZES
+from tp_runs import distance, launch
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.layout import share
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.models.llama import Llama
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.tp.shard import shards_of, whole_state
+from dualpipe_lab.tp.zero import count_once
+
+TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
+# eps is large: else Adam would hide a gradient that is clipped too much
+HYPER, MAX_NORM, STEPS = Hyper(0.01, eps=0.1, weight_decay=0.1), 0.5, 3
+MODELS = {  # key heads: 1 is on both ranks of tp, 2 are dealt out
+    "copies": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True),
+    "tied": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, tied=True),
+}
+
+
+def batches():
+    """Three sequences for two ranks of dp, of which one has two; some targets are ignored."""
+    found = []
+    for seed in range(STEPS):
+        ids, targets = torch.randint(0, 37, (2, 3, 12), generator=torch.Generator().manual_seed(seed))
+        targets[0, :5] = -100
+        found.append((ids, targets))
+    return found
+
+
+def one_process(config, state):
+    """Norms and weights after training on the whole batch, by torch's clipping."""
+    model = PlainLlama(config, torch.float64)
+    model.load_state_dict(state | {"head.weight": state["embedding.weight"]} if config.tied else state)
+    optimizer, norms = AdamW(model.parameters(), HYPER), []
+    for ids, targets in batches():
+        optimizer.zero_grad()
+        model.loss(ids, targets).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
+        optimizer.step()
+    return norms, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def build(stage, model, options):
+    if stage is Zero3:
+        return Zero3(model, list(model.layers), model.mesh.group("dp"), options)
+    return stage(model, model.mesh.group("dp"), options)
+
+
+def train(optimizer, rank):
+    model, norms = optimizer.module, []
+    for ids, targets in batches():
+        rows = share(len(ids), 2, model.mesh.rank("dp"))
+        optimizer.zero_grad()
+        model.loss(ids[rows], targets[rows], num_tokens=int((targets != -100).sum())).backward()
+        norms.append(optimizer.step(max_norm=MAX_NORM).norm)
+    return norms
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_and_weights_are_those_of_one_process(name):
+    """Every stage, with the whole sequence on each rank of tp and with parts of it."""
+    config = MODELS[name]
+
+    def fn(rank, world_size):
+        found, mesh = {}, lab.Mesh(TOPOLOGY)
+        for stage in (Ddp, Zero1, Zero2, Zero3):
+            for sequence_parallel in (False, True):
+                model = Llama(config, mesh, sequence_parallel, dtype=torch.float64)
+                state = whole_state(model, model.tp.group)
+                optimizer = build(stage, model, count_once(model, model.tp, Options(HYPER)))
+                norms = train(optimizer, rank)
+                if stage is Zero3:
+                    with optimizer.gathered():
+                        weights = whole_state(model, model.tp.group)
+                else:
+                    weights = whole_state(model, model.tp.group)
+                expected_norms, expected = one_process(config, state)
+                assert min(expected_norms) > 2 * MAX_NORM  # it does clip
+                assert expected.keys() - weights.keys() <= {"head.weight"}  # tied: known as the embedding's
+                off = max(distance(weights[key], expected[key]) for key in weights)
+                found[stage.__name__, sequence_parallel] = norms, expected_norms, off
+        return found
+
+    for found in launch(fn, 4):
+        assert len(found) == 8
+        for case, (norms, expected, off) in found.items():
+            assert norms == pytest.approx(expected, rel=1e-12), case
+            assert off < 1e-12, case
+
+
+def test_copies_and_replicas_counted_by_every_rank_make_the_norm_too_large():
+    """What happens without: as if all were parts; and with copies counted as parts."""
+
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(TOPOLOGY), []
+        for kind in ("right", "all are parts", "copies are parts"):
+            model = Llama(MODELS["copies"], mesh, dtype=torch.float64)
+            options, names = count_once(model, model.tp, Options(HYPER)), shards_of(model)
+            if kind == "all are parts":
+                options = Options(HYPER, norm_groups={"tp": model.tp.group})
+            if kind == "copies are parts":
+                axes = dict.fromkeys(names, ("tp",))
+                options = Options(
+                    HYPER, axes_of=lambda name, _, axes=axes: axes.get(name, ()), norm_groups={"tp": model.tp.group}
+                )
+            found.append(train(build(Zero1, model, options), rank)[0])
+        return found
+
+    for right, all_parts, copies in launch(fn, 4):
+        assert right < copies * (1 - 1e-3)
+        assert copies < all_parts * (1 - 1e-3)
+
+
+def test_other_axes_are_kept():
+    """A parameter that pipeline ranks share out besides stays a part along that axis; a copy is left out of both."""
+
+    def fn(rank, world_size):
+        model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), dtype=torch.float64)
+        axes = [
+            count_once(model, model.tp, options).axes_of
+            for options in (Options(), Options(norm_groups={"pp": None}), Options(axes_of=lambda *_: None))
+        ]
+        named = dict(model.named_parameters())
+        names = ("layers.0.attention.q.weight", "layers.0.attention.k.weight", "norm.weight")
+        return [[of(name, named[name]) for name in names] for of in axes]
+
+    for rank, (alone, piped, nowhere) in enumerate(launch(fn, 2)):
+        assert alone == [{"tp"}, None if rank else {"tp"}, set()]
+        assert piped == [{"tp", "pp"}, None if rank else {"tp", "pp"}, {"pp"}]
+        assert nowhere == [None] * 3
+
+
+def test_gradients_that_stay_partial_are_refused():
+    def fn(rank, world_size):
+        model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), coalesce=True)
+        count_once(model, model.tp)
+
+    with pytest.raises(lab.RankError, match="coalesce=False"):
+        launch(fn, 2)
