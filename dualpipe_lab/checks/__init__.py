@@ -43,6 +43,7 @@ TOPICS = {
     "ring_all_reduce": "cp.ring_all_reduce",
     "softmax": "cp.softmax",
     "online_softmax": "cp.online_softmax",
+    "ring_softmax": "cp.ring_softmax",
     "flash_attention": "cp.flash_attention",
     "ring_attention": "cp.ring_attention",
     "topk_gradient": "ep.topk_gradient",

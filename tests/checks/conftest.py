@@ -45,6 +45,7 @@ EXAMPLES = {
     "eplb": "ep/eplb",
     "softmax": "cp/softmax",
     "online_softmax": "cp/online-softmax",
+    "ring_softmax": "cp/ring-softmax",
 }
 
 
