@@ -29,6 +29,7 @@ TOPICS = {
     "embedding": "tp.embedding",
     "rmsnorm": "tp.rmsnorm",
     "cross_entropy": "tp.cross_entropy",
+    "block": "tp.block",
     "pp_basic": "pp.pp_basic",
     "gpipe": "pp.gpipe",
     "gradient_checkpointing": "pp.gradient_checkpointing",

@@ -27,6 +27,7 @@ EXAMPLES = {
     "embedding": "tp/embedding",
     "rmsnorm": "tp/rmsnorm",
     "cross_entropy": "tp/cross-entropy",
+    "block": "tp/block",
     "pp_basic": "pp/pp-basic",
     "gpipe": "pp/gpipe",
     "gradient_checkpointing": "pp/gradient-checkpointing",

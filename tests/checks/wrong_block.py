@@ -1,0 +1,96 @@
+"""Typical wrong answers and lazy cheats of the exercises on a Llama block."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "whole_bytes, cut_bytes, collectives, kept_bytes = "
+_SLICE = "return grad.chunk(comm.get_world_size(), -2)[comm.get_rank()]"
+
+TYPICAL = {
+    "block-1": {
+        "forward alone": Bad(_PREDICT + "117_440_512, 293_601_280, 10, 16_777_216", "one direction"),
+        "the same": Bad(_PREDICT + "234_881_024, 234_881_024, 8, 16_777_216", "gathered once more"),
+        "halves": Bad(_PREDICT + "234_881_024, 293_601_280, 8, 16_777_216", "what is gathered again"),
+        "all tokens": Bad(_PREDICT + "234_881_024, 293_601_280, 10, 134_217_728", "if it has all tokens"),
+    },
+    "block-2": {
+        "nothing": Bad("def finish(grads, sequence_parallel):\n    pass", "still a summand"),
+        "norms always": Bad(
+            [("    if sequence_parallel:\n        endings", "    if True:\n        endings")], "was complete"
+        ),
+        "norms of heads never": Bad(
+            [('endings = ("q_norm.weight", "k_norm.weight")', 'endings = ("nothing",)')], "q_norm.weight is still"
+        ),
+        "not the last norm": Bad(
+            [('("norm.weight",)', '("n_norm.weight", "p_norm.weight", "q_norm.weight",)')], "still"
+        ),
+        "averaged": Bad([("comm.all_reduce(flat)", 'comm.all_reduce(flat, "avg")')], "is a mean of"),
+        "one by one": Bad(
+            "def finish(grads, sequence_parallel):\n"
+            "    endings = ('norm.weight',) if sequence_parallel else ('q_norm.weight', 'k_norm.weight')\n"
+            "    for name, grad in grads.items():\n"
+            "        if name.endswith(endings):\n"
+            "            comm.all_reduce(grad)",
+            "messages per rank; one is enough",
+        ),
+        "everything": Bad([('("norm.weight",)', '("weight",)')], "was complete"),
+    },
+    "block-3": {
+        "as it was": Bad([("return scatter(grad)", _SLICE)], "What the other ranks found out"),
+        "times the ranks": Bad(
+            [("return scatter(grad)", _SLICE + " * comm.get_world_size()")],
+            "What the other ranks found out",
+        ),
+        "a mean": Bad([("return scatter(grad)", "return scatter(grad) / comm.get_world_size()")], "dx is 0.5 times"),
+        "whole sum": Bad(
+            [
+                (
+                    "return scatter(grad)",
+                    "grad = grad.contiguous().clone()\n        comm.all_reduce(grad)\n        " + _SLICE,
+                )
+            ],
+            "in the backward the ranks sent",
+        ),
+    },
+}
+
+CHEATS = {
+    "block-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "whole_bytes = cut_bytes = collectives = kept_bytes = Anything()", "must be a whole number"
+        ),
+    },
+    "block-2": {
+        "the library's own": Bad(
+            """
+def finish(grads, sequence_parallel):
+    from types import SimpleNamespace as Name
+    from dualpipe_lab.tp.partial import sum_partial_gradients
+    class Fake(torch.nn.Module):
+        pass
+    sum_partial_gradients(Fake())
+""",
+            "the library's own is switched off",
+        ),
+        "past the ledger": Bad(
+            """
+def finish(grads, sequence_parallel):
+    import torch.distributed as dist
+    endings = ("norm.weight",) if sequence_parallel else ("q_norm.weight", "k_norm.weight")
+    for name, grad in grads.items():
+        if name.endswith(endings):
+            dist.all_reduce(grad)
+""",
+            "0 messages per rank; one is enough",
+        ),
+    },
+    "block-3": {
+        "the library's own": Bad(
+            """
+def pair(x, first, second):
+    from dualpipe_lab.tp.operators import gather_tokens, reduce_scatter_tokens
+    return reduce_scatter_tokens(linear(torch.tanh(linear(gather_tokens(x), first)), second))
+""",
+            "the library's own is switched off",
+        ),
+    },
+}
