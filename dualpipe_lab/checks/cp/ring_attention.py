@@ -12,7 +12,7 @@ from dualpipe_lab.checks.cp.flash_attention import LIBRARY
 from dualpipe_lab.checks.cp.rings import Case, check_forward, check_home, check_parts
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import check_ints, needs_function
+from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 RING = tuple(
     f"dualpipe_lab.cp.{name}"
@@ -47,6 +47,7 @@ _SLIPS = (
     },
     {3: "after three hops all ranks have added to it, and it is not on its own rank", 8: "one way round is enough"},
 )
+CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
     Case("striped", 7, 3), Case("zigzag", 8, 2, 60.0), Case("zigzag", 16, 4),
@@ -126,11 +127,10 @@ def layout(answer: object) -> str:
     if path > budget:
         steps = list(zip(*dealing.pairs(ranks), strict=True))
         slowest = max(range(len(steps)), key=lambda i: max(steps[i]) - min(steps[i]))
-        score = max(0.0, round(0.9 * (81 - path) / (81 - bound), 2))
         raise Wrong(
             f"the critical path is {path}, the budget {budget}; no layout is below {bound}. Least even is step "
             f"{slowest}, with {', '.join(map(str, steps[slowest]))} pairs on the four ranks",
-            score=score,
+            score=partial_score(path, CONTIGUOUS, bound),
         )
     return f"a path within {budget}; a ring cannot go below {bound}"
 
