@@ -10,7 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, needs_ints
+from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, needs_ints, partial_score
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
 EXPECTED = (2, 14, 9, 6)
@@ -127,7 +127,7 @@ def four_changes(answer: object) -> str:
         beaten = ", below the plan from scratch" if heaviest < SCRATCH else ""
         totals = ", ".join(f"{total:.4g}" for total in _totals(LOADS, plan, RANKS))
         says = f"legal, {changed} changed{beaten}; ranks {totals}. The heaviest can come down to {LEAST}"
-        raise Wrong(says, score=round(0.9 * max(0.0, first - heaviest) / (first - LEAST), 2))
+        raise Wrong(says, score=partial_score(heaviest, first, LEAST))
     return f"heaviest rank {LEAST}, mean 138.25; from scratch it was {SCRATCH}. No plan with four changes is lighter"
 
 
