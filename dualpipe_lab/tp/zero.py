@@ -6,7 +6,7 @@ Chapter: book/tp/block.  In: a model cut along tp, options of ZeRO.  Out: option
   replicated: norms          the same              once; summed over tp, it would count t times
   copies of a key head       t / a_kv each         the first rank's; the others leave theirs out
 Along the ranks of ZeRO each parameter is dealt out, and its shards add up as always.
-Elsewhere: Megatron `param_is_not_tensor_parallel_duplicate`, asked by clip_grads.py for each parameter.
+Elsewhere: Megatron `param_is_not_tensor_parallel_duplicate`, asked for every gradient before its norm is taken.
 Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm.
 """
 
