@@ -48,6 +48,7 @@ TOPICS = {
     "flash_attention": "cp.flash_attention",
     "ring_attention": "cp.ring_attention",
     "topk_gradient": "ep.topk_gradient",
+    "v3_moe": "ep.v3_moe",
     "eplb": "ep.eplb",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}

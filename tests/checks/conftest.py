@@ -43,6 +43,7 @@ EXAMPLES = {
     "flash_attention": "cp/flash-attention",
     "ring_attention": "cp/ring-attention",
     "topk_gradient": "ep/topk-gradient",
+    "v3_moe": "ep/v3-moe",
     "eplb": "ep/eplb",
     "softmax": "cp/softmax",
     "online_softmax": "cp/online-softmax",
