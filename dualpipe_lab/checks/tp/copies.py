@@ -119,39 +119,40 @@ def _project(
     from dualpipe_lab.tp.setting import TensorParallel
 
     group = TensorParallel().neighbours(world_size // num_kv_heads) if world_size > num_kv_heads else None
-    queries, keys = _spans(rank, world_size, num_heads, num_kv_heads)
-    readers = num_heads // num_kv_heads
-    wide, narrow = num_heads * HEAD, num_kv_heads * HEAD
-    x, d_queries = layers.draw("x", (TOKENS, HIDDEN)), layers.draw("dQ", (TOKENS, wide))
-    q, k, v = (layers.draw(name, (rows, HIDDEN)) for name, rows in (("q", wide), ("k", narrow), ("v", narrow)))
-    # what each query head contributes to the key head that it reads
-    parts = [layers.draw(name, (TOKENS, wide)).unflatten(1, (num_kv_heads, readers, HEAD)) for name in ("dK", "dV")]
-    d_keys, d_values = (part.sum(2).flatten(1) for part in parts)
-    is_here = torch.zeros(wide, dtype=torch.float64)
-    is_here[slice(*queries)] = 1
-    mine = is_here.unflatten(0, (num_kv_heads, readers, HEAD))
-    own = [(part * mine).sum(2).flatten(1)[:, slice(*keys)].contiguous() for part in parts]
-    arguments = [
-        d_queries[:, slice(*queries)].contiguous(),
-        *own,
-        x,
-        q[slice(*queries)],
-        k[slice(*keys)],
-        v[slice(*keys)],
-    ]
+    spans = _spans(rank, world_size, num_heads, num_kv_heads)
+    queries, keys = (slice(*span) for span in spans)
+    x, d_queries = layers.draw("x", (TOKENS, HIDDEN)), layers.draw("dQ", (TOKENS, num_heads * HEAD))
+    sizes = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
+    q, k, v = (layers.draw(name, (size * HEAD, HIDDEN)) for name, size in sizes.items())
+    (d_keys, own_keys), (d_values, own_values) = (
+        _contributed(name, queries, keys, num_heads, num_kv_heads) for name in ("dK", "dV")
+    )
+    arguments = [d_queries[:, queries].contiguous(), own_keys, own_values, x, q[queries], k[keys], v[keys]]
     given = [argument.clone() for argument in arguments]
     found = fn(*given, group)
     if not isinstance(found, (tuple, list)) or len(found) != 4 or not all(isinstance(t, torch.Tensor) for t in found):
         raise TypeError("return four tensors: dx, dq, dk, dv")
     dx = d_queries @ q + d_keys @ k + d_values @ v
-    dq, dk, dv = d_queries.t() @ x, d_keys.t() @ x, d_values.t() @ x
-    expected = {"dx": (dx, (0, 0)), "dq": (dq[slice(*queries)], queries)}
-    expected |= {"dk": (dk[slice(*keys)], keys), "dv": (dv[slice(*keys)], keys)}
+    dq, dk, dv = (grad.t() @ x for grad in (d_queries, d_keys, d_values))
+    expected = {"dx": (dx, (0, 0)), "dq": (dq[queries], spans[0]), "dk": (dk[keys], spans[1])}
+    expected["dv"] = dv[keys], spans[1]
     compared = {
         name: Compared(_numbers(ours), _numbers(theirs), held)
         for ours, (name, (theirs, held)) in zip(found, expected.items(), strict=True)
     }
     return compared, not all(a.equal(b) for a, b in zip(given, arguments, strict=True))
+
+
+def _contributed(name: str, queries: slice, keys: slice, num_heads: int, num_kv_heads: int) -> "tuple[Tensor, Tensor]":
+    """Gradients of all key heads, and what these query heads contribute to those that they read."""
+    import torch
+
+    heads = num_kv_heads, num_heads // num_kv_heads, HEAD
+    part = layers.draw(name, (TOKENS, num_heads * HEAD)).unflatten(1, heads)
+    is_here = torch.zeros(num_heads * HEAD, dtype=torch.float64)
+    is_here[queries] = 1
+    own = (part * is_here.unflatten(0, heads)).sum(2).flatten(1)
+    return part.sum(2).flatten(1), own[:, keys].contiguous()
 
 
 def _train(
