@@ -41,6 +41,7 @@ TOPICS = {
     "v_shapes": "pp.v_shapes",
     "all_to_all": "ep.all_to_all",
     "async_all_to_all": "ep.async_all_to_all",
+    "smoe": "ep.smoe",
     "ring_all_reduce": "cp.ring_all_reduce",
     "softmax": "cp.softmax",
     "online_softmax": "cp.online_softmax",

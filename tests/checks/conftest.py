@@ -39,6 +39,7 @@ EXAMPLES = {
     "v_shapes": "pp/v-shapes",
     "all_to_all": "ep/all-to-all",
     "async_all_to_all": "ep/async-all-to-all",
+    "smoe": "ep/smoe",
     "ring_all_reduce": "cp/ring-all-reduce",
     "flash_attention": "cp/flash-attention",
     "ring_attention": "cp/ring-attention",

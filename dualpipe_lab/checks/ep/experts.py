@@ -1,0 +1,148 @@
+"""Layers of experts, for checks: whole numbers on real ranks beside one process, in words."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.trial import on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUPS: tuple[tuple[int, ...], ...] = ((2,), (1, 2), (2, 0, 3), (0, 0, 2, 1), (0, 0))
+HIDDEN = 3
+# ranks, experts, tokens of each rank
+ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
+    (1, 4, (5,)),
+    (2, 2, (3, 2)),
+    (2, 4, (3, 2)),
+    (2, 8, (6, 5)),
+    (3, 6, (4, 0, 3)),
+)
+# ep, edp
+GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
+EXPERTS = 4
+
+
+def check_backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: Sequence[int]) -> None:
+    """Raise `Wrong` unless dx and dW of a grouped product y = x W^T are those of one expert after another."""
+    case = f"rows per expert {list(counts)}"
+    found, expected = on_ranks(_backward, 1, input_grad, weight_grad, list(counts), case=case)[0]
+    for name, ours, theirs in zip(("dx", "dW"), found, expected, strict=True):
+        if ours is None:
+            raise Wrong(f"{case}: {name} is not a tensor")
+        if ours[0] != theirs[0]:
+            raise Wrong(f"{case}: {name} has shape {ours[0]}, needs {theirs[0]}")
+        if ours[1] != theirs[1]:
+            raise Wrong(f"{case}: {name} differs from one expert after another{_where(name, counts, ours, theirs)}")
+
+
+def check_layer(fn: Callable[..., Any], num_ranks: int, num_experts: int, tokens: Sequence[int]) -> None:
+    """Raise `Wrong` unless every token has the results of its two experts: expert i multiplies by i + 1."""
+    case = f"{num_ranks} rank(s), {num_experts} experts, tokens {list(tokens)}"
+    for rank, (found, expected) in enumerate(on_ranks(_layer, num_ranks, fn, num_experts, tokens, case=case)):
+        if found is None or len(found) != len(expected):
+            raise Wrong(f"{case}: rank {rank}: y needs {len(expected)} rows of {HIDDEN} numbers")
+        wrong = [token for token, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
+        if wrong:
+            token = wrong[0]
+            raise Wrong(
+                f"{case}: rank {rank}: {len(wrong)} of {len(expected)} tokens have other experts' results; token "
+                f"{token} has {found[token]}, should have {expected[token]}"
+            )
+
+
+def check_gradients(fn: Callable[..., Any], ep: int, edp: int) -> None:
+    """Raise `Wrong` unless `fn` makes all gradients those of the mean over all tokens."""
+    case = f"ep {ep} x edp {edp}"
+    for rank, found in enumerate(on_ranks(_gradients, ep * edp, fn, ep, edp, case=case)):
+        for name, (ours, theirs) in found.items():
+            if ours is None:
+                raise Wrong(f"{case}: rank {rank}: the gradient of the {name} is missing")
+            if max((abs(a - b) for a, b in zip(ours, theirs, strict=True)), default=0.0) > 1e-12:
+                ratio = next((a / b for a, b in zip(ours, theirs, strict=True) if b), 1.0)
+                raise Wrong(
+                    f"{case}: rank {rank}: the gradient of the {name} is {ratio:.4g} times that of the mean over the "
+                    "tokens of all ranks"
+                )
+
+
+def _where(name: str, counts: Sequence[int], ours: Any, theirs: Any) -> str:
+    if name == "dW":
+        size = len(theirs[1]) // len(counts)
+        wrong = [e for e in range(len(counts)) if ours[1][e * size : (e + 1) * size] != theirs[1][e * size :][:size]]
+        return f", for expert(s) {wrong}"
+    return ""
+
+
+def _draw(seed: int, *shape: int) -> "Tensor":
+    import torch
+
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def _plain(value: Any) -> tuple[list[int], list[float]] | None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return None
+    return list(value.shape), value.detach().flatten().tolist()
+
+
+def _backward(
+    rank: int, world_size: int, input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: list[int]
+) -> tuple[list[Any], list[Any]]:
+    import torch
+
+    rows, weights = _draw(1, sum(counts), 3).requires_grad_(), _draw(2, len(counts), 2, 3).requires_grad_()
+    grad = _draw(3, sum(counts), 2)
+    parts = [x @ weight.t() for x, weight in zip(rows.split(counts), weights, strict=True)]
+    expected = torch.autograd.grad(torch.cat(parts), (rows, weights), grad)
+    with torch.no_grad():
+        found = [
+            input_grad(grad.clone(), weights.detach(), list(counts)),
+            weight_grad(grad.clone(), rows.detach(), list(counts)),
+        ]
+    return [_plain(value) for value in found], [_plain(value) for value in expected]
+
+
+def _layer(
+    rank: int, world_size: int, fn: Callable[..., Any], num_experts: int, tokens: Sequence[int]
+) -> tuple[list[list[float]] | None, list[list[float]]]:
+    import torch
+
+    generator = torch.Generator().manual_seed(rank + 10 * num_experts)
+    experts = torch.rand(tokens[rank], num_experts, generator=generator).topk(2).indices
+    x = _draw(rank, tokens[rank], HIDDEN) + 100.0 * (rank + 1)
+    share = num_experts // world_size
+    factors = torch.arange(rank * share, (rank + 1) * share).double() + 1
+    weights = factors.view(-1, 1, 1) * torch.eye(HIDDEN, dtype=torch.float64)
+    y = fn(x.clone(), experts.clone(), weights, num_experts)
+    expected = x * (experts + 1).sum(1, keepdim=True)
+    is_right = isinstance(y, torch.Tensor) and y.shape == x.shape
+    return y.tolist() if is_right else None, expected.tolist()
+
+
+def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp: int) -> dict[str, Any]:
+    """A gradient of 1 per token and parameter: the mean is the share of tokens that come by."""
+    import torch
+
+    from dualpipe_lab.ep.smoe import ExpertParallel
+    from dualpipe_lab.topology import Topology
+    from dualpipe_lab.world.mesh import Mesh
+
+    setting = ExpertParallel.of(Mesh(Topology([("dp", edp), ("ep", ep)])))
+    tokens = [3 + r for r in range(world_size)]  # uneven
+    router = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    router.grad = torch.full_like(router, float(tokens[rank]))
+    share = EXPERTS // ep
+    experts = torch.nn.Parameter(torch.zeros(share, 2, dtype=torch.float64))
+    first = rank // ep * ep  # of the ranks whose tokens came here
+    own = [(rank % ep) * share + e + 1.0 for e in range(share)]
+    experts.grad = torch.tensor(own, dtype=torch.float64).view(-1, 1).repeat(1, 2) * sum(tokens[first : first + ep])
+    fn([router], [experts], setting.copies, tokens[rank])
+    expected = [number for number in own for _ in range(2)]
+    return {
+        "router": (None if router.grad is None else router.grad.tolist(), [1.0, 1.0]),
+        "experts": (None if experts.grad is None else experts.grad.flatten().tolist(), expected),
+    }

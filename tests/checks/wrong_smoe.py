@@ -1,0 +1,97 @@
+"""Typical wrong answers and lazy cheats of the exercises on layers of experts."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "for_0, for_1, on_arrival, regrouped, sent = "
+
+TYPICAL = {
+    "smoe-1": {
+        "own rank alone": Bad(_PREDICT + "2, 3, 2, 5, 320", "rank 1's tokens choose expert 0 too"),
+        "other rank alone": Bad(_PREDICT + "5, 2, 2, 5, 320", "come from rank 1 alone"),
+        "regrouped at once": Bad(_PREDICT + "5, 3, 5, 5, 320", "its place after the regroup"),
+        "never regrouped": Bad(_PREDICT + "5, 3, 2, 2, 320", "its place on arrival"),
+        "dispatch alone": Bad(_PREDICT + "5, 3, 2, 5, 160", "sends the results of others' rows home"),
+        "all slots": Bad(_PREDICT + "5, 3, 2, 5, 512", "own experts do not travel"),
+    },
+    "smoe-2": {
+        "transposed": Bad([("dy @ weight for", "dy @ weight.T for")], "shapes cannot be multiplied"),
+        "dW transposed": Bad([("dy.T @ x for", "x.T @ dy for")], "dW has shape [1, 3, 2], needs [1, 2, 3]"),
+        "empty left out": Bad(
+            [("dy.T @ x for dy, x in parts]", "dy.T @ x for dy, x in parts if len(x)]")], "dW has shape [2, 2, 3]"
+        ),
+        "one expert": Bad([("dy @ weight for dy, weight", "dy @ weights[0] for dy, weight")], "dx differs"),
+        "mean": Bad([("[dy.T @ x for", "[dy.T @ x / max(len(x), 1) for")], "dW differs"),
+    },
+    "smoe-3": {
+        "regrouped there only": Bad([("    rows = rows[major.argsort()]\n", "")], "other experts' results"),
+        "the wrong inverse": Bad([("rows[major.argsort()]", "rows[major]")], "other experts' results"),
+        "as it was": Bad(
+            [("    rows = rows[major]\n", ""), ("    rows = rows[major.argsort()]\n", "")], "2 rank(s), 4 experts"
+        ),
+    },
+    "smoe-4": {
+        "averaged over copies": Bad(
+            [("comm.all_reduce(parameter.grad, group=copies)", 'comm.all_reduce(parameter.grad, "avg", copies)')],
+            "ep 1 x edp 2: rank 0: the gradient of the experts is 0.5 times",
+        ),
+        "as it was": Bad(
+            [
+                (
+                    "    for parameter in experts:\n",
+                    "    total = torch.tensor(num_tokens)\n    if copies is not None:\n"
+                    "        comm.all_reduce(total, group=copies)\n    for parameter in experts:\n",
+                )
+            ],
+            "ep 2 x edp 1: rank 0: the gradient of the experts is 2.333 times",
+        ),
+        "not summed": Bad(
+            [
+                (
+                    "        if copies is not None:\n            comm.all_reduce(parameter.grad, group=copies)\n",
+                    "",
+                )
+            ],
+            "ep 1 x edp 2: rank 0: the gradient of the experts is",
+        ),
+        "summed over all": Bad(
+            [
+                (
+                    "        if copies is not None:\n            comm.all_reduce(parameter.grad, group=copies)\n",
+                    "        comm.all_reduce(parameter.grad)\n",
+                )
+            ],
+            "ep 2 x edp 1",
+        ),
+    },
+}
+
+CHEATS = {
+    "smoe-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "for_0 = for_1 = on_arrival = regrouped = sent = Anything()", "must be a whole number"
+        ),
+    },
+    "smoe-2": {
+        "the library's own": Bad(
+            """
+from dualpipe_lab.ep.smoe.experts import grouped_product, grouped_weight_grad
+def input_grad(grad, weights, counts):
+    return grouped_product(grad, weights.mT, counts)
+weight_grad = grouped_weight_grad
+""",
+            "the library's own is switched off",
+        ),
+    },
+    "smoe-3": {
+        "stays at home": Bad(
+            "def layer(x, experts, weights, num_experts):\n"
+            "    return x * (experts % len(weights) + 1).sum(1, keepdim=True)",
+            "2 rank(s), 2 experts",
+        ),
+    },
+    "smoe-4": {
+        "does nothing": Bad(
+            "def finish(router, experts, copies, num_tokens):\n    return None", "the gradient of the router"
+        ),
+    },
+}
