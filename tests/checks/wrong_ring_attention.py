@@ -28,10 +28,8 @@ TYPICAL = {
         "three hops": Bad(_PREDICT + "132, 228, 1536, 5632, 3", "not on its own rank"),
     },
     "ring_attention-2": {
-        "adds up": Bad(
-            [("out + (block_lse - total).exp()[:, None] * (block_out - out)", "out + block_out")], "out, number 0"
-        ),
-        "averages": Bad([("(block_lse - total).exp()[:, None]", "0.5")], "out, number 0"),
+        "adds up": Bad([("out + weight * (block_out - out)", "out + block_out")], "out, number 0"),
+        "averages": Bad([("weight * (block_out - out)", "0.5 * (block_out - out)")], "out, number 0"),
         "plain exponentials": Bad(
             [("torch.logaddexp(lse, block_lse)", "(lse.exp() + block_lse.exp()).log()")], "large scores"
         ),

@@ -24,6 +24,8 @@ def parse(answer: object) -> list[list[int]]:
         raise Wrong(f"this check takes {RANKS} lists of positions, one per rank")
     ranks: list[list[Any]] = [list(held) if isinstance(held, (list, tuple, range)) else [held] for held in answer]
     given = [position for held in ranks for position in held]
+    if any(position is ... for position in given):
+        raise Wrong("not answered yet: put the positions of each rank in place of the dots")
     if not all(type(position) is int for position in given):
         raise Wrong("positions are whole numbers, from 0")
     for position in range(LENGTH):
