@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions as positions_of
+from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, sequence_loss, update_biases
-from dualpipe_lab.ep.smoe import ExpertParallel, sum_gradients
+from dualpipe_lab.ep.smoe import ExpertParallel, expert_parameters, sum_gradients
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
@@ -33,7 +34,7 @@ from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.setting import TensorParallel
-from dualpipe_lab.tp.shard import initialise, shards_of, whole_of
+from dualpipe_lab.tp.shard import initialise, norm_axes, shards_of, whole_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 from dualpipe_lab.world.comm.groups import Group
 from dualpipe_lab.world.mesh import Mesh
@@ -151,6 +152,12 @@ class V3MoE(nn.Module):
     def sum_gradients(self) -> None:
         """After the last backward of a step: those of the whole step, on every rank; experts over their copies."""
         sum_gradients(self, self.ep, 1, self.data)
+
+    def gradient_norm(self) -> float:
+        """After `sum_gradients`: of the whole model, each element once, the same on every rank."""
+        axes = norm_axes(self) | dict.fromkeys(expert_parameters(self), ("ep",))
+        gradients = [(p.grad, where) for p, where in axes.items() if p.grad is not None and where is not None]
+        return global_norm(gradients, {"tp": self.tp.group, "ep": self.ep.group})
 
     def update_biases(self, speed: float) -> list[Tensor]:
         """After the last backward of a step: one step of all routers' biases; the loads of all ranks."""

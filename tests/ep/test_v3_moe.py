@@ -57,7 +57,8 @@ def plain(config, state):
     loss = model.loss(*batch())
     loss.backward()
     grads = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
-    return {"loss": loss.detach()} | grads
+    norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
+    return {"loss": loss.detach(), "norm": norm} | grads
 
 
 def step(mesh, config, layout=None, again=False):
@@ -82,7 +83,8 @@ def step(mesh, config, layout=None, again=False):
     comm.all_reduce(total, group=model.data)
     model.sum_gradients()
     loads = model.update_biases(0.01)
-    found = {"loss": total} | model.whole_state("grad")
+    norm = torch.tensor(model.gradient_norm(), dtype=torch.float64)
+    found = {"loss": total, "norm": norm} | model.whole_state("grad")
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 
 
