@@ -50,6 +50,7 @@ TOPICS = {
     "ring_attention": "cp.ring_attention",
     "topk_gradient": "ep.topk_gradient",
     "v3_moe": "ep.v3_moe",
+    "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
     "eplb": "ep.eplb",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
