@@ -51,6 +51,7 @@ TOPICS = {
     "topk_gradient": "ep.topk_gradient",
     "v3_moe": "ep.v3_moe",
     "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
+    "gshard": "ep.gshard",
     "eplb": "ep.eplb",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}

@@ -46,6 +46,7 @@ EXAMPLES = {
     "topk_gradient": "ep/topk-gradient",
     "v3_moe": "ep/v3-moe",
     "one_f_one_b_overlap": "ep/one-f-one-b-overlap",
+    "gshard": "ep/gshard",
     "eplb": "ep/eplb",
     "softmax": "cp/softmax",
     "online_softmax": "cp/online-softmax",

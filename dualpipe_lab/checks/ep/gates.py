@@ -44,6 +44,23 @@ def chosen(logits: Matrix, num_experts: int, k: int) -> Routed:
     return Routed(logits, [indices[:k] for indices in order], num_experts, k)
 
 
+def slots_of(routed: Routed, num_slots_each: int) -> list[list[int]]:
+    """The slot of each choice, first choices before second ones; -1 where the expert is full.
+
+    >>> slots_of(Routed([], [[0, 1], [1, 0]], 2, 2), 1)
+    [[0, -1], [1, -1]]
+    """
+    used = [0] * routed.num_experts
+    slots = [[-1] * routed.k for _ in routed.indices]
+    for choice in range(routed.k):
+        for token, indices in enumerate(routed.indices):
+            expert = indices[choice]
+            if used[expert] < num_slots_each:
+                slots[token][choice] = expert * num_slots_each + used[expert]
+            used[expert] += 1
+    return slots
+
+
 def softmax(row: Sequence[float]) -> list[float]:
     """Powers of e over their sum.
 

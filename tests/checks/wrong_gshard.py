@@ -1,0 +1,133 @@
+"""Typical wrong answers and lazy cheats of the exercises on GShard."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "slots, sent_bytes, dropped, first_dropped = "
+_ASSIGN = "def assign(indices, num_experts, num_slots_each):\n"
+_KEPT = "    scores = logits.softmax(-1).gather(-1, indices)\n    kept = slots >= 0\n"
+_WEIGHTS = "def weights_of(logits, indices, slots):\n" + _KEPT
+
+TYPICAL = {
+    "gshard-1": {
+        "no factor": Bad(_PREDICT + "4, 7680, 6, 4", "comes on top"),
+        "one way": Bad(_PREDICT + "5, 3840, 6, 4", "travel the same two ways"),
+        "own slots travel": Bad(_PREDICT + "5, 10240, 6, 4", "belong to this rank's own experts"),
+        "first choices alone": Bad(_PREDICT + "5, 7680, 4, 4", "second choices are dropped too"),
+        "in the order of tokens": Bad(_PREDICT + "5, 7680, 6, 6", "first choices come first"),
+    },
+    "gshard-2": {
+        "token by token": Bad(
+            [
+                ("indices.t().reshape(-1)", "indices.reshape(-1)"),
+                ("slots.view(indices.shape[1], -1).t()", "slots.view(indices.shape)"),
+            ],
+            "come before second choices of earlier ones",
+        ),
+        "second choices from zero": Bad(
+            _ASSIGN + "    out = torch.full_like(indices, -1)\n"
+            "    for k in range(indices.shape[1]):\n"
+            "        used = [0] * num_experts\n"
+            "        for t, expert in enumerate(indices[:, k].tolist()):\n"
+            "            if used[expert] < num_slots_each:\n"
+            "                out[t, k] = expert * num_slots_each + used[expert]\n"
+            "            used[expert] += 1\n"
+            "    return out",
+            "a slot has two tokens",
+        ),
+        "one too many": Bad([("place < num_slots_each", "place <= num_slots_each")], "expected"),
+        "not transposed back": Bad([("slots.view(indices.shape[1], -1).t()", "slots.view(indices.shape)")], "expected"),
+        "places of an unstable sort": Bad(
+            [("before.gather(1, experts[:, None])[:, 0]", "before.gather(1, experts[:, None])[:, 0].flip(0)")],
+            "expected",
+        ),
+    },
+    "gshard-3": {
+        "no regrouping": Bad(
+            [
+                (
+                    "rows.view(e, -1, num_slots_each, filled.shape[1]).transpose(0, 1).flatten(1, 2)",
+                    "rows.view(len(filled) // e // num_slots_each, e * num_slots_each, filled.shape[1])",
+                ),
+                (
+                    "made.view(num_local, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)",
+                    "made.reshape(-1, hidden)",
+                ),
+            ],
+            "rows of other experts are among them",
+        ),
+        "not back in order": Bad(
+            [
+                (
+                    "made.view(num_local, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)",
+                    "made.reshape(-1, hidden)",
+                )
+            ],
+            "have not come back into their slots",
+        ),
+        "no message": Bad(
+            [
+                ("rows = dispatch(filled, even)", "rows = filled"),
+                ("return combine(back, even)", "return back"),
+            ],
+            "100 * origin + slot",
+        ),
+        "counts too": Bad(
+            [
+                (
+                    "rows = dispatch(filled, even)",
+                    "from dualpipe_lab.ep.all_to_all import agree\n    agree(even.sends)\n"
+                    "    rows = dispatch(filled, even)",
+                )
+            ],
+            "2 and",
+        ),
+        "detached": Bad([("dispatch(filled, even)", "dispatch(filled.detach(), even)")], "does not require grad"),
+    },
+    "gshard-4": {
+        "not normalised": Bad([("scores / scores.sum(-1, keepdim=True) * kept", "scores * kept")], "weight 0 of token"),
+        "nothing dropped": Bad([("(-1, keepdim=True) * kept", "(-1, keepdim=True)")], "expected 0"),
+        "detached": Bad([("scores.sum(-1, keepdim=True)", "scores.sum(-1, keepdim=True).detach()")], "gradient"),
+    },
+}
+
+CHEATS = {
+    "gshard-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "slots = sent_bytes = dropped = first_dropped = Anything()", "must be a whole number"
+        ),
+    },
+    "gshard-2": {
+        "the library's own": Bad(
+            _ASSIGN + "    from dualpipe_lab.ep.capacity import find_slots\n"
+            "    return find_slots(indices, num_experts, num_slots_each)",
+            "switched off",
+        ),
+    },
+    "gshard-3": {
+        "gathers everything": Bad(
+            """
+def to_experts(filled, num_slots_each):
+    e, rank = comm.get_world_size(), comm.get_rank()
+    parts = comm.all_gather_object(filled.detach())
+    own = len(filled) // e
+    rows = torch.stack(parts)[:, rank * own : (rank + 1) * own]
+    rows = rows.view(e, -1, num_slots_each, filled.shape[1]).transpose(0, 1).flatten(1, 2)
+    return rows + 0 * filled.sum()
+
+
+def from_experts(made, num_slots_each):
+    parts = torch.stack(comm.all_gather_object(made.detach()))
+    e = comm.get_world_size()
+    back = parts.view(len(made) * e, e, num_slots_each, -1)[:, comm.get_rank()]
+    return back.reshape(-1, made.shape[-1]) + 0 * made.sum()
+""",
+            "the gradient of slot n should be 2 n",
+        ),
+    },
+    "gshard-4": {
+        "as it was": Bad(
+            _WEIGHTS + "    scores = scores * kept\n    return scores / scores.sum(-1, keepdim=True).clamp(min=1e-9)",
+            "from which the router learns nothing",
+        ),
+    },
+}
