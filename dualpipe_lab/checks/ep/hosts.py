@@ -132,10 +132,10 @@ def _listed(answer: object, case: str) -> list[Any]:
 
 
 def _read(call: object, case: str) -> tuple[str, Op]:
+    parts = list(call) if isinstance(call, (list, tuple)) else []
     try:
-        verb, word = call  # type: ignore[misc]
-        (op,) = parse_ops(str(word))
-    except (TypeError, ValueError):
+        verb, (op,) = parts[0], parse_ops(" ".join(map(str, parts[1:])))
+    except (IndexError, ValueError):
         raise Wrong(f'{case}: {call!r} is not a call; write ("issue", "D_F0")') from None
     if type(verb) is not str or verb not in VERBS:
         raise Wrong(f"{case}: {verb!r} is not one of run, issue, wait")

@@ -190,7 +190,7 @@ def _pair(answer: object) -> Order:
     if not isinstance(answer, (list, tuple)) or [type(row) for row in answer] != [str, str]:
         raise Wrong("this check takes two rows of text: the operations of work, then the all-to-alls")
     try:
-        order = Order.parse("yours", *answer, forward=1, backward=0)
+        order = Order.parse("yours", answer[0], answer[1], forward=1, backward=0)
         check_pair(order, LAYERS)
         host_calls(order)
     except InvalidOrder as error:
