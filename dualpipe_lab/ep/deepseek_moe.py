@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.ep.router import Routing, TopKRouter, log_scores, normalised_grad, top_experts
+from dualpipe_lab.ep.node_dispatch import Nodes, through_nodes
+from dualpipe_lab.ep.router import Routing, TopKRouter, top_experts
 from dualpipe_lab.ep.smoe.layer import Experts, SMoE
 from dualpipe_lab.ep.smoe.setting import ExpertParallel
 from dualpipe_lab.world import comm
@@ -87,6 +88,7 @@ class DeepSeekMoE(SMoE):
         ep: the ranks (default: the world).
         shared: from `x_TD` to `y_TD`, such as a `SwiGLU`.
         dtype: of the experts' weights.
+        nodes: let one copy of a token cross to each node, and go on from there (default: one per expert).
     """
 
     router: DeepSeekRouter
@@ -99,8 +101,19 @@ class DeepSeekMoE(SMoE):
         ep: ExpertParallel | None = None,
         shared: Callable[[Tensor], Tensor] | None = None,
         dtype: torch.dtype | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep, dtype), shared)
+        self.nodes = nodes
+
+    def with_routing(self, x: Tensor) -> tuple[Tensor, Routing]:
+        """`y_..D` of `x_..D`, and what the router did."""
+        if self.nodes is None:
+            return super().with_routing(x)
+        tokens = x.flatten(0, -2)
+        routing = self.router(tokens)
+        y = through_nodes(tokens, routing.weights, routing.indices, self.experts, self.nodes, self.shared)
+        return y.view(x.shape), routing
 
 
 def check_groups(num_experts: int, num_experts_per_token: int, num_groups: int, num_groups_per_token: int) -> None:
@@ -190,28 +203,6 @@ def bias_step(load: Tensor, speed: float) -> Tensor:
     return speed * torch.sign(load.sum() - load * len(load)).to(torch.float64)  # whole numbers: the mean is exact
 
 
-def sequence_loss(logits: Tensor, indices: Tensor, length: int, num_sequences: int | None = None) -> Tensor:
-    """Mean over the sequences of E sum_e f_e P_e, with f and P of one sequence; a scalar, without a coefficient.
-
-    f_e is the share of the sequence's choices that went to expert e, a constant; P_e the mean share of its scores.
-    V3's equation counts the k largest unbiased scores instead of the experts that were chosen.
-
-    Args:
-        logits: `logits_TE`, one whole sequence of this rank after another.
-        indices: `indices_TK`.
-        length: tokens of a sequence.
-        num_sequences: of all ranks, if there are more: then this is the rank's share, and the shares add up.
-
-    Raises:
-        ValueError: tokens that are no whole number of sequences.
-    """
-    if length < 1 or len(logits) % length:
-        raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
-    count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
-    out: Tensor = SequenceLoss.apply(logits, indices, length, count)
-    return out
-
-
 class CountLoad(torch.autograd.Function):
     """The weights as they are / their gradient as it is, and the load is added to the counter."""
 
@@ -225,24 +216,3 @@ class CountLoad(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         ctx.counter.add_(ctx.load)
         return grad, None, None
-
-
-class SequenceLoss(torch.autograd.Function):
-    """The choices are constants; the gradient goes through the scores alone."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int) -> Tensor:
-        num_experts = logits.shape[-1]
-        logs, slopes = log_scores(logits, "sigmoid")
-        p = logs.softmax(-1)
-        hits = torch.zeros_like(p).scatter_(-1, indices, 1.0)
-        f = hits.unflatten(0, (-1, length)).mean(1) / indices.shape[-1]
-        price = (f * (num_experts / length / count)).repeat_interleave(length, 0)  # of one token's share
-        ctx.save_for_backward(p, slopes, price)
-        return (p * price).sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        p, slopes, price = ctx.saved_tensors
-        return normalised_grad(p, slopes, grad * price), None, None, None

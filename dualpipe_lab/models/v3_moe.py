@@ -23,7 +23,9 @@ from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.dp.grad_norm import global_norm
-from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, sequence_loss, update_biases
+from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
+from dualpipe_lab.ep.node_dispatch import Nodes
+from dualpipe_lab.ep.sequence_loss import sequence_loss
 from dualpipe_lab.ep.smoe import ExpertParallel, expert_parameters, sum_gradients
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
@@ -48,6 +50,7 @@ class V3Layer(nn.Module):
         config: V3MoEConfig,
         tp: TensorParallel,
         ep: ExpertParallel | None,
+        nodes: Nodes | None,
         replicas: Group | None,
         attend: Attend,
         dtype: torch.dtype | None,
@@ -57,7 +60,7 @@ class V3Layer(nn.Module):
         self.attention_norm = RMSNorm(hidden, config.eps, tp, dtype=dtype)
         self.attention = GroupedQueryAttention(hidden, *heads, tp, replicas, config.rope_base, False, attend, dtype)
         self.mlp_norm = RMSNorm(hidden, config.eps, tp, dtype=dtype)
-        self.mlp = SwiGLU(hidden, config.ffn_size, tp, dtype) if ep is None else _experts(config, tp, ep, dtype)
+        self.mlp = SwiGLU(hidden, config.ffn_size, tp, dtype) if ep is None else _experts(config, tp, ep, nodes, dtype)
 
     def forward(
         self, x: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
@@ -83,6 +86,7 @@ class V3MoE(nn.Module):
         attend: what heads do with their queries, keys and values (default: as in `Llama`).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
+        num_nodes: of the ranks of `ep`, if one copy of a token shall cross to each node.
 
     Attributes:
         ep: the ranks of the experts.
@@ -101,6 +105,7 @@ class V3MoE(nn.Module):
         attend: Attend | None = None,
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
+        num_nodes: int = 1,
     ) -> None:
         super().__init__()
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
@@ -111,9 +116,10 @@ class V3MoE(nn.Module):
             causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
         )
         replicas = kv_replicas(config.num_kv_heads, self.tp)
+        nodes = None if num_nodes == 1 else Nodes.of(num_nodes, self.ep)
         self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, self.tp, dtype=dtype)
         experts = [None if place < config.num_dense_layers else self.ep for place in range(config.num_layers)]
-        self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, replicas, attend, dtype) for ep in experts)
+        self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, nodes, replicas, attend, dtype) for ep in experts)
         self.norm = RMSNorm(config.hidden_size, config.eps, self.tp, dtype=dtype)
         self.head = LMHead(config.hidden_size, config.vocabulary_size, self.tp, dtype=dtype)
         initialise(self, seed)
@@ -195,12 +201,14 @@ def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayo
     config.check(topology.size("tp"), topology.size("ep"))
 
 
-def _experts(config: V3MoEConfig, tp: TensorParallel, ep: ExpertParallel, dtype: torch.dtype | None) -> DeepSeekMoE:
+def _experts(
+    config: V3MoEConfig, tp: TensorParallel, ep: ExpertParallel, nodes: Nodes | None, dtype: torch.dtype | None
+) -> DeepSeekMoE:
     groups = config.num_groups, config.num_groups_per_token
     sizes = config.hidden_size, config.num_experts, config.num_experts_per_token
     router = DeepSeekRouter(*sizes, *groups, config.scale, dtype)
     shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
-    return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype)
+    return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype, nodes)
 
 
 def _data_group(mesh: Mesh) -> Group:

@@ -16,9 +16,9 @@ from dualpipe_lab.ep.deepseek_moe import (
     DeepSeekRouter,
     bias_step,
     choose_in_groups,
-    sequence_loss,
     update_biases,
 )
+from dualpipe_lab.ep.sequence_loss import sequence_loss
 from dualpipe_lab.ep.smoe import sum_gradients
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.tp.shard import load_state, whole_state

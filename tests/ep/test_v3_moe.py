@@ -61,9 +61,9 @@ def plain(config, state):
     return {"loss": loss.detach(), "norm": norm} | grads
 
 
-def step(mesh, config, layout=None, again=False):
+def step(mesh, config, layout=None, again=False, num_nodes=1):
     """Two microbatches of a step, where there are rows for two."""
-    model = V3MoE(config, mesh, recompute=again, dtype=torch.float64, layout=layout)
+    model = V3MoE(config, mesh, recompute=again, dtype=torch.float64, layout=layout, num_nodes=num_nodes)
     for place, router in enumerate(routers(model)):
         router.bias.copy_(biases(place, config.num_experts))
     state = model.whole_state()
@@ -110,6 +110,19 @@ def test_loss_gradients_and_biases_are_those_of_one_process(name):
         for place, (load, bias) in enumerate(zip(loads, moved, strict=True)):
             assert sum(load) == ROWS * LENGTH * 2
             assert torch.equal(bias, biases(place, 8) + bias_step(torch.tensor(load), 0.01))
+
+
+def test_one_copy_per_node_gives_the_same():
+    def fn(rank, world_size):
+        mesh = lab.Mesh(TOPOLOGIES["ep 4"])
+        state, found, loads, _ = step(mesh, CONFIG, num_nodes=2)
+        expected = plain(CONFIG, state)
+        direct = step(mesh, CONFIG)[2]
+        return {key: distance(found.get(key), value) for key, value in expected.items()}, loads, direct
+
+    for far, loads, direct in launch(fn, 4):
+        assert {key: value for key, value in far.items() if value > A1} == {}
+        assert all(map(torch.equal, loads, direct))
 
 
 def test_recomputation_counts_no_load_twice_and_changes_no_bit():
