@@ -2,7 +2,8 @@
 
 Chapter: book/ep/gshard.  In: this rank's tokens `x_TD`.  Out: `y_TD`, the balance loss, what was dropped.
   forward    route; fill E * C slots; even all-to-all; the experts of this rank on e * C rows each; all-to-all; read
-  bytes      4 (e - 1) / e * E C h beta per rank and microbatch, half of them backward, known before the step
+  bytes      4 (e - 1) / e * E C h beta per rank and microbatch, half of them backward, known before the step; an x that
+             needs no gradient, the same on all ranks, spares the last of the four
   memory     the rows of a rank's experts: E C h, whatever the load; what does not fit is dropped
 A choice that finds no slot adds nothing; a token that loses all its choices gets y = 0, and lives on by its residual.
 Weights are normalised before anything is dropped.  The same slots on any number of ranks mean the same result: an

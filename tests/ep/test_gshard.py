@@ -180,6 +180,15 @@ def test_a_token_without_a_slot_has_no_gradient_of_y():
     assert dx[~lost].all()
 
 
+def test_tokens_that_need_no_gradient_spare_one_exchange():
+    def fn(rank, world_size):
+        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
+        return counted(lambda: layer(draw(rank, TOKENS, HIDDEN)).y.sum().backward())
+
+    each = exchange_bytes(EXPERTS * 2, HIDDEN, 8, 2)
+    assert list(launch(fn, 2)) == [{"all_to_all_single": (3, 3 * each)}] * 2
+
+
 def test_weights_are_normalised_before_anything_is_dropped():
     """A token that loses its second expert keeps the weight of its first, which is below 1."""
 
