@@ -69,9 +69,10 @@ def experts_input_grad(grad: Tensor, weights: Weights, kept: Kept) -> tuple[Tens
     silu = a * sigmoid
     dh = grouped_product(grad, weights.down.mT, counts)
     du = dh * silu
-    da = dh * u * (sigmoid * (1 + a - silu))  # s(a) (1 + a (1 - s(a))) = s(a) (1 + a - silu(a))
-    dx = grouped_product(da, weights.gate.mT, counts).add_(grouped_product(du, weights.up.mT, counts))
-    return dx, Late(rows, da, du, silu * u, grad, counts)
+    da = dh.mul_(u).mul_(sigmoid.mul_((a - silu).add_(1)))  # s(a) (1 + a (1 - s(a))) = s(a) (1 + a - silu(a))
+    dx = grouped_product(da, weights.gate.mT, counts)
+    dx = grouped_product(du, weights.up.mT, counts, add_to=dx)
+    return dx, Late(rows, da, du, silu.mul_(u), grad, counts)
 
 
 @torch.no_grad()
@@ -84,18 +85,19 @@ def experts_weight_grad(late: Late) -> Weights:
     )
 
 
-def grouped_product(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+def grouped_product(rows: Tensor, weights: Tensor, counts: Sequence[int], add_to: Tensor | None = None) -> Tensor:
     """`y_RO`: the rows of each expert times its matrix, y = x W^T.
 
     Args:
         rows: `x_RI` in the order of the experts.
         weights: `weights_EOI`.
         counts: rows of each expert; some may be 0.
+        add_to: a `y_RO` to which the product is added, in place.
     """
-    y = rows.new_empty(len(rows), weights.shape[1])
+    y = rows.new_empty(len(rows), weights.shape[1]) if add_to is None else add_to
     for own, x, weight in zip(y.split(list(counts)), rows.split(list(counts)), weights, strict=True):
         if len(x):
-            torch.mm(x, weight.t(), out=own)
+            torch.addmm(own, x, weight.t(), beta=0 if add_to is None else 1, out=own)  # beta 0 does not read `own`
     return y
 
 

@@ -65,12 +65,17 @@ def plan_routes(experts: Tensor, num_experts: int, ep: ExpertParallel) -> Routes
         num_tokens=experts.shape[0],
         top_k=experts.shape[1],
         order=order,
-        inverse=order.argsort(),
+        inverse=_inverse(order),
         splits=Splits(tuple(sends.sum(1).tolist()), tuple(receives.sum(1).tolist())),
         expert_major=expert_major,
-        arrival=expert_major.argsort(),
+        arrival=_inverse(expert_major),
         counts=tuple(receives.sum(0).tolist()),
     )
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes one."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
 def check_choices(experts: Tensor, num_experts: int) -> None:
