@@ -1,6 +1,7 @@
 """A learner's function that runs with some of the library's own switched off: the exercise is to write them."""
 
 from collections.abc import Callable
+from inspect import unwrap
 from pkgutil import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
@@ -26,7 +27,8 @@ class Without:
                     if isinstance(vars(value).get("forward"), staticmethod):  # an autograd Function is never made
                         value.forward = staticmethod(_refuse)  # type: ignore[attr-defined]
                 else:
-                    value.__code__ = _refuse.__code__  # its code, because the learner may hold the function itself
+                    # its code, because the learner may hold the function itself; below decorators, which are closures
+                    unwrap(value).__code__ = _refuse.__code__
         return self.fn(*args)
 
 
