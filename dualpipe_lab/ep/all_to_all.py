@@ -7,6 +7,8 @@ order of their sources.
   bytes sent    sum over the others of rows * bytes per row; with even blocks (e - 1) / e * S
   counts        8 bytes per number to each other rank, before the rows: nobody knows what the others send
 `dispatch` and `combine` are one exchange in its two directions, each the backward of the other.
+Every backward is an exchange of all ranks: rows need a gradient on all of them or on none, and a rank whose result has
+no part in its loss makes the others wait.
 The asynchronous form has an issue and a wait in both directions.  `start_dispatch(x, splits)` issues; `.wait()` gives
 the rows.  The backward of `.wait()` issues the exchange of the gradient, the backward of the issue waits for it, and
 autograd runs what the forward had between the two, between the two.  `start_rows` is the exchange without autograd.
