@@ -50,6 +50,7 @@ TOPICS = {
     "ring_attention": "cp.ring_attention",
     "topk_gradient": "ep.topk_gradient",
     "v3_moe": "ep.v3_moe",
+    "one_f_one_b_basic": "ep.one_f_one_b_basic",
     "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
     "gshard": "ep.gshard",
     "eplb": "ep.eplb",

@@ -45,6 +45,7 @@ EXAMPLES = {
     "ring_attention": "cp/ring-attention",
     "topk_gradient": "ep/topk-gradient",
     "v3_moe": "ep/v3-moe",
+    "one_f_one_b_basic": "ep/one-f-one-b-basic",
     "one_f_one_b_overlap": "ep/one-f-one-b-overlap",
     "gshard": "ep/gshard",
     "eplb": "ep/eplb",

@@ -1,0 +1,55 @@
+"""Typical wrong answers and lazy cheats of the exercises on the serial order."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "pair, waiting, split_backward, num_bytes = "
+_AUTOGRAD = """
+def {name}(W_A, w_R, W_M, saved, dy, exchange):
+    import torch
+    x, A, R, M = (v.clone().requires_grad_() for v in (saved.x, W_A, w_R, W_M))
+    x_M = x + torch.tanh(x @ A.T)
+    y = x_M + torch.sigmoid(x_M @ R)[:, None] * torch.tanh(x_M @ M.T)
+    y.backward(dy)
+    return x.grad, A.grad, R.grad, M.grad
+"""
+
+TYPICAL = {
+    "one_f_one_b_basic-1": {
+        "work alone": Bad(_PREDICT + "120, 48, 83, 12288", "wait for the rows too"),
+        "one direction": Bad(_PREDICT + "168, 24, 83, 12288", "two journeys forward and two back"),
+        "serial backward": Bad(_PREDICT + "168, 48, 104, 12288", "can run while rows travel"),
+        "its own part": Bad(_PREDICT + "168, 48, 83, 16384", "does not travel"),
+    },
+    "one_f_one_b_basic-2": {
+        "no residual": Bad([("dx_M = dy + home", "dx_M = home")], "x_M is used three times"),
+        "no way home": Bad([("dx_M = dy + home +", "dx_M = dy +")], "x_M is used three times"),
+        "unweighted": Bad([("exchange((saved.w[:, None] * dy)[saved.order])", "exchange(dy[saved.order])")], "dW_M"),
+        "not in order": Bad([("exchange(du @ W_M)[saved.back]", "exchange(du @ W_M)")], "dW_A, summed"),
+        "forgets sigmoid": Bad([("dw * saved.w * (1 - saved.w)", "dw * saved.w")], "dw_R, summed"),
+        "forgets x itself": Bad([("return dx_M + dt @ W_A", "return dt @ W_A")], "x is used twice"),
+    },
+    "one_f_one_b_basic-3": {
+        "as it was": Bad([("dw = (dy * saved.y_M)", "dw = (rows * saved.y_M)")], "on whose rows?"),
+        "order alone": Bad([("dw = (dy * saved.y_M)", "dw = (rows[saved.back] * saved.y_M)")], "what is its gradient"),
+        "nothing for the router": Bad([("dw = (dy * saved.y_M)", "dw = (0 * dy * saved.y_M)")], "dw_R"),
+    },
+}
+
+CHEATS = {
+    "one_f_one_b_basic-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "pair = waiting = split_backward = num_bytes = Anything()", "must be a whole number"
+        ),
+    },
+    "one_f_one_b_basic-2": {
+        "autograd on its own": Bad(_AUTOGRAD.format(name="backward"), "exchanged rows 0 times"),
+        "zeros": Bad(
+            "def backward(W_A, w_R, W_M, saved, dy, exchange):\n"
+            "    exchange(dy), exchange(dy)\n    return 0 * dy, 0 * W_A, 0 * w_R, 0 * W_M",
+            "dW_M of rank 0 differ",
+        ),
+    },
+    "one_f_one_b_basic-3": {
+        "autograd on its own": Bad(_AUTOGRAD.format(name="frugal_backward"), "exchanged rows 0 times"),
+    },
+}
