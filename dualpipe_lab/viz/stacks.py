@@ -94,7 +94,9 @@ class Stacks:
             y, is_heaviest = _TOP + index * _ROW, total >= self.heaviest * (1 - 1e-12)
             weight = ' font-weight="700"' if is_heaviest else ' opacity=".75"'
             yield f'<text x="4" y="{y + 15}" font-size="11"{weight}>{escape(name)}</text>'
-            yield f'<text x="{self._x(total) + 6:.1f}" y="{y + 15}" font-size="11"{weight}>{total:.5g}</text>'
+            words, place, mean = f"{total:.5g}", self._x(total) + 6, self._x(self.mean)
+            place = mean + 6 if place - 2 < mean < place + _LETTER * len(words) else place  # not across the dashed line
+            yield f'<text x="{place:.1f}" y="{y + 15}" font-size="11"{weight}>{words}</text>'
             if is_heaviest:
                 box = f'x="{_LEFT - 2}" y="{y}" width="{self._x(total) - _LEFT + 3:.1f}" height="{_BAR + 4}" rx="3"'
                 yield f'<rect {box} fill="none" stroke="currentColor" stroke-width="2"/>'

@@ -41,6 +41,16 @@ def test_every_word_stays_inside():
             assert float(text.get("x")) + 6.4 * len(text.text) <= width
 
 
+def test_no_number_stands_on_the_line_of_the_mean():
+    for light in range(40, 60):
+        root = ET.fromstring(Stacks("near", {"rank 0": [("0", light)], "rank 1": [("1", 60)]}).to_svg())
+        mean = float(root.findall(f"{SVG}path")[-1].get("d")[1:].split()[0])
+        for text in root.iter(f"{SVG}text"):
+            if text.text in (str(light), "60"):
+                left = float(text.get("x"))
+                assert not left < mean < left + 6 * len(text.text), light
+
+
 def test_nothing_to_draw_is_refused():
     for rows in ({}, {"rank 0": []}, {"rank 0": [("0", 0)]}, {"rank 0": [("0", 2), ("1", -1)]}):
         with pytest.raises(ValueError, match="sizes above 0"):
