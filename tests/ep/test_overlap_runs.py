@@ -23,7 +23,7 @@ from dualpipe_lab.ep.overlap import (
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
 from dualpipe_lab.ep.overlap.executor import Passage, execute
-from dualpipe_lab.ep.overlap.stage import overlapped_forward_backward
+from dualpipe_lab.ep.overlap.stage import CutStage, overlapped_forward_backward
 from dualpipe_lab.pp.runtime import Stage, Task
 from dualpipe_lab.pp.runtime.task import one_after_the_other
 
@@ -171,6 +171,29 @@ def test_a_program_of_i_and_w_runs_too():
     options = {"even": True, "ticks": None, "hook": one_after_the_other}
     out = lab.launch(pipeline, 4, program, weights, SIZES, batch, options)
     check_against_one_process(program, weights, batch, [results[0] for results in out])
+
+
+def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():
+    weights = emulated.make_weights(2)
+
+    def fn(rank, world_size, hook):
+        x = torch.randn(2, SIZES.tokens, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        stage = CutStage(1, emulated.make_layers(weights))
+        stage.forward(0, (x[0],))
+        up = Task(stage, lab.Action(1, "F", 1), (x[1],))
+        down = Task(stage, lab.Action(1, "I", 0), (x[1],))
+        hook(up, down)
+        assert stage.num_live == 2
+        before = stage.layers[1].experts.down.grad
+        stage.weight_grad(0)
+        found = [*up.result, *down.result, *stage.backward(1, (x[0],))]
+        assert stage.num_live == 0
+        return before, found + [p.grad for p in stage.module.parameters()]
+
+    serial, overlapped = (lab.launch(fn, 1, hook)[0] for hook in (one_after_the_other, overlapped_forward_backward))
+    assert serial[0] is None
+    assert overlapped[0] is None
+    assert all(map(torch.equal, overlapped[1], serial[1]))
 
 
 def test_wrong_calls_are_named():
