@@ -1,6 +1,6 @@
 """What the host does, call by call: run work, issue an all-to-all, wait for one.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`.  Out: a list of `Call`s for one thread.
+Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`.  Out: a list of every `Call` of one thread.
   issue   as soon as the work that it needs has run: the all-to-all travels while the host goes on
   wait    right before the work that needs it, no earlier
 The comm stream never overtakes, so a wait for one all-to-all comes after the waits for those before it.

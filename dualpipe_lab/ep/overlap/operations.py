@@ -6,7 +6,7 @@ Chapter: book/ep/one-f-one-b-basic.  In: text such as `M_F2`, experts forward of
              D_B gradient of dispatch    A_B, A_W attention: inputs, weights
   unsplit    M_BW is M_B and M_W in one piece, A_BW is A_B and A_W: nobody gets the first half before the second is done
 D and C are all-to-alls and run on the communication stream, everything else on the compute stream.
-Elsewhere: DeepSeek-V3 figure 4 (ATTN, DISPATCH, MLP, COMBINE; B and W); Megatron's `TransformerLayerNode`s.
+Elsewhere: DeepSeek-V3 figure 4 (ATTN, DISPATCH, MLP, COMBINE; B and W); Megatron `TransformerLayerNode`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1.
 """
 
