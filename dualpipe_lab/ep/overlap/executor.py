@@ -1,6 +1,6 @@
 """The executor: one microbatch up and another one down through layers that are cut in pieces, in any legal order.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`, one `Passage` each for F and B.  Out: output and input gradient; `.grad`.
+Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`, a `Passage` each for F, B.  Out: output, input gradient, `.grad`.
   outputs and gradients   the same bits for every order: an order says when, not what
   time                    on the virtual clock, that of `simulate`, to the nanosecond
 An all-to-all is issued as soon as what it sends is there, and waited for right before what it brings is needed.
