@@ -3,8 +3,6 @@
 import pytest
 import torch
 from ep_runs import A1, counted, distance, draw, launch, leaf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -12,10 +10,7 @@ from dualpipe_lab.ep.capacity import (
     DROPPED,
     capacity,
     exchange_bytes,
-    fill_slots,
     find_slots,
-    queue_places,
-    read_slots,
 )
 from dualpipe_lab.ep.gshard import GShardMoE
 from dualpipe_lab.tp.shard import whole_state
@@ -229,51 +224,6 @@ def test_the_global_balance_loss_is_that_of_all_tokens():
     assert abs(sum(shares) - float(balance.detach())) <= A1
     assert all(distance(grad, state["router.weight"].grad) <= A1 for grad in grads)
     assert sums == ((1, (EXPERTS + 1) * 8),) * 2
-
-
-def places_by_hand(indices, num_experts):
-    used = [0] * num_experts
-    places = [[0] * len(row) for row in indices]
-    for choice in range(len(indices[0]) if indices else 0):
-        for token, row in enumerate(indices):
-            places[token][choice] = used[row[choice]]
-            used[row[choice]] += 1
-    return places
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    experts=st.integers(1, 6).flatmap(lambda e: st.tuples(st.just(e), st.integers(1, e))),
-    num_tokens=st.integers(0, 9),
-    num_slots=st.integers(1, 5),
-    seed=st.integers(0, 10_000),
-)
-def test_places_and_slots_of_any_choice(experts, num_tokens, num_slots, seed):
-    num_experts, k = experts
-    indices = draw(seed, num_tokens, num_experts).argsort(1)[:, :k]
-    places = queue_places(indices, num_experts)
-    assert places.tolist() == places_by_hand(indices.tolist(), num_experts)
-    slots = find_slots(indices, num_experts, num_slots)
-    kept = slots[slots != DROPPED].tolist()
-    assert len(set(kept)) == len(kept)  # no slot has two
-    load = indices.reshape(-1).bincount(minlength=num_experts)
-    assert len(kept) == int(load.clamp(max=num_slots).sum())  # a choice is dropped only where its expert is full
-    x = draw(seed + 1, num_tokens, 3)
-    filled = fill_slots(x, slots, num_experts * num_slots)
-    ones = torch.ones(num_tokens, k, dtype=torch.float64)
-    copies = (slots != DROPPED).sum(1, keepdim=True)
-    whole = torch.round(8 * x)
-    assert torch.equal(read_slots(fill_slots(whole, slots, len(filled)), slots, ones), copies * whole)
-    assert filled.any(1).sum() == len(kept)
-
-
-def test_slots_have_the_gradients_of_autograd():
-    indices = draw(3, 7, 5).argsort(1)[:, :3]
-    slots = find_slots(indices, 5, 3)
-    assert (slots == DROPPED).any()
-    x, weights = leaf(draw(4, 7, 2)), leaf(draw(5, 7, 3))
-    assert torch.autograd.gradcheck(lambda x: fill_slots(x, slots, 15), (x,))
-    assert torch.autograd.gradcheck(lambda f, w: read_slots(f, slots, w), (leaf(draw(6, 15, 2)), weights))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The layer of experts against a loop over experts: on 1, 2 and 4 ranks and on copies; bits, bytes, edge cases."""
+"""The layer of experts against a loop over experts: on 1, 2 and 4 ranks; bits, bytes, order, a shared expert."""
 
 from functools import partial
 
@@ -6,20 +6,14 @@ import pytest
 import torch
 from ep_runs import A1, counted, distance, draw, launch, leaf, whole
 from moe_cases import FFN, HIDDEN, all_cases, linear, make_case, plain
-from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.all_to_all import start_rows
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.ep.smoe import (
     ExpertParallel,
     Experts,
     SMoE,
-    Weights,
-    check_divides,
-    counted_gradients,
-    expert_parameters,
     experts_forward,
     experts_input_grad,
     experts_weight_grad,
@@ -29,7 +23,6 @@ from dualpipe_lab.ep.smoe import (
     permute_grad,
     plan_routes,
     regroup,
-    sum_gradients,
     ungroup,
     unpermute,
     unpermute_grad,
@@ -170,59 +163,6 @@ def test_an_expert_sees_its_rows_in_the_order_of_all_ranks_tokens():
     assert first + second == expected
 
 
-class FixedRouter(TopKRouter):
-    """The choices of a case, with weights and gradients of logits."""
-
-    def __init__(self, experts, weight):
-        super().__init__(HIDDEN, 4, experts.shape[1], normalise=True, dtype=torch.float64)
-        self.experts, self.weight.data = experts, weight
-
-    def choose(self, logits):
-        return self.experts
-
-
-def trained(rank, case, ep, data=None, num_tokens=None):
-    """All gradients of the mean loss, and the norm of their whole."""
-    torch.manual_seed(rank)
-    x, _, experts, dy = case.of(rank)
-    shared = nn.Linear(HIDDEN, HIDDEN, bias=False).double()
-    nn.init.constant_(shared.weight, 0.25)
-    router = FixedRouter(experts, draw(8, 4, HIDDEN))
-    model = SMoE(router, Experts.from_full(case.gate, case.up, case.down, ep), shared)
-    x = leaf(x)
-    y, routing = model.with_routing(x)
-    assert routing.load.tolist() == [int((experts == expert).sum()) for expert in range(4)]
-    (y * dy).sum().backward()
-    sum_gradients(model, ep, num_tokens or len(case.x), data)
-    norm = global_norm(counted_gradients(model), {"ep": ep.group})
-    return {"x": x.grad, "norm": torch.tensor(norm)} | whole_state(model, ep.group, "grad")
-
-
-GRIDS = {
-    "4 x 1": lab.Topology([("ep", 4)]),
-    "2 x 2": lab.Topology([("dp", 2), ("ep", 2)]),
-    "2 x 2, ep apart": lab.Topology([("ep", 2), ("dp", 2)]),
-    "2 x 2 inside dp": lab.Topology([("dp", 4)], edp=2),
-    "1 x 4": lab.Topology([("dp", 4)]),
-}
-
-
-@pytest.mark.parametrize("grid", list(GRIDS))
-def test_copies_of_experts_are_summed_and_divided_once(grid):
-    """ep and edp of 4 and 1, 2 and 2 in three layouts, 1 and 4: the gradients and their norm are those of one rank."""
-    case = make_case("last unused", (5, 0, 1, 4), num_experts=4, k=2, seed=5)
-    one = case._replace(tokens=(10,))
-    topology = GRIDS[grid]
-    (expected,) = launch(lambda rank, world_size: trained(rank, one, ExpertParallel()), 1)
-    found = launch(lambda rank, world_size: trained(rank, case, ExpertParallel.of(lab.Mesh(topology))), 4)
-    for rank, results in enumerate(found):
-        assert results.keys() == expected.keys()
-        for name, value in expected.items():
-            value = value[sum(case.tokens[:rank]) : sum(case.tokens[: rank + 1])] if name == "x" else value
-            assert distance(results[name], value) <= A1, f"rank {rank}: {name}"
-        assert not results["experts.gate"][3].any()  # an expert without rows has zeros, not None
-
-
 def test_a_shared_expert_runs_while_rows_travel_in_both_directions():
     class Slow(torch.autograd.Function):
         @staticmethod
@@ -272,57 +212,3 @@ def test_a_batch_of_sequences_keeps_its_shape():
         return torch.equal(model(x), model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
 
     assert launch(fn, 2) == [(True, (0, 3, HIDDEN))] * 2
-
-
-def test_grouped_products_equal_torchs():
-    torch.manual_seed(0)
-    counts, rows = (3, 0, 5, 0), torch.randn(8, 16)
-    weights = torch.randn(4, 8, 16)
-    ends = torch.tensor(counts).cumsum(0).int()
-    peer = nn.functional.grouped_mm(rows, weights.mT, offs=ends)
-    torch.testing.assert_close(grouped_product(rows, weights, counts), peer)
-
-
-def test_counts_that_do_not_fit_are_refused():
-    weights = Weights(*(draw(1, 2, 3, 3) for _ in range(3)))
-    with pytest.raises(ValueError, match=r"each of 2 experts that sum to 4 rows, got \[1, 2\]"):
-        experts_forward(draw(0, 4, 3), (1, 2), weights)
-
-
-def test_experts_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="got 6 experts on 4 ranks; use 1, 2, 3, 6 ranks, or 8 experts"):
-        check_divides(6, 4)
-    with pytest.raises(lab.RankError, match="got 3 experts on 2 ranks"):
-        launch(lambda rank, world_size: Experts(HIDDEN, FFN, 3), 2)
-
-
-@pytest.mark.parametrize(
-    ("experts", "message"),
-    [
-        ([[0, 0]], "different experts, got .0, 0. for token 0"),
-        ([[0, 4]], "numbered 0 to 3, got choices from 0 to 4"),
-        ([[-1, 2]], "from -1 to 2"),
-        ([0, 1], "shape .tokens, k."),
-    ],
-)
-def test_choices_that_no_router_makes_are_refused(experts, message):
-    with pytest.raises(lab.RankError, match=message):
-        launch(lambda rank, world_size: plan_routes(torch.tensor(experts), 4, ExpertParallel()), 1)
-
-
-def test_a_mean_of_no_tokens_is_refused():
-    def fn(rank, world_size):
-        sum_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0)
-
-    with pytest.raises(lab.RankError, match="got 0 on all ranks together; skip the step"):
-        launch(fn, 1)
-
-
-def test_expert_parameters_are_those_of_all_layers():
-    def fn(rank, world_size):
-        model = nn.ModuleList([Experts(HIDDEN, FFN, 2), nn.Linear(2, 2), Experts(HIDDEN, FFN, 2)])
-        return len(expert_parameters(model)), [float(p.std()) for p in expert_parameters(model)]
-
-    ((count, deviations),) = launch(fn, 1)
-    assert count == 6
-    assert all(0.5 * HIDDEN**-0.5 < deviation < 2 * HIDDEN**-0.5 for deviation in deviations)
