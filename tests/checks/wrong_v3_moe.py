@@ -73,6 +73,14 @@ TYPICAL = {
             [(_SUM, "    if microbatches:\n        comm.all_reduce(load)\n")], "1, 3, 0 microbatches"
         ),
     },
+    "v3_moe-5": {
+        "minus one": Bad([("-torch.inf", "-1.0")], "which is not kept"),
+        "a large number": Bad([("-torch.inf", "-1e4")], "which is not kept"),
+        "the other groups": Bad([("~kept", "kept")], "which is not kept"),
+        "kept are shifted": Bad(
+            [("masked_fill(~kept[..., None], -torch.inf)", "add(kept[..., None] * 10)")], "is not kept"
+        ),
+    },
 }
 
 CHEATS = {
@@ -99,5 +107,14 @@ CHEATS = {
     "v3_moe-4": {
         "nothing moves": Bad("def train_step(router, microbatches, speed):\n    pass", "moved by 0 times"),
         "rank 0 decides": Bad([(_SUM, "    comm.broadcast(load, src=0)\n")], "its bias moved by"),
+    },
+    "v3_moe-5": {
+        "as it was": Bad([("masked_fill(~kept[..., None], -torch.inf)", "mul(kept[..., None])")], "which is not kept"),
+        "one group": Bad(
+            "def mask(values, kept):\n"
+            "    size = values.shape[1] // kept.shape[1]\n"
+            "    return kept.repeat_interleave(size, 1).double()",
+            "are kept, and",
+        ),
     },
 }

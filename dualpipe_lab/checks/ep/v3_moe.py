@@ -1,4 +1,4 @@
-"""Exercises of "V3-MoE structure": sizes, experts from groups, weights with a bias in them, one move per step.
+"""Exercises of "V3-MoE structure": sizes, experts from groups, weights with a bias in them, one move per step, a mask.
 
 Chapter: book/ep/v3-moe.  Choices are judged by trying all sets of groups, weights and gradients against autograd, the
 bias after a step on ranks with and without microbatches.
@@ -161,6 +161,42 @@ def one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
         if calls > 1:
             raise Wrong(f"{where}: {calls} collectives on a rank; one sum of all loads is enough")
     return "1 to 4 ranks, some without microbatches: one move by the load of all, the same on every rank, one message"
+
+
+@exercise(
+    "v3_moe-5",
+    "A mask that can be beaten",
+    "find the bug",
+    minutes=5,
+    points=1,
+    hints=(
+        "Which value has a masked expert, and which expert of a kept group has a smaller one?",
+        "A score is above 0, but a score plus a bias need not be. Any number can be beaten by a smaller bias.",
+        "masked_fill(~kept[..., None], -torch.inf): nothing is below it.",
+    ),
+)
+def mask(fn: Callable[..., Any]) -> str:
+    """Repair `mask(values, kept)`, which lets experts of other groups in where values are negative."""
+    needs_function(fn)
+    cases = [(scale * values, sizes) for sizes in SIZES for values in _values(sizes[0]) for scale in (1, 1e6)]
+    answers = call_each(fn, [(values.clone(), _kept(values, *sizes[2:])) for values, sizes in cases])
+    for (values, (num_experts, k, num_groups, num_kept)), (is_fine, found) in zip(cases, answers, strict=True):
+        sizes = f"{num_experts} experts, k = {k}, {num_kept} of {num_groups} groups"
+        if not is_fine:
+            raise Wrong(f"{sizes}: {found}")
+        if getattr(found, "shape", None) != values.shape:
+            raise Wrong(f"{sizes}: return values of shape {list(values.shape)}, one for each token and expert")
+        for row, chosen in zip(values.tolist(), found.topk(k).indices.tolist(), strict=True):
+            _judge_choice(sizes, row, chosen, k, num_groups, num_kept)
+    return f"{len(cases)} cases: every expert is of a kept group, whatever the sign and size of the values"
+
+
+def _kept(values: "Tensor", num_groups: int, num_kept: int) -> "Tensor":
+    import torch
+
+    grouped = values.unflatten(1, (num_groups, -1))
+    worth = grouped.topk(min(2, grouped.shape[2])).values.sum(2)
+    return torch.zeros_like(worth, dtype=torch.bool).scatter_(1, worth.topk(num_kept).indices, True)
 
 
 _ROUTES = ((1, 2, 1.0), (9, 2, 2.5), (9, 3, 2.5), (5, 6, 1.5))  # tokens, k, scale
