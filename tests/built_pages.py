@@ -62,7 +62,17 @@ class Visit:
         self.page.evaluate("async () => { for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); }")
 
     def sticking_out(self):
-        """What is wider than the window: the page's own width and the first elements behind it."""
+        """What stays wider than the window: the page's own width and the first elements behind it.
+
+        A drawing follows its box a frame or two later, and on a busy machine later than that.
+        """
+        for _ in range(20):
+            if not (found := self._wider()):
+                break
+            self.page.wait_for_timeout(100)
+        return found
+
+    def _wider(self):
         return self.page.evaluate(
             """() => { const width = innerWidth, root = document.documentElement;
             if (root.scrollWidth <= width) return [];
