@@ -51,7 +51,7 @@ TYPICAL = {
             "2 rank(s), 2 microbatch(es), 2 steps: rank 0 made 20 all-reduces, expected 10",
         ),
         "one step only": Bad([("        count.clear()\n", "")], "2 steps: rank 0 made 5 all-reduces, expected 10"),
-        "the first microbatch": Bad([("== num_microbatches", "== 1")], "the gradient of layer"),
+        "the first microbatch": Bad([("== num_microbatches", "== 1")], "sum number 0 started 10 ms"),
         "after the backward": Bad(AT_THE_END.format(name="sum_in_backward"), "sum number 0 started 50 ms"),
         "never waits": Bad([("            work.wait()\n", "            pass\n")], "waited for 0"),
     },

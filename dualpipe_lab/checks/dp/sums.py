@@ -59,9 +59,9 @@ def check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
     results = on_ranks(_once, num_ranks, answer, num_microbatches, case=case, clock="virtual", link=LINK)
     _check_count(results, NUM_STEPS * len(SIZES), case, "one for each trained parameter and step")
     _check_waits(results, NUM_STEPS * len(SIZES), case)
-    _check_values(results, num_microbatches, False, case)
     earlier = (num_microbatches - 1) * len(SIZES)
     _check_moments(results, [(earlier + 1 + place) * BACKWARD for place in range(len(SIZES))], case)
+    _check_values(results, num_microbatches, False, case)  # a sum that starts early may still meet the right numbers
 
 
 def expected_buckets(bucket_bytes: int) -> list[list[int]]:

@@ -81,48 +81,63 @@ def watched(
     rank: int, world_size: int, fn: Callable[..., Any], program: Sequence[str], needs: Mapping[str, str], ms: float
 ) -> str:
     """Let a host work on this rank; return what it did wrong, or its time in milliseconds."""
-    import torch
-
     import dualpipe_lab as lab
 
-    waited: set[str] = set()
-    issued: list[str] = []
-    ran: list[str] = []
-
-    class Watched:
-        def __init__(self, op: str) -> None:
-            rows = torch.zeros(world_size, dtype=torch.float64)
-            self.op, self.work = op, lab.comm.all_to_all_single(rows, rows + 1, async_op=True)
-
-        def wait(self) -> None:
-            self.work.wait()
-            waited.add(self.op)
-
-    def ready(op: str) -> None:
-        needed = needs.get(op)
-        if needed is not None and needed not in waited and needed not in ran:
-            raise LookupError(f"{op} takes what {needed} makes, and {needed} is not over")
-
-    def do(op: str) -> None:
-        ready(op)
-        lab.compute(ms)
-        ran.append(op)
-
-    def issue(op: str) -> Watched:
-        ready(op)
-        issued.append(op)
-        return Watched(op)
-
+    done = _Done(dict(needs), ms)
     try:
-        fn(list(program), do, issue, dict(needs))
+        fn(list(program), done.do, done.issue, dict(needs))
     except LookupError as error:
         return str(error)
     is_comm = {op: parse_ops(op)[0].is_comm for op in program}
-    if [op for op in program if not is_comm[op]] != ran or [op for op in program if is_comm[op]] != issued:
+    if [op for op in program if not is_comm[op]] != done.ran or [op for op in program if is_comm[op]] != done.issued:
         return "not every operation ran once, in the order of the program"
-    if unwaited := [op for op in issued if op not in waited]:
+    if unwaited := [op for op in done.issued if op not in done.waited]:
         return f"nobody waited for {unwaited[0]}: its rows may not have come when the function returns"
     return f"{lab.now() / 1e6:g}"
+
+
+class _Done:
+    """What a host has done, and the functions that it is given."""
+
+    def __init__(self, needs: Mapping[str, str], ms: float) -> None:
+        self._needs, self._ms = needs, ms
+        self.ran: list[str] = []
+        self.issued: list[str] = []
+        self.waited: set[str] = set()
+
+    def do(self, op: str) -> None:
+        import dualpipe_lab as lab
+
+        self._check(op)
+        lab.compute(self._ms)
+        self.ran.append(op)
+
+    def issue(self, op: str) -> "_Journey":
+        self._check(op)
+        self.issued.append(op)
+        return _Journey(op, self.waited)
+
+    def _check(self, op: str) -> None:
+        needed = self._needs.get(op)
+        if needed is not None and needed not in self.waited and needed not in self.ran:
+            raise LookupError(f"{op} takes what {needed} makes, and {needed} is not over")
+
+
+class _Journey:
+    """An all-to-all under way."""
+
+    def __init__(self, op: str, waited: set[str]) -> None:
+        import torch
+
+        from dualpipe_lab import comm
+
+        rows = torch.zeros(comm.get_world_size(), dtype=torch.float64)
+        self._op, self._waited = op, waited
+        self._work = comm.all_to_all_single(rows, rows + 1, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._waited.add(self._op)
 
 
 def _listed(answer: object, case: str) -> list[Any]:
