@@ -10,12 +10,13 @@ from time import perf_counter_ns
 
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.timeline.spans import Part
+from dualpipe_lab.world.books import Books
 from dualpipe_lab.world.clock import Clock, WallClock
 from dualpipe_lab.world.emulator import Emulator
 from dualpipe_lab.world.ledger import RankLedger
 from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.trace import RankTrace
-from dualpipe_lab.world.whereabouts import Progress
+from dualpipe_lab.world.whereabouts import Whereabouts
 
 
 class RankContext:
@@ -23,57 +24,59 @@ class RankContext:
 
     Attributes:
         rank, world_size: its number and how many there are.
+        everyone: the ranks of the world.
         clock: the time it lives by.
         emulator: delays messages; None when the wall clock runs without a link.
-        progress: what the watchdog is told.
-        ledger, trace: what happened so far.
+        books: what happened so far, and what the watchdog is told.
         in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
         quiet: leave waiting for messages out of the timeline: a pipeline shows it as the gap between its spans.
     """
 
     def __init__(self, rank: int, world_size: int, clock: Clock, emulator: Emulator | None = None) -> None:
         self.rank, self.world_size, self.clock, self.emulator = rank, world_size, clock, emulator
-        self.progress = Progress(rank)
-        self.ledger = RankLedger()
-        self.trace = RankTrace(rank)
+        self.everyone = tuple(range(world_size))
+        self.books = Books(rank)
         self.in_flight: dict[int, object] = {}
         self.quiet = False
         self._open_spans = 0
 
+    @property
+    def ledger(self) -> RankLedger:
+        """What this rank communicated so far."""
+        return self.books.written().ledger
+
+    @property
+    def trace(self) -> RankTrace:
+        """What this rank did so far."""
+        return self.books.written().trace
+
+    def answer(self) -> Whereabouts:
+        """Say where the main thread of this process is; called from another thread."""
+        return self.books.written().progress.answer()
+
     def begin(self, operation: Operation) -> None:
-        """Count, stamp and note an operation that is about to be issued."""
+        """Stamp and note an operation that is about to be issued."""
         operation.issued_ns = self.clock.now()
-        self.progress.begin(operation)
-        peers = {operation.peer} if not operation.is_collective else set(operation.group) - {self.rank}
-        self.ledger.add(
-            operation.name,
-            operation.traffic.sent,
-            operation.traffic.received,
-            {peer for peer in peers if peer is not None},
-            operation.sent_to,
-        )
+        if operation.is_collective:
+            self.books.progress.join(operation)
         if self.emulator:
             self.emulator.post(operation)
-        if operation.sends and operation.peer is not None:
-            self.trace.send(operation, operation.peer)
+        self.books.note(operation)
 
     def settle(self, operation: Operation, waited_from: int) -> None:
         """Let time pass until a really finished operation is due, and note its end."""
+        progress = self.books.progress
         if self.emulator:
             due = self.emulator.due_ns(operation)
-            self.progress.in_flight = due > self.clock.now()
+            progress.in_flight = due > self.clock.now()
             self.clock.wait_until(due)
         else:
             due = self.clock.now()
-        if operation.sends is False and operation.peer is not None:
-            self.ledger.entries[operation.name].peers.add(operation.peer)  # known only now if it came from anybody
-            self.trace.receive(operation, operation.peer, due)
-        if operation.is_collective:
-            self.trace.collective(operation, due)
         if not self._open_spans and not (self.quiet and operation.peer is not None):
             kind = "collective" if operation.is_collective else "wait"
-            self.trace.span(waited_from, self.clock.now(), kind, operation.name)
-        self.progress.end(operation)
+            self.books.trace.span(waited_from, self.clock.now(), kind, operation.name)
+        progress.end()
+        self.books.note(operation, due)
 
     @contextmanager
     def span(
@@ -91,14 +94,14 @@ class RankContext:
             yield
         finally:
             self._open_spans -= 1
-            self.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
+            self.books.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
 
     def compute(self, ms: float, label: str = "") -> None:
         """Work for `ms` milliseconds of this rank's clock."""
         start = self.clock.now()
         self.clock.wait_until(start + round(ms * 1_000_000))
         if not self._open_spans:
-            self.trace.span(start, self.clock.now(), "compute", label)
+            self.books.trace.span(start, self.clock.now(), "compute", label)
 
 
 _current: RankContext | None = None

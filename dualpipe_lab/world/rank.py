@@ -94,7 +94,7 @@ class _Mailbox:
 def answer() -> Any:
     """Where this rank is."""
     present = context.peek()
-    return (present.progress if present else Progress(-1)).answer()
+    return present.answer() if present else Progress(-1).answer()
 
 
 def _serve(job: Job, mailbox: _Mailbox) -> None:

@@ -44,7 +44,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend:
     context.install(present)
     try:
         value = fn(present.rank, actual, *args)
-        mine = (value, present.ledger, present.trace, present.progress.answer())
+        mine = (value, present.ledger, present.trace, present.answer())
         context.install(context.RankContext(present.rank, actual, present.clock))  # the gathering is not the learner's
         return all_gather_object(mine)
     finally:

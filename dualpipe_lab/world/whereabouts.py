@@ -83,26 +83,21 @@ class Progress:
     joined: dict[tuple[int, ...], int] = field(default_factory=dict)
     history: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
 
-    def begin(self, operation: Operation) -> None:
-        """Note an operation that is being issued."""
-        if operation.is_collective:
-            operation.sequence = self.joined.get(operation.group, 0)
-            self.joined[operation.group] = operation.sequence + 1
-            if operation.sequence < HISTORY_LENGTH:
-                self.history.setdefault(operation.group, []).append(operation.signature)
-        elif operation.sends and operation.peer is not None:
-            self.posted[operation.peer, operation.tag] += 1
+    def join(self, operation: Operation) -> None:
+        """Number a collective that is being issued."""
+        operation.sequence = self.joined.get(operation.group, 0)
+        self.joined[operation.group] = operation.sequence + 1
+        if operation.sequence < HISTORY_LENGTH:
+            self.history.setdefault(operation.group, []).append(operation.signature)
 
     def wait(self, operation: Operation) -> None:
         """Note that the rank now waits for an operation."""
         self.current, self.since = operation, time.perf_counter()
 
-    def end(self, operation: Operation) -> None:
+    def end(self) -> None:
         """Note that the operation is over."""
         self.current, self.in_flight = None, False
         self.completed += 1
-        if operation.sends is False and operation.peer is not None:
-            self.received[operation.peer, operation.tag] += 1
 
     def answer(self) -> Whereabouts:
         """Say where the main thread of this process is; called from another thread."""

@@ -18,7 +18,10 @@ def members(group: Group | None) -> tuple[int, ...]:
     Raises:
         ValueError: if this rank does not belong to the group.
     """
-    rank = current().rank
+    context = current()
+    if group is None:
+        return context.everyone
+    rank = context.rank
     ranks = () if group is dist.GroupMember.NON_GROUP_MEMBER else tuple(dist.get_process_group_ranks(group))
     if rank not in ranks:
         raise ValueError(f"rank {rank} is not in the group {ranks or '(of other ranks)'}; only its members call it")
@@ -51,10 +54,10 @@ def _check_agreed(ranks: tuple[int, ...]) -> None:
     made: list[tuple[int, ...]] = [()] * context.world_size
     world = tuple(range(context.world_size))
     operation = Operation("new_group", world, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
-    context.progress.begin(operation)
-    context.progress.wait(operation)
+    context.books.progress.join(operation)
+    context.books.progress.wait(operation)
     dist.all_gather_object(made, ranks)
-    context.progress.end(operation)
+    context.books.progress.end()
     other = next((rank for rank, theirs in enumerate(made) if theirs != ranks), None)
     if other is not None:
         raise ValueError(

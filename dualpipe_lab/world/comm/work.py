@@ -27,7 +27,7 @@ class Work:
         if self._done:
             return
         waited_from = self._context.clock.now()
-        self._context.progress.wait(self._operation)
+        self._context.books.progress.wait(self._operation)
         if self._handle is not None:
             self._handle.wait()
         if self._operation.sends is False and self._operation.peer is None:
@@ -61,11 +61,11 @@ def issue(
 
 
 def _started(context: RankContext, operation: Operation, start: Callable[[], Any]) -> Any:
-    context.progress.wait(operation)  # some back ends block here already
+    context.books.progress.wait(operation)  # some back ends block here already
     try:
         return start()
     finally:
-        context.progress.current = None
+        context.books.progress.current = None
 
 
 def check_contiguous(name: str, *tensors: torch.Tensor) -> None:
