@@ -9,36 +9,62 @@ from torch import Tensor, nn
 ROWS, WIDTH = 16, 64
 
 
-class Sleep(torch.autograd.Function):
-    """The identity; sleeps in its forward and in its backward."""
+class SleepForInput(torch.autograd.Function):
+    """The identity; its forward lasts until `end`, its backward `seconds`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
-        """Take `forward` seconds."""
-        time.sleep(forward)
-        ctx.backward_seconds = backward
-        return x.clone()
+    def forward(ctx: Any, x: Tensor, end: float, seconds: float) -> Tensor:
+        """Wait for the end of F."""
+        ctx.seconds, y = seconds, x.clone()
+        sleep_until(end)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Take `backward` seconds."""
-        time.sleep(ctx.backward_seconds)
+        """Take `seconds`."""
+        time.sleep(ctx.seconds)
         return grad, None, None
 
 
+class SleepForWeight(torch.autograd.Function):
+    """A weight as it is; its backward lasts `seconds`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
+        """Take no time."""
+        ctx.seconds = seconds
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Take `seconds`."""
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+def sleep_until(end: float) -> None:
+    """Return at `end` of `time.perf_counter`, at once if that is over."""
+    if (remaining := end - time.perf_counter()) > 0:
+        time.sleep(remaining)
+
+
 class Emulated(nn.Module):
-    """F and I on the way of the activations, W on the way to a weight; the first stage has an entry to split at."""
+    """F, I and W take `seconds` each: F from its first operation to its last, I on the way of the activations, W on
+    that to a weight.  The first stage has an entry to split at.
+    """
 
     def __init__(self, seconds: float, first: bool) -> None:
         super().__init__()
-        self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(WIDTH))
+        self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(ROWS, WIDTH))
         self.entry = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in range(2 * first))
 
     def forward(self, x: Tensor) -> Tensor:
         """x_TH -> x_TH: rows, features."""
+        end = time.perf_counter() + self.seconds
         for entry in self.entry:
             x = x * entry
-        return Sleep.apply(x, self.seconds, self.seconds) + Sleep.apply(self.weight, 0, self.seconds)
+        x = x + SleepForWeight.apply(self.weight, self.seconds)
+        return SleepForInput.apply(x, end, self.seconds)
 
 
 class Block(nn.Module):

@@ -3,13 +3,11 @@
     python benchmarks/pp.py [--ranks 2 4 8] [--rounds 7] [--unit-ms 10] [--only 1f1b zbv] [--skip-real]
     python benchmarks/pp.py --ranks --rounds 41 --only 1f1b        real compute alone
 
-  emulated   F, I and W sleep for a unit each (divided among a rank's stages) inside of autograd Functions, so that many
-             ranks share few cores; messages, autograd, Python and waiting are real.  A pair takes F + B.
+  emulated   F, I and W last a unit each (divided among a rank's stages), asleep inside of autograd Functions, so that
+             many ranks share few cores; messages, autograd, Python and waiting are real.  A pair takes F + B.
              ratio   measured step / (simulated makespan with the hop and the sleep overshoot measured in the same run)
              added   the same with the overshoot of the actions instead: what the same F and B take, beyond the sleep
                      asked for, on the same ranks without a pipeline (autograd, and waking up inside of it)
-             paced   our runtime with `cost=`: an action's autograd lies within its unit, as on a GPU the launch of a
-                     kernel does; what is left is the runtime's own time and the messages.  To the simulation, as ratio
   real       steps of an MLP and of transformer blocks on 2 ranks
 Every round runs every contender once, one after the other, every second round from the last to the first.  A step
 lasts from the first rank's start to the last rank's end; medians over the rounds.  CPU time is that of all ranks in one
@@ -49,8 +47,8 @@ def torch_can(program: Program) -> bool:
     return all(homes[stage] == rank for (stage, _), rank in program.placement.items())
 
 
-def in_lab(program: Program, modules: dict[int, nn.Module], x: Tensor, cost: lab.Cost | None = None) -> Step:
-    runtime = lab.PipelineRuntime(program, modules, nn.functional.mse_loss, x, cost=cost)
+def in_lab(program: Program, modules: dict[int, nn.Module], x: Tensor) -> Step:
+    runtime = lab.PipelineRuntime(program, modules, nn.functional.mse_loss, x)
     batch = [x] * program.num_microbatches
     return lambda: runtime.step(batch, batch)
 
@@ -103,8 +101,6 @@ def measure(
             contenders["torch", number] = in_torch(program, modules, x, f"{folder}/{number}.csv")
         if unit:
             contenders["alone", number] = alone(modules, x)
-            still = {stage: Emulated(0, first=stage == 0) for stage in modules}
-            contenders["paced", number] = in_lab(program, still, x, cost_of(program, unit))
     found: dict[Any, list[Any]] = {key: [] for key in (*contenders, "hop", "sleep")}
     for number in range(rounds + 1):  # the first one warms up
         comm.barrier()
@@ -174,14 +170,14 @@ def emulated(num_ranks: int, rounds: int, unit: float, names: list[str]) -> None
     results, hop, overshoot = run(programs, make, torch.zeros(ROWS, WIDTH), rounds, unit)
     microbatches = MICROBATCHES[num_ranks]
     print(f"\n{num_ranks} ranks, {microbatches} microbatches: hop {hop * 1e6:.0f} us, sleep x {overshoot:.4f}")
-    print(f"{'':<22}{'actions x':>10}{'paced':>7}", end="")
+    print(f"{'':<22}{'actions x':>10}", end="")
     print("".join(f"{side:>11}{'ratio':>7}{'added':>7}{'CPU ms':>8}" for side in SIDES) + f"{'lab/torch':>10}")
     for number, program in enumerate(programs):
         cost = cost_of(program, unit, hop)
         simulated = lab.simulate(program, cost).makespan / 1e9
         num_stages = len({action.stage for action in program.actions(0)})
         actions = seconds_of(results, "alone", number)[0] / (3 * cost.F / 1e9 * ALONE * num_stages)
-        row = f"{program.name:<22}{actions:>10.3f}{seconds_of(results, 'paced', number)[0] / simulated:>7.3f}"
+        row = f"{program.name:<22}{actions:>10.3f}"
         for side in SIDES:
             if (side, number) in results:
                 step, cpu = seconds_of(results, side, number)

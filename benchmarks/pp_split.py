@@ -13,7 +13,7 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from pp import Block
+from _stages import Block
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
