@@ -56,13 +56,13 @@ class Emulated(nn.Module):
     def __init__(self, seconds: float, first: bool) -> None:
         super().__init__()
         self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(ROWS, WIDTH))
-        self.entry = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in range(2 * first))
+        self.entry = nn.Parameter(torch.ones(ROWS, WIDTH)) if first else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x_TH -> x_TH: rows, features."""
         end = time.perf_counter() + self.seconds
-        for entry in self.entry:
-            x = x * entry
+        if self.entry is not None:
+            x = x * self.entry
         x = x + SleepForWeight.apply(self.weight, self.seconds)
         return SleepForInput.apply(x, end, self.seconds)
 
