@@ -49,8 +49,9 @@ def sleep_until(end: float) -> None:
 
 
 class Emulated(nn.Module):
-    """F, I and W take `seconds` each: F from its first operation to its last, I on the way of the activations, W on
-    that to a weight.  The first stage has an entry to split at.
+    """F, I and W take `seconds` each: F to its last operation, I on the way of activations, W on that to a weight.
+
+    The first stage has an entry to split at.
     """
 
     def __init__(self, seconds: float, first: bool) -> None:

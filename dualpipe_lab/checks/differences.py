@@ -1,6 +1,7 @@
 """How numbers differ from those of one process: by how much, and whether one is a multiple of the other.
 
 equal      max |a - b| <= 1e-12 max(1, max |b|)
+close      |a - b| <= 1e-12 max(1, |b|) for each pair
 multiple   a = ratio b within 1e-9 of the largest: a lost 1/M, a sum that is missing, one that is taken twice
 """
 
@@ -20,6 +21,16 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         return f"differ from one process by up to {self.error:.2g}, allowed is {self.allowed:.0e}"
+
+
+def close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether there are as many of ours as of theirs, each within float64's rounding of its own.
+
+    >>> close([1.0, 2.0], [1.0, 2.0 + 1e-13]), close([1.0, float("nan")], [1.0, float("nan")])
+    (True, False)
+    """
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) and all(abs(a - b) <= TOLERANCE * max(1.0, abs(b)) for a, b in pairs)
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:

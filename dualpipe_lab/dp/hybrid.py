@@ -98,5 +98,5 @@ def count_by_node(topology: Topology) -> NodeLedger:
     context = current()
     ledger = NodeLedger(topology, context.rank)
     ledger.entries = context.ledger.entries
-    context.ledger = ledger
+    context.books.ledger = ledger
     return ledger

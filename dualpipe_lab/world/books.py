@@ -1,8 +1,8 @@
 """One rank's books: the ledger, the trace and the table from which it answers where it is.
 
 In: operations as they begin and end.  Out: the books, written up.
-A message is noted in a word when it happens and written up when somebody reads.  A rank that has just been woken pays
-for every line it runs with cold caches: written up at once, the books cost as much as the message.
+In the middle of a pipeline's step a message is noted in a word, and written up at the end or when somebody asks: a rank
+that has just been woken pays for every line it runs with cold caches, and the books cost as much as the message.
 """
 
 import threading
@@ -30,10 +30,10 @@ class Books:
         self._notes: deque[tuple[Operation, int | None]] = deque()
         self._writing = threading.Lock()  # the rank itself, or the thread that answers for it
 
-    def note(self, operation: Operation, end_ns: int | None = None) -> None:
-        """Note that an operation has begun or, with a time, that it is over."""
+    def note(self, operation: Operation, end_ns: int | None = None, later: bool = False) -> None:
+        """Note that an operation has begun or, with a time, that it is over; `later` leaves the writing for later."""
         self._notes.append((operation, end_ns))
-        if len(self._notes) > MAX_NOTES:
+        if not later or len(self._notes) > MAX_NOTES:
             self.written()
 
     def written(self) -> "Books":

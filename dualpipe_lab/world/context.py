@@ -30,7 +30,8 @@ class RankContext:
         books: what happened so far, and what the watchdog is told.
         in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
         open_spans: how many of them the rank is inside of.
-        quiet: leave waiting for messages out of the timeline: a pipeline shows it as the gap between its spans.
+        quiet: in the middle of a pipeline's step: waiting for a message is no span but a gap between two of them, and
+            messages are written into the books at the end.
     """
 
     def __init__(self, rank: int, world_size: int, clock: Clock, emulator: Emulator | None = None) -> None:
@@ -62,7 +63,7 @@ class RankContext:
             self.books.progress.join(operation)
         if self.emulator:
             self.emulator.post(operation)
-        self.books.note(operation)
+        self.books.note(operation, later=self.quiet)
 
     def settle(self, operation: Operation, waited_from: int) -> None:
         """Let time pass until a really finished operation is due, and note its end."""
@@ -77,7 +78,7 @@ class RankContext:
             kind = "collective" if operation.is_collective else "wait"
             self.books.trace.span(waited_from, self.clock.now(), kind, operation.name)
         progress.end()
-        self.books.note(operation, due)
+        self.books.note(operation, due, later=self.quiet)
 
     def span(
         self,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -22,7 +23,7 @@ def check_linear(fn: Callable[..., Any], num_ranks: int) -> None:
         for name, values in expected.items():
             if found[name] is None:
                 raise Wrong(f"{case}: on rank {rank}, {name} is missing")
-            if not _close(found[name], values):
+            if not close(found[name], values):
                 raise Wrong(f"{case}: on rank {rank}, {name} is {_some(found[name])}, expected {_some(values)}")
         if kept and num_ranks > 1:
             raise Wrong(f"{case}: between forward and backward {kept} is kept that is as large as W; save the shard")
@@ -45,7 +46,7 @@ def check_connect(fn: Callable[..., Any], num_ranks: int, num_microbatches: int)
                     f"{case}: on rank {rank}, the gradients of unit {unit} are NaN: a weight was read while it was "
                     "away. In the backward, when is it gathered, and when is it needed?"
                 )
-            if not _close(found[unit], expected[unit]):
+            if not close(found[unit], expected[unit]):
                 raise Wrong(f"{case}: on rank {rank}, the gradients of unit {unit} differ from those of one process")
         if most > 2:
             raise Wrong(f"{case}: {most} units were whole at once; free each after its forward")
@@ -55,12 +56,6 @@ def check_connect(fn: Callable[..., Any], num_ranks: int, num_microbatches: int)
             raise Wrong(f"{case}: {left} unit(s) are still whole after the last backward")
         if not is_finite:
             raise Wrong(f"{case}: a forward under torch.no_grad() gives NaN")
-
-
-def _close(found: list[float], expected: list[float]) -> bool:
-    return len(found) == len(expected) and all(
-        abs(a - b) <= 1e-12 * max(1.0, abs(b)) for a, b in zip(found, expected, strict=True)
-    )
 
 
 def _some(values: list[float]) -> str:

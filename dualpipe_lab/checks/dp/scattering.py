@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results
@@ -37,8 +38,8 @@ def check_scatter(fn: Callable[..., Any], num_ranks: int, num_microbatches: int)
 def _check_shards(results: Results, names: list[str], case: str) -> None:
     for rank, (found, expected, slips, _) in enumerate(results):
         for index, name in enumerate(names):
-            if not _close(found[index], expected[index]):
-                known = next((text for text, values in slips.items() if _close(found[index], values[index])), None)
+            if not close(found[index], expected[index]):
+                known = next((text for text, values in slips.items() if close(found[index], values[index])), None)
                 reason = known or "it differs from that of one process; did buckets change places?"
                 raise Wrong(f"{case}: on rank {rank}, the shard of {name}: {reason}")
 
@@ -50,10 +51,6 @@ def _check_left(results: Results, case: str) -> None:
                 f"{case}: rank {rank} still holds {left} bytes of whole gradients after the backward; drop .grad, and "
                 "any buffer, as soon as they have left"
             )
-
-
-def _close(found: list[float], expected: list[float]) -> bool:
-    return all(abs(a - b) <= 1e-12 * max(1.0, abs(b)) for a, b in zip(found, expected, strict=True))
 
 
 def _make() -> dict[str, "Tensor"]:

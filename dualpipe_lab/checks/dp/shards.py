@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -89,18 +90,14 @@ def _train(weights: Any, grads: Any, momentum: float) -> Any:
 
 
 def _wrong_weight(found: list[float], expected: list[float], slips: dict[str, list[float]], shard: int) -> str | None:
-    if _close(found, expected):
+    if close(found, expected):
         return None
-    known = next((text for text, values in slips.items() if _close(found, values)), None)
+    known = next((text for text, values in slips.items() if close(found, values)), None)
     if known is not None:
         return known
-    index = next(index for index, value in enumerate(found) if not _close([value], [expected[index]]))
+    index = next(index for index, value in enumerate(found) if not close([value], [expected[index]]))
     owner = f"it lies in rank {index // shard}'s shard"
     return f"weight {index} is {found[index]:.6g}, that of one process {expected[index]:.6g}; {owner}"
-
-
-def _close(found: list[float], expected: list[float]) -> bool:
-    return all(abs(a - b) <= 1e-12 * max(1.0, abs(b)) for a, b in zip(found, expected, strict=True))
 
 
 def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Any:

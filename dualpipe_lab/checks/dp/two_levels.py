@@ -6,6 +6,7 @@ In: a function of a tensor, the group of the node and the group across nodes.  O
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.topology import Topology
@@ -58,7 +59,7 @@ def check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
         expected = mean[2 * place : 2 * place + 2]
         if type(values) is not list or len(values) != 2:
             raise Wrong(f"{case}: rank {rank} returned {values}, expected its shard, 2 of {numel} numbers")
-        if any(abs(a - b) > 1e-12 * max(1.0, abs(b)) for a, b in zip(values, expected, strict=True)):
+        if not close(values, expected):
             ratio = values[0] / expected[0]
             raise Wrong(f"{case}: rank {rank} has {values}, expected {expected}{_scale(ratio, per_node, num_nodes)}")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import exp, log1p
 from typing import NamedTuple, TypeAlias
 
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong
 
 Matrix: TypeAlias = list[list[float]]
@@ -115,7 +116,7 @@ def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: R
     """Raise `Wrong` with the first number that differs, and why it must be zero where no weight contains the logit."""
     for token, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if abs(a - b) <= 1e-12 * max(1.0, abs(b)):
+            if close([a], [b]):
                 continue
             text = f"{where}: {what} {place} of token {token} is {a:.6g}, expected {b:.6g}"
             if what == "gradient" and routed is not None and place not in routed.indices[token] and b == 0:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab.checks.differences import TOLERANCE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,7 +56,7 @@ def differs(ours: Any, theirs: Any) -> bool:
     if ours is None:
         return True
     a, b = (torch.tensor(value, dtype=torch.float64) for value in (ours, theirs))
-    return a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=1e-12 * max(1.0, float(b.abs().max())))
+    return a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=TOLERANCE * max(1.0, float(b.abs().max())))
 
 
 def _microbatches(rank: int, counts: Sequence[int]) -> list["Tensor"]:

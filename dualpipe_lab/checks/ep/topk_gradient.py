@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.ep import gates
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
@@ -206,7 +207,7 @@ def _check_shares(fn: Callable[..., Any], sizes: tuple[int, ...], experts: int, 
     where = f"ranks with {', '.join(map(str, sizes))} tokens, {experts} experts, k = {k}"
     loss, gradient = gates.balance_loss(routed)
     total = sum(share for share, *_ in results)
-    if not abs(total - loss) <= 1e-12 * max(1, abs(loss)):
+    if not close([total], [loss]):
         each = [gates.balance_loss(routed.part(sizes, rank))[0] for rank in range(len(sizes)) if sizes[rank]]
         why = "every rank returns the whole" if abs(total - len(sizes) * loss) < 1e-9 else "count the tokens of all"
         if abs(total - sum(each)) < 1e-9 or abs(total * len(sizes) - sum(each)) < 1e-9:

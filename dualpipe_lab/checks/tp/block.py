@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import difference
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.tp import layers
@@ -41,7 +42,6 @@ _SLIPS = (
         75_497_472: "inputs of products are gathered again, so a rank keeps its part of them alone",
     },
 )
-TOLERANCE = 1e-12
 
 
 def hint(exercise: int | None = None) -> None:
@@ -203,8 +203,7 @@ def _judge(results: Sequence[Found], case: str) -> None:
 
 
 def _same(ours: list[float], theirs: list[float]) -> bool:
-    scale = max([1.0, *map(abs, theirs)])
-    return len(ours) == len(theirs) and all(abs(a - b) <= TOLERANCE * scale for a, b in zip(ours, theirs, strict=True))
+    return len(ours) == len(theirs) and difference(ours, theirs) is None
 
 
 def _plain(tensor: "Tensor | None") -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_lab.checks.differences import TOLERANCE, difference
+from dualpipe_lab.checks.differences import close, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -167,4 +167,4 @@ def _are_summands(parts: Sequence[tuple[Shape, list[float]] | None], whole: tupl
     if len(rows) != len(parts) or all(row == rows[0] for row in rows):
         return False
     sums = [sum(column) for column in zip(*rows, strict=True)]
-    return all(abs(a - b) <= TOLERANCE * max(1.0, abs(b)) for a, b in zip(sums, whole[1], strict=True))
+    return close(sums, whole[1])

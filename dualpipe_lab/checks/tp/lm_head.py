@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -14,7 +15,7 @@ from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOKENS, WIDTH, TOLERANCE = 5, 3, 1e-12
+TOKENS, WIDTH = 5, 3
 
 
 def hint(exercise: int | None = None) -> None:
@@ -125,7 +126,7 @@ def _why_different(ours: list[float], theirs: list[float]) -> str | None:
     if len(ours) != len(theirs):
         return f"has {len(ours)} numbers, expected {len(theirs)}"
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if not abs(a - b) <= TOLERANCE * max(1.0, abs(b)):
+        if not close([a], [b]):
             return f"differs from one process: number {place} is {a:.6g}, expected {b:.6g}"
     return None
 

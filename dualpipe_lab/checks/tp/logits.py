@@ -1,8 +1,10 @@
 """Judging losses over a cut vocabulary: logits that go wrong, one process as judge, and the bytes that were sent."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dualpipe_lab.checks.differences import close, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
@@ -11,7 +13,7 @@ from dualpipe_lab.world.launcher import Results
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED, TOKENS, TOLERANCE = -100, 6, 1e-12
+IGNORED, TOKENS = -100, 6
 LIBRARY = tuple(  # switched off while an answer runs
     f"dualpipe_lab.tp.{name}" for name in ("cross_entropy", "cross_entropy:CrossEntropy.forward", "lm_head")
 )
@@ -83,7 +85,7 @@ def _why_losses(found: Found) -> str | None:
     if len(found.losses) != len(found.expected):
         return f"{len(found.losses)} losses, expected {len(found.expected)}"
     for place, (ours, theirs) in enumerate(zip(found.losses, found.expected, strict=True)):
-        if abs(ours - theirs) <= TOLERANCE * max(1.0, abs(theirs)):
+        if close([ours], [theirs]):
             continue
         what = f"the loss of token {place}" if len(found.expected) > 1 else "the loss"
         if ours != ours:
@@ -101,15 +103,13 @@ def _why_gradient(found: Found, num_ranks: int) -> str | None:
     ours, theirs = found.gradient, found.expected_gradient
     if [len(row) for row in ours] != [len(row) for row in theirs]:
         return f"the gradient has {len(ours)} rows of {len(ours[0]) if ours else 0} columns, expected this rank's"
-    flat = [(a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)]
-    if all(abs(a - b) <= TOLERANCE for a, b in flat):
+    off = difference(list(chain.from_iterable(ours)), list(chain.from_iterable(theirs)))
+    if off is None:
         return None
-    largest, right = max(flat, key=lambda pair: abs(pair[1]))
-    ratio = largest / right if right else float("inf")
-    if all(abs(a - ratio * b) <= 1e-9 for a, b in flat):
-        known = ", the number of ranks" if num_ranks > 1 and abs(ratio - num_ranks) < 1e-9 else ""
-        return f"the gradient is {ratio + 0.0:.4g} times that of one process{known}"
-    return f"the gradient of the logits differs from one process by {max(abs(a - b) for a, b in flat):.2g}"
+    if off.ratio is not None:
+        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
+        return f"the gradient is {off.ratio + 0.0:.4g} times that of one process{known}"
+    return f"the gradient of the logits differs from one process by {off.error:.2g}"
 
 
 def _run(

@@ -226,13 +226,14 @@ class PipelineRuntime:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave waiting for messages out of the timeline: it shows as the gap between two spans."""
+    """Leave waiting for messages out of the timeline, where it shows as a gap, and the books for the end."""
     context = current()
     before, context.quiet = context.quiet, True
     try:
         yield
     finally:
         context.quiet = before
+        context.books.written()
 
 
 def _device(modules: Mapping[int, nn.Module], boundary: Boundary | None) -> torch.device:
