@@ -106,14 +106,11 @@ class DeepSeekMoE(SMoE):
         super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep, dtype), shared)
         self.nodes = nodes
 
-    def with_routing(self, x: Tensor) -> tuple[Tensor, Routing]:
-        """`y_..D` of `x_..D`, and what the router did."""
+    def through(self, x: Tensor, routing: Routing) -> Tensor:
+        """`y_TD` of `x_TD`, by way of the nodes if there are any."""
         if self.nodes is None:
-            return super().with_routing(x)
-        tokens = x.flatten(0, -2)
-        routing = self.router(tokens)
-        y = through_nodes(tokens, routing.weights, routing.indices, self.experts, self.nodes, self.shared)
-        return y.view(x.shape), routing
+            return super().through(x, routing)
+        return through_nodes(x, routing.weights, routing.indices, self.experts, self.nodes, self.shared)
 
 
 def check_groups(num_experts: int, num_experts_per_token: int, num_groups: int, num_groups_per_token: int) -> None:

@@ -26,8 +26,8 @@ from dualpipe_lab.ep.all_to_all import Splits, combine, dispatch
 from dualpipe_lab.ep.capacity import DROPPED, capacity, fill_slots, find_slots, read_slots
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
+from dualpipe_lab.ep.smoe.setting import ExpertParallel
 from dualpipe_lab.tp.shard import Shard, initialise, load_state
-from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm.groups import Group
 
 
@@ -82,18 +82,14 @@ class GShardMoE(nn.Module):
         self.num_experts, self.num_tokens, self.group, self.global_balance = (
             num_experts, num_tokens, group, global_balance,
         )  # fmt: skip
-        self.ep_size, ep_rank = comm.get_world_size(group), comm.get_rank(group)
-        if num_experts % self.ep_size:
-            raise ValueError(
-                f"the experts divide among the ranks, got {num_experts} on {self.ep_size} ranks; "
-                f"use {-(-num_experts // self.ep_size) * self.ep_size} experts, or fewer ranks"
-            )
+        ep = ExpertParallel(group)
+        start, stop = ep.span(num_experts)
+        self.ep_size = ep.size
         self.capacity = capacity(num_tokens, num_experts, k, capacity_factor)
         self.router = TopKRouter(hidden_size, num_experts, k, normalise=k > 1, dtype=dtype)
-        num_local = num_experts // self.ep_size
-        self.first = nn.Parameter(torch.empty(num_local, hidden_size, ffn_size, dtype=dtype))
-        self.second = nn.Parameter(torch.empty(num_local, ffn_size, hidden_size, dtype=dtype))
-        mine = Shard(0, ep_rank * num_local, (ep_rank + 1) * num_local, num_experts)
+        self.first = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype))
+        self.second = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
+        mine = Shard(0, start, stop, num_experts)
         self.shards = {"first": mine, "second": mine}
         initialise(self)
 

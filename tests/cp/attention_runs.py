@@ -4,7 +4,8 @@ import itertools
 
 import torch
 import torch.nn.functional as F
-from cp_runs import draw, launch
+from cp_runs import draw
+from runs import launch
 
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import all_gather_attention, ring_attention

@@ -1,18 +1,11 @@
-"""What the tests of context parallelism share: launches that print nothing, closeness, the oracle."""
+"""What the tests of context parallelism share: closeness, the oracle."""
 
 import json
-from pathlib import Path
 
 import torch
+from runs import ORACLES
 
-import dualpipe_lab as lab
-
-ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "flash_attention.json").read_text())
-
-
-def launch(fn, world_size, *args, **options):
-    """A launch that prints nothing."""
-    return lab.launch(fn, world_size, *args, output="collect", **options)
+ORACLE = json.loads((ORACLES / "flash_attention.json").read_text())
 
 
 def draw(*shape, seed=0, dtype=torch.float64):

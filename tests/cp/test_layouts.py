@@ -5,9 +5,10 @@ import sys
 
 import pytest
 import torch
-from cp_runs import draw, launch
+from cp_runs import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, critical_path, make_layout, visible_pairs

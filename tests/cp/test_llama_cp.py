@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from cp_runs import assert_close, launch
+from cp_runs import assert_close
+from runs import launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout

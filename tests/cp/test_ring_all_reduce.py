@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cp_runs import draw, launch
+from cp_runs import draw
+from runs import launch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

@@ -5,7 +5,8 @@ import gc
 import pytest
 import torch
 from attention_runs import BATCH, FORMS, SIZE, inputs, reference, run_part, whole
-from cp_runs import assert_close, draw, launch
+from cp_runs import assert_close, draw
+from runs import launch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from attention_runs import inputs, run_part
-from cp_runs import assert_close, launch
+from cp_runs import assert_close
+from runs import launch
 
 from dualpipe_lab.cp.flash_attention.torch_kernel import TorchFlash
 from dualpipe_lab.cp.layouts import make_layout

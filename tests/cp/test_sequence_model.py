@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from cp_runs import assert_close, draw, launch
+from cp_runs import assert_close, draw
+from runs import launch
 from torch.nn import functional as F
 
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout

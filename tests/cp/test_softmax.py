@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
-from cp_runs import ORACLE, assert_close, draw, floats, launch
+from cp_runs import ORACLE, assert_close, draw, floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import launch
 
 from dualpipe_lab.cp.online_softmax import MaxSum, online_average, online_softmax
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax

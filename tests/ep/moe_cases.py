@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from ep_runs import draw, leaf
+from runs import draw, leaf
 from torch.nn.functional import silu
 
 HIDDEN, FFN = 4, 6

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from ep_runs import counted, draw, launch, leaf, oracle
+from ep_runs import oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import (

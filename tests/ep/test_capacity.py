@@ -1,9 +1,9 @@
 """Slots of experts: places against a count by hand, what is dropped, gradients."""
 
 import torch
-from ep_runs import draw, leaf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import draw, leaf
 
 from dualpipe_lab.ep.capacity import (
     DROPPED,

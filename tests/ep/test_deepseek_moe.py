@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from ep_runs import A1, ORACLES, counted, distance, draw, launch, leaf
+from ep_runs import distance
+from runs import A1, ORACLES, counted, draw, launch, leaf
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 

@@ -4,9 +4,9 @@ from itertools import combinations
 
 import pytest
 import torch
-from ep_runs import draw
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import draw
 
 from dualpipe_lab.ep.deepseek_moe import (
     DeepSeekRouter,

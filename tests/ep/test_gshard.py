@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from ep_runs import A1, counted, distance, draw, launch, leaf
+from ep_runs import distance
+from runs import A1, counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -229,7 +230,7 @@ def test_the_global_balance_loss_is_that_of_all_tokens():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_experts": 6}, "experts divide among the ranks, got 6 on 4 ranks; use 8"),
+        ({"num_experts": 6}, "experts must divide among the ranks, got 6 experts on 4 ranks; use 1, 2, 3, 6"),
         ({"capacity_factor": 0}, "a factor above 0, got 8 and 0"),
         ({"num_experts_per_token": 9}, r"1\.\.8 of 8 experts, got 9"),
     ],

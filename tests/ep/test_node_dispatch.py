@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from ep_runs import A1, counted, distance, launch, leaf, whole
+from ep_runs import distance, whole
 from moe_cases import HIDDEN, all_cases, make_case, plain
+from runs import A1, counted, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.hybrid import count_by_node

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from ep_runs import A1, distance, draw, leaf
+from ep_runs import distance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import A1, draw, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from ep_runs import A1, counted, distance, draw, launch, leaf, whole
+from ep_runs import distance, whole
 from moe_cases import FFN, HIDDEN, all_cases, linear, make_case, plain
+from runs import A1, counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import start_rows

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from ep_runs import A1, distance, draw, launch, leaf
+from ep_runs import distance
 from moe_cases import HIDDEN, make_case
+from runs import A1, draw, launch, leaf
 from torch import nn
 
 import dualpipe_lab as lab

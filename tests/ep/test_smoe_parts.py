@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from ep_runs import draw, launch
 from moe_cases import FFN, HIDDEN
+from runs import draw, launch
 from torch import nn
 
 import dualpipe_lab as lab

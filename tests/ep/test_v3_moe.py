@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ep_runs import A1, distance, launch
+from ep_runs import distance
+from runs import A1, launch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

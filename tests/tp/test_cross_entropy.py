@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+from runs import ORACLES, counted, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import ORACLES, TOKENS, assert_a1, counted, distances, draw, launch, leaf, tensor
+from tp_runs import TOKENS, assert_a1, distances, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

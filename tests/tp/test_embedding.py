@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from runs import counted, draw, launch, leaf
 from torch import nn
 from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, counted, distances, draw, launch, leaf, modes, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distances, modes, oracle, own, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from runs import counted, draw, launch, leaf
 from torch import nn
 from torch.nn import functional
-from tp_runs import assert_a1, counted, distance, distances, draw, launch, leaf, modes, own
+from tp_runs import assert_a1, distance, distances, modes, own
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.attention import causal_attention

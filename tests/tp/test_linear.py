@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from runs import counted, draw, launch, leaf
 from torch import nn
-from tp_runs import TOKENS, assert_a1, counted, distance, distances, draw, launch, leaf, modes, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distance, distances, modes, oracle, own, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, TOKENS, batch, plain
-from tp_runs import assert_a1, counted, distances, launch, modes
+from runs import counted, launch
+from tp_runs import assert_a1, distances, modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama, check_topology

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, batch, plain
-from tp_runs import distance, launch
+from runs import launch
+from tp_runs import distance
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.grad_norm import global_norm

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tp_runs import draw, launch, leaf
+from runs import draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp import operators

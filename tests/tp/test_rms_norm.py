@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tp_runs import TOKENS, assert_a1, counted, distances, draw, launch, leaf, oracle, own, tensor
+from runs import counted, draw, launch, leaf
+from tp_runs import TOKENS, assert_a1, distances, oracle, own, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.partial import sum_partial_gradients

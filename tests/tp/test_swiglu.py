@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from runs import counted, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, counted, distances, draw, kept_bytes, launch, leaf, modes, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distances, kept_bytes, modes, oracle, own, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.setting import TensorParallel

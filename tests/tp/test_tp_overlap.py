@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tp_runs import draw, kept_bytes, launch, leaf, modes
+from runs import draw, launch, leaf
+from tp_runs import kept_bytes, modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import LlamaLayer

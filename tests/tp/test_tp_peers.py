@@ -1,8 +1,9 @@
 """The same Llama cut by torch: the same loss, and gradients."""
 
 import torch
+from runs import launch
 from torch.distributed.tensor import DTensor
-from tp_runs import assert_a1, distances, launch
+from tp_runs import assert_a1, distances
 
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from runs import launch
 from safetensors.torch import load_file
-from tp_runs import launch
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import Hyper

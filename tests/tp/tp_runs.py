@@ -1,16 +1,12 @@
-"""What the tests of tensor parallelism share: seeded numbers, parts of them, and how far two runs are apart."""
+"""What the tests of tensor parallelism share: their oracle, parts of tensors, and how far two runs are apart."""
 
 import json
-from pathlib import Path
 
 import torch
+from runs import A1, ORACLES
 
-import dualpipe_lab as lab
 from dualpipe_lab.tp.setting import TensorParallel
-from dualpipe_lab.world.context import current
 
-ORACLES = Path(__file__).parents[1] / "oracles"
-A1 = 1e-12  # relative to the largest number of a tensor: what float64 leaves when a sum has another order
 TOKENS = 12  # divides among 1, 2, 3 and 4 ranks
 
 
@@ -23,25 +19,12 @@ def tensor(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def launch(fn, world_size, *args, **options):
-    """A launch that prints nothing."""
-    return lab.launch(fn, world_size, *args, output="collect", **options)
-
-
 def own(x, dim, tp, is_cut=True):
     """This rank's part of a tensor along a dimension, or all of it."""
     if not is_cut:
         return x
     start, stop = tp.span(x.shape[dim])
     return x.narrow(dim, start, stop - start)
-
-
-def leaf(x):
-    return x.detach().clone().requires_grad_()
 
 
 def distance(found, expected):
@@ -68,16 +51,6 @@ def assert_a1(launched, limit=A1):
                 seen += 1
                 assert value <= limit, f"rank {rank}, {case}: {name} is off by {value:.1e}"
     assert seen  # a test that compared nothing proves nothing
-
-
-def counted(action):
-    """What this rank sends in `action`: {operation: (calls, bytes sent)}."""
-    entries = current().ledger.entries
-    before = {name: (entry.count, entry.sent) for name, entry in entries.items()}
-    action()
-    after = {name: (entry.count, entry.sent) for name, entry in entries.items()}
-    changes = {n: tuple(a - b for a, b in zip(after[n], before.get(n, (0, 0)), strict=True)) for n in after}
-    return {name: change for name, change in changes.items() if change[0]}
 
 
 MODES = {

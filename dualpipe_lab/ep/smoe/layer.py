@@ -126,5 +126,9 @@ class SMoE(nn.Module):
         """`y_..D`, and what the router did: its logits and load are what losses of balance need."""
         tokens = x.flatten(0, -2)
         routing = self.router(tokens)
-        y: Tensor = self.experts(tokens, routing.weights, routing.indices, self.shared)
-        return y.view(x.shape), routing
+        return self.through(tokens, routing).view(x.shape), routing
+
+    def through(self, x: Tensor, routing: Routing) -> Tensor:
+        """`y_TD` of `x_TD`, routed already."""
+        y: Tensor = self.experts(x, routing.weights, routing.indices, self.shared)
+        return y

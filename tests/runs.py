@@ -1,0 +1,34 @@
+"""What tests of parallel layers share: seeded numbers, launches that print nothing, and what a rank sends."""
+
+from pathlib import Path
+
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab.world.context import current
+
+ORACLES = Path(__file__).parent / "oracles"
+A1 = 1e-12  # relative to the largest number of a tensor: what float64 leaves when a sum has another order
+
+
+def draw(seed, *shape):
+    """The same normal numbers in every process."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def leaf(x):
+    return x.detach().clone().requires_grad_()
+
+
+def launch(fn, world_size, *args, **options):
+    return lab.launch(fn, world_size, *args, output="collect", **options)
+
+
+def counted(action):
+    """What this rank sends in `action`: {operation: (calls, bytes sent)}."""
+    entries = current().ledger.entries
+    before = {name: (entry.count, entry.sent) for name, entry in entries.items()}
+    action()
+    after = {name: (entry.count, entry.sent) for name, entry in entries.items()}
+    changes = {n: tuple(a - b for a, b in zip(after[n], before.get(n, (0, 0)), strict=True)) for n in after}
+    return {name: change for name, change in changes.items() if change[0]}
