@@ -1,0 +1,91 @@
+"""A rank's books: written at once, or in the middle of a pipeline's step when somebody asks, and nothing is lost."""
+
+import threading
+
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab.world import comm
+from dualpipe_lab.world.books import MAX_NOTES, Books
+from dualpipe_lab.world.context import current
+from dualpipe_lab.world.operation import Operation
+from dualpipe_lab.world.traffic import Traffic
+
+
+def message(sends, tag=3):
+    traffic = Traffic(8, 0, 1) if sends else Traffic(0, 8, 1)
+    return Operation("isend" if sends else "irecv", (0, 1), traffic, (1,), peer=1, tag=tag, sends=sends)
+
+
+def test_a_message_is_written_at_once():
+    books = Books(0)
+    entries = books.ledger.entries  # what a caller may have in hand before
+    books.note(message(sends=True))
+    assert entries["isend"].sent == 8
+    assert books.progress.posted == {(1, 3): 1}
+    assert [event.peer for event in books.trace.sent] == [1]
+
+
+def test_in_a_step_it_is_written_when_somebody_asks():
+    books, receive = Books(0), message(sends=False)
+    books.note(receive, later=True)
+    books.note(receive, end_ns=70, later=True)
+    assert not books.ledger.entries
+    assert not books.progress.received
+    books.written()
+    assert books.ledger.entries["irecv"].received == 8
+    assert books.progress.received == {(1, 3): 1}
+    assert [event.time_ns for event in books.trace.received] == [70]
+
+
+def test_notes_do_not_pile_up():
+    books = Books(0)
+    for tag in range(3 * MAX_NOTES):
+        books.note(message(sends=True, tag=tag), later=True)
+    assert books.ledger.entries["isend"].count > 2 * MAX_NOTES
+    assert books.written().ledger.entries["isend"].count == 3 * MAX_NOTES
+
+
+def test_whoever_writes_each_message_is_written_once():
+    books, over = Books(0), threading.Event()
+
+    def ask():
+        while not over.is_set():
+            books.written()
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for tag in range(5_000):
+        books.note(message(sends=True, tag=tag), later=tag % 2 == 0)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert books.written().ledger.entries["isend"].count == 5_000
+    assert len(books.trace.sent) == 5_000
+
+
+def _step(rank, num_ranks):
+    """What the last stage's loss sees in the middle of the step, and what a caller sees after it."""
+    entries, seen = current().ledger.entries, []
+
+    def loss(y, target):
+        seen.append((len(entries), current().ledger.entries["irecv"].count))
+        return (y - target).square().mean()
+
+    runtime = lab.PipelineRuntime(
+        lab.schedules.gpipe(num_ranks, 3), {rank: torch.nn.Linear(2, 2)}, loss, torch.zeros(1, 2), lookahead=1
+    )
+    batch = [torch.ones(1, 2)] * 3
+    runtime.step(batch, batch)
+    comm.barrier()
+    return seen, {name: entry.count for name, entry in entries.items()}, len(current().answer().posted)
+
+
+def test_a_step_is_in_the_books_when_it_is_over_and_for_those_who_ask_within():
+    first, last = lab.launch(_step, 2, output="collect")
+    assert [count for _, count in last[0]] == [1, 2, 3]
+    assert last[0][0][0] == 0  # nobody had asked before
+    for _, counts, posted in (first, last):
+        assert counts == {"isend": 3, "irecv": 3, "barrier": 1}
+        assert posted == 3
