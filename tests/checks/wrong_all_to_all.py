@@ -20,6 +20,7 @@ TYPICAL = {
             "must be 2 numbers that sum to",
         ),
         "counts as sent": Bad([("receives.tolist()", "sends")], "2 rank(s), table [[2, 1], [0, 2]]: rank"),
+        "not a number": Bad([("        return y\n", "        return y * float('nan')\n")], "has rows nan"),
         "strided": Bad([("x.contiguous()", "x")], "needs a contiguous tensor"),
         "strided gradient": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
         "no gradient": Bad(

@@ -40,6 +40,7 @@ TYPICAL = {
     "hybrid_zero-3": {
         "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "2 times too large"),
         "the sum": Bad([("grad / (N_in * N_out)", "grad")], "this is the sum"),
+        "not a number": Bad([("    return shard", "    return shard * float('nan')")], "has [nan, nan]"),
         "twice by hand": Bad([("    return shard", "    return shard / N_out")], "the nodes are divided by twice"),
     },
     "hybrid_zero-4": {

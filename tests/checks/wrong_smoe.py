@@ -53,6 +53,9 @@ TYPICAL = {
             ],
             "ep 1 x edp 2: rank 0: the gradient of the experts is",
         ),
+        "not a number": Bad(
+            [("parameter.grad /= total", "parameter.grad *= float('nan')")], "differs from that of the mean"
+        ),
         "summed over all": Bad(
             [
                 (

@@ -149,6 +149,8 @@ def _row(number: float) -> "Tensor":
 
 def _name(number: float) -> str:
     number %= _MARK
+    if number != number:  # from memory that nothing was written to, perhaps
+        return "nan"
     return f"{int(number) // 100}:{int(number) % 100}"
 
 
