@@ -2,12 +2,13 @@
 
 Right, starters, wrong, and each misbehaviour: hang, flood, memory, endless fork, killed parent, deleted folders,
 patched checks, forged verdicts, edited check cells, processes left running, lost cells, files that are no notebooks.
-Usage: grading.py [SECONDS]   the time limit of one exercise, default 60
+
+    python benchmarks/grading.py [--seconds 60]     the time limit of one exercise
 """
 
+import argparse
 import importlib.util
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -48,7 +49,9 @@ def strays(before: set[int]) -> list[str]:
 
 def main() -> int:
     """Grade, compare with what must come out, look for leftovers."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else Limits.seconds
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=Limits.seconds)
+    seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory() as name:
         folder, out = Path(name) / "submissions", Path(name) / "grades"
         expected = shop(folder).expected

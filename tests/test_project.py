@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -192,3 +193,12 @@ def test_the_extension_config_names_no_other_host():
     config = (ROOT / "_config.yml").read_text()
     hosts = set(re.findall(r"https://([\w.]+)", config))
     assert hosts == {"github.com", "mybinder.org", "colab.research.google.com"}
+
+
+def test_every_benchmark_starts():
+    """They import from one another, and `make test` runs none of them."""
+    names = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
+    assert len(names) > 8
+    text = f"import importlib, sys; sys.path.insert(0, 'benchmarks'); [importlib.import_module(n) for n in {names}]"
+    started = run(sys.executable, "-c", text)
+    assert started.returncode == 0, started.stderr
