@@ -204,6 +204,15 @@ def test_wrong_calls_are_named():
             execute(one_f_one_b_overlap(1), forward=passage)
         with pytest.raises(ValueError, match="'forward' takes a passage for its forward, and no other"):
             execute(forward_alone(1), forward=passage, backward=passage)
+        stage, x = CutStage(2, layers), torch.randn(2, 16, dtype=torch.float64)
+        with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: text"):
+            stage.forward(0, (x,), extra={"text": x})
+        with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: a tensor"):
+            stage.forward(0, (x, x))
+        up, down = (Task(stage, lab.Action(2, kind, n), (x,), {"text": x}) for kind, n in (("F", 1), ("B", 0)))
+        stage.forward(0, (x,))
+        with pytest.raises(ValueError, match="got more inputs: text"):
+            overlapped_forward_backward(up, down)
 
     lab.launch(fn, 1)
 

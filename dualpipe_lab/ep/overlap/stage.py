@@ -55,7 +55,7 @@ class CutStage(Stage):
         weight: float = 1,
     ) -> Result:
         """F, serial."""
-        passage = self.enter(microbatch, inputs)
+        passage = self.enter(microbatch, inputs, extra)
         self.execute(builders.forward_alone(len(self.layers), microbatch), forward=passage)
         return self.leave(passage, loss_fn, weight)
 
@@ -80,8 +80,11 @@ class CutStage(Stage):
         """Carry out an order; the pipeline's span stands for all of it."""
         execute(order, forward, backward, self.ticks, traced=False)
 
-    def enter(self, microbatch: int, inputs: Tensors) -> Passage:
-        """Begin a microbatch's way up."""
+    def enter(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any] | None = None) -> Passage:
+        """Begin a microbatch's way up; ValueError for more than one input, which no layer would get."""
+        if extra or len(inputs) != 1:
+            more = ", ".join([*map(str, extra or ()), *["a tensor"] * (len(inputs) - 1)])
+            raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
         (x,) = inputs
         passage = Passage(self.layers, x)
         if torch.is_grad_enabled():
@@ -127,7 +130,7 @@ def overlapped_forward_backward(forward: Task, backward: Task) -> None:
     order = builders.one_f_one_b_overlap(len(up.layers), first, second, backward_layers=len(down.layers))
     if backward.action.kind != B:  # I: its weight gradients come later
         order = replace(order, compute=tuple(op for op in order.compute if not op.kind.endswith("_W")))
-    rising, returning = up.enter(first, forward.arrived), down.turn(second, backward.arrived)
+    rising, returning = up.enter(first, forward.arrived, forward.extra), down.turn(second, backward.arrived)
     up.execute(order, rising, returning)
     forward.result, forward.loss = up.leave(rising, forward.loss_fn, forward.weight)
     backward.result = down.back(returning)
