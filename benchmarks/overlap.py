@@ -7,7 +7,8 @@
   pipelines   1F1B, ZB-H1 and DualPipe, every pipeline rank two expert-parallel ranks, one layer per stage; F
               computes as long as it communicates.  A step lasts from the first rank's start to the last rank's end
 Work is slept, all-to-alls take the time of an emulated link, messages between stages are not delayed; tensors, routing
-and autograd are real and come on top.  Every round runs every contender once; medians over the rounds.
+and autograd are real and come on top.  Every round runs every contender once, every second round from the last to the
+first; medians over the rounds, and the least and the most of the ratio to the simulation.
 """
 
 import argparse
@@ -40,40 +41,48 @@ CONTENDERS = {
 }
 
 
+def in_turns(contenders: list[Any], number: int) -> list[tuple[int, Any]]:
+    """The contenders of one round with their places, every second time from the last to the first."""
+    return list(enumerate(contenders))[:: 1 if number % 2 else -1]
+
+
+def beside(measured: list[int], predicted: Any) -> str:
+    """The median, what was predicted, and the ratio with its least and its most."""
+    ratios = [float(one / predicted) for one in measured]
+    spread = f"{median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{median(measured) / MS:>9.1f}{float(predicted / MS):>10.1f}  {spread}"
+
+
 def time_pairs(rank: int, world_size: int, orders: list[Order], ticks: Any, rounds: int) -> list[list[int]]:
     """Nanoseconds of every order, by round; the first round warms up."""
     num_layers = len(orders[0].comm) // 4
     layers = emulated.make_layers(emulated.make_weights(num_layers), even=SIZES)
     x = torch.randn(SIZES.tokens, SIZES.hidden, dtype=torch.float64)
     found: list[list[int]] = []
-    for _ in range(rounds + 1):
-        found.append([])
-        for order in orders:
+    for number in range(rounds + 1):
+        found.append([0] * len(orders))
+        for place, order in in_turns(orders, number):
             old = Passage(layers, x)
             execute(forward_alone(num_layers), forward=old)
             old.dy = x
             comm.barrier()
-            found[-1].append(int(execute(order, Passage(layers, x), old, ticks).makespan))
+            found[-1][place] = int(execute(order, Passage(layers, x), old, ticks).makespan)
     return found[1:]
 
 
 def pairs(num_layers: int, work_ms: float, rounds: int) -> None:
     """Print one row per ratio and order."""
     print(f"\n{num_layers} layers on 2 ranks, {work_ms:g} ms of work per operation: ms per pair")
-    print(f"{'comm/work':>9}  {'order':<13}{'measured':>9}{'simulated':>10}{'ratio':>7}{'longer sum':>11}")
+    print(f"{'comm/work':>9}  {'order':<13}{'measured':>9}{'simulated':>10}  {'ratio':<20}{'longer sum':>11}")
     for share in (0.5, 1.0, 1.5):
         comm_ms = share * work_ms
         ticks = ticks_of(round(work_ms * MS), round(comm_ms * MS))
         orders = [one_f_one_b_basic(num_layers), one_f_one_b_overlap(num_layers)]
         out = lab.launch(time_pairs, 2, orders, ticks, rounds, link=SIZES.link(comm_ms), timeout=300)
         for place, order in enumerate(orders):
-            measured = median(max(rank[i][place] for rank in out) for i in range(rounds))
-            predicted = simulate(order, ticks).makespan
-            print(
-                f"{share:>9}  {order.name:<13}{measured / MS:>9.1f}{float(predicted / MS):>10.1f}"
-                f"{measured / predicted:>7.3f}{float(bound(order, ticks) / MS):>11.1f}",
-                flush=True,
-            )
+            measured = [max(rank[i][place] for rank in out) for i in range(rounds)]
+            cells = beside(measured, simulate(order, ticks).makespan)
+            print(f"{share:>9}  {order.name:<13}{cells}{float(bound(order, ticks) / MS):>11.1f}", flush=True)
 
 
 def time_steps(
@@ -88,13 +97,13 @@ def time_steps(
         stages = {s: CutStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
         steps.append(lab.PipelineRuntime(program, stages, mse_loss, batch[0], mesh.group("pp"), overlapped=hook))
     found: list[list[tuple[int, int]]] = []
-    for _ in range(rounds + 1):
-        found.append([])
-        for runtime in steps:
+    for number in range(rounds + 1):
+        found.append([(0, 0)] * len(steps))
+        for place, runtime in in_turns(steps, number):
             comm.barrier()
             started = lab.now()
             runtime.step(batch, batch)
-            found[-1].append((started, lab.now()))
+            found[-1][place] = started, lab.now()
     return found[1:]
 
 
@@ -107,16 +116,12 @@ def pipelines(num_ranks: int, rounds: int, unit_ms: float) -> None:
     link = lab.NodeLink(SIZES.link(comm_ms), lab.Link(gbps=1e6), ranks_per_node=2)
     out = lab.launch(time_steps, 2 * num_ranks, programs, ticks, batch, rounds, link=link, timeout=900)
     print(f"\n{num_ranks} pipeline ranks of 2 ranks each, {number} microbatches, unit {unit_ms:g} ms: ms per step")
-    print(f"{'':<24}{'measured':>9}{'simulated':>10}{'ratio':>7}{'units':>8}")
+    print(f"{'':<24}{'measured':>9}{'simulated':>10}  {'ratio':<20}{'units':>6}")
     for place, (title, (program, hook)) in enumerate(zip(CONTENDERS, programs, strict=True)):
         spans = [[rank[i][place] for rank in out] for i in range(rounds)]
-        measured = median(max(end for _, end in span) - min(start for start, _ in span) for span in spans)
+        measured = [max(end for _, end in span) - min(start for start, _ in span) for span in spans]
         predicted = lab.simulate(program, pipeline_cost(work, comm_ms, hook is overlapped_forward_backward)).makespan
-        print(
-            f"{title:<24}{measured / MS:>9.1f}{float(predicted / MS):>10.1f}{measured / predicted:>7.3f}"
-            f"{float(predicted / MS) / unit_ms:>8.1f}",
-            flush=True,
-        )
+        print(f"{title:<24}{beside(measured, predicted)}{float(predicted / MS) / unit_ms:>8.1f}", flush=True)
 
 
 def pipeline_cost(work: float, comm_ms: float, is_overlapped: bool) -> lab.Cost:
