@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import close, difference
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_lab.checks.switched_off import Without
@@ -222,7 +223,7 @@ def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int,
 
 
 def _why(found: Loss, num_ranks: int) -> str | None:
-    if not abs(found.loss - found.expected) <= 1e-10 * max(1.0, abs(found.expected)):
+    if not close([found.loss], [found.expected]):
         if found.loss != found.loss:
             return f"the loss is not a number, expected {found.expected:.6g}: a mean over nothing is 0 / 0"
         slip = "; that is the mean of the ranks' means" if abs(found.loss - found.mean_of_means) < 1e-9 else ""
@@ -231,11 +232,14 @@ def _why(found: Loss, num_ranks: int) -> str | None:
     theirs = [value for row in found.expected_gradient for value in row]
     if len(ours) != len(theirs):
         return f"the gradient has {len(ours)} numbers, expected {len(theirs)}"
-    if all(abs(a - b) <= 1e-10 for a, b in zip(ours, theirs, strict=True)):
+    if (off := difference(ours, theirs)) is None:
         return None
-    largest = max(range(len(theirs)), key=lambda place: abs(theirs[place]))
-    if theirs[largest]:
-        ratio = ours[largest] / theirs[largest]
-        known = ", the number of ranks" if num_ranks > 1 and abs(ratio - num_ranks) < 1e-9 else ""
-        return f"the loss is right, the gradient is {ratio:.4g} times that of one process{known}"
-    return "the loss is right, and there is a gradient where no label counts"
+    if not any(theirs):
+        return "the loss is right, and there is a gradient where no label counts"
+    if off.ratio is not None:
+        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
+        return f"the loss is right, the gradient is {off.ratio + 0.0:.4g} times that of one process{known}"
+    return (
+        f"the loss is right, number {off.place} of the gradient is {ours[off.place]:.6g}, expected "
+        f"{theirs[off.place]:.6g}"
+    )
