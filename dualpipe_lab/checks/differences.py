@@ -51,3 +51,12 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | N
     if ratio is not None and not all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True)):
         ratio = None
     return Difference(max(errors), TOLERANCE * scale, place, ratio)
+
+
+def shape(values: object) -> list[int]:
+    """The lengths of nested lists, from the outermost.
+
+    >>> shape([[1.0, 2.0]]), shape(3.0)
+    ([1, 2], [])
+    """
+    return [len(values), *(shape(values[0]) if values else [])] if isinstance(values, list) else []

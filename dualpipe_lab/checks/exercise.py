@@ -71,6 +71,9 @@ class Check:
             return Verdict(self.name, True, 1.0, self._judge(*answers))
         except Wrong as wrong:
             return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture)
+        except Exception as error:
+            why = f"the check cannot read this answer ({type(error).__name__}: {error})"
+            return Verdict(self.name, False, 0.0, f"{why}; does it have the type and the shape that are asked for?")
 
     def __call__(self, *answers: Any) -> None:
         """Judge an answer; print one line if it is right.

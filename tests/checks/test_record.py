@@ -27,6 +27,20 @@ def test_an_attempt_is_counted_and_solved_stays_solved():
     assert [path.name for path in record.path().parent.iterdir()] == ["progress.json"]
 
 
+def test_an_answer_that_a_check_cannot_read_is_wrong_and_no_traceback():
+    @exercise("odd-1", "Odd", "predict", minutes=3, points=1, hints=("a", "b"))
+    def odd(answer):
+        """Take the second number."""
+        return str(answer[1])
+
+    assert odd.verdict([1, 2]).passed
+    verdict = odd.verdict(7)
+    assert (verdict.passed, verdict.score) == (False, 0)
+    assert "cannot read this answer (TypeError: 'int' object is not subscriptable)" in verdict.message
+    with pytest.raises(CheckFailed, match="the type and the shape"):
+        odd([1])
+
+
 @pytest.mark.parametrize(
     "text",
     [

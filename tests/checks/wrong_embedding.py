@@ -12,6 +12,7 @@ TYPICAL = {
         "rounded down": Bad(_NAMES + "29_360_128, 0, 6_282", "rounded up"),
     },
     "embedding-2": {
+        "one column": Bad([("return found", "return found[:, 0]")], "rows of shape ["),
         "as it was": Bad(
             [
                 ("    found = table.new_zeros(len(ids), table.shape[1])\n", ""),

@@ -16,6 +16,7 @@ TYPICAL = {
         "in the order of tokens": Bad(_PREDICT + "5, 7680, 6, 6", "first choices come first"),
     },
     "gshard-2": {
+        "one number": Bad(_ASSIGN + "    return indices.sum()", "slots of shape []"),
         "token by token": Bad(
             [
                 ("indices.t().reshape(-1)", "indices.reshape(-1)"),
@@ -84,6 +85,9 @@ TYPICAL = {
         "detached": Bad([("dispatch(filled, even)", "dispatch(filled.detach(), even)")], "does not require grad"),
     },
     "gshard-4": {
+        "one per token": Bad(
+            _WEIGHTS + "    return (scores / scores.sum(-1, keepdim=True))[:, :1]", "weights of shape"
+        ),
         "not normalised": Bad([("scores / scores.sum(-1, keepdim=True) * kept", "scores * kept")], "weight 0 of token"),
         "nothing dropped": Bad([("(-1, keepdim=True) * kept", "(-1, keepdim=True)")], "expected 0"),
         "detached": Bad([("scores.sum(-1, keepdim=True)", "scores.sum(-1, keepdim=True).detach()")], "gradient"),

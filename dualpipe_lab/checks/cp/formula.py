@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import exp, inf, log
 from typing import NamedTuple, TypeAlias
 
+from dualpipe_lab.checks.differences import shape
 from dualpipe_lab.checks.exercise import Wrong
 
 Matrix: TypeAlias = list[list[float]]
@@ -81,11 +82,6 @@ def check_close(case: str, name: str, found: object, expected: object, tolerance
 
 def _dot(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def shape(values: object) -> list[int]:
-    """The lengths of nested lists, from the outermost."""
-    return [len(values), *(shape(values[0]) if values else [])] if isinstance(values, list) else []
 
 
 def flat(values: object) -> list[float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab.checks.cp import formula
 from dualpipe_lab.checks.cp.formula import check_close
+from dualpipe_lab.checks.differences import shape
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -94,7 +95,7 @@ def check_blocks(fn: Callable[..., Any], cases: list[Blocks]) -> None:
 
 def _symptom(name: str, found: Any, do: formula.Matrix, case: Blocks) -> str:
     """What a sum over the keys says about the mistake."""
-    if formula.shape(found) != [case.keys, SIZE]:
+    if shape(found) != [case.keys, SIZE]:
         return ""
     if name == "dV":
         ours, total = (_column_sums(rows) for rows in (found, do))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import exp, log1p
 from typing import NamedTuple, TypeAlias
 
-from dualpipe_lab.checks.differences import close
+from dualpipe_lab.checks.differences import close, shape
 from dualpipe_lab.checks.exercise import Wrong
 
 Matrix: TypeAlias = list[list[float]]
@@ -114,6 +114,8 @@ def balance_loss(routed: Routed) -> tuple[float, Matrix]:
 
 def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: Routed | None) -> None:
     """Raise `Wrong` with the first number that differs, and why it must be zero where no weight contains the logit."""
+    if shape(found) != shape(expected):
+        raise Wrong(f"{where}: {what}s of shape {shape(found)}, expected {shape(expected)}")
     for token, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             if close([a], [b]):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import shape
 from dualpipe_lab.checks.ep import gates
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
@@ -89,6 +90,8 @@ def slots(fn: Callable[..., Any]) -> str:
         where = f"{case[0]} token(s), {case[1]} experts, {case[2]} choice(s), {case[3]} slot(s) each"
         if not is_fine:
             raise Wrong(f"{where}: {found}")
+        if shape(found) != shape(each.indices):
+            raise Wrong(f"{where}: slots of shape {shape(found)}, expected one for each choice")
         if found != (expected := gates.slots_of(each, case[3])):
             raise Wrong(f"{where}: chosen {each.indices}: slots {found}, expected {expected}{_why(each, found)}")
     return f"right in {len(SLOT_CASES)} cases, with every expert chosen and with no token"
@@ -145,7 +148,7 @@ def kept(fn: Callable[..., Any]) -> str:
         left = [[g * s for g, s in zip(*rows, strict=True)] for rows in zip(grad, stays, strict=True)]
         weights, theirs = gates.softmax_gradient(routed, left, normalised=True)
         expected = [[w * s for w, s in zip(*rows, strict=True)] for rows in zip(weights, stays, strict=True)]
-        for token, row in enumerate(found):
+        for token, row in enumerate(found if shape(found) == shape(expected) else ()):
             single = sum(stays[token]) == 1 and abs(max(row) - 1) < 1e-9
             if single and abs(sum(expected[token]) - 1) > 1e-9:
                 raise Wrong(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import shape
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -147,10 +148,8 @@ def tokens(fn: Callable[..., Any]) -> str:
 def _check(results: "Results | list[Found]", case: str, what: str) -> None:
     for rank, (found, expected, slips) in enumerate(results):
         where = f"{case}, rank {rank}: "
-        if [len(row) for row in found] != [len(row) for row in expected]:
-            raise Wrong(
-                f"{where}{len(found)} rows of {[len(row) for row in found][:1]} numbers, expected {len(expected)}"
-            )
+        if shape(found) != shape(expected):
+            raise Wrong(f"{where}{what}s of shape {shape(found)}, expected {shape(expected)}")
         for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
             if ours != theirs:
                 known = next((f": {words}" for words, wrong in slips.items() if wrong == found), "")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab import checks
-from dualpipe_lab.checks.differences import close
+from dualpipe_lab.checks.differences import close, shape
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -108,6 +108,8 @@ def likeliest(fn: Callable[..., Any]) -> str:
         case = f"{vocabulary} entries on {num_ranks} rank(s)"
         results = on_ranks(_likeliest, num_ranks, Without(fn, *library), vocabulary, case=case)
         for rank, (found, expected) in enumerate(results):
+            if shape(found) != shape(expected):
+                raise Wrong(f"{case}, rank {rank}: entries of shape {shape(found)}, expected {shape(expected)}")
             for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
                 if ours != theirs:
                     raise Wrong(f"{case}, rank {rank}: token {place} got entry {ours}, expected {theirs}{_TIES}")
