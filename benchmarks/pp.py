@@ -5,6 +5,7 @@
 
   emulated   F, I and W last a unit each (divided among a rank's stages), asleep inside of autograd Functions, so that
              many ranks share few cores; messages, autograd, Python and waiting are real.  A pair takes F + B.
+             hop     from the call that sends, on a rank that has worked a unit, to the end of the other's receive
              ratio   measured step / (simulated makespan with the hop and the sleep overshoot measured in the same run)
              added   the same with the overshoot of the actions instead: what the same F and B take, beyond the sleep
                      asked for, on the same ranks without a pipeline (autograd, and waking up inside of it)
@@ -21,6 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,14 +80,19 @@ def alone(modules: dict[int, nn.Module], x: Tensor) -> Step:
     return step
 
 
-def hop_seconds(rank: int, x: Tensor, times: int = 20) -> float:
-    """Half of a round trip between ranks 0 and 1, while the others wait."""
-    tensor = x.clone()
-    began = time.perf_counter()
-    for _ in range(times if rank < 2 else 0):
-        comm.send(tensor, 1) if rank == 0 else comm.recv(tensor, 0)
-        comm.recv(tensor, 1) if rank == 0 else comm.send(tensor, 0)
-    return (time.perf_counter() - began) / (2 * times)
+def hop(rank: int, x: Tensor, unit: float, times: int = 5) -> list[float]:
+    """When messages from rank 0, each after a unit of work, were given away there, or had come to rank 1."""
+    stamps = []
+    for _ in range(times):
+        comm.barrier()
+        if rank == 0:
+            time.sleep(unit)
+            stamps.append(time.perf_counter())
+            comm.send(x, 1)
+        elif rank == 1:
+            comm.recv(x, 0)
+            stamps.append(time.perf_counter())
+    return stamps
 
 
 def measure(
@@ -104,7 +111,7 @@ def measure(
     found: dict[Any, list[Any]] = {key: [] for key in (*contenders, "hop", "sleep")}
     for number in range(rounds + 1):  # the first one warms up
         comm.barrier()
-        found["hop"].append(hop_seconds(rank, x))
+        found["hop"].append(hop(rank, x.clone(), unit))
         comm.barrier()
         began = time.perf_counter()
         for _ in range(5):
@@ -118,14 +125,14 @@ def measure(
     return found
 
 
-def cost_of(program: Program, unit: float, hop: float = 0) -> lab.Cost:
+def cost_of(program: Program, unit: float, latency: float = 0) -> lab.Cost:
     """F, I and W of a stage in nanoseconds: a unit per rank, divided among its stages."""
     ticks = int(unit * program.num_ranks / program.num_stages * 1e9)
-    return lab.Cost(F=ticks, I=ticks, W=ticks, latency=int(hop * 1e9))
+    return lab.Cost(F=ticks, I=ticks, W=ticks, latency=int(latency * 1e9))
 
 
 def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float) -> tuple[Spans, float, float]:
-    """Per contender what each round took; the hop and the sleep overshoot."""
+    """Per contender what each round took; the hop in seconds and the sleep overshoot."""
     with tempfile.TemporaryDirectory() as folder:
         for number, program in enumerate(programs):
             if torch_can(program):
@@ -141,8 +148,9 @@ def run(programs: list[Program], make: Any, x: Tensor, rounds: int, unit: float)
             else:
                 spans = [max(end for _, end, _ in step) - min(start for start, *_ in step) for step in steps]
             results[key] = [(span, sum(cpu for *_, cpu in step)) for span, step in zip(spans, steps, strict=True)]
-    hop = median(ranks[0]["hop"][1:])
-    return results, hop, median(median(found["sleep"][1:]) for found in ranks)
+    away, there = (chain.from_iterable(ranks[rank]["hop"][1:]) for rank in (0, 1))
+    latency = median(end - start for start, end in zip(away, there, strict=True))
+    return results, latency, median(median(found["sleep"][1:]) for found in ranks)
 
 
 def seconds_of(results: Spans, side: str, number: int) -> tuple[float, float]:
@@ -167,13 +175,13 @@ def emulated(num_ranks: int, rounds: int, unit: float, names: list[str]) -> None
     def make(program: Program, stage: int) -> nn.Module:
         return Emulated(cost_of(program, unit).F / 1e9, first=stage == 0)
 
-    results, hop, overshoot = run(programs, make, torch.zeros(ROWS, WIDTH), rounds, unit)
+    results, latency, overshoot = run(programs, make, torch.zeros(ROWS, WIDTH), rounds, unit)
     microbatches = MICROBATCHES[num_ranks]
-    print(f"\n{num_ranks} ranks, {microbatches} microbatches: hop {hop * 1e6:.0f} us, sleep x {overshoot:.4f}")
+    print(f"\n{num_ranks} ranks, {microbatches} microbatches: hop {latency * 1e6:.0f} us, sleep x {overshoot:.4f}")
     print(f"{'':<22}{'actions x':>10}", end="")
     print("".join(f"{side:>11}{'ratio':>7}{'added':>7}{'CPU ms':>8}" for side in SIDES) + f"{'lab/torch':>10}")
     for number, program in enumerate(programs):
-        cost = cost_of(program, unit, hop)
+        cost = cost_of(program, unit, latency)
         simulated = lab.simulate(program, cost).makespan / 1e9
         num_stages = len({action.stage for action in program.actions(0)})
         actions = seconds_of(results, "alone", number)[0] / (3 * cost.F / 1e9 * ALONE * num_stages)
