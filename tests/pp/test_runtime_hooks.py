@@ -1,5 +1,7 @@
 """Functions of the caller's own, and evaluation."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from rank_runs import LIKE, bitwise, expected_grads, grads_of, make_batch, make_stages
@@ -7,6 +9,7 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.pp.runtime import PipelineRuntime, Stage, Task
+from dualpipe_lab.pp.runtime import stage as stage_module
 from dualpipe_lab.pp.schedules import build
 
 
@@ -125,3 +128,31 @@ def test_evaluation_runs_the_forwards_alone(name):
     assert sum(losses.values()) == pytest.approx(loss, abs=1e-12)
     for (*_, grads), theirs in zip(out, expected, strict=True):
         assert all(bitwise(grads[stage], theirs[stage]) for stage in grads)
+
+
+class Apart(Stage):
+    """A stage of the caller's own, though it changes nothing."""
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("zero_bubble_h1", 2), ("v_half", 4)])
+def test_i_and_w_of_the_first_stage_are_one_walk_where_nothing_stands_between(name, num_ranks):
+    program = build(name, num_ranks, 8)
+    stages, batch = make_stages(program.num_stages), make_batch(8)
+    kinds = [[action.kind for action in program.actions(rank)] for rank in range(num_ranks)]
+    neighbours = sum(a[:2] == (0, "I") and b == a._replace(kind="W") for a, b in pairwise(program.ranks[0]))
+    assert neighbours == {"zero_bubble_h1": 8, "v_half": 1}[name]
+
+    def fn(rank, world_size, make):
+        splits, real = [], stage_module.SplitBackward
+        stage_module.SplitBackward = lambda *graph: splits.append(1) or real(*graph)
+        mine = {action.stage: make(action.stage, stages[action.stage]) for action in program.actions(rank)}
+        result = PipelineRuntime(program, mine, nn.functional.mse_loss, LIKE).step(*batch)
+        stage_module.SplitBackward = real
+        return [grads_of(stage.module) for stage in mine.values()], len(splits), result.peak_activations
+
+    together, apart = (lab.launch(fn, num_ranks, make) for make in (Stage, Apart))
+    for rank, ((ours, splits, peak), (theirs, all_splits, other)) in enumerate(zip(together, apart, strict=True)):
+        assert all(map(bitwise, ours, theirs))
+        assert (peak, all_splits) == (other, kinds[rank].count("I"))
+        assert splits == all_splits - (neighbours if rank == 0 else 0)
+        assert [span.kind for span in together.timeline.spans_by_rank[rank]] == kinds[rank]

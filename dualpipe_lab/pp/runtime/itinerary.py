@@ -10,6 +10,8 @@ Elsewhere: torch posts all receives of a step where its lowered order has them, 
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from dualpipe_lab.pp.program import (
@@ -20,6 +22,7 @@ from dualpipe_lab.pp.program import (
     Action,
     B,
     F,
+    I,
     Overlap,
     Program,
     Step,
@@ -37,11 +40,14 @@ class Itinerary(NamedTuple):
         row: what the rank does, in order.
         early: for positions in `row`, the receives that may be posted before them.
         last: the last backward action of each stage.
+        at_once: I and W of the first stage where one follows the other.  Nobody waits for what this I returns, so both
+            may be one walk of autograd, as B is.
     """
 
     row: tuple[Step, ...]
     early: dict[int, list[Action]]
     last: dict[int, Action]
+    at_once: frozenset[Action]
 
 
 def plan_rank(lowered: Program, rank: int, lookahead: int, forward_only: bool = False) -> Itinerary:
@@ -57,7 +63,7 @@ def plan_rank(lowered: Program, rank: int, lookahead: int, forward_only: bool = 
     if forward_only:
         row = tuple(_forwards(row))
     last = {action.stage: action for step in row for action in actions_of(step) if action.kind in (B, W)}
-    return Itinerary(row, _early(lowered, row, lookahead) if lookahead else {}, last)
+    return Itinerary(row, _early(lowered, row, lookahead) if lookahead else {}, last, frozenset(_at_once(row)))
 
 
 def made_by(receive: Action) -> Action:
@@ -73,6 +79,13 @@ def made_by(receive: Action) -> Action:
 def _forwards(row: tuple[Step, ...]) -> list[Step]:
     singles = [step.forward if isinstance(step, Overlap) else step for step in row]
     return [step for step in singles if step.kind in (F, SEND_F, RECV_F)]
+
+
+def _at_once(row: tuple[Step, ...]) -> Iterator[Action]:
+    work = [step for step in row if isinstance(step, Overlap) or step.kind not in MESSAGE_KINDS]
+    for first, second in pairwise(work):
+        if isinstance(first, Action) and first[:2] == (0, I) and second == first._replace(kind=W):
+            yield from (first, second)
 
 
 def _early(lowered: Program, row: tuple[Step, ...], lookahead: int) -> dict[int, list[Action]]:

@@ -4,6 +4,7 @@ Chapter: book/pp/gpipe.  In: a program, this rank's modules, microbatches.  Out:
   gradients   equal accumulation over the same microbatches on one process, bitwise where the order of sums is the same
   messages    one per boundary, microbatch and direction: (P - 1) * M * 2 in all for one stage per rank
   buffers     `lookahead` per source rank and direction, however many microbatches there are
+  I, then W   on the first stage are one walk, in the time of I; a `Stage` of the caller's own keeps them apart
 Elsewhere: torch `_PipelineScheduleRuntime`; Megatron's schedules.py, one function per schedule.
 """
 
@@ -162,6 +163,7 @@ class PipelineRuntime:
     def _run(self, step: Step, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
         """Receive, work, deliver: an overlapped pair receives for both first and delivers for both at the end."""
         tasks = [self._task(action, batch, mail) for action in actions_of(step)]
+        tasks[0].whole = step in plan.at_once and type(tasks[0].stage) is Stage
         held = sum(stage.num_live for stage in self._stages.values())
         batch.peak = max(batch.peak, held + sum(task.action.kind == F for task in tasks))
         with current().span(*title(step)):

@@ -26,6 +26,7 @@ class Task:
         arrived: activations for F, gradients for B and I; nothing for the backward of the last stage.
         extra, loss_fn, weight: for F, as `Stage.forward` takes them.
         result: what the next stage needs; None until the task has run.
+        whole: let I do what B does, and W nothing.
         loss: after F, the weighted loss of this stage, if it has one.
     """
 
@@ -35,6 +36,7 @@ class Task:
     extra: Mapping[str, Any] = field(default_factory=dict)
     loss_fn: Loss | None = None
     weight: float = 1
+    whole: bool = False
     result: Tensors | None = None
     loss: Tensor | None = None
 
@@ -45,10 +47,11 @@ class Task:
             done = self.stage.forward(microbatch, self.arrived, self.extra, self.loss_fn, self.weight)
             self.result, self.loss = done.output, done.loss
         elif kind == W:
-            self.stage.weight_grad(microbatch)
+            if not self.whole:
+                self.stage.weight_grad(microbatch)
             self.result = ()
         else:
-            backward = self.stage.backward if kind == B else self.stage.input_grad
+            backward = self.stage.backward if kind == B or self.whole else self.stage.input_grad
             self.result = backward(microbatch, self.arrived)
 
 
