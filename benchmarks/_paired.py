@@ -5,14 +5,26 @@ In each round both take some steps, one after the other and in turns first, so t
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich.table import Table
 
 import dualpipe_lab as lab
 
 TIMES = ("ms", "theirs", "ratio (least to most)")
+T = TypeVar("T")
 Found = dict[str, list[float]]  # "wall ours", "cpu theirs": seconds per step, one per round
+
+
+def in_turns(contenders: Iterable[T], number: int) -> list[T]:
+    """The contenders of one round: every second time from the last to the first."""
+    return list(contenders)[:: 1 if number % 2 else -1]
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """The median with the least and the most."""
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def paired(
@@ -31,7 +43,7 @@ def paired(
     """
     found: Found = {f"{kind} {name}": [] for kind in ("wall", "cpu") for name in contenders}
     for number in range(rounds + 1):
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
+        for name in in_turns(contenders, number):
             meet()
             began, worked = time.perf_counter(), time.process_time()
             for _ in range(steps):
@@ -50,7 +62,7 @@ def cells(found: Found) -> list[str]:
         mine, other = found[f"{kind} ours"], found[f"{kind} theirs"]
         ratios = [one / two for one, two in zip(mine, other, strict=True)]
         texts += [f"{statistics.median(values) * 1e3:.1f}" for values in (mine, other)]
-        texts.append(f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        texts.append(spread(ratios))
     return texts
 
 

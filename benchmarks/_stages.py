@@ -9,14 +9,15 @@ from torch import Tensor, nn
 ROWS, WIDTH = 16, 64
 
 
-class SleepForInput(torch.autograd.Function):
+class Sleep(torch.autograd.Function):
     """The identity; its forward lasts until `end`, its backward `seconds`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, end: float, seconds: float) -> Tensor:
-        """Wait for the end of F."""
+        """Return at `end` of `time.perf_counter`, at once if that is over."""
         ctx.seconds, y = seconds, x.clone()
-        sleep_until(end)
+        if (remaining := end - time.perf_counter()) > 0:
+            time.sleep(remaining)
         return y
 
     @staticmethod
@@ -24,28 +25,6 @@ class SleepForInput(torch.autograd.Function):
         """Take `seconds`."""
         time.sleep(ctx.seconds)
         return grad, None, None
-
-
-class SleepForWeight(torch.autograd.Function):
-    """A weight as it is; its backward lasts `seconds`."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
-        """Take no time."""
-        ctx.seconds = seconds
-        return weight.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Take `seconds`."""
-        time.sleep(ctx.seconds)
-        return grad, None
-
-
-def sleep_until(end: float) -> None:
-    """Return at `end` of `time.perf_counter`, at once if that is over."""
-    if (remaining := end - time.perf_counter()) > 0:
-        time.sleep(remaining)
 
 
 class Emulated(nn.Module):
@@ -64,8 +43,8 @@ class Emulated(nn.Module):
         end = time.perf_counter() + self.seconds
         if self.entry is not None:
             x = x * self.entry
-        x = x + SleepForWeight.apply(self.weight, self.seconds)
-        return SleepForInput.apply(x, end, self.seconds)
+        x = x + Sleep.apply(self.weight, 0.0, self.seconds)
+        return Sleep.apply(x, end, self.seconds)
 
 
 class Block(nn.Module):

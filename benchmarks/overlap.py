@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from _paired import in_turns, spread
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -41,16 +42,10 @@ CONTENDERS = {
 }
 
 
-def in_turns(contenders: list[Any], number: int) -> list[tuple[int, Any]]:
-    """The contenders of one round with their places, every second time from the last to the first."""
-    return list(enumerate(contenders))[:: 1 if number % 2 else -1]
-
-
 def beside(measured: list[int], predicted: Any) -> str:
     """The median, what was predicted, and the ratio with its least and its most."""
     ratios = [float(one / predicted) for one in measured]
-    spread = f"{median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"{median(measured) / MS:>9.1f}{float(predicted / MS):>10.1f}  {spread}"
+    return f"{median(measured) / MS:>9.1f}{float(predicted / MS):>10.1f}  {spread(ratios)}"
 
 
 def time_pairs(rank: int, world_size: int, orders: list[Order], ticks: Any, rounds: int) -> list[list[int]]:
@@ -61,7 +56,7 @@ def time_pairs(rank: int, world_size: int, orders: list[Order], ticks: Any, roun
     found: list[list[int]] = []
     for number in range(rounds + 1):
         found.append([0] * len(orders))
-        for place, order in in_turns(orders, number):
+        for place, order in in_turns(enumerate(orders), number):
             old = Passage(layers, x)
             execute(forward_alone(num_layers), forward=old)
             old.dy = x
@@ -99,7 +94,7 @@ def time_steps(
     found: list[list[tuple[int, int]]] = []
     for number in range(rounds + 1):
         found.append([(0, 0)] * len(steps))
-        for place, runtime in in_turns(steps, number):
+        for place, runtime in in_turns(enumerate(steps), number):
             comm.barrier()
             started = lab.now()
             runtime.step(batch, batch)

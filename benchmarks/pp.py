@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from _paired import in_turns, spread
 from _stages import REAL, ROWS, WIDTH, Emulated
 from torch import Tensor, nn
 
@@ -117,7 +118,7 @@ def measure(
         for _ in range(5):
             time.sleep(unit)
         found["sleep"].append((time.perf_counter() - began) / (5 * unit) if unit else 1.0)
-        for key, step in list(contenders.items())[:: 1 if number % 2 else -1]:
+        for key, step in in_turns(contenders.items(), number):
             comm.barrier()
             began, cpu = time.perf_counter(), time.process_time()
             step()
@@ -165,7 +166,7 @@ def beside(results: Spans, number: int) -> str:
         return ""
     both = zip(results["lab", number], results["torch", number], strict=True)
     ratios = [ours[0] / theirs[0] for ours, theirs in both]
-    return f"{median(ratios):>9.3f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"    {spread(ratios)}"
 
 
 def emulated(num_ranks: int, rounds: int, unit: float, names: list[str]) -> None:

@@ -4,9 +4,9 @@ This is the one piece of state that belongs to the process rather than to a call
 under `torchrun` it is made on first use.  Everything in `comm` finds it through `current()`.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
-from typing import Any
 
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.timeline.spans import Part
@@ -29,7 +29,6 @@ class RankContext:
         emulator: delays messages; None when the wall clock runs without a link.
         books: what happened so far, and what the watchdog is told.
         in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
-        open_spans: how many of them the rank is inside of.
         quiet: in the middle of a pipeline's step: waiting for a message is no span but a gap between two of them, and
             messages are written into the books at the end.
     """
@@ -40,7 +39,7 @@ class RankContext:
         self.books = Books(rank)
         self.in_flight: dict[int, object] = {}
         self.quiet = False
-        self.open_spans = 0
+        self._open_spans = 0
 
     @property
     def ledger(self) -> RankLedger:
@@ -74,12 +73,13 @@ class RankContext:
             self.clock.wait_until(due)
         else:
             due = self.clock.now()
-        if not self.open_spans and not (self.quiet and operation.peer is not None):
+        if not self._open_spans and not (self.quiet and operation.peer is not None):
             kind = "collective" if operation.is_collective else "wait"
             self.books.trace.span(waited_from, self.clock.now(), kind, operation.name)
         progress.end()
         self.books.note(operation, due, later=self.quiet)
 
+    @contextmanager
     def span(
         self,
         kind: str,
@@ -87,32 +87,22 @@ class RankContext:
         microbatch: int | None = None,
         label: str = "",
         pair: tuple[Part, Part] | None = None,
-    ) -> "OpenSpan":
+    ) -> Iterator[None]:
         """Record what happens inside as one span of the timeline; the arguments are those of `Span`."""
-        return OpenSpan(self, kind, stage, microbatch, label, pair)
+        start = self.clock.now()
+        self._open_spans += 1
+        try:
+            yield
+        finally:
+            self._open_spans -= 1
+            self.books.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
 
     def compute(self, ms: float, label: str = "") -> None:
         """Work for `ms` milliseconds of this rank's clock."""
         start = self.clock.now()
         self.clock.wait_until(start + round(ms * 1_000_000))
-        if not self.open_spans:
+        if not self._open_spans:
             self.books.trace.span(start, self.clock.now(), "compute", label)
-
-
-class OpenSpan(AbstractContextManager[None]):
-    """A span of a rank's timeline while it lasts: spelled out, for it opens and closes with every action."""
-
-    def __init__(self, context: RankContext, *what: Any) -> None:
-        self._context, self._what = context, what
-
-    def __enter__(self) -> None:
-        self._context.open_spans += 1
-        self._start = self._context.clock.now()
-
-    def __exit__(self, *error: object) -> None:
-        context = self._context
-        context.open_spans -= 1
-        context.books.trace.add(Span(context.rank, self._start, context.clock.now(), *self._what))
 
 
 _current: RankContext | None = None

@@ -7,7 +7,6 @@ with functions of its own that set `result` themselves.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -64,7 +63,6 @@ def one_after_the_other(forward: Task, backward: Task) -> None:
     backward.run()
 
 
-@cache
 def title(step: Step) -> tuple[str, int, int, str, tuple[Action, Action] | None]:
     """Return kind, stage, microbatch, label and pair of a step's span, as the simulator writes them."""
     if isinstance(step, Overlap):

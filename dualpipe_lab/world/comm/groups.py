@@ -52,8 +52,7 @@ def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
 def _check_agreed(ranks: tuple[int, ...]) -> None:
     context = current()
     made: list[tuple[int, ...]] = [()] * context.world_size
-    world = tuple(range(context.world_size))
-    operation = Operation("new_group", world, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
+    operation = Operation("new_group", context.everyone, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
     context.books.progress.join(operation)
     context.books.progress.wait(operation)
     dist.all_gather_object(made, ranks)
