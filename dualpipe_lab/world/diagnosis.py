@@ -53,16 +53,17 @@ def _stood_still(before: Whereabouts | None, after: Whereabouts, seconds: float)
 
 
 def disagreements(answers: Answers) -> dict[int, str]:
-    """Ranks whose sequence of collectives differs from that of the first rank of the same group, and how."""
+    """Ranks whose sequence of collectives differs from that of the first rank of the same communicator, and how."""
     found: dict[int, str] = {}
     for rank, answer in answers.items():
-        for group, names in answer.history.items():
-            reference = answers[group[0]].history.get(group, []) if group[0] in answers else []
+        for communicator, names in answer.history.items():
+            first = communicator.ranks[0]
+            reference = answers[first].history.get(communicator, []) if first in answers else []
             for position, (name, expected) in enumerate(zip(names, reference, strict=False)):
                 if name != expected and rank not in found:
                     found[rank] = (
-                        f"called {name} as collective {position} of ranks {list(group)}, "
-                        f"where rank {group[0]} called {expected}"
+                        f"called {name} as collective {position} of ranks {list(communicator.ranks)}, "
+                        f"where rank {first} called {expected}"
                     )
     return found
 
@@ -96,11 +97,11 @@ def _missing_members(stuck: dict[int, Blocked], answers: Answers, returned: set[
 
 def _not_joined(blocked: Blocked, stuck: dict[int, Blocked], answers: Answers) -> list[int]:
     """Members of the collective's group that have not begun it; by name if it bypassed `comm`."""
-    if blocked.group is not None:
+    if blocked.communicator is not None:
         return [
             rank
-            for rank in blocked.group
-            if rank in answers and answers[rank].joined.get(blocked.group, 0) <= blocked.sequence
+            for rank in blocked.communicator.ranks
+            if rank in answers and answers[rank].joined.get(blocked.communicator, 0) <= blocked.sequence
         ]
     return [rank for rank in answers if rank not in stuck or stuck[rank].name != blocked.name]
 

@@ -4,11 +4,19 @@ import zlib
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 from dualpipe_lab.world.traffic import Traffic
 
 # each rank's tensor may have its own size, or there is none
 UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier", "new_group")
+
+
+class Communicator(NamedTuple):
+    """A group as its members know it: two groups of the same ranks differ in torch's name, empty for the world."""
+
+    ranks: tuple[int, ...]
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -23,7 +31,8 @@ class Operation:
         peer: global rank of the other side of a message; None for a collective (or a receive from anybody).
         sent_to: for a collective that is no ring in the order of its ranks, the bytes addressed to each rank.
         tag: tag of a message.
-        sequence: how many collectives of this group came before on this rank.
+        sequence: how many collectives of this communicator came before on this rank.
+        group_name: torch's name of the group, the same on all members; empty for the world.
         sends: for a message, whether it leaves this rank.
         label: what the message carries, for the timeline; of a new group, its ranks.
         issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over;
@@ -43,6 +52,7 @@ class Operation:
     left_ns: int | None = None
     due_ns: int = 0
     sent_to: dict[int, int] | None = None
+    group_name: str = ""
 
     @property
     def is_collective(self) -> bool:
@@ -50,9 +60,14 @@ class Operation:
         return self.sends is None
 
     @property
+    def communicator(self) -> Communicator:
+        """Ranks and name of the group."""
+        return Communicator(self.group, self.group_name)
+
+    @property
     def stream(self) -> int:
         """The key under which both sides find this operation's stamps: group and tag, or group alone."""
-        group = group_id(self.group)
+        group = _number(self.group, self.group_name)
         return -1 - group if self.is_collective else (group << 31) | self.tag
 
     @property
@@ -70,6 +85,6 @@ class Operation:
 
 
 @cache
-def group_id(ranks: tuple[int, ...]) -> int:
-    """A number that every member computes alike for the group of these ranks."""
-    return zlib.crc32(repr(ranks).encode()) & 0x7FFFFFFF
+def _number(ranks: tuple[int, ...], name: str) -> int:
+    """A number for a communicator that all its members compute alike."""
+    return zlib.crc32(f"{ranks} {name}".encode()) & 0x7FFFFFFF

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from dualpipe_lab.world.operation import Operation
+from dualpipe_lab.world.operation import Communicator, Operation
 
-HISTORY_LENGTH = 1_000  # collectives per group that are compared across the ranks
+HISTORY_LENGTH = 1_000  # collectives per communicator that are compared across the ranks
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Frame:
 class Blocked:
     """The operation that a rank waits for, as far as it is known.
 
-    `sends` is None for a collective; `group` and `sequence` are known when it went through `dualpipe_lab.comm`.
+    `sends` is None for a collective; `communicator` and `sequence` are known when it went through `dualpipe_lab.comm`.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Blocked:
     sends: bool | None = None
     peer: int | None = None
     tag: int = 0
-    group: tuple[int, ...] | None = None
+    communicator: Communicator | None = None
     sequence: int = 0
 
 
@@ -52,7 +52,7 @@ class Whereabouts:
         completed: operations finished so far.
         cpu_seconds: processor time used so far; a rank that moves bytes uses some, a deadlocked one does not.
         posted, received: messages by (peer, tag).
-        joined, history: collectives begun, by group: how many, and which.
+        joined, history: collectives begun, by communicator: how many, and which.
         frames: where its main thread is, innermost last.
     """
 
@@ -64,8 +64,8 @@ class Whereabouts:
     cpu_seconds: float
     posted: Counter[tuple[int, int]]
     received: Counter[tuple[int, int]]
-    joined: dict[tuple[int, ...], int]
-    history: dict[tuple[int, ...], list[str]]
+    joined: dict[Communicator, int]
+    history: dict[Communicator, list[str]]
     frames: list[Frame]
 
 
@@ -80,15 +80,16 @@ class Progress:
     completed: int = 0
     posted: Counter[tuple[int, int]] = field(default_factory=Counter)
     received: Counter[tuple[int, int]] = field(default_factory=Counter)
-    joined: dict[tuple[int, ...], int] = field(default_factory=dict)
-    history: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
+    joined: dict[Communicator, int] = field(default_factory=dict)
+    history: dict[Communicator, list[str]] = field(default_factory=dict)
 
     def join(self, operation: Operation) -> None:
         """Number a collective that is being issued."""
-        operation.sequence = self.joined.get(operation.group, 0)
-        self.joined[operation.group] = operation.sequence + 1
+        communicator = operation.communicator
+        operation.sequence = self.joined.get(communicator, 0)
+        self.joined[communicator] = operation.sequence + 1
         if operation.sequence < HISTORY_LENGTH:
-            self.history.setdefault(operation.group, []).append(operation.signature)
+            self.history.setdefault(communicator, []).append(operation.signature)
 
     def wait(self, operation: Operation) -> None:
         """Note that the rank now waits for an operation."""
@@ -114,7 +115,7 @@ class Progress:
             posted=Counter(self.posted),
             received=Counter(self.received),
             joined=dict(self.joined),
-            history={group: list(names) for group, names in list(self.history.items())},
+            history={communicator: list(names) for communicator, names in list(self.history.items())},
             frames=[Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in stack],
         )
 
@@ -135,7 +136,7 @@ def _from_operation(operation: Operation) -> Blocked:
         operation.sends,
         operation.peer,
         operation.tag,
-        operation.group if operation.is_collective else None,
+        operation.communicator if operation.is_collective else None,
         operation.sequence,
     )
 

@@ -117,6 +117,78 @@ def test_collectives_of_one_group_follow_one_another():
     assert timeline.makespan == 3 * 8_000_000
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (2, 0, 1), (1, 2, 0)])
+def test_a_collective_has_its_place_on_the_link_from_its_call_in_whatever_order_it_is_waited_for(order):
+    def fn(rank, world_size):
+        works = []
+        for _ in range(3):
+            lab.compute(10)
+            works.append(comm.all_reduce(MEGABYTE.clone(), async_op=True))  # 8 Mbit on 2 ranks
+        for place in order[rank:] + order[:rank]:  # the ranks need not even agree
+            works[place].wait()
+        return lab.now()
+
+    run = lab.launch(fn, 2, clock="virtual", link=lab.Link(gbps=3.2))
+    assert run == [32_500_000] * 2
+    expected = [(10_000_000, 12_500_000), (20_000_000, 22_500_000), (30_000_000, 32_500_000)]
+    assert [[(span.start, span.end) for span in spans] for spans in run.collectives] == [expected] * 2
+
+
+def test_the_wall_clock_link_does_not_ask_either_who_is_waited_for_first():
+    def fn(rank, world_size):
+        comm.barrier()
+        works = []
+        for _ in range(3):
+            lab.compute(30)
+            works.append(comm.all_reduce(MEGABYTE[:2500].clone(), async_op=True))
+        for work in reversed(works):
+            work.wait()
+
+    for spans in lab.launch(fn, 2, link=lab.Link(gbps=0.004)).collectives:  # 20 ms each
+        first, second, third = [span for span in spans if span.label == "all_reduce"]
+        assert second.start - first.start >= 30_000_000
+        assert third.start - second.start >= 30_000_000
+
+
+def test_two_groups_of_the_same_ranks_have_a_link_each():
+    """And each its own order: rank 1 calls them the other way round, which neither GLOO nor NCCL minds."""
+
+    def fn(rank, world_size):
+        groups = [comm.new_group([0, 1]) for _ in range(2)] + [None]
+        works = {}
+        for place in (0, 1, 2) if rank == 0 else (2, 1, 0):
+            works[place] = comm.all_reduce(MEGABYTE.clone(), group=groups[place], async_op=True)
+            lab.compute(1)
+        for place in range(3):
+            works[place].wait()
+        return lab.now()
+
+    run = lab.launch(fn, 2, clock="virtual", link=lab.Link(gbps=0.8))  # 10 ms each
+    assert run == [12_000_000] * 2
+    assert [[(span.start, span.end) for span in spans] for spans in run.collectives] == [
+        [(1_000_000, 11_000_000), (2_000_000, 12_000_000), (2_000_000, 12_000_000)]
+    ] * 2
+
+
+def test_messages_of_two_groups_of_the_same_ranks_are_told_apart():
+    def fn(rank, world_size):
+        groups = [comm.new_group([0, 1]) for _ in range(2)]
+        small, large = MEGABYTE[:1_000], MEGABYTE
+        if rank == 0:
+            works = [comm.isend(large, 1, group=groups[0]), comm.isend(small, 1, group=groups[1])]
+            for work in works:
+                work.wait()
+        else:
+            comm.recv(torch.empty_like(small), 0, group=groups[1])
+            comm.recv(torch.empty_like(large), 0, group=groups[0])
+
+    messages = lab.launch(fn, 2, clock="virtual", link=lab.Link(gbps=1)).timeline.messages
+    assert [(message.num_bytes, message.arrived) for message in messages] == [
+        (1_000_000, 8_000_000),
+        (4_000, 8_032_000),
+    ]
+
+
 def test_the_wall_clock_link_is_within_three_percent_of_its_model():
     def fn(rank, world_size):
         import time

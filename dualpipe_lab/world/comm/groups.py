@@ -28,6 +28,11 @@ def members(group: Group | None) -> tuple[int, ...]:
     return ranks
 
 
+def name_of(group: Group | None) -> str:
+    """Torch's name of a group, by which its members know it; empty for the world."""
+    return "" if group is None or group is dist.group.WORLD else str(group.group_name)
+
+
 def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
     """Make a group of some ranks; every rank of the world must call this, in the same order.
 

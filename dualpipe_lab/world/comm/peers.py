@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.world.comm.groups import Group, members
+from dualpipe_lab.world.comm.groups import Group, members, name_of
 from dualpipe_lab.world.comm.work import Work, check_contiguous, issue, num_bytes
 from dualpipe_lab.world.context import current
 from dualpipe_lab.world.operation import Operation
@@ -85,4 +85,4 @@ def _message(name: str, tensor: torch.Tensor, peer: int | None, tag: int, group:
         raise ValueError(f"{name}: a tag is at least 0, got {tag}")
     sends, size = name.endswith("send"), num_bytes(tensor)
     traffic = Traffic(size, 0, 1) if sends else Traffic(0, size, 1)
-    return Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends)
+    return Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends, group_name=name_of(group))

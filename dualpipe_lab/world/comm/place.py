@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dualpipe_lab.world import traffic
-from dualpipe_lab.world.comm.groups import Group, members
+from dualpipe_lab.world.comm.groups import Group, members, name_of
 from dualpipe_lab.world.comm.work import Work, check_contiguous, issue, num_bytes
 from dualpipe_lab.world.context import current
 from dualpipe_lab.world.operation import Operation
@@ -19,11 +19,12 @@ _REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 @dataclass(frozen=True)
 class Place:
-    """A collective's name, its ranks and this rank's position among them."""
+    """A collective's name, its ranks, this rank's position among them and the name of their group."""
 
     name: str
     ranks: tuple[int, ...]
     position: int
+    group_name: str
 
     @property
     def size(self) -> int:
@@ -79,7 +80,7 @@ def place(name: str, group: Group | None, *tensors: torch.Tensor) -> Place:
     """Check the tensors of a collective and find this rank's place in it."""
     check_contiguous(name, *tensors)
     ranks = members(group)
-    return Place(name, ranks, ranks.index(current().rank))
+    return Place(name, ranks, ranks.index(current().rank), name_of(group))
 
 
 def start(
@@ -96,7 +97,8 @@ def start(
     `sent_to`: whom its bytes go to, unless it is a ring or a chain in the order of the ranks.
     """
     shape = () if tensor is None else tuple(tensor.shape)
-    return issue(Operation(where.name, where.ranks, moved, shape, sent_to=sent_to), begin, async_op, finish)
+    operation = Operation(where.name, where.ranks, moved, shape, sent_to=sent_to, group_name=where.group_name)
+    return issue(operation, begin, async_op, finish)
 
 
 def reduction(name: str) -> Any:
