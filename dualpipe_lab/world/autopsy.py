@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from dualpipe_lab.world import places
+from dualpipe_lab.world import operation_log, places
 from dualpipe_lab.world.diagnosis import explain, locate
 from dualpipe_lab.world.errors import RankError, RankFailure, RankTimeout
 from dualpipe_lab.world.server import RankProcess
@@ -29,8 +29,8 @@ class Seen(Protocol):
 class Autopsy:
     """Words for the ends of ranks; `cells` are the file names of notebook cells."""
 
-    def __init__(self, folder: Path, cells: set[str]) -> None:
-        self._folder, self._cells = folder, cells
+    def __init__(self, folder: Path, cells: set[str], world_size: int) -> None:
+        self._folder, self._cells, self._world_size = folder, cells, world_size
 
     def raised(
         self, rank: int, cause: str, frames: list[Frame], text: str, exception: BaseException | None
@@ -53,6 +53,10 @@ class Autopsy:
         stack = self._stack(seen.rank)
         frame = places.learners_frame(places.frames_of_dump(stack), self._cells)
         cause = f"died without an exception ({_exit_name(code)})"
+        if code == -signal.SIGABRT:
+            logs = {rank: operation_log.read(self._folder / f"operations-{rank}") for rank in range(self._world_size)}
+            mismatch = operation_log.mismatch(logs, seen.rank)
+            cause += f": {mismatch}" if mismatch else ""
         text = places.name_cells(stack, self._cells)
         return RankFailure(seen.rank, cause, places.name_frame(frame) if frame else "", text)
 

@@ -15,6 +15,7 @@ from dualpipe_lab.world.clock import Clock, WallClock
 from dualpipe_lab.world.emulator import Emulator
 from dualpipe_lab.world.ledger import RankLedger
 from dualpipe_lab.world.operation import Operation
+from dualpipe_lab.world.operation_log import OperationLog
 from dualpipe_lab.world.trace import RankTrace
 from dualpipe_lab.world.whereabouts import Whereabouts
 
@@ -27,14 +28,22 @@ class RankContext:
         everyone: the ranks of the world.
         clock: the time it lives by.
         emulator: delays messages; None when the wall clock runs without a link.
+        log: the last operations, for the launcher to read after a crash; None under `torchrun`.
         books: what happened so far, and what the watchdog is told.
         in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
         quiet: in the middle of a pipeline's step: waiting for a message is no span but a gap between two of them, and
             messages are written into the books at the end.
     """
 
-    def __init__(self, rank: int, world_size: int, clock: Clock, emulator: Emulator | None = None) -> None:
-        self.rank, self.world_size, self.clock, self.emulator = rank, world_size, clock, emulator
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        clock: Clock,
+        emulator: Emulator | None = None,
+        log: OperationLog | None = None,
+    ) -> None:
+        self.rank, self.world_size, self.clock, self.emulator, self.log = rank, world_size, clock, emulator, log
         self.everyone = tuple(range(world_size))
         self.books = Books(rank)
         self.in_flight: dict[int, object] = {}
@@ -62,6 +71,8 @@ class RankContext:
             self.books.progress.join(operation)
         if self.emulator:
             self.emulator.post(operation)
+        if self.log and not self.quiet:  # a pipeline's step has agreed on shapes before it began
+            self.log.begin(operation)
         self.books.note(operation, later=self.quiet)
 
     def settle(self, operation: Operation, waited_from: int) -> None:
@@ -77,6 +88,8 @@ class RankContext:
             kind = "collective" if operation.is_collective else "wait"
             self.books.trace.span(waited_from, self.clock.now(), kind, operation.name)
         progress.end()
+        if self.log and operation.slot >= 0:
+            self.log.end(operation)
         self.books.note(operation, due, later=self.quiet)
 
     @contextmanager

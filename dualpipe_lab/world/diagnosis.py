@@ -21,6 +21,7 @@ def explain(answers: Answers, returned: set[int]) -> list[str]:
         *_missing_members(stuck, answers, returned),
         *_cycle(stuck, answers, returned),
         *_unsent_messages(stuck, answers, returned),
+        *_unreceived_messages(stuck, returned),
     ]
 
 
@@ -158,6 +159,14 @@ def _unsent_messages(stuck: dict[int, Blocked], answers: Answers, returned: set[
         else:
             lines.append(f"rank {peer} has no send to rank {rank} in flight")
     return lines
+
+
+def _unreceived_messages(stuck: dict[int, Blocked], returned: set[int]) -> list[str]:
+    return [
+        f"rank {blocked.peer} returned without receiving what rank {rank} sends with tag {blocked.tag}"
+        for rank, blocked in stuck.items()
+        if blocked.sends and blocked.peer in returned
+    ]
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -9,6 +9,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,7 @@ def launch(
         return _gathered(torchrun.run(fn, world_size, args, backend), "wall", fn)
     with private_folder() as folder:
         pickled, texts = _run(_make_jobs(fn, world_size, args, settings, folder), output, timeout)
-    results = _gathered([payload.loads(data) for data in pickled], clock, fn)
+    results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn)
     results.output = texts
     return results
 
@@ -104,7 +106,7 @@ def _check(world_size: int, timeout: float, output: str) -> None:
         raise ValueError(
             f"launch starts real processes, {MAX_RANKS} at most, got world_size={world_size}; use simulate"
         )
-    if not timeout > 0:
+    if not isinstance(timeout, Real) or not timeout > 0:
         raise ValueError(f"launch needs timeout > 0 seconds, got {timeout!r}")
     if output not in MODES:
         raise ValueError(f"launch knows output={', '.join(MODES)}, got {output!r}")
@@ -130,7 +132,8 @@ def _run(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes]
         try:
             return _attempt(jobs, mode, timeout)
         except StartupError:
-            recover()
+            with suppress(OSError):  # a server that cannot be renewed fails at the next attempt, which then spawns
+                recover()
     return _attempt(jobs, mode, timeout)
 
 
@@ -152,6 +155,16 @@ def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[by
                 supervisor.close()
             server.retire(processes, reusable=done)
     return pickled, output.texts()
+
+
+def _rebuilt(rank: int, data: bytes, world_size: int) -> tuple[Any, ...]:
+    __tracebackhide__ = True
+    try:
+        parts: tuple[Any, ...] = payload.loads(data)
+    except Exception as error:
+        cause = f"returned a value that cannot be rebuilt here ({type(error).__name__}: {error})"
+        raise RankError({rank: RankFailure(rank, cause)}, world_size) from error
+    return parts
 
 
 def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any]) -> Results:

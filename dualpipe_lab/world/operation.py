@@ -27,13 +27,15 @@ class Operation:
         name: the public name, e.g. `all_reduce`, `isend`.
         group: global ranks of the members, in group order.
         traffic: bytes sent and received by this rank, latency steps.
-        shape: shape of this rank's tensor.
+        shape, dtype: of this rank's tensor; no dtype for what has no tensor.
+        root: global rank of a broadcast, reduce, gather or scatter; None elsewhere.
         peer: global rank of the other side of a message; None for a collective (or a receive from anybody).
         sent_to: for a collective that is no ring in the order of its ranks, the bytes addressed to each rank.
         tag: tag of a message.
         sequence: how many collectives of this communicator came before on this rank.
         group_name: torch's name of the group, the same on all members; empty for the world.
         sends: for a message, whether it leaves this rank.
+        slot: where the operation log keeps it; -1 if it does not.
         label: what the message carries, for the timeline; of a new group, its ranks.
         issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over;
             a collective starts when all members have called it and the group's previous one is over.
@@ -53,6 +55,9 @@ class Operation:
     due_ns: int = 0
     sent_to: dict[int, int] | None = None
     group_name: str = ""
+    dtype: str = ""
+    root: int | None = None
+    slot: int = -1
 
     @property
     def is_collective(self) -> bool:
@@ -72,16 +77,23 @@ class Operation:
 
     @property
     def signature(self) -> str:
-        """What all members of a collective must agree on: `all_reduce of 12 elements`, or the name alone."""
-        return self.name if self.name in UNEVEN else f"{self.name} of {prod(self.shape)} elements"
+        """What all members of a collective must agree on: `broadcast from rank 0 of 12 elements of float32`."""
+        elements = "" if self.name in UNEVEN else f" of {prod(self.shape)} elements"
+        return f"{self._rooted}{elements}" + (f" of {self.dtype}" if self.dtype else "")
 
     def describe(self) -> str:
-        """`irecv from rank 3 tag 9 shape (4,)` or `all_reduce shape (4,)`."""
-        shape = f"shape {self.shape}"
+        """`irecv from rank 3 tag 9 shape (4,) float32` or `all_reduce shape (4,) float32`."""
+        shape = f"shape {self.shape} {self.dtype}".rstrip()
         if self.is_collective:
-            return f"{self.name} {self.label or shape}"
+            return f"{self._rooted} {self.label or shape}"
         side = "to" if self.sends else "from"
         return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
+
+    @property
+    def _rooted(self) -> str:
+        if self.root is None:
+            return self.name
+        return f"{self.name} {'from' if self.name in ('broadcast', 'scatter') else 'to'} rank {self.root}"
 
 
 @cache

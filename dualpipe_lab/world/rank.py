@@ -25,6 +25,7 @@ from typing import Any
 from dualpipe_lab.world import backends, context, payload
 from dualpipe_lab.world.clock import VirtualClock, WallClock
 from dualpipe_lab.world.emulator import Emulator
+from dualpipe_lab.world.operation_log import OperationLog
 from dualpipe_lab.world.settings import Settings
 from dualpipe_lab.world.stamps import Stamps
 from dualpipe_lab.world.whereabouts import Frame, Progress
@@ -110,11 +111,27 @@ def _serve(job: Job, mailbox: _Mailbox) -> None:
     try:
         value = fn(job.rank, job.world_size, *args)
         _flush()
-        result = payload.dumps((value, present.ledger, present.trace, answer()))
+        result = _packed(fn, value, present)
     except BaseException as error:
         _flush()
         return mailbox.send("failure", *_describe(error), answer())
     return mailbox.send("result", result, answer())
+
+
+def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
+    """What goes back to the launcher.
+
+    Raises:
+        TypeError: if the value cannot travel.
+    """
+    try:
+        return payload.dumps((value, present.ledger, present.trace, answer()))
+    except Exception as error:
+        name = getattr(fn, "__name__", "the function")
+        raise TypeError(
+            f"{name} returned a {type(value).__name__} that cannot travel back ({error}); "
+            "return numbers, tensors, lists or dicts of them"
+        ) from None
 
 
 def _prepare(job: Job) -> Any:
@@ -142,7 +159,8 @@ def _make_context(job: Job, origin_ns: int) -> context.RankContext:
     emulator = None
     if settings.is_emulated:
         emulator = Emulator(job.rank, clock, settings.link, Stamps(job.folder, job.rank))
-    return context.RankContext(job.rank, job.world_size, clock, emulator)
+    log = OperationLog(job.folder / f"operations-{job.rank}")
+    return context.RankContext(job.rank, job.world_size, clock, emulator, log)
 
 
 def _describe(error: BaseException) -> tuple[str, list[Frame], str, bytes | None]:
@@ -152,7 +170,8 @@ def _describe(error: BaseException) -> tuple[str, list[Frame], str, bytes | None
     else:
         cause = "raised " + "".join(traceback.format_exception_only(error)).strip()
     own = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is this file
-    frames = [Frame(item.filename, item.lineno or 0, item.name) for item in traceback.extract_tb(own)]
+    lines = (item for item in traceback.extract_tb(own) if item.filename != __file__)
+    frames = [Frame(item.filename, item.lineno or 0, item.name) for item in lines]
     text = "".join(traceback.format_exception(type(error), error, own))
     try:
         travels = payload.dumps(error)

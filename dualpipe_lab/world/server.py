@@ -11,12 +11,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,6 +27,8 @@ from dualpipe_lab.world.errors import StartupError
 from dualpipe_lab.world.folder import sweep
 
 OVERRIDE = "DUALPIPE_LAB_START"
+MAX_TMPDIR_BYTES = 60  # a socket's path has 107 bytes on Linux, 103 on macOS, and multiprocessing appends 32
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  each launch makes a private folder in it
 # torch imports _dynamo lazily, at the first optimizer step, in every rank: seconds there, once here
 _PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "dualpipe_lab.world.rank", "dualpipe_lab.world.comm"]
 
@@ -73,10 +76,24 @@ def warm() -> None:
     sweep()
     if start_method() != "forkserver":
         return
+    _keep_socket_paths_short()
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
     resource_tracker.ensure_running()  # it unblocks interrupts when it starts, so it has to be first
     with interrupts_held(), _package_on_path():
         forkserver.ensure_running()
+
+
+def _keep_socket_paths_short() -> None:
+    """Let `multiprocessing` make its folder elsewhere if TMPDIR is too long for the path of a socket."""
+    if len(os.fsencode(tempfile.gettempdir())) <= MAX_TMPDIR_BYTES:
+        return
+    writable = (folder for folder in SHORT_FOLDERS if os.access(folder, os.W_OK | os.X_OK))
+    with _hiding:
+        before, tempfile.tempdir = tempfile.tempdir, next(writable, tempfile.tempdir)
+        try:
+            util.get_temp_dir()  # made once, then kept for the life of this process
+        finally:
+            tempfile.tempdir = before
 
 
 def reset() -> None:

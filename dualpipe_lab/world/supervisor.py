@@ -44,6 +44,11 @@ class Watched:
         """Whether the rank has neither returned nor failed."""
         return self.result is None and self.failure is None
 
+    @property
+    def latest(self) -> Whereabouts | None:
+        """Its newest answer; `answers` keeps two at most, so their number does not tell a new one."""
+        return self.answers[-1] if self.answers else None
+
 
 class Supervisor:
     """Runs the jobs on the processes and collects their results."""
@@ -51,7 +56,7 @@ class Supervisor:
     def __init__(self, jobs: list[Job], processes: list[RankProcess], output: Output, timeout: float) -> None:
         self.ranks = [Watched(job.rank, job, process) for job, process in zip(jobs, processes, strict=True)]
         self._output, self._timeout = output, timeout
-        self._autopsy = Autopsy(jobs[0].folder, set(jobs[0].sources))
+        self._autopsy = Autopsy(jobs[0].folder, set(jobs[0].sources), len(jobs))
         self._selector = selectors.DefaultSelector()
         self._started = time.perf_counter()
         self._went: float | None = None
@@ -75,6 +80,7 @@ class Supervisor:
             RankError, RankTimeout: see `errors.py`.
             StartupError: if the processes cannot be started at all.
         """
+        __tracebackhide__ = True
         while any(watched.running for watched in self.ranks):
             for key, _ in self._selector.select(0.05):
                 handle, watched = key.data
@@ -132,14 +138,14 @@ class Supervisor:
 
     def _collect_answers(self) -> None:
         """One last question; a rank that does not answer within half a second is asked by signal."""
-        asked = {watched.rank: len(watched.answers) for watched in self.ranks if watched.running}
+        known = {watched.rank: watched.latest for watched in self.ranks if watched.running}
         self._ask(time.perf_counter())
         deadline = time.perf_counter() + 0.5
         while time.perf_counter() < deadline:
             for key, _ in self._selector.select(0.05):
                 handle, watched = key.data
                 handle(watched, key.fileobj)
-            mute = [w for w in self.ranks if w.running and len(w.answers) == asked.get(w.rank)]
+            mute = [w for w in self.ranks if w.running and w.latest is known.get(w.rank)]
             if not mute:
                 return
         self._autopsy.force_stacks(mute)

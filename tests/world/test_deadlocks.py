@@ -142,4 +142,49 @@ def test_collectives_of_different_sizes_are_no_silent_success(call, failing):
         call(torch.ones(3 + rank))
 
     text = str(failing(fn, 2, within=4))
-    assert "of 4 elements as collective 0 of ranks [0, 1], where rank 0 called" in text
+    assert "of 4 elements of float32 as collective 0 of ranks [0, 1], where rank 0 called" in text
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_rank_that_answers_is_not_said_to_hold_the_interpreter(limit, failing):
+    def fn(rank, world_size):
+        if rank == 1:
+            while True:
+                time.sleep(0.01)
+        comm.barrier()
+
+    text = str(failing(fn, 2, within=20, timeout=limit))
+    assert "interpreter's lock" not in text
+    assert "rank 0: waits for barrier" in text
+    assert "rank 1: is not in communication" in text
+    assert "barrier: rank 1 never joined" in text
+
+
+def test_only_the_rank_that_holds_the_interpreter_is_said_to(failing):
+    def fn(rank, world_size):
+        if rank == 1:
+            import ctypes
+
+            ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the lock
+        comm.barrier()
+
+    text = str(failing(fn, 2, within=20, timeout=3))
+    assert "rank 0: waits for barrier" in text
+    assert "rank 1: holds the interpreter's lock" in text
+
+
+def test_two_roots_of_a_broadcast_are_named(failing):
+    def fn(rank, world_size):
+        comm.broadcast(torch.ones(4), rank)
+
+    text = str(failing(fn, 2, within=10))
+    assert "called broadcast from rank 1 of 4 elements of float32" in text
+    assert "where rank 0 called broadcast from rank 0 of 4 elements of float32" in text
+
+
+def test_a_send_to_a_rank_that_returned_is_explained(failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            comm.send(torch.ones(3), 1, tag=5)
+
+    assert "rank 1 returned without receiving what rank 0 sends with tag 5" in str(failing(fn, 2, within=10))

@@ -13,6 +13,7 @@ import dualpipe_lab as lab
         ({"world_size": 2.0}, "got 2.0"),
         ({"threads": 0}, "threads to be a whole number from 1"),
         ({"timeout": 0}, "timeout > 0 seconds, got 0"),
+        ({"timeout": "x"}, "timeout > 0 seconds, got 'x'"),
         ({"output": "loud"}, "output=ordered, live, collect, got 'loud'"),
         ({"clock": "sun"}, "clock=wall, virtual, got 'sun'"),
         ({"backend": "mpi"}, "backend=gloo, nccl, got 'mpi'"),
@@ -47,7 +48,9 @@ def test_what_cannot_travel_is_refused_with_a_remedy():
 
 
 def test_a_result_that_cannot_travel_names_the_rank():
-    with pytest.raises(lab.RankError, match="rank 0 of 1 raised TypeError: cannot pickle 'generator'"):
+    with pytest.raises(
+        lab.RankError, match="rank 0 of 1 raised TypeError: <lambda> returned a generator that cannot travel"
+    ):
         lab.launch(lambda rank, world_size: (i for i in range(3)), 1)
 
 

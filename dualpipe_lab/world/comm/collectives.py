@@ -29,7 +29,7 @@ def reduce(
     tensor: torch.Tensor, dst: int, op: str = "sum", group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Replace `tensor` on global rank `dst` by its sum; elsewhere its content is undefined afterwards."""
-    where = place("reduce", group, tensor)
+    where = place("reduce", group, tensor, root=dst)
     moved = traffic.reduce(num_bytes(tensor), where.size, where.position, where.index(dst))
     begin = partial(dist.reduce, tensor, dst, op=reduction(op), group=group, async_op=True)
     towards_root = where.ranks[where.position - 1]
@@ -38,7 +38,7 @@ def reduce(
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replace `tensor` on every rank by that of global rank `src`."""
-    where = place("broadcast", group, tensor)
+    where = place("broadcast", group, tensor, root=src)
     moved = traffic.broadcast(num_bytes(tensor), where.size, where.position, where.index(src))
     return start(where, moved, tensor, partial(dist.broadcast, tensor, src, group=group, async_op=True), async_op)
 

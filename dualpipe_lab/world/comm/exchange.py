@@ -62,7 +62,7 @@ def gather(
     async_op: bool = False,
 ) -> Work | None:
     """Fill `outputs[j]` on global rank `dst` with rank j's `tensor`; elsewhere `outputs` is None."""
-    where = place("gather", group, tensor, *(outputs or []))
+    where = place("gather", group, tensor, *(outputs or []), root=dst)
     if (outputs is not None) != (where.position == where.index(dst)):
         raise ValueError(f"gather: outputs belong on rank {dst} and on no other; elsewhere pass None")
     if outputs is not None:
@@ -80,7 +80,7 @@ def scatter(
     async_op: bool = False,
 ) -> Work | None:
     """Fill `tensor` on rank j with `inputs[j]` of global rank `src`; elsewhere `inputs` is None."""
-    where = place("scatter", group, tensor, *(inputs or []))
+    where = place("scatter", group, tensor, *(inputs or []), root=src)
     if (inputs is not None) != (where.position == where.index(src)):
         raise ValueError(f"scatter: inputs belong on rank {src} and on no other; elsewhere pass None")
     if inputs is not None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dualpipe_lab.world.comm.groups import Group, members, name_of
-from dualpipe_lab.world.comm.work import Work, check_contiguous, issue, num_bytes
+from dualpipe_lab.world.comm.work import Work, check_contiguous, dtype_name, issue, num_bytes
 from dualpipe_lab.world.context import current
 from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.traffic import Traffic
@@ -85,4 +85,6 @@ def _message(name: str, tensor: torch.Tensor, peer: int | None, tag: int, group:
         raise ValueError(f"{name}: a tag is at least 0, got {tag}")
     sends, size = name.endswith("send"), num_bytes(tensor)
     traffic = Traffic(size, 0, 1) if sends else Traffic(0, size, 1)
-    return Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends, group_name=name_of(group))
+    operation = Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends)
+    operation.group_name, operation.dtype = name_of(group), dtype_name(tensor.dtype)
+    return operation

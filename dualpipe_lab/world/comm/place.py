@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dualpipe_lab.world import traffic
 from dualpipe_lab.world.comm.groups import Group, members, name_of
-from dualpipe_lab.world.comm.work import Work, check_contiguous, issue, num_bytes
+from dualpipe_lab.world.comm.work import Work, check_contiguous, dtype_name, issue, num_bytes
 from dualpipe_lab.world.context import current
 from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.traffic import Traffic
@@ -25,6 +25,7 @@ class Place:
     ranks: tuple[int, ...]
     position: int
     group_name: str
+    root: int | None = None
 
     @property
     def size(self) -> int:
@@ -76,11 +77,11 @@ class Place:
         return [split * row_bytes for split in splits]
 
 
-def place(name: str, group: Group | None, *tensors: torch.Tensor) -> Place:
-    """Check the tensors of a collective and find this rank's place in it."""
+def place(name: str, group: Group | None, *tensors: torch.Tensor, root: int | None = None) -> Place:
+    """Check the tensors of a collective and find this rank's place in it; `root` is a global rank."""
     check_contiguous(name, *tensors)
     ranks = members(group)
-    return Place(name, ranks, ranks.index(current().rank), name_of(group))
+    return Place(name, ranks, ranks.index(current().rank), name_of(group), root)
 
 
 def start(
@@ -96,8 +97,10 @@ def start(
 
     `sent_to`: whom its bytes go to, unless it is a ring or a chain in the order of the ranks.
     """
-    shape = () if tensor is None else tuple(tensor.shape)
-    operation = Operation(where.name, where.ranks, moved, shape, sent_to=sent_to, group_name=where.group_name)
+    operation = Operation(where.name, where.ranks, moved, (), sent_to=sent_to, root=where.root)
+    operation.group_name = where.group_name
+    if tensor is not None:
+        operation.shape, operation.dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     return issue(operation, begin, async_op, finish)
 
 

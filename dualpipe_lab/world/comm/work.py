@@ -1,6 +1,7 @@
 """Issuing an operation and waiting for it: the one path that every call of `comm` takes."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -82,6 +83,12 @@ def check_contiguous(name: str, *tensors: torch.Tensor) -> None:
                 f"{name} needs a contiguous tensor, got shape {tuple(tensor.shape)} with strides {tensor.stride()}: "
                 "GLOO reads past the gaps; pass tensor.contiguous() and copy the result back"
             )
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def num_bytes(tensor: torch.Tensor) -> int:
