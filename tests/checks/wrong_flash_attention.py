@@ -25,8 +25,28 @@ TYPICAL = {
             [("    weighted = old[:, None] * weighted + p @ v", "    weighted = (weighted + p @ v) / total[:, None]")],
             "out, number",
         ),
+        "the first maximum for good": Bad(
+            """
+def attend(q, tiles):
+    m = torch.full_like(q[:, 0], torch.nan)
+    l, A = torch.zeros_like(m), torch.zeros_like(q)
+    for k, v, hidden in tiles:
+        s = (q @ k.T * q.shape[1] ** -0.5).masked_fill(hidden, -torch.inf)
+        own = torch.cat([s, torch.full_like(m, -torch.inf)[:, None]], 1).amax(1)
+        m = torch.where(m.isnan() & (own > -torch.inf), own, m)
+        p = (s - m.nan_to_num(0)[:, None]).exp()
+        l, A = l + p.sum(1), A + p @ v
+    return A / l.masked_fill(l == 0, 1)[:, None], torch.where(l > 0, m + l.log(), -torch.inf)
+""",
+            "1600 higher in each tile than in the last",
+        ),
+        "the maximum of the tile": Bad([("torch.maximum(largest, s.amax(1))", "s.amax(1)")], "is -inf, expected"),
     },
     "flash_attention-3": {
+        "powers before they are divided": Bad(
+            [("(scale * q @ k[keys].T - lse[:, None]).exp()", "(scale * q @ k[keys].T).exp() / lse.exp()[:, None]")],
+            "scores near 800",
+        ),
         "own delta": Bad(
             [("(dp - delta)", "(dp - (p * dp).sum(1, keepdim=True))")], "look at what is subtracted from dP"
         ),
@@ -86,6 +106,20 @@ def attend(q, tiles):
         "one block": Bad(
             [("range(0, len(k), size)", "range(0, len(k), len(k))"), ("first + size", "len(k)")],
             "a tensor of 144 numbers was made",
+        ),
+        "every tile is kept": Bad(
+            """
+def backward(do, q, k, v, out, lse, size):
+    scale = q.shape[1] ** -0.5
+    parts = [slice(first, first + size) for first in range(0, len(k), size)]
+    all_p = [(scale * q @ k[keys].T - lse[:, None]).exp() for keys in parts]
+    all_dp = [do @ v[keys].T for keys in parts]
+    delta = sum((p * dp).sum(1, keepdim=True) for p, dp in zip(all_p, all_dp))
+    all_ds = [scale * p * (dp - delta) for p, dp in zip(all_p, all_dp)]
+    dq = sum(ds @ k[keys] for ds, keys in zip(all_ds, parts))
+    return dq, torch.cat([ds.T @ q for ds in all_ds]), torch.cat([p.T @ do for p in all_p])
+""",
+            "kept tile by tile they are a matrix of all scores too",
         ),
         "autograd": Bad(
             """

@@ -45,17 +45,39 @@ TYPICAL = {
         "scales neither": Bad([("factor = (m - largest).exp()", "factor = 1")], "ascending scores in blocks of 2"),
         "scales by the wrong side": Bad([("(m - largest)", "(largest - m)")], "is not a number"),
         "two passes": Bad(
-            [
-                (
-                    "    return A / l",
-                    "    m = x.max()\n"
-                    "    for block, v in zip(x.split(size), values.split(size)):\n"
-                    "        pass\n"
-                    "    return torch.stack([(b - m).exp() @ u for b, u in zip(x.split(size), values.split(size))])"
-                    ".sum(0) / (x - m).exp().sum()",
-                )
-            ],
-            "one pass over the blocks",
+            """
+def average(blocks):
+    blocks = list(blocks)
+    m = max(float(x.max()) for x, _ in blocks)
+    l, A = sum((x - m).exp().sum() for x, _ in blocks), sum((x - m).exp() @ v for x, v in blocks)
+    return A / l
+""",
+            "overwritten with NaN once the next one is asked for",
+        ),
+        "one maximum over everything": Bad(
+            """
+def average(blocks):
+    blocks = [(x.clone(), v.clone()) for x, v in blocks]
+    m = max(float(x.max()) for x, _ in blocks)
+    l, A = 0.0, 0.0
+    for x, v in blocks:
+        p = (x - m).exp()
+        l, A = l + p.sum(), A + p @ v
+    return A / l
+""",
+            "bytes are alive after two blocks",
+        ),
+        "a softmax of everything": Bad(
+            """
+def average(blocks):
+    blocks = [(x.clone(), v.clone()) for x, v in blocks]
+    return torch.cat([x for x, _ in blocks]).softmax(0) @ torch.cat([v for _, v in blocks])
+""",
+            "bytes are alive after two blocks",
+        ),
+        "the maximum of the first block": Bad(
+            [("largest = torch.maximum(m, block.max())", "largest = block.max() if m == -torch.inf else m")],
+            "huge scores",
         ),
     },
 }
@@ -80,9 +102,9 @@ CHEATS = {
     "online_softmax-3": {
         "as it was": Bad([("A = factor * A + powers @ v", "A = A + powers @ v")], "measured from different maxima"),
         "the library's own": Bad(
-            "def average(x, values, size):\n"
+            "def average(blocks):\n"
             "    from dualpipe_lab.cp.online_softmax import online_average\n"
-            "    return online_average(x, values, size)",
+            "    return online_average(*next(blocks), 2)",
             "the library's own is switched off",
         ),
     },
