@@ -3,12 +3,26 @@
 equal      max |a - b| <= 1e-12 max(1, max |b|)
 close      |a - b| <= 1e-12 max(1, |b|) for each pair
 multiple   a = ratio b within 1e-9 of the largest: a lost 1/M, a sum that is missing, one that is taken twice
+apart      two numbers in words, with enough digits to differ, and what an error of float32's size may come from
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 TOLERANCE = 1e-12
+FLOAT32 = 1e-9, 1e-5  # relative errors that one rounding to float32 (6e-8), or many of them, leave behind
+CAUSE = "is something float32 inside (a quotient of two integer tensors is), or an epsilon missing?"
+
+
+class Apart(NamedTuple):
+    """Two numbers as text that differs, and how far apart they are where six digits do not show it."""
+
+    found: str
+    expected: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"is {self.found}, expected {self.expected}{self.why}"
 
 
 class Difference(NamedTuple):
@@ -20,7 +34,31 @@ class Difference(NamedTuple):
     ratio: float | None
 
     def __str__(self) -> str:
-        return f"differ from one process by up to {self.error:.2g}, allowed is {self.allowed:.0e}"
+        cause = f"; {CAUSE}" if _is_like_float32(self.error * TOLERANCE / self.allowed) else ""
+        return f"differ from one process by up to {self.error:.2g}, allowed is {self.allowed:.0e}{cause}"
+
+
+def apart(found: float, expected: float, allowed: float | None = None) -> Apart:
+    """Put two numbers into words that differ; `allowed` is the largest error that passes (default: float64's).
+
+    >>> print(apart(2.5, 2.0))
+    is 2.5, expected 2
+    >>> print(apart(0.2236068, 0.2236067))
+    is 0.2236068, expected 0.2236067 (1e-07 apart, allowed is 1e-12; is something float32 inside (a quotient of two \
+integer tensors is), or an epsilon missing?)
+    """
+    digits = next((n for n in range(6, 17) if f"{found:.{n}g}" != f"{expected:.{n}g}"), 17)
+    texts = f"{found:.{digits}g}", f"{expected:.{digits}g}"
+    error = abs(found - expected)
+    if digits == 6 or error != error:
+        return Apart(*texts, "")
+    allowed = TOLERANCE * max(1.0, abs(expected)) if allowed is None else allowed
+    cause = f"; {CAUSE}" if expected and _is_like_float32(error / abs(expected)) else ""
+    return Apart(*texts, f" ({error:.1g} apart, allowed is {allowed:.0e}{cause})")
+
+
+def _is_like_float32(relative_error: float) -> bool:
+    return FLOAT32[0] <= relative_error <= FLOAT32[1]
 
 
 def close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
@@ -46,11 +84,22 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | N
     if all(error <= TOLERANCE * scale for error in errors):
         return None
     place = next(i for i, error in enumerate(errors) if not error <= TOLERANCE * scale)  # nan is not equal either
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
-    ratio = ours[largest] / theirs[largest] if theirs[largest] else None
-    if ratio is not None and not all(abs(a - ratio * b) <= 1e-9 * scale for a, b in zip(ours, theirs, strict=True)):
-        ratio = None
-    return Difference(max(errors), TOLERANCE * scale, place, ratio)
+    return Difference(max(errors), TOLERANCE * scale, place, multiple(ours, theirs))
+
+
+def multiple(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """The factor, if ours are one multiple of theirs that four digits tell from theirs themselves.
+
+    >>> multiple([0.5, 1.0], [1.0, 2.0]), multiple([1.0, 2.5], [1.0, 2.0]), multiple([1.0000001], [1.0])
+    (0.5, None, None)
+    """
+    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]), default=None)
+    if largest is None or not theirs[largest]:
+        return None
+    ratio, bound = ours[largest] / theirs[largest], 1e-9 * abs(theirs[largest])
+    if f"{ratio:.4g}" == "1" or not all(abs(a - ratio * b) <= bound for a, b in zip(ours, theirs, strict=True)):
+        return None
+    return ratio + 0.0  # no minus zero
 
 
 def shape(values: object) -> list[int]:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.world.errors import RankError, RankTimeout
 from dualpipe_lab.world.launcher import Results, launch
 
@@ -26,15 +27,26 @@ def on_ranks(harness: Callable[..., Any], world_size: int, *args: Any, case: str
         failure = next(iter(error.failures.values()))
         if TODO in failure.cause and "NotImplementedError" in failure.cause:
             raise Wrong("not written yet: replace the line that raises NotImplementedError") from None
-        raise Wrong(f"{case}: rank {failure.rank} stopped with {failure.cause}{_at(failure.where)}") from None
+        raise Wrong(ended(case, failure.cause, f"rank {failure.rank}", failure.where, error.notes)) from None
     except RankTimeout as error:
         raise Wrong("\n  ".join([f"{case}: {error.headline}", *error.report])) from None
     except TypeError as error:
         raise Wrong(f"{case}: {error}") from None
 
 
+def ended(case: str, cause: str, who: str = "your function", where: str = "", notes: Sequence[str] = ()) -> str:
+    """How a function ended that did not return: `cause` is what it did, as failures and `call_each` say it.
+
+    >>> ended("2 ranks", "died without an exception (SIGABRT)", "rank 1")
+    '2 ranks: rank 1 died without an exception (SIGABRT)'
+    """
+    place = [f"at {where}"] if where else []
+    known = [note for note in notes if note.startswith("collective mismatch")]
+    return "\n  ".join([f"{case}: {who} {cause}", *place, *known])
+
+
 def call_each(fn: Callable[..., Any], cases: Iterable[tuple[Any, ...]]) -> list[tuple[bool, Any]]:
-    """Call a pure function with each case in one fresh process: (True, value) or (False, what it raised)."""
+    """Call a pure function with each case in one fresh process: (True, value) or (False, `raised ...`)."""
     needs_function(fn)
     results: list[tuple[bool, Any]] = on_ranks(_call_each, 1, fn, list(cases), case="calling your function")[0]
     if any(not fine and TODO in str(value) for fine, value in results):
@@ -50,7 +62,7 @@ def _call_each(
         try:
             results.append((True, fn(*case)))
         except Exception as error:
-            results.append((False, f"{type(error).__name__}: {error}"))
+            results.append((False, f"raised {type(error).__name__}: {error}"))
     return results
 
 
@@ -62,14 +74,16 @@ def needs_function(answer: object) -> None:
 
 def needs_ints(answer: object, names: tuple[str, ...]) -> list[int]:
     """Return the answer as plain integers; raise `Wrong` for anything else, such as an object equal to everything."""
-    values: list[Any] = list(answer) if isinstance(answer, (list, tuple)) else [answer]
+    found = plain(answer)
+    values: list[Any] = found if isinstance(found, list) else [found]
     if len(values) != len(names):
         raise Wrong(f"this check takes {len(names)} whole numbers ({', '.join(names)}), got {len(values)}")
     for name, value in zip(names, values, strict=True):
         if value is ...:
             raise Wrong(f"not answered yet: put your number in place of the dots ({name})")
         if type(value) is not int:
-            raise Wrong(f"{name} must be a whole number, got {type(value).__name__}; write it as 42, without a unit")
+            text = f"{value:.10g}" if type(value) is float else type(value).__name__
+            raise Wrong(f"{name} must be a whole number, got {text}; write it as 42, without a unit")
     return [int(value) for value in values]
 
 
@@ -104,7 +118,3 @@ def smallest_failing(case: Case, fails: Callable[[Case], bool], smaller: Callabl
     while (found := next((other for other in smaller(case) if fails(other)), None)) is not None:
         case = found
     return case
-
-
-def _at(where: str) -> str:
-    return f"\n  at {where}" if where else ""

@@ -69,23 +69,27 @@ class Book:
         cells = [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
         return [(" ".join(cell.metadata.get("tags", [])), cell.source) for cell in cells]
 
+    @staticmethod
+    def page(topic, folder="solutions"):
+        """The text of a notebook's page."""
+        return (ROOT / folder / f"{EXAMPLES[topic]}.md").read_text(encoding="utf-8")
+
     def answer(self, name, folder="solutions"):
         """The text of an answer cell."""
         return dict(self.cells[folder][name.rpartition("-")[0]])[f"answer-{name}"]
 
-    def text_of(self, name, bad):
-        """The text of a wrong answer."""
-        if isinstance(bad.answer, str):
-            return bad.answer
+    def text_of(self, name, answer):
+        """The text of an answer: it is one, or replacements in the solution."""
+        if isinstance(answer, str):
+            return answer
         text = self.answer(name)
-        for old, new in bad.answer:
+        for old, new in answer:
             assert old in text, f"{name}: {old!r} is not in the solution"
             text = text.replace(old, new)
         return text
 
-    def verdict(self, name, text):
-        """Run given cells and the answer as a notebook would; return what the check says."""
-        from dualpipe_lab.checks.registry import find
+    def arguments(self, name, text):
+        """Run given cells and the answer as a notebook would; return what the check is called with."""
         from dualpipe_lab.grading.judge import arguments_of
 
         topic = name.rpartition("-")[0]
@@ -93,8 +97,13 @@ class Book:
         cells = self.cells["exercises"][topic]
         for source in [source for tags, source in cells if not tags] + [text]:
             exec(compile(source, f"answer-{name}", "exec"), names)
-        arguments = [ast_eval(part, names) for part in arguments_of(dict(cells)[f"check-{name}"])]
-        return find(name).verdict(*arguments)
+        return [ast_eval(part, names) for part in arguments_of(dict(cells)[f"check-{name}"])]
+
+    def verdict(self, name, text):
+        """What the check says of an answer."""
+        from dualpipe_lab.checks.registry import find
+
+        return find(name).verdict(*self.arguments(name, text))
 
 
 def ast_eval(expression, names):

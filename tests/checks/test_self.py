@@ -1,12 +1,15 @@
-"""Every check is checked: the solution passes, the starter fails, wrong answers and cheats fail and are told why."""
+"""Every check is checked: the solution and right answers of another style pass with the full score, the starter fails,
+wrong answers and cheats fail and are told why."""
 
 import pytest
+from right_answers import RIGHT, STILL_OPEN
 from wrong_answers import CHEATS, TYPICAL
 
 from dualpipe_lab.checks.registry import all_checks, find
 
 NAMES = [check.name for check in all_checks()]
 BAD = [(name, label, bad) for table in (TYPICAL, CHEATS) for name in table for label, bad in table[name].items()]
+GOOD = [(name, label, answer) for name, answers in RIGHT.items() for label, answer in answers.items()]
 
 
 def test_every_check_has_two_wrong_answers_and_a_cheat():
@@ -14,6 +17,13 @@ def test_every_check_has_two_wrong_answers_and_a_cheat():
     assert len(NAMES) == len(set(NAMES)) >= 11
     assert set(TYPICAL) == set(CHEATS) == set(NAMES)
     assert all(len(TYPICAL[name]) >= 2 and CHEATS[name] for name in NAMES)
+
+
+def test_every_check_that_runs_an_answer_has_two_right_answers_of_another_style():
+    """Numbers have no style; how they may be written is in `test_plain.py`."""
+    assert set(RIGHT) <= set(NAMES)
+    few = {name for name in NAMES if find(name).about.kind != "predict" and len(RIGHT.get(name, {})) < 2}
+    assert {name.rpartition("-")[0] for name in few} == STILL_OPEN  # in the end: assert not few
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +54,16 @@ def test_the_starter_fails(book, name):
 
 @pytest.mark.parametrize(("name", "label", "bad"), BAD, ids=[f"{name} {label}" for name, label, _ in BAD])
 def test_a_wrong_answer_fails_and_is_told_why(book, name, label, bad):
-    verdict = book.verdict(name, book.text_of(name, bad))
+    verdict = book.verdict(name, book.text_of(name, bad.answer))
     assert not verdict.passed
     assert bad.says in verdict.message
     assert verdict.score < 0.95
+
+
+@pytest.mark.parametrize(("name", "label", "answer"), GOOD, ids=[f"{name} {label}" for name, label, _ in GOOD])
+def test_a_right_answer_of_another_style_passes(book, name, label, answer):
+    text = book.text_of(name, answer)
+    assert text.split() != book.answer(name).split()
+    verdict = book.verdict(name, text)
+    assert verdict.passed, verdict.message
+    assert verdict.score == 1

@@ -28,7 +28,7 @@ TYPICAL = {
             [('    comm.all_reduce(largest, "max")\n', "")], "2 rank(s), random logits, rank 0: the loss"
         ),
         "empty part": Bad(
-            [(" if y.shape[1] else y.new_full((len(y),), -torch.inf)", "")], "4 entries on 3 rank(s): rank 2 stopped"
+            [(" if y.shape[1] else y.new_full((len(y),), -torch.inf)", "")], "4 entries on 3 rank(s): rank 2 raised"
         ),
         "0 by 0": Bad([("max(int(valid.sum()), 1)", "valid.sum()")], "no target but -100, rank 0: the loss is not"),
         "divides by all tokens": Bad([("max(int(valid.sum()), 1)", "len(y)")], "targets of -100, rank 0: the loss is"),
@@ -37,10 +37,11 @@ TYPICAL = {
         ),
         "ignored tokens have a gradient": Bad(
             [("gradient * valid[:, None] / n", "gradient / n")],
-            "targets of -100, rank 0: the gradient of the logits differs",
+            "targets of -100, rank 0: the numbers of the gradient of the logits differ",
         ),
         "sums the gradient's softmax twice": Bad(
-            [("    gradient[mine, column] -= 1\n", "    gradient[:, 0] -= 1\n")], "the gradient of the logits differs"
+            [("    gradient[mine, column] -= 1\n", "    gradient[:, 0] -= 1\n")],
+            "the numbers of the gradient of the logits differ",
         ),
     },
     "cross_entropy-3": {

@@ -53,7 +53,7 @@ def data_parallel_step(model, microbatches):
         "own loss": Bad([("    comm.all_reduce(total)\n", "")], "as the loss, that of all tokens is"),
         "nothing where nothing is": Bad(
             [("if parameter.grad is None:", "if False:")],
-            "rank 2 stopped",
+            "rank 2 raised",
         ),
         "frozen too": Bad(
             [("        if parameter.requires_grad:\n", "        if True:\n")], "a frozen parameter has got"

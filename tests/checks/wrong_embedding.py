@@ -25,7 +25,7 @@ TYPICAL = {
                 ("    found = table.new_zeros(len(ids), table.shape[1])\n", ""),
                 ("found[mine] = table[row[mine]]", "found = table[torch.where(mine, row, 0)] * mine[:, None]"),
             ],
-            "4 rows on 3 rank(s): rank 2 stopped",
+            "4 rows on 3 rank(s): rank 2 raised",
         ),
         "no sum": Bad([("    comm.all_reduce(found)\n", "")], "the ranks' rows were not added up"),
         "the last row is a neighbour's": Bad(

@@ -64,7 +64,7 @@ def recompute(segment, *inputs):
             "dropout",
         ),
         "the library's own": Bad("from dualpipe_lab.pp.runtime.recompute import recompute", "switched off"),
-        "detached": Bad("def recompute(segment, *inputs):\n    return segment(*inputs).detach()", "stopped with"),
+        "detached": Bad("def recompute(segment, *inputs):\n    return segment(*inputs).detach()", "rank 0 raised"),
     },
     THREE: {
         "nothing": Bad("recomputed = []", "recomputing nothing keeps 31 units"),

@@ -30,7 +30,7 @@ TYPICAL = {
         "column, not entry": Bad([("first + is_largest", "is_largest")], "40 entries on 2 rank(s), rank 0: token"),
         "empty part": Bad(
             [("y.amax(1) if y.shape[1] else y.new_full((len(y),), -torch.inf)", "y.amax(1)")],
-            "4 entries on 3 rank(s): rank 2 stopped",
+            "4 entries on 3 rank(s): rank 2 raised",
         ),
     },
 }

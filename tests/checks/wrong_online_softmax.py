@@ -38,7 +38,7 @@ TYPICAL = {
         ),
         "maximum from 0": Bad([("x.new_full((len(x), 1), -torch.inf)", "x.new_zeros(len(x), 1)")], "rows thousands"),
         "divides by zero": Bad([("state[1].masked_fill(state[1] == 0, 1)", "state[1]")], "a hidden row"),
-        "a block has keys": Bad([("torch.cat([x, lowest], 1)", "x")], "your functions: rank 0 stopped"),
+        "a block has keys": Bad([("torch.cat([x, lowest], 1)", "x")], "your functions: rank 0 raised"),
     },
     "online_softmax-3": {
         "scales the new": Bad([("A = factor * A + powers @ v", "A = A + factor * powers @ v")], "expected"),

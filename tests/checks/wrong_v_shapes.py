@@ -61,7 +61,7 @@ TYPICAL = {
         ),
         "cut without a gradient": Bad(
             [("y.detach() if tip", "y.detach().clone() if tip"), (").requires_grad_()\n        z =", ")\n        z =")],
-            "rank 0 stopped with",
+            "rank 0 raised",
         ),
         "not started again": Bad([("y.backward(", "(lambda dy: None)(")], "stage(s) 0 are zero or missing"),
         "no mean": Bad([(" / len(batch)", "")], "are 3 times"),

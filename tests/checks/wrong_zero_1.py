@@ -29,7 +29,7 @@ TYPICAL = {
             ],
             "sent",
         ),
-        "no padding": Bad([("-len(weights) % N", "0")], "stopped with"),
+        "no padding": Bad([("-len(weights) % N", "0")], "raised"),
     },
     THREE: {
         "the starter's clamp at the end": Bad(

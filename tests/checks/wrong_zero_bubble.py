@@ -99,7 +99,7 @@ TYPICAL = {
         "W before its I left out": Bad(
             [('raise ValueError(f"{word} comes before I{m}")', "continue")], "W0 comes before I0 and nobody noticed"
         ),
-        "KeyError": Bad([("if m not in due:", "if False:")], "stopped with KeyError"),
+        "KeyError": Bad([("if m not in due:", "if False:")], "raised KeyError"),
         "I counts W too": Bad(
             [("sent += torch", "y.backward(due[m], retain_graph=True); sent += torch")],
             "the gradients are not the sum",

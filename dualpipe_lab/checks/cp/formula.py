@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import exp, inf, log
 from typing import NamedTuple, TypeAlias
 
-from dualpipe_lab.checks.differences import shape
+from dualpipe_lab.checks.differences import apart, shape
 from dualpipe_lab.checks.exercise import Wrong
 
 Matrix: TypeAlias = list[list[float]]
@@ -70,7 +70,7 @@ def why_different(name: str, found: object, expected: object, tolerance: float =
     scale = max([1.0, *(abs(value) for value in theirs if abs(value) != inf)])
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not (a == b or abs(a - b) <= tolerance * scale):
-            return f"{name}, number {place}, is {a:.6g}, expected {b:.6g}"
+            return f"{name}, number {place}, {apart(a, b, tolerance * scale)}"
     return None
 
 

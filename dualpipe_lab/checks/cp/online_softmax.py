@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab import checks
 from dualpipe_lab.checks.cp.passing import SPOILT, check_once, once
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -134,8 +135,8 @@ def _why(found: list[float], expected: list[float]) -> str | None:
         return f"{len(found)} numbers came out, expected {len(expected)}"
     for place, (a, b) in enumerate(zip(found, expected, strict=True)):
         if not abs(a - b) <= TOLERANCE * max(1.0, abs(b)):
-            what = "is not a number" if a != a else f"is {a:.6g}"
-            return f"number {place} of the output {what}, expected {b:.6g}"
+            what = f"is not a number, expected {b:.6g}" if a != a else apart(a, b, TOLERANCE * max(1.0, abs(b)))
+            return f"number {place} of the output {what}"
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab import checks
-from dualpipe_lab.checks.differences import close, difference
+from dualpipe_lab.checks.differences import apart, close, difference
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_lab.checks.switched_off import Without
@@ -176,9 +176,8 @@ def _check_pairs(results: Results, case: str) -> None:
                 raise Wrong(f"{case}: rank {rank}: the maximum of row {row}{kind} is not {float(largest[row]):.6g}")
             wanted = float(torch.as_tensor(total)[row])
             if not abs(sums[row] - wanted) <= 1e-5 * max(1.0, wanted):
-                raise Wrong(
-                    f"{case}: rank {rank}: the sum of row {row}{kind} is {sums[row]:.6g}, expected {wanted:.6g}"
-                )
+                both = apart(sums[row], wanted, 1e-5 * max(1.0, wanted))
+                raise Wrong(f"{case}: rank {rank}: the sum of row {row}{kind} {both}")
     for rank, (_, sums, _) in enumerate(results):
         if differing := sum(a != b for a, b in zip(sums, results[0][1], strict=True)):
             raise Wrong(
@@ -227,7 +226,7 @@ def _why(found: Loss, num_ranks: int) -> str | None:
         if found.loss != found.loss:
             return f"the loss is not a number, expected {found.expected:.6g}: a mean over nothing is 0 / 0"
         slip = "; that is the mean of the ranks' means" if abs(found.loss - found.mean_of_means) < 1e-9 else ""
-        return f"the loss is {found.loss:.6g}, expected {found.expected:.6g}{slip}"
+        return f"the loss {apart(found.loss, found.expected)}{slip}"
     ours = [value for row in found.gradient for value in row]
     theirs = [value for row in found.expected_gradient for value in row]
     if len(ours) != len(theirs):
@@ -238,8 +237,6 @@ def _why(found: Loss, num_ranks: int) -> str | None:
         return "the loss is right, and there is a gradient where no label counts"
     if off.ratio is not None:
         known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
-        return f"the loss is right, the gradient is {off.ratio + 0.0:.4g} times that of one process{known}"
-    return (
-        f"the loss is right, number {off.place} of the gradient is {ours[off.place]:.6g}, expected "
-        f"{theirs[off.place]:.6g}"
-    )
+        return f"the loss is right, the gradient is {off.ratio:.4g} times that of one process{known}"
+    both = apart(ours[off.place], theirs[off.place], off.allowed)
+    return f"the loss is right, number {off.place} of the gradient {both}"

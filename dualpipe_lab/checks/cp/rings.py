@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dualpipe_lab.checks.cp import formula
 from dualpipe_lab.checks.cp.formula import Matrix, check_close
 from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.checks.trial import call_each, on_ranks
+from dualpipe_lab.checks.trial import call_each, ended, on_ranks
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.world.link import Link
 
@@ -94,7 +94,7 @@ def check_parts(fn: Callable[..., Any], cases: Sequence[Case]) -> None:
     for (case, rank), (fine, found) in zip(arguments, call_each(harness, arguments), strict=True):
         words = f"{case}: rank {rank}"
         if not fine:
-            raise Wrong(f"{words}: stopped with {found}")
+            raise Wrong(ended(words, found))
         held, tokens = case.where()[rank], _tokens(case)
         following = [[*row[1:], IGNORED] for row in tokens]
         expected = {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import apart, multiple
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -215,15 +216,7 @@ def _check(case: str, found: list[Found]) -> None:
         if not wrong:
             continue
         a, b = ours[wrong[0]], theirs[wrong[0]]
-        what = "is not a number" if a != a else f"is {a:.6g}"
-        raise Wrong(f"{case}: {name}: number {wrong[0]} {what}, expected {b:.6g}{_ratio(ours, theirs)}")
-
-
-def _ratio(ours: list[float], theirs: list[float]) -> str:
-    """In words, if all numbers are off by one and the same factor."""
-    largest = max(range(len(theirs)), key=lambda i: abs(theirs[i]))
-    if not theirs[largest] or ours[largest] != ours[largest]:
-        return ""
-    ratio = ours[largest] / theirs[largest]
-    same = all(abs(a - ratio * b) <= 1e-9 * max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
-    return f"; all are {ratio:.4g} times what they should be" if same else ""
+        what = f"is not a number, expected {b:.6g}" if a != a else apart(a, b, TOLERANCE * scale)
+        factor = multiple(ours, theirs)
+        known = "" if factor is None else f"; all are {factor:.4g} times what they should be"
+        raise Wrong(f"{case}: {name}: number {wrong[0]} {what}{known}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_lab import checks
-from dualpipe_lab.checks.differences import TOLERANCE
+from dualpipe_lab.checks.differences import TOLERANCE, apart
 from dualpipe_lab.checks.dp import shares
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
@@ -93,9 +93,9 @@ def step(fn: Callable[..., Any]) -> str:
             if (problem := shares.why_different(found, grads, known)) is not None:
                 raise Wrong(f"{name}: rank {rank}: {problem}")
             if not abs(returned - loss) <= TOLERANCE * max(1.0, loss):
-                raise Wrong(
-                    f"{name}: rank {rank} returned {returned:.6g} as the loss, that of all tokens is {loss:.6g}"
-                )
+                both = apart(returned, loss)
+                whole = f"that of all tokens is {both.expected}{both.why}"
+                raise Wrong(f"{name}: rank {rank} returned {both.found} as the loss, {whole}")
         shares.check_sums(results, shares.GRADIENT_BYTES, 32, name, _WHY_ONCE)
     return "gradients and loss equal one process on 6 batches, a rank without anything included; one sum per step"
 

@@ -8,6 +8,7 @@ from math import sqrt
 from typing import Any, TypeAlias
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.dp import adams
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
@@ -129,15 +130,16 @@ def _check_clip(fn: Callable[..., Any], shards: Sequence[Tensors], replicated: T
     factor = min(1.0, max_norm / (norm + 1e-6))
     for rank, (found, clipped) in enumerate(results):
         if not abs(found - norm) <= 1e-9:
-            raise Wrong(
-                f"{case}: rank {rank} says the norm is {found:.4f}, it is {norm:.4f}{_why(found, shards, replicated)}"
-            )
+            both, why = apart(found, norm, 1e-9), _why(found, shards, replicated)
+            raise Wrong(f"{case}: rank {rank} says the norm is {both.found}, it is {both.expected}{both.why}{why}")
         expected = [[x * factor for x in row] for row in (*shards[rank], *replicated)]
         pairs = [(a, b) for ours, row in zip(clipped, expected, strict=True) for a, b in zip(ours, row, strict=True)]
         if wrong := next(((a, b) for a, b in pairs if not abs(a - b) <= 1e-9), None):
+            both = apart(*wrong, 1e-9)
             raise Wrong(
-                f"{case}, largest norm {max_norm:g}: on rank {rank} a gradient is {wrong[0]:.6g} after clipping, "
-                f"expected {wrong[1]:.6g}; everything is multiplied, in place, by min(1, max_norm / (norm + 1e-6))"
+                f"{case}, largest norm {max_norm:g}: on rank {rank} a gradient is {both.found} after clipping, "
+                f"expected {both.expected}{both.why}; everything is multiplied, in place, by "
+                "min(1, max_norm / (norm + 1e-6))"
             )
 
 

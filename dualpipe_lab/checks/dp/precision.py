@@ -8,6 +8,7 @@ from math import inf, nan, sqrt
 from random import Random
 from typing import Any, NamedTuple
 
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -171,7 +172,8 @@ def _prepared_problem(
     if all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(found, expected, strict=True)):
         return None
     place = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if not abs(a - b) <= 1e-5 * abs(b))
-    said = f"rank {rank} has {found[place]:.6g}, expected {expected[place]:.6g} (true norm {norm:.4g})"
+    both = apart(found[place], expected[place], 1e-5 * abs(expected[place]))
+    said = f"rank {rank} has {both.found}, expected {both.expected} (true norm {norm:.4g})"
     wrong_order = min(1.0, case.max_norm / (norm * case.scale)) * true[rank][place]
     own = sqrt(sum(g * g for g in true[rank]))
     alone = min(1.0, case.max_norm / own) * true[rank][place]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from dualpipe_lab.checks.differences import close
+from dualpipe_lab.checks.differences import apart, close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -38,10 +38,11 @@ def check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
     square = sum(_element(index) ** 2 for index in range(numel))
     for rank, found in enumerate(results):
         if not isinstance(found, float) or not abs(found**2 - square) <= 1e-9 * square:
-            text = f"{found:.4f}" if isinstance(found, float) else f"a {found}, not a number"
+            both = apart(found if isinstance(found, float) else 0.0, square**0.5, 1e-9 * square**0.5)
+            text = f"{both.found}{both.why}" if isinstance(found, float) else f"a {found}, not a number"
             raise Wrong(
                 f"{case}: rank {rank} returned {text}; the whole gradient {[_element(i) for i in range(numel)][:5]} "
-                f"has {square**0.5:.4f}. Which numbers does each rank square?"
+                f"has {both.expected}. Which numbers does each rank square?"
             )
         if (sent := results.ledger.sent(rank=rank)) > 2 * NUMBER:
             raise Wrong(f"{case}: rank {rank} sent {sent} bytes; one sum of squares per rank is enough")
@@ -97,7 +98,8 @@ def _wrong_weight(found: list[float], expected: list[float], slips: dict[str, li
         return known
     index = next(index for index, value in enumerate(found) if not close([value], [expected[index]]))
     owner = f"it lies in rank {index // shard}'s shard"
-    return f"weight {index} is {found[index]:.6g}, that of one process {expected[index]:.6g}; {owner}"
+    both = apart(found[index], expected[index])
+    return f"weight {index} is {both.found}, that of one process {both.expected}{both.why}; {owner}"
 
 
 def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Any:

@@ -12,7 +12,15 @@ from dualpipe_lab.checks.dp import cables
 from dualpipe_lab.checks.dp.cables import Axes
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks, partial_score, smallest_failing
+from dualpipe_lab.checks.trial import (
+    call_each,
+    check_ints,
+    ended,
+    needs_function,
+    on_ranks,
+    partial_score,
+    smallest_failing,
+)
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.topology.grid import Groups
 
@@ -176,7 +184,7 @@ def _fault(case: tuple[Axes, tuple[str, ...]], outcome: tuple[bool, Any], expect
     words = f"{' x '.join(f'{name} {size}' for name, size in axes)}, along {' and '.join(along)}"
     fine, value = outcome
     if not fine:
-        return f"{words}: your function stopped with {value}"
+        return ended(words, value)
     if not isinstance(value, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in value):
         return f"{words}: expected a list of groups, got {type(value).__name__}"
     if any(type(rank) is not int for group in value for rank in group):

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, needs_ints, partial_score
+from dualpipe_lab.checks.trial import call_each, check_ints, ended, needs_function, needs_ints, partial_score
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
 EXPECTED = (2, 14, 9, 6)
@@ -96,7 +97,7 @@ def greedy(fn: Callable[..., Any]) -> str:
     for case, (is_fine, found) in zip(CASES, call_each(Without(fn, *_OWN), given), strict=True):
         where = f"loads {case[0]}, {case[1]} slots, {case[2]} ranks"
         if not is_fine:
-            raise Wrong(f"{where}: {found}")
+            raise Wrong(ended(where, found))
         _judge_greedy(where, found, *case)
     return f"{len(CASES)} layers, zero loads and loads beyond 2^24 included: replicas and ranks as light as greedy's"
 
@@ -154,7 +155,7 @@ def turns(fn: Callable[..., Any]) -> str:
     for (plan, chosen, _, counts), (is_fine, found) in zip(cases, call_each(fn, given), strict=True):
         where = f"slots hold experts {plan}, {len(chosen)} token(s)"
         if not is_fine:
-            raise Wrong(f"{where}: {found}")
+            raise Wrong(ended(where, found))
         if not isinstance(found, torch.Tensor) or found.shape != chosen.shape or found.dtype != torch.int64:
             raise Wrong(f"{where}: return one slot for each token, a tensor of whole numbers")
         _judge_turns(where, plan, chosen.tolist(), found.tolist(), counts.tolist())
@@ -172,11 +173,15 @@ def _judge_greedy(where: str, found: object, loads: Sequence[float], num_slots: 
     ours = max(load / count[expert] for expert, load in enumerate(loads))
     theirs = max(load / int(n) for load, n in zip(loads, plan.counts[0], strict=True))
     if ours > theirs * (1 + 1e-12):
-        raise Wrong(f"{where}: the heaviest replica has {ours:.6g}; with the right spare replicas it has {theirs:.6g}")
+        both = apart(ours, theirs, 1e-12 * theirs)
+        raise Wrong(
+            f"{where}: the heaviest replica has {both.found}; with the right spare replicas it has {both.expected}"
+        )
     heaviest, least = max(_totals(loads, found, num_ranks)), float(rank_loads([loads], plan, num_ranks).max())
     if heaviest > least * (1 + 1e-12):
-        says = f"the replicas are right, the heaviest rank has {heaviest:.6g}"
-        raise Wrong(f"{where}: {says}; heavy ones first, into the lightest rank with room, makes it {least:.6g}")
+        both = apart(heaviest, least, 1e-12 * least)
+        says = f"the replicas are right, the heaviest rank has {both.found}"
+        raise Wrong(f"{where}: {says}; heavy ones first, into the lightest rank with room, makes it {both.expected}")
 
 
 def _check_legal(where: str, plan: Sequence[int], num_experts: int, num_slots: int) -> None:

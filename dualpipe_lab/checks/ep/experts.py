@@ -65,7 +65,7 @@ def check_gradients(fn: Callable[..., Any], ep: int, edp: int) -> None:
                 continue
             what, off = f"{case}: rank {rank}: the gradient of the {name} ", difference(ours, theirs)
             if off is not None and off.ratio is not None:
-                raise Wrong(f"{what}is {off.ratio + 0.0:.4g} times that of the mean over the tokens of all ranks")
+                raise Wrong(f"{what}is {off.ratio:.4g} times that of the mean over the tokens of all ranks")
             raise Wrong(f"{what}differs from that of the mean over the tokens of all ranks by up to {max(errors):.2g}")
 
 

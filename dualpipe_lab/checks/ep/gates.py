@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import exp, log1p
 from typing import NamedTuple, TypeAlias
 
-from dualpipe_lab.checks.differences import close, shape
+from dualpipe_lab.checks.differences import apart, close, shape
 from dualpipe_lab.checks.exercise import Wrong
 
 Matrix: TypeAlias = list[list[float]]
@@ -120,7 +120,7 @@ def check_rows(where: str, what: str, found: Matrix, expected: Matrix, routed: R
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             if close([a], [b]):
                 continue
-            text = f"{where}: {what} {place} of token {token} is {a:.6g}, expected {b:.6g}"
+            text = f"{where}: {what} {place} of token {token} {apart(a, b)}"
             if what == "gradient" and routed is not None and place not in routed.indices[token] and b == 0:
                 text += "; this expert was not chosen, and no weight contains its logit"
             raise Wrong(text + ("; somewhere 0 was divided by 0" if a != a else ""))

@@ -12,7 +12,7 @@ from dualpipe_lab.checks.differences import shape
 from dualpipe_lab.checks.ep import gates
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks
+from dualpipe_lab.checks.trial import call_each, check_ints, ended, needs_function, on_ranks
 
 NAMES = ("slots", "bytes sent", "choices dropped", "first choices dropped")
 EXPECTED = (5, 7680, 6, 4)
@@ -89,7 +89,7 @@ def slots(fn: Callable[..., Any]) -> str:
     for case, each, (is_fine, found) in zip(SLOT_CASES, routed, results, strict=True):
         where = f"{case[0]} token(s), {case[1]} experts, {case[2]} choice(s), {case[3]} slot(s) each"
         if not is_fine:
-            raise Wrong(f"{where}: {found}")
+            raise Wrong(ended(where, found))
         if shape(found) != shape(each.indices):
             raise Wrong(f"{where}: slots of shape {shape(found)}, expected one for each choice")
         if found != (expected := gates.slots_of(each, case[3])):

@@ -10,7 +10,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.ep.hosts import check_calls, check_time, needs_of, watched
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks, partial_score
+from dualpipe_lab.checks.trial import call_each, check_ints, ended, needs_function, on_ranks, partial_score
 from dualpipe_lab.ep.overlap import (
     InvalidOrder,
     Order,
@@ -100,7 +100,7 @@ def host(fn: Callable[..., Any]) -> str:
     for order, (fine, value) in zip(orders, call_each(Without(fn, *_LIBRARY), texts), strict=True):
         case = f"{order.name}, {len(order.compute)} pieces of work"
         if not fine:
-            raise Wrong(f"{case}: it raised {value}")
+            raise Wrong(ended(case, value))
         calls = check_calls(value, order, case)
         for ticks in (ticks_of(1, 1), ticks_of(2, 3), ticks_of(1, 3), UNEVEN):
             check_time(calls, order, ticks, case)

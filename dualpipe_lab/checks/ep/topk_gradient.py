@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dualpipe_lab import checks
-from dualpipe_lab.checks.differences import close
+from dualpipe_lab.checks.differences import apart, close
 from dualpipe_lab.checks.ep import gates
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
@@ -212,7 +212,10 @@ def _check_shares(fn: Callable[..., Any], sizes: tuple[int, ...], experts: int, 
         why = "every rank returns the whole" if abs(total - len(sizes) * loss) < 1e-9 else "count the tokens of all"
         if abs(total - sum(each)) < 1e-9 or abs(total * len(sizes) - sum(each)) < 1e-9:
             why = "each rank has taken the load of its own tokens alone"
-        raise Wrong(f"{where}: the shares add up to {total:.6g}, the loss of all tokens is {loss:.6g}: {why}")
+        both = apart(total, loss)
+        raise Wrong(
+            f"{where}: the shares add up to {both.found}, the loss of all tokens is {both.expected}{both.why}: {why}"
+        )
     for rank, (_, found, forward, back) in enumerate(results):
         start = sum(sizes[:rank])
         gates.check_rows(f"{where}, rank {rank}", "gradient", found, gradient[start : start + sizes[rank]], None)

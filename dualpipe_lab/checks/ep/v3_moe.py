@@ -12,7 +12,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.ep import routed_runs as runs
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function, on_ranks
+from dualpipe_lab.checks.trial import call_each, check_ints, ended, needs_function, on_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ def selection(fn: Callable[..., Any]) -> str:
     for (values, k, num_groups, num_kept), (is_fine, found) in zip(cases, answers, strict=True):
         sizes = f"{values.shape[1]} experts, k = {k}, {num_kept} of {num_groups} groups"
         if not is_fine:
-            raise Wrong(f"{sizes}: {found}")
+            raise Wrong(ended(sizes, found))
         if not isinstance(found, torch.Tensor) or found.shape != (len(values), k) or found.dtype != torch.int64:
             raise Wrong(f"{sizes}: return indices of shape [{len(values)}, {k}], whole numbers, as topk gives them")
         for row, chosen in zip(values.tolist(), found.tolist(), strict=True):
@@ -183,7 +183,7 @@ def mask(fn: Callable[..., Any]) -> str:
     for (values, (num_experts, k, num_groups, num_kept)), (is_fine, found) in zip(cases, answers, strict=True):
         sizes = f"{num_experts} experts, k = {k}, {num_kept} of {num_groups} groups"
         if not is_fine:
-            raise Wrong(f"{sizes}: {found}")
+            raise Wrong(ended(sizes, found))
         if getattr(found, "shape", None) != values.shape:
             raise Wrong(f"{sizes}: return values of shape {list(values.shape)}, one for each token and expert")
         for row, chosen in zip(values.tolist(), found.topk(k).indices.tolist(), strict=True):

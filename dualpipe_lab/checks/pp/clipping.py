@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH, make_batch, make_stage
 from dualpipe_lab.checks.pp.mirrors import MESSAGE_BYTES, STAGE_BYTES, Parts, Vector, is_near, shares_of, times, total
@@ -36,7 +37,10 @@ def check_clipped_step(fn: Callable[..., Any], num_ranks: int, num_microbatches:
     right = _norm(map(total, shares))
     for rank, moved in enumerate(results):
         if not abs(moved.norm - right) <= 1e-9 * right:  # nan too
-            raise Wrong(f"{case}: rank {rank} returned the norm {moved.norm:.6g}, " + _of_norm(moved, right, shares))
+            raise Wrong(
+                f"{case}: rank {rank} returned the norm {apart(moved.norm, right).found}, "
+                + _of_norm(moved, right, shares)
+            )
     for rank, moved in enumerate(results):
         for stage in sorted(moved.steps):
             if problem := _of_step(moved.steps[stage], stage, int(rank != stage), max_norm / right, shares):
@@ -55,7 +59,8 @@ def _of_norm(moved: Moved, right: float, shares: Parts) -> str:
     for value, words in _norms(right, shares):
         if abs(moved.norm - value) <= 1e-9 * value:
             return words
-    return f"that of one process is {right:.6g}"
+    both = apart(moved.norm, right, 1e-9 * right)
+    return f"that of one process is {both.expected}{both.why}"
 
 
 def _norms(right: float, shares: Parts) -> Iterator[tuple[float, str]]:

@@ -12,7 +12,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import clipping, programs, weight_queue
 from dualpipe_lab.checks.pp.gradients import without_library
-from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints, on_ranks
+from dualpipe_lab.checks.trial import call_each, ended, needs_function, needs_ints, on_ranks
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, Overlap, Program, Step
 from dualpipe_lab.pp.schedules.dualpipe import dualpipe
@@ -93,7 +93,7 @@ def rows(fn: Callable[..., Any]) -> str:
     for (p, m, cut), (fine, value) in zip(CASES, results, strict=True):
         case = f"{'DualPipeV' if cut else 'DualPipe'}, {p} rank{'s' * (p > 1)}, {m} microbatches"
         if not fine:
-            raise Wrong(f"{case}: your function stopped with {value}")
+            raise Wrong(ended(case, value))
         _check_rows(value, p, m, cut, case)
     return f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one"
 

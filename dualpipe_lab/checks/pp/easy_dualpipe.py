@@ -12,7 +12,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import mirrors
 from dualpipe_lab.checks.pp.gradients import without_library
-from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints
+from dualpipe_lab.checks.trial import call_each, ended, needs_function, needs_ints
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, Program
 from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
@@ -83,7 +83,7 @@ def slots(fn: Callable[..., Any]) -> str:
     for (p, m), (fine, value) in zip(SIZES, results, strict=True):
         case = f"{p} ranks, {m} microbatches"
         if not fine:
-            raise Wrong(f"{case}: your function stopped with {value}")
+            raise Wrong(ended(case, value))
         _check_slots(value, p, m, case)
     return f"{len(SIZES)} sizes: no rank does two things at once, no input is late, and no slot more than by the rule"
 

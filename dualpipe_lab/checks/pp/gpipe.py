@@ -11,7 +11,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import gradients
 from dualpipe_lab.checks.pp.programs import check_rows, parse
-from dualpipe_lab.checks.trial import call_each, needs_function, needs_ints, partial_score, smallest_failing
+from dualpipe_lab.checks.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
 from dualpipe_lab.pp.simulator import simulate
 
 NUMBERS = ("makespan", "bubble per rank", "peak of live activations")
@@ -73,7 +73,7 @@ def program(fn: Callable[..., Any]) -> str:
     for (p, m), (fine, value) in zip([*sizes, (8, 20)], results, strict=True):
         case = f"{p} rank(s), {m} microbatch(es)"
         if not fine:
-            raise Wrong(f"{case}: your function stopped with {value}")
+            raise Wrong(ended(case, value))
         check_rows(value, p, m, case)
     return "valid, free of deadlock and as short as GPipe on 31 sizes, messages included"
 

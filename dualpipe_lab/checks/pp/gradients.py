@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_lab.checks.differences import TOLERANCE, difference
+from dualpipe_lab.checks.differences import TOLERANCE, apart, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
 from dualpipe_lab.checks.switched_off import Without
@@ -169,6 +169,7 @@ def _accumulate(rank: int, world_size: int, fn: Callable[..., Any], cases: list[
         found = fn(model, nn.functional.mse_loss, inputs, targets)
         problem = _difference(grads_of(model), grads_of(twin), len(rows))
         if problem is None and not abs(float(found) - loss.item()) <= TOLERANCE * max(1.0, loss.item()):
-            problem = f"the returned loss is {float(found):.6g}, that of the whole batch is {loss.item():.6g}"
+            both = apart(float(found), loss.item())
+            problem = f"the returned loss is {both.found}, that of the whole batch is {both.expected}{both.why}"
         reports.append(f"microbatches of {', '.join(map(str, rows))} rows: {problem}" if problem else "")
     return reports

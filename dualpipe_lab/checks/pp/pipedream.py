@@ -12,7 +12,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import programs
 from dualpipe_lab.checks.pp.gradients import without_library
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function
+from dualpipe_lab.checks.trial import call_each, check_ints, ended, needs_function
 from dualpipe_lab.pp.closed_forms import num_messages
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Program
 from dualpipe_lab.pp.repeat import repeat
@@ -92,7 +92,7 @@ def rows(fn: Callable[..., Any]) -> str:
     for (p, m, steps, flush), (fine, value) in zip(SIZES, results, strict=True):
         case = f"{p} rank(s), {m} microbatch(es), {steps} step(s), {'with' if flush else 'without'} flush"
         if not fine:
-            raise Wrong(f"{case}: your function stopped with {value}")
+            raise Wrong(ended(case, value))
         _check_rows(value, p, m, steps, flush, case)
     return f"{len(SIZES)} sizes, action by action, fewer microbatches than ranks among them"
 
@@ -119,7 +119,7 @@ def messages(fn: Callable[..., Any]) -> str:
     for program, (fine, value) in zip(plain, results, strict=True):
         case = f"{program.num_ranks} rank(s), {program.num_microbatches} microbatch(es)"
         if not fine:
-            raise Wrong(f"{case}: your function stopped with {value}")
+            raise Wrong(ended(case, value))
         _check_messages(value, program, case)
     return f"{len(plain)} sizes end where a send waits for its receiver, as quickly as with free messages"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.pp import gradients
-from dualpipe_lab.checks.trial import call_each, needs_function
+from dualpipe_lab.checks.trial import call_each, ended, needs_function
 
 Size = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def try_sizes(fn: Callable[..., Any], sizes: Sequence[Size], units: Sequence[str
     for size, (fine, value) in zip(sizes, results, strict=True):
         case = ", ".join(f"{number} {unit}" for number, unit in zip(size, units, strict=True))
         if not fine:
-            raise Wrong(f"{case}: your function stopped with {value}")
+            raise Wrong(ended(case, value))
         try:
             check(value, *size)
         except Wrong as wrong:

@@ -40,7 +40,7 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
         except ValueError:
             return ""
         except Exception as error:
-            return f"stopped with {type(error).__name__}: {error}; expected a ValueError that names the W"
+            return f"raised {type(error).__name__}: {error}; expected a ValueError that names the W"
         early = _early(row)
         return f"{early} comes before {I}{early[1:]} and nobody noticed; expected a ValueError"
     expected_sent = [_grads(m, m)[0] for m in _numbers_of(row, I)]

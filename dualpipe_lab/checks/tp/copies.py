@@ -6,7 +6,7 @@ A key head's gradient is the sum over its readers; what each rank's own readers 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_lab.checks.differences import difference
+from dualpipe_lab.checks.differences import difference, multiple
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.tp import layers
@@ -70,19 +70,19 @@ def check_step(fn: Callable[..., Any], num_ranks: int, num_heads: int, num_kv_he
             if (off := difference(ours.found, ours.expected)) is None:
                 continue
             for other, others in enumerate(results):
-                apart = difference(others[name].found, ours.found) if others[name].held == ours.held else None
-                if apart is not None:
+                between = difference(others[name].found, ours.found) if others[name].held == ours.held else None
+                if between is not None:
                     raise Wrong(
                         f"{case}: ranks {rank} and {other} hold copies of the same rows of {name}, and after one step "
-                        f"these are {apart.error:.2g} apart, though all ranks found the same loss"
+                        f"these are {between.error:.2g} apart, though all ranks found the same loss"
                     )
             moves = [
                 [a - b for a, b in zip(values, ours.before, strict=True)] for values in (ours.found, ours.expected)
             ]
-            ratio = _ratio(*moves)
+            ratio = multiple(*moves)
             if ratio is None:
                 raise Wrong(f"{case}: rank {rank}: numbers of {name} {off}")
-            raise Wrong(f"{case}: rank {rank}: {name} has moved {ratio + 0.0:.4g} times as far as on one process")
+            raise Wrong(f"{case}: rank {rank}: {name} has moved {ratio:.4g} times as far as on one process")
 
 
 def _named(num_ranks: int, num_heads: int, num_kv_heads: int) -> str:
@@ -95,13 +95,6 @@ def _is_own_part(ours: Compared, parts: Sequence[Compared]) -> bool:
     if len(rows) == 1 or any(len(row) != len(ours.expected) for row in rows) or all(row == rows[0] for row in rows):
         return False
     return difference([sum(column) for column in zip(*rows, strict=True)], ours.expected) is None
-
-
-def _ratio(found: list[float], expected: list[float]) -> float | None:
-    largest = max(range(len(expected)), key=lambda i: abs(expected[i]))
-    ratio = found[largest] / expected[largest]
-    same = all(abs(a - ratio * b) <= 1e-9 * abs(expected[largest]) for a, b in zip(found, expected, strict=True))
-    return ratio if same else None
 
 
 def _spans(rank: int, num_ranks: int, num_heads: int, num_kv_heads: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.tp import copies
-from dualpipe_lab.checks.trial import call_each, check_ints, needs_function
+from dualpipe_lab.checks.trial import call_each, check_ints, ended, needs_function
 
 NAMES = ("key head", "numbers held", "bytes cached", "bytes sent for copies")
 EXPECTED = (1, 1280, 128, 5120)
@@ -85,11 +85,11 @@ def heads(fn: Callable[..., Any]) -> str:
     cases = list(_cases())
     for case, (fine, found) in zip(cases, call_each(fn, cases), strict=True):
         rank, num_ranks, num_heads, num_kv_heads = case
-        where = f"rank {rank} of {num_ranks}, {num_heads} query heads and {num_kv_heads} key head(s): "
+        where = f"rank {rank} of {num_ranks}, {num_heads} query heads and {num_kv_heads} key head(s)"
         if not fine:
-            raise Wrong(where + str(found))
+            raise Wrong(ended(where, found))
         if (problem := _why_heads(found, *case)) is not None:
-            raise Wrong(where + problem)
+            raise Wrong(f"{where}: {problem}")
     return f"query heads, key heads and their holders are right in {len(cases)} cases, MQA and MHA included"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_lab.checks.differences import close, difference
+from dualpipe_lab.checks.differences import apart, close, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
@@ -158,8 +158,8 @@ def _why_different(
     known = {num_ranks: ", the number of ranks", 1 / num_ranks: ", one over the number of ranks"}
     if off.ratio and (len(theirs) > 1 or off.ratio in known):
         return f"{name} is {off.ratio:.4g} times that of one process{known.get(off.ratio, '')}"
-    place = off.place
-    return f"{name} differs from one process: number {place} is {ours[place]:.6g}, expected {theirs[place]:.6g}"
+    both = apart(ours[off.place], theirs[off.place], off.allowed)
+    return f"{name} differs from one process: number {off.place} {both}"
 
 
 def _are_summands(parts: Sequence[tuple[Shape, list[float]] | None], whole: tuple[Shape, list[float]]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab import checks
-from dualpipe_lab.checks.differences import close, shape
+from dualpipe_lab.checks.differences import apart, close, shape
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -129,7 +129,7 @@ def _why_different(ours: list[float], theirs: list[float]) -> str | None:
         return f"has {len(ours)} numbers, expected {len(theirs)}"
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not close([a], [b]):
-            return f"differs from one process: number {place} is {a:.6g}, expected {b:.6g}"
+            return f"differs from one process: number {place} {apart(a, b)}"
     return None
 
 

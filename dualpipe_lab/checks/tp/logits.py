@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dualpipe_lab.checks.differences import close, difference
+from dualpipe_lab.checks.differences import apart, close, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
@@ -92,10 +92,9 @@ def _why_losses(found: Found) -> str | None:
             return f"{what} is not a number, expected {theirs:.6g}"
         if found.own_maximum and abs(ours - found.own_maximum[place]) <= 1e-9:
             return (
-                f"{what} is {ours:.6g}, expected {theirs:.6g}: exponentials to which ranks subtracted different maxima "
-                "were added up"
+                f"{what} {apart(ours, theirs)}: exponentials to which ranks subtracted different maxima were added up"
             )
-        return f"{what} is {ours:.6g}, expected {theirs:.6g}"
+        return f"{what} {apart(ours, theirs)}"
     return None
 
 
@@ -108,8 +107,8 @@ def _why_gradient(found: Found, num_ranks: int) -> str | None:
         return None
     if off.ratio is not None:
         known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
-        return f"the gradient is {off.ratio + 0.0:.4g} times that of one process{known}"
-    return f"the gradient of the logits differs from one process by {off.error:.2g}"
+        return f"the gradient is {off.ratio:.4g} times that of one process{known}"
+    return f"the numbers of the gradient of the logits {off}"
 
 
 def _run(

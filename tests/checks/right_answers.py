@@ -1,0 +1,60 @@
+"""Per exercise: right answers in another style than the solution's, each of which must pass with the full score.
+
+An answer is the text of the answer cell, or replacements in the solution.  Every `right_<topic>.py` here is one table.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+_TOPICS = [
+    import_module(path.stem) for path in sorted(Path(__file__).parent.glob("right_*.py")) if path.stem != __name__
+]
+
+RIGHT = {name: answers for topic in _TOPICS for name, answers in topic.RIGHT.items()}
+
+# topics of which an exercise has fewer than two; with the last one the set goes
+STILL_OPEN = {
+    "ranks",
+    "time",
+    "data_parallel",
+    "dp_gradients",
+    "distributed_adam",
+    "zero_1",
+    "zero_2",
+    "zero_3",
+    "mixed_precision_adam",
+    "io",
+    "topology",
+    "hybrid_zero",
+    "column_parallel",
+    "row_parallel",
+    "swiglu",
+    "gqa",
+    "lm_head",
+    "embedding",
+    "rmsnorm",
+    "cross_entropy",
+    "block",
+    "pp_basic",
+    "gpipe",
+    "gradient_checkpointing",
+    "pipedream",
+    "interleaved",
+    "zero_bubble",
+    "easy_dualpipe",
+    "dualpipe",
+    "v_shapes",
+    "all_to_all",
+    "async_all_to_all",
+    "smoe",
+    "ring_all_reduce",
+    "ring_attention",
+    "topk_gradient",
+    "v3_moe",
+    "one_f_one_b_basic",
+    "one_f_one_b_overlap",
+    "gshard",
+    "eplb",
+    "softmax",
+    "ring_softmax",
+}

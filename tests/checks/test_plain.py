@@ -1,0 +1,72 @@
+"""Numbers and positions count whatever type a learner's arithmetic has left them in; a bool is no number."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.plain import plain
+from dualpipe_lab.checks.registry import all_checks
+from dualpipe_lab.checks.trial import check_ints, needs_ints
+
+PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
+STYLES = {
+    "int": int,
+    "float": float,
+    "fraction": Fraction,
+    "numpy int": np.int64,
+    "numpy float": np.float64,
+    "numpy array": np.array,
+    "tensor": torch.tensor,
+    "tensor of floats": lambda value: torch.tensor(float(value), dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_a_whole_number_counts_in_every_type(style):
+    assert needs_ints((style(6), style(245_760_000)), ("a", "b")) == [6, 245_760_000]
+    assert needs_ints(style(-7), ("a",)) == [-7]
+    check_ints((style(6), 2), ("a", "b"), (6, 2), ({}, {}), ("", ""))
+    with pytest.raises(Wrong, match=r"a, 6: as many as ranks"):
+        check_ints(style(6), ("a",), (7,), ({6: "as many as ranks"},), ("",))
+
+
+@pytest.mark.parametrize(
+    "answer", [True, np.True_, torch.tensor(True), 2.5, Fraction(1, 3), "6", None, float("nan"), float("inf"), 6j]
+)
+def test_what_is_no_whole_number_is_refused(answer):
+    with pytest.raises(Wrong, match="must be a whole number"):
+        needs_ints(answer, ("a",))
+
+
+def test_a_formula_with_fractions_ends_at_its_whole_number():
+    assert plain((1 - 1 / 3) * 6000) == 4000
+    assert plain(2 * (7 / 8) * 98_304) == 172_032
+    assert plain(2.0**40 + 0.25) == 2.0**40 + 0.25
+    assert type(plain(6000.0000001)) is float
+
+
+def test_positions_are_lists_of_ints_from_anything():
+    rows = [[0, 1], [2, 3]]
+    for answer in (rows, tuple(map(tuple, rows)), torch.tensor(rows), np.array(rows), list(torch.tensor(rows))):
+        assert plain(answer) == rows
+    assert plain([range(2), np.array([2.0, 3.0])]) == rows
+    assert plain([...]) == [...]
+    assert plain(torch.Tensor) is torch.Tensor
+
+
+@pytest.mark.parametrize("name", PREDICT)
+def test_every_predicted_number_may_be_a_whole_float_or_a_tensor(book, name):
+    """All predict checks share the comparison; this finds one that does not."""
+    from dualpipe_lab.checks.registry import find
+
+    arguments = book.arguments(name, book.answer(name))
+    for style in (float, torch.tensor):
+        verdict = find(name).verdict(*[_restyled(value, style) for value in arguments])
+        assert verdict.passed, verdict.message
+
+
+def _restyled(value, style):
+    return type(value)(style(part) for part in value) if isinstance(value, (list, tuple)) else style(value)
