@@ -34,6 +34,13 @@ from dualpipe_lab.pp.closed_forms.looped import (
     looped_bfs_peak_activations,
     looped_num_messages,
 )
+from dualpipe_lab.pp.closed_forms.paired import (
+    paired_interleaved_makespan,
+    paired_num_pairs,
+    paired_one_f_one_b_makespan,
+    paired_peak_activations,
+    paired_zero_bubble_h1_makespan,
+)
 from dualpipe_lab.pp.closed_forms.pipedream import (
     double_buffered_version,
     double_buffered_versions_kept,
@@ -87,6 +94,11 @@ __all__ = [
     "num_messages",
     "one_f_one_b_makespan",
     "one_f_one_b_peak_activations",
+    "paired_interleaved_makespan",
+    "paired_num_pairs",
+    "paired_one_f_one_b_makespan",
+    "paired_peak_activations",
+    "paired_zero_bubble_h1_makespan",
     "published_dualpipe_bubble",
     "recompute_best_length",
     "recompute_peak",

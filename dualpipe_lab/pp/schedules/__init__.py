@@ -15,6 +15,7 @@ from dualpipe_lab.pp.schedules.gpipe import gpipe
 from dualpipe_lab.pp.schedules.interleaved import interleaved
 from dualpipe_lab.pp.schedules.looped_bfs import looped_bfs
 from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from dualpipe_lab.pp.schedules.paired import paired_interleaved, paired_one_f_one_b, paired_zero_bubble_h1
 from dualpipe_lab.pp.schedules.pipedream import pipedream
 from dualpipe_lab.pp.schedules.v_half import v_half
 from dualpipe_lab.pp.schedules.v_min import v_min
@@ -35,6 +36,9 @@ __all__ = [
     "names",
     "one_f_one_b",
     "options_of",
+    "paired_interleaved",
+    "paired_one_f_one_b",
+    "paired_zero_bubble_h1",
     "pipedream",
     "v_half",
     "v_min",
@@ -56,6 +60,9 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
     "easy_dualpipe": easy_dualpipe,
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
+    "paired_1f1b": paired_one_f_one_b,
+    "paired_interleaved": paired_interleaved,
+    "paired_zero_bubble_h1": paired_zero_bubble_h1,
     "pipedream": pipedream,
 }
 

@@ -1,0 +1,187 @@
+"""Paired twins: against their closed forms, the schedules that they are twins of, and the published numbers."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedule_grid import SIZES, num_crossings
+
+from dualpipe_lab.pp import closed_forms, schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp.program import B, F, I, Overlap, Program, W
+from dualpipe_lab.pp.ranking import score
+from dualpipe_lab.pp.schedules import interleaved, paired_interleaved, paired_one_f_one_b, paired_zero_bubble_h1
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validator import InvalidProgram, validate
+
+VIRTUAL = (1, 2, 3, 4)
+COSTS = [Cost(), Cost(F=2, I=2, W=2, overlap=5), Cost(F=2, I=4, W=1, overlap=6), Cost(F=7, I=1, W=2, overlap=7)]
+UNEVEN = Cost(F=Fraction(7, 3), I=Fraction(2, 7), W=5, overlap=Fraction(11, 2))
+EXACT = st.one_of(st.integers(0, 50), st.fractions(0, 50, max_denominator=30))
+FORMS = {
+    paired_interleaved: closed_forms.paired_interleaved_makespan,
+    paired_zero_bubble_h1: closed_forms.paired_zero_bubble_h1_makespan,
+}
+
+
+def has_form(build, p, m, v):
+    return build is paired_interleaved or p == 1 or m >= (2 * p if v > 1 else 3 * p - 4)
+
+
+def peaks_of(build, p, m, v):
+    split = build is paired_zero_bubble_h1
+    return [closed_forms.paired_peak_activations(p, m, rank, v, split) for rank in range(p)]
+
+
+def pairs_of(program):
+    return [sum(isinstance(step, Overlap) for step in steps) for steps in program.ranks]
+
+
+@pytest.mark.parametrize("build", FORMS)
+@pytest.mark.parametrize("v", VIRTUAL)
+def test_closed_forms_are_exact_on_a_grid(build, v):
+    for p, m in SIZES:
+        program = build(p, m, v)
+        split = build is paired_zero_bubble_h1
+        assert pairs_of(program) == [closed_forms.paired_num_pairs(p, m, rank, v, split) for rank in range(p)]
+        assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks_of(build, p, m, v)
+        if has_form(build, p, m, v):
+            for cost in [*COSTS, UNEVEN]:
+                assert simulate(program, cost).makespan == FORMS[build](p, m, v, cost)
+        crossings = num_crossings(program)
+        assert len(simulate(program).messages) == 2 * crossings == closed_forms.looped_num_messages(p, m, v)
+
+
+@settings(deadline=None)
+@given(p=st.integers(1, 12), m=st.integers(1, 48), v=st.integers(1, 5), f=EXACT, i=EXACT, w=EXACT, share=EXACT)
+def test_any_size_and_exact_costs(p, m, v, f, i, w, share):
+    pair = max(f, i + w) + min(f, i + w) * Fraction(share) / 40  # from all hidden to longer than one after the other
+    cost = Cost(F=f, I=i, W=w, overlap=pair)
+    for build, form in FORMS.items():
+        program = build(p, m, v)
+        validate(program, in_flight=peaks_of(build, p, m, v))
+        timeline = simulate(program, cost)
+        if has_form(build, p, m, v):
+            assert timeline.makespan == form(p, m, v, cost)
+            for rank, pairs in enumerate(pairs_of(program)):
+                idle = timeline.makespan - v * m * (f + i + w) + pairs * (f + i + w - pair)
+                assert timeline.bubble_time(rank) == idle
+
+
+@pytest.mark.parametrize("build", FORMS)
+@pytest.mark.parametrize("v", VIRTUAL)
+def test_programs_are_valid_within_their_peaks_and_need_them(build, v):
+    for p, m in SIZES:
+        program = build(p, m, v)
+        peaks = peaks_of(build, p, m, v)
+        validate(lower(validate(program, in_flight=peaks)), blocking=True)
+        with pytest.raises(InvalidProgram, match="makes it hold"):
+            validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
+        assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
+
+
+def test_gradients_are_summed_in_the_order_of_the_microbatches():
+    for build in FORMS:
+        for row in map(build(4, 11, 3).actions, range(4)):
+            done = [(action.stage, action.microbatch) for action in row if action.kind in (B, I)]
+            for stage in {stage for stage, _ in done}:
+                assert [m for s, m in done if s == stage] == list(range(11))
+
+
+def test_without_gain_a_pair_is_its_two_actions_one_after_the_other():
+    for p, m in [(1, 3), (2, 5), (4, 8), (4, 13), (8, 20)]:
+        for v in VIRTUAL:
+            program = paired_interleaved(p, m, v)
+            apart = Program("apart", [program.actions(rank) for rank in range(p)])
+            assert simulate(apart).makespan <= simulate(program).makespan == simulate(interleaved(p, m, v)).makespan
+
+
+def test_a_twin_keeps_its_schedule_s_order_of_forwards_and_of_backwards():
+    for p, m in SIZES:
+        for v in (1, 2, 3):
+            for mine, theirs in zip(paired_interleaved(p, m, v).ranks, interleaved(p, m, v).ranks, strict=True):
+                flat = list(Program("flat", [mine]).actions(0))
+                for kind in (F, B):
+                    assert [a for a in flat if a.kind == kind] == [a for a in theirs if a.kind == kind]
+
+
+def test_one_virtual_stage_is_paired_1f1b():
+    assert paired_interleaved(4, 9, 1) == paired_one_f_one_b(4, 9)
+    cost = COSTS[1]
+    assert (
+        closed_forms.paired_one_f_one_b_makespan(8, 24, cost)
+        == 163
+        == simulate(schedules.build("paired 1F1B", 8, 24), cost).makespan
+    )
+
+
+def test_fewer_warm_up_forwards_make_neighbours_wait_for_each_other_s_pairs():
+    rows = ["0F0 0F1 (0F2;0B0)OVERLAP_F_B (0F3;0B1)OVERLAP_F_B 0B2 0B3"]
+    rows += ["1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B (1F3;1B2)OVERLAP_F_B 1B3"]
+    short, cost = Program.parse("one forward per rank below", rows), Cost(F=2, I=2, W=2, overlap=5)
+    assert simulate(short, cost).makespan > simulate(paired_one_f_one_b(2, 4), cost).makespan
+
+
+def test_zb_h1_s_twin_puts_off_as_many_weight_gradients_as_ranks_are_above():
+    for rank, steps in enumerate(paired_zero_bubble_h1(4, 20).ranks):
+        first = next(place for place, step in enumerate(steps) if isinstance(step, Overlap))
+        before = [step.kind for step in steps[:first]]
+        assert (before.count(I), before.count(W)) == (rank, 0)
+
+
+PUBLISHED = {  # 8 ranks, F, I and W of a rank's share 1, a pair 2.5: makespan, the fullest rank's activations
+    ("paired_1f1b", None): {24: ("81.5", 16), 64: ("181.5", 16)},
+    ("paired_interleaved", 2): {20: ("63.25", 13), 24: ("72.75", 12), 64: ("172.75", 12)},
+    ("paired_interleaved", 4): {20: ("59.125", "11.5"), 24: ("68.375", 10), 64: ("168.375", 10)},
+    ("paired_zero_bubble_h1", 4): {20: ("57.5", "11.5"), 24: ("66.75", 10), 64: ("166.75", 10)},
+    ("dualpipe", None): {20: (59, 9), 24: (69, 9), 64: (169, 9)},
+    ("dualpipev", None): {20: ("59.5", "8.5"), 24: ("69.5", "8.5"), 64: ("169.5", "8.5")},
+}
+
+
+@pytest.mark.parametrize(("name", "v"), PUBLISHED)
+def test_the_table_of_contests(name, v):
+    for m, (makespan, peak) in PUBLISHED[name, v].items():
+        program = schedules.build(name, 8, m, **({} if v is None else {"num_virtual_stages": v}))
+        found = score(program, Cost(overlap=Fraction(5, 2)))
+        assert (found.makespan, found.peak) == (Fraction(makespan), Fraction(peak))
+        assert found.weights == (2 if name == "dualpipe" else 1)
+
+
+def test_latency_turns_the_order_over():
+    cost = Cost(overlap=Fraction(5, 2), latency=Fraction(1, 40))
+    loop = score(schedules.build("paired_interleaved", 8, 24, num_virtual_stages=4), cost).makespan
+    assert loop == Fraction("71.675")
+    assert score(schedules.build("dualpipe", 8, 24), cost).makespan == Fraction("69.75")
+    assert score(schedules.build("dualpipev", 8, 24), cost).makespan == Fraction("70.85")
+
+
+@pytest.mark.parametrize("build", [paired_one_f_one_b, *FORMS])
+def test_sizes_are_counted(build):
+    with pytest.raises(ValueError, match=rf"{build.__name__} needs num_microbatches to be an integer"):
+        build(2, 0)
+
+
+REFUSED = [
+    (lambda: paired_interleaved(2, 4, 0), "paired_interleaved needs num_virtual_stages to be an integer"),
+    (lambda: closed_forms.paired_interleaved_makespan(2, 4, 2, Cost(latency=1)), "got latency=1; use simulate"),
+    (lambda: closed_forms.paired_one_f_one_b_makespan(2, 4, Cost(F=[1, 2])), r"got F=\[1, 2\]; use simulate"),
+    (
+        lambda: closed_forms.paired_interleaved_makespan(2, 4, 2, Cost(overlap=1)),
+        "got overlap=1 for F=1 and B=2; use 2",
+    ),
+    (lambda: closed_forms.paired_zero_bubble_h1_makespan(8, 19), "at least 20 microbatches on 8 ranks with 1 stages"),
+    (
+        lambda: closed_forms.paired_zero_bubble_h1_makespan(8, 15, 2),
+        "at least 16 microbatches on 8 ranks with 2 stages",
+    ),
+    (lambda: closed_forms.paired_zero_bubble_h1_makespan(2, 4, cost=Cost(B=3)), "needs B = I . W, got B=3, I=1, W=1"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:25] for _, message in REFUSED])
+def test_forms_refuse_what_they_do_not_cover(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
