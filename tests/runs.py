@@ -11,6 +11,11 @@ ORACLES = Path(__file__).parent / "oracles"
 A1 = 1e-12  # relative to the largest number of a tensor: what float64 leaves when a sum has another order
 
 
+def rounding(dtype, num_terms, size=1.0):
+    """What `num_terms` roundings of numbers up to `size` may add up to, whatever order or kernel a machine chooses."""
+    return num_terms * torch.finfo(dtype).eps * size
+
+
 def draw(seed, *shape):
     """The same normal numbers in every process."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

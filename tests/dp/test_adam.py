@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import rounding
 from torch import nn
 
 from dualpipe_lab.dp.adam import AdamShard, AdamW, Hyper
@@ -43,17 +44,22 @@ def test_it_equals_the_oracle(case, changes, clip):
         if steps.isdigit():
             found = run(hyper, int(steps), clip)
             for name, values in expected.items():
-                assert (found[name] - torch.tensor(values, dtype=torch.float64)).abs().max() <= 1e-15, (steps, name)
+                expected_values = torch.tensor(values, dtype=torch.float64)
+                # in a step each number is rounded about six times; the weights are the largest
+                limit = rounding(torch.float64, 6 * int(steps), max(1.0, float(expected_values.abs().max())))
+                assert (found[name] - expected_values).abs().max() <= limit, (steps, name)
 
 
 def test_a_weight_without_a_gradient_from_the_data_still_decays():
     column = [row[5] for row in ORACLE["grads"]]
     assert column == [0] * 10
-    assert float(run(HYPER, 10)["p"][5]) == pytest.approx(1.9375 * (1 - 0.01 * 0.1) ** 10, rel=1e-15)
+    assert float(run(HYPER, 10)["p"][5]) == pytest.approx(
+        1.9375 * (1 - 0.01 * 0.1) ** 10, rel=rounding(torch.float64, 10)
+    )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 2.4e-7)])
-def test_it_equals_torch(dtype, tolerance):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_it_equals_torch(dtype):
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 35, dtype=dtype).view(7, 5)) for _ in range(2))
     optimizers = AdamW([ours], Hyper(0.01, weight_decay=0.1)), torch.optim.AdamW([theirs], 0.01, weight_decay=0.1)
@@ -63,7 +69,8 @@ def test_it_equals_torch(dtype, tolerance):
             weight.grad = None if step == 4 else grad.clone()  # a step without a gradient counts for neither weight
             if step != 4:
                 optimizer.step()
-        assert (ours - theirs).abs().max() <= tolerance
+        # decay and step round each weight, which is at most 1, twice in each implementation
+        assert (ours - theirs).abs().max() <= rounding(dtype, 4 * (step + 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,6 +1,7 @@
 """Asynchronous pipelines on real ranks: trajectories of PipeDream, vertical sync, 2BW and no stashing at all."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from dualpipe_lab.pp.schedules import build, dualpipe, pipedream
 from dualpipe_lab.pp.versions import versions_kept
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").read_text())
+ROUNDING = 7 * 8 * 1.3 * sys.float_info.epsilon  # 7 updates of some 8 operations each, on numbers up to 1.3
 
 
 class Scalar(nn.Module):
@@ -71,8 +73,8 @@ def train(rule, update_every=1, number=None):
 def test_the_recorded_trajectories(rule, key):
     out = train(rule)
     expected = ORACLE["expected"][key]
-    assert [history for history, *_ in out] == [pytest.approx(row, abs=1e-15) for row in expected["weights"]]
-    assert out[-1][1] == pytest.approx(expected["losses"], abs=1e-15)
+    assert [history for history, *_ in out] == [pytest.approx(row, abs=ROUNDING) for row in expected["weights"]]
+    assert out[-1][1] == pytest.approx(expected["losses"], abs=ROUNDING)
     if rule == "stash":
         assert [kept for *_, kept in out] == ORACLE["versions_kept"]
         assert choose_versions(pipedream(3, 7), rule) == ORACLE["version_used"]
@@ -82,7 +84,7 @@ def test_the_recorded_double_buffered_trajectory():
     expected = ORACLE["expected"]["2bw"]
     out = train("2bw", expected["m"], 2 * expected["m"])
     assert [list(row) for row in zip(*(history for history, *_ in out), strict=True)] == [
-        pytest.approx(row, abs=1e-15) for row in expected["weights"]
+        pytest.approx(row, abs=ROUNDING) for row in expected["weights"]
     ]
     assert [kept for *_, kept in out] == [2, 2, 2]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from runs import ORACLES, counted, draw, launch, leaf
+from runs import ORACLES, counted, draw, launch, leaf, rounding
 from torch.nn import functional
 from tp_runs import TOKENS, assert_a1, distances, tensor
 
@@ -128,7 +128,9 @@ def test_large_logits_and_16_bits():
         narrow = (draw(1, 3, 37) * 4).bfloat16()
         exact, mine = plain(narrow.double(), targets), ours(narrow, targets)
         assert mine["loss"].dtype == torch.float32
-        assert (mine["loss"] - exact["loss"]).abs() < 1e-6
+        # 37 exponentials, each of a difference of logits, are summed; three tokens are averaged
+        size = float(narrow.double().abs().max())
+        assert (mine["loss"] - exact["loss"]).abs() < rounding(torch.float32, 37 + 3, size)
         assert mine["dlogits"].dtype == torch.bfloat16
         assert (mine["dlogits"] - exact["dlogits"]).abs().max() < 2**-9  # half a step of the numbers below 1
         return found

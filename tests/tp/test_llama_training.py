@@ -1,5 +1,7 @@
 """The Llama in training: replicas that stay equal, norms, microbatches, 16 bits, batches without a target."""
 
+import math
+
 import pytest
 import torch
 from llama_runs import BATCH, SIZES, batch, plain
@@ -74,7 +76,11 @@ def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
 
 
 def test_16_bits_are_no_worse_than_on_one_process():
-    """The loss and every gradient in bf16, against float64: twice the error of plain torch in bf16 is allowed."""
+    """The loss and every gradient in 16 and 32 bits, against float64.
+
+    A number of a gradient passes about 12 roundings per layer forward and as many backward, each at most half a step;
+    the mean over all tensors does not depend on one machine's luck, and is compared with that of plain torch.
+    """
     config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1)
 
     def fn(rank, world_size):
@@ -101,8 +107,10 @@ def test_16_bits_are_no_worse_than_on_one_process():
     for found in launch(fn, 2):
         for dtype, errors in found:
             step = 2 ** (-8 if dtype == torch.bfloat16 else -23)
-            for name, (ours, usual) in errors.items():
-                assert ours <= 2 * usual + step, (dtype, name)
+            for name, (ours, _) in errors.items():
+                assert ours <= 2 * 12 * SIZES["num_layers"] * step / 2, (dtype, name)
+            mine, theirs = zip(*errors.values(), strict=True)
+            assert math.hypot(*mine) <= 1.5 * math.hypot(*theirs), dtype
             assert max(ours for ours, _ in errors.values()) > step / 100  # it was not float64 after all
 
 
