@@ -1,5 +1,6 @@
 """`compare NAME NAME ...`: schedules ranked with costs that are fair to all of them."""
 
+from dataclasses import replace
 from typing import Annotated, TypeAlias
 
 import typer
@@ -28,8 +29,8 @@ from dualpipe_lab.timeline.units import number
 
 Asked: TypeAlias = Variant | CsvFile
 
-_COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "messages")
-_WIDTH = 100
+_COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "pairs", "messages")
+_WIDTH = 120
 
 
 def compare(
@@ -43,22 +44,33 @@ def compare(
     cost: ShareCost = None,
     memory: Memory = None,
     barrier: Annotated[bool, typer.Option(help="whether the ranks wait for each other after each step")] = True,
+    pairs: Annotated[
+        bool | None, typer.Option(help="whether all may overlap F with B, or none; all if FB is given")
+    ] = None,
 ) -> None:
     """Rank schedules: those within the memory limit first, the quickest of them at the top.
 
+    Without names, schedules run as their twins with overlapped pairs, or nobody overlaps: one rule for all.
     Other options, such as --virtual-stages 3, go to the builders that have them.
     """
-    given, options = split([*(names or []), *context.args])
-    asked = _with_options([wanted(name) for name in given or schedules.names(synchronous=True)], options)
     costs = read_cost(cost)
+    may_pair = costs.overlap is not None if pairs is None else pairs
+    costs = costs if may_pair else replace(costs, overlap=None)
+    given, options = split([*(names or []), *context.args])
+    asked = _with_options(
+        [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)], options
+    )
     scores, refused = _scores(asked, (ranks, microbatches), costs)
     console = Console(width=_WIDTH if not Console().is_terminal else None)
     print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")
+    print(f"overlapped pairs: {'for all that have them' if may_pair else 'none, a pair takes F and then B'}")
     if scores:
         console.print(_table(ranked(scores, memory, barrier), memory))
     for name, reason in refused:
         print(f"{name}: {reason}")
     for one in asked:
+        if may_pair and isinstance(one, Variant) and (twin := schedules.twin_of(one.name)):
+            print(f"{one}: it has no pairs; {twin} has")
         if isinstance(one, Variant) and not schedules.is_synchronous(one.name):
             print(
                 f"{one}: it updates the weights between microbatches, so it computes another gradient than the others"
@@ -100,7 +112,8 @@ def _table(scores: list[Score], memory: int | None) -> Table:
         table.add_column(column, justify="left" if column == "schedule" else "right")
     for place, one in enumerate(scores, 1):
         fits = one.fits(memory)
-        sizes = (number(one.peak) + ("" if fits else " > limit"), number(one.weights), str(one.messages))
+        counts = (number(one.weights), str(one.pairs), str(one.messages))
+        sizes = (number(one.peak) + ("" if fits else " > limit"), *counts)
         numbers = (number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble), *sizes)
         table.add_row(str(place) if fits else "-", one.name, *numbers, style=None if fits else "dim")
     return table

@@ -3,14 +3,17 @@
 Chapter: book/pp/explorer.  In: programs of one size, costs, a memory limit.  Out: one `Score` each, the best first.
 Costs are those of one rank's share, 1/p, of the model: a schedule that cuts the model into v * p stages pays 1/v of
 them for each stage, holds activations of that size, and stores that much for each stage's weights.
+Who may overlap F with B is a rule for all: under `pairs=False` a pair takes what its F and its B take, whatever the
+costs say; under `pairs=True` compare twins, see `dualpipe_lab.pp.schedules.names`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
-from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.program import Overlap, Program
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline import Time, Timeline
 
@@ -23,7 +26,8 @@ class Score(NamedTuple):
     `bubble`: idle share of all ranks' time.  `window`: the most ticks between a rank's first start and last end, which
     for the schedules of the registry is what a step takes when the next one follows without a barrier (for any program
     see `dualpipe_lab.pp.repeat.step_time`); `local_bubble`: the most that a rank idles in it.
-    `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores.
+    `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores: 2 are two copies of its
+    share.  `pairs`: the number of overlapped pairs, of all ranks.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Score(NamedTuple):
     peak: Time
     messages: int
     weights: Time
+    pairs: int
 
     def fits(self, memory: Time | None) -> bool:
         """Whether the activations stay within a limit; None is no limit."""
@@ -65,14 +70,18 @@ def stage_cost(program: Program, cost: Cost) -> Cost:
     return Cost(**work, latency=cost.latency, transfer=cost.transfer)
 
 
-def score(program: Program, cost: Cost = UNIT_COST) -> Score:
+def score(program: Program, cost: Cost = UNIT_COST, pairs: bool = True) -> Score:
     """Return the numbers of one program; `cost` is that of a rank's share of the model.
 
-    >>> from dualpipe_lab.pp.schedules import one_f_one_b
+    `pairs`: whether a pair takes `cost.overlap`; otherwise it takes F and then B.
+
+    >>> from dualpipe_lab.pp.schedules import one_f_one_b, paired_one_f_one_b
     >>> score(one_f_one_b(4, 8))[1:]
-    (33, 0.2727272727272727, 33, 9, 4, 48, 1)
+    (33, 0.2727272727272727, 33, 9, 4, 48, 1, 0)
+    >>> [score(paired_one_f_one_b(4, 8), Cost(overlap=2), pairs).makespan for pairs in (True, False)]
+    [26, 33]
     """
-    timeline = simulate(program, stage_cost(program, cost))
+    timeline = simulate(program, stage_cost(program, cost if pairs else replace(cost, overlap=None)))
     ranks, size = range(timeline.num_ranks), share(program)
     stages = [{action.stage for action in program.actions(rank)} for rank in ranks]
     return Score(
@@ -84,6 +93,7 @@ def score(program: Program, cost: Cost = UNIT_COST) -> Score:
         _plain(size * max(map(timeline.peak_activations, ranks))),
         len(timeline.messages),
         _plain(size * max(map(len, stages))),
+        sum(isinstance(step, Overlap) for steps in program.ranks for step in steps),
     )
 
 

@@ -1,5 +1,7 @@
 """Running the command line in this process, and reading its tables."""
 
+import re
+
 from typer.testing import CliRunner
 
 from dualpipe_lab.cli.app import app
@@ -17,5 +19,5 @@ def output(*words, **options):
 
 def table(text):
     """The rows of compare's table: schedule -> numbers."""
-    lines = [line.split() for line in text.splitlines()[2:] if line[:1] in " -123456789"]
-    return {line[1]: line[2:] for line in lines}
+    rows = re.findall(r"^ ?(?:\d+|-)  (\S+(?: \S+)*)  +(.*)$", text, re.MULTILINE)
+    return {name: numbers.split() for name, numbers in rows}

@@ -92,8 +92,24 @@ def test_compare_ranks_with_the_costs_of_a_rank_s_share():
             one.local_bubble,
             one.peak,
             one.weights,
+            one.pairs,
             one.messages,
         ]
+    assert "overlapped pairs: for all that have them" in text
+    assert "1f1b: it has no pairs; paired_1f1b has" in text
+
+
+def test_compare_has_one_rule_about_pairs_for_all():
+    sizes = ("--ranks", 4, "--microbatches", 8)
+    with_pairs, without = (table(output("compare", *sizes, *more)) for more in (("--cost", "FB=2.5"), ()))
+    assert {"Paired 1F1B", "DualPipe"} <= with_pairs.keys()
+    assert "1F1B" not in with_pairs
+    assert {"1F1B", "DualPipe"} <= without.keys()
+    assert not any(name.startswith("Paired") for name in without)
+    text = output("compare", *sizes, "--cost", "FB=2.5", "--no-pairs")
+    assert table(text) == without
+    assert "overlapped pairs: none, a pair takes F and then B" in text
+    assert "FB=" not in text
 
 
 def test_compare_puts_what_exceeds_the_memory_last_and_names_what_has_not_this_size():
@@ -116,7 +132,7 @@ def test_two_smaller_stages_a_rank_cost_half_each():
     assert stage_cost(program, Cost(F=1, I=2, B=5, overlap=4, latency=3)) == Cost(
         F=Fraction(1, 2), I=1, W=Fraction(1, 2), B=Fraction(5, 2), overlap=2, latency=3
     )
-    assert score(program)[1:] == (27, pytest.approx(1 / 9), 27, 3, Fraction(9, 2), 96, 1)
+    assert score(program)[1:] == (27, pytest.approx(1 / 9), 27, 3, Fraction(9, 2), 96, 1, 25)
     with pytest.raises(ValueError, match=r"Cost.F is not; use simulate instead"):
         stage_cost(program, Cost(F=[1] * 8))
 

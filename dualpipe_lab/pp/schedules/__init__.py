@@ -40,6 +40,7 @@ __all__ = [
     "paired_one_f_one_b",
     "paired_zero_bubble_h1",
     "pipedream",
+    "twin_of",
     "v_half",
     "v_min",
     "zbv",
@@ -68,17 +69,35 @@ _BUILDERS: dict[str, Callable[..., Program]] = {
 
 _ASYNCHRONOUS = frozenset({pipedream})
 
+# The same stages and orders with overlapped pairs.
+_TWINS = {"1f1b": "paired_1f1b", "interleaved": "paired_interleaved", "zero_bubble_h1": "paired_zero_bubble_h1"}
 
-def names(synchronous: bool | None = None) -> list[str]:
+
+def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[str]:
     """Return the names that `build` knows, from the simplest schedule to the most elaborate.
 
     `synchronous`: only those that compute the gradient of the batch with one version of the weights (True), or only
     those that update in between and so compute another gradient (False).  Numbers of the two cannot be ranked together.
+    `pairs`: one rule for all.  True: a schedule that has a twin with overlapped pairs gives way to it.  False: twins
+    are left out; DualPipe and DualPipeV stay, for which `score(..., pairs=False)` counts a pair as F and then B.
 
     >>> names()[:2], names(synchronous=False)
     (['gpipe', '1f1b'], ['pipedream'])
+    >>> names(pairs=True)[-3:], names(pairs=False)[-3:]
+    (['paired_interleaved', 'paired_zero_bubble_h1', 'pipedream'], ['dualpipe', 'dualpipev', 'pipedream'])
     """
-    return [name for name in _BUILDERS if synchronous is None or synchronous is is_synchronous(name)]
+    left_out = () if pairs is None else _TWINS if pairs else _TWINS.values()
+    known = [name for name in _BUILDERS if name not in left_out]
+    return [name for name in known if synchronous is None or synchronous is is_synchronous(name)]
+
+
+def twin_of(name: str) -> str | None:
+    """Return the name of a schedule's twin with overlapped pairs; None if it has none, or has pairs itself.
+
+    >>> twin_of("1F1B"), twin_of("dualpipe")
+    ('paired_1f1b', None)
+    """
+    return next((twin for known, twin in _TWINS.items() if builder(known) is builder(name)), None)
 
 
 def is_synchronous(name: str) -> bool:
