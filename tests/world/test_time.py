@@ -1,6 +1,6 @@
 """Three clocks: model time that repeats to the bit, an emulated link that keeps its promise, and plain real time."""
 
-import statistics
+import time
 
 import pytest
 import torch
@@ -189,38 +189,41 @@ def test_messages_of_two_groups_of_the_same_ranks_are_told_apart():
     ]
 
 
-def test_the_wall_clock_link_is_within_three_percent_of_its_model():
-    def fn(rank, world_size):
-        import time
+def test_the_wall_clock_link_keeps_its_model_within_three_percent():
+    """Never faster; and not slower in the best of 20 messages, for a busy machine delays some of them."""
 
-        seconds = []
-        for _ in range(7):
+    def fn(rank, world_size):
+        moments = []
+        for _ in range(20):
             comm.barrier()
-            start = time.perf_counter()
             if rank == 0:
+                moments.append(time.perf_counter())  # all processes of a machine share this clock
                 comm.send(MEGABYTE, 1)
             else:
                 comm.recv(torch.empty_like(MEGABYTE), 0)
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds)
+                moments.append(time.perf_counter())
+        return moments
 
-    link = lab.Link(gbps=0.1, latency_ms=5)
+    sent, received = lab.launch(fn, 2, link=lab.Link(gbps=0.1, latency_ms=5))
+    quickest = min(end - start for start, end in zip(sent, received, strict=True))
     model = 0.085  # 8 Mbit at 0.1 Gbit/s and 5 ms
-    assert lab.launch(fn, 2, link=link)[1] == pytest.approx(model, rel=0.03)
+    assert model <= quickest <= model * 1.03
 
 
 def test_a_slow_link_hides_behind_work():
     def fn(rank, world_size):
-        import time
+        seconds = []
+        for _ in range(10):  # a busy machine delays some of them
+            comm.barrier()
+            start = time.perf_counter()
+            work = comm.irecv(torch.empty_like(MEGABYTE), 0) if rank else comm.isend(MEGABYTE, 1)
+            lab.compute(60)
+            work.wait()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
-        comm.barrier()
-        start = time.perf_counter()
-        work = comm.irecv(torch.empty_like(MEGABYTE), 0) if rank else comm.isend(MEGABYTE, 1)
-        lab.compute(60)
-        work.wait()
-        return time.perf_counter() - start
-
-    assert lab.launch(fn, 2, link=lab.Link(gbps=0.2, latency_ms=2))[1] < 0.085  # 60 + 42 if they followed one another
+    # 60 + 42 ms if they followed one another
+    assert 0.06 <= lab.launch(fn, 2, link=lab.Link(gbps=0.2, latency_ms=2))[1] < 0.085
 
 
 def test_an_emulated_transfer_is_no_deadlock():
