@@ -19,15 +19,30 @@ TYPICAL = {
             ],
             "must be 2 numbers that sum to",
         ),
-        "counts as sent": Bad([("receives.tolist()", "sends")], "2 rank(s), table [[2, 1], [0, 2]]: rank"),
+        "counts as sent": Bad([("receives.tolist()", "sends.tolist()")], "2 rank(s), table [[2, 1], [0, 2]]: rank"),
         "not a number": Bad([("        return y\n", "        return y * float('nan')\n")], "has rows nan"),
-        "strided": Bad([("x.contiguous()", "x")], "needs a contiguous tensor"),
+        "not sorted": Bad([("x[to.argsort(stable=True)]", "x")], "has rows 0:0 0:2, should have 0:0 0:1"),
+        "backwards": Bad([("argsort(stable=True)", "argsort(descending=True)")], "should have"),
+        "rows have columns": Bad([("*x.shape[1:]", "x.shape[1]")], "rows of shape []"),
+        "rows have two dimensions": Bad(
+            [("*x.shape[1:]", "*x.shape[1:2]"), ("*grad.shape[1:]", "*grad.shape[1:2]")], "rows of shape [2, 2]"
+        ),
+        "nothing to do here": Bad(
+            [
+                (
+                    "        comm.all_to_all_single(y, x.contiguous(), receives, sends)",
+                    "        if sum(sends) + sum(receives):\n"
+                    "            comm.all_to_all_single(y, x.contiguous(), receives, sends)",
+                )
+            ],
+            "all_to_all_single",
+        ),
         "strided gradient": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
         "no gradient": Bad(
             [
                 (
-                    "return AllToAll.apply(x, sends, receives.tolist())",
-                    "return AllToAll.apply(x.detach(), sends, receives.tolist())",
+                    "return AllToAll.apply(by_destination,",
+                    "return AllToAll.apply(by_destination.detach(),",
                 )
             ],
             "no gradient comes back",
@@ -50,6 +65,34 @@ TYPICAL = {
             [("    splits = agree", "    if sum(sends) == 0:\n        return x\n    splits = agree")],
             "all_to_all_single",
         ),
+        "early return of the idle": Bad(
+            [
+                (
+                    "    rows = work(",
+                    "    if splits.num_received == 0 and sum(sends) == 0:\n        return x\n    rows = work(",
+                )
+            ],
+            "all_to_all_single",
+        ),
+        "works on rows alone": Bad(
+            [
+                (
+                    "    rows = work(library_dispatch(x, splits))\n",
+                    "    rows = library_dispatch(x, splits)\n    if len(rows):\n        rows = work(rows)\n",
+                )
+            ],
+            "table [[0, 3], [0, 0]]",
+        ),
+        "works on rows alone, in their width": Bad(
+            [
+                (
+                    "    rows = work(library_dispatch(x, splits))\n",
+                    "    rows = library_dispatch(x, splits)\n"
+                    "    rows = work(rows) if len(rows) else torch.cat([rows, rows], 1)\n",
+                )
+            ],
+            "has the gradient None there",
+        ),
     },
 }
 
@@ -62,16 +105,21 @@ CHEATS = {
     },
     "all_to_all-2": {
         "the library's own": Bad(
-            "def dispatch(x, sends):\n    return library_dispatch(x, agree(sends))", "the library's own is switched off"
+            "def dispatch(x, to):\n"
+            "    sends = to.bincount(minlength=comm.get_world_size()).tolist()\n"
+            "    return library_dispatch(x[to.argsort(stable=True)], agree(sends))",
+            "the library's own is switched off",
         ),
         "torch's own": Bad(
             """
-def dispatch(x, sends):
+def dispatch(x, to):
     import torch.distributed as dist
     from torch.distributed._functional_collectives import all_to_all_single_autograd
-    receives = torch.empty(len(sends), dtype=torch.int64)
-    dist.all_to_all_single(receives, torch.tensor(sends))
-    return 1 * all_to_all_single_autograd(x.contiguous(), receives.tolist(), sends, dist.group.WORLD)
+    sends = to.bincount(minlength=dist.get_world_size())
+    receives = torch.empty_like(sends)
+    dist.all_to_all_single(receives, sends)
+    x = x[to.argsort(stable=True)]
+    return 1 * all_to_all_single_autograd(x, receives.tolist(), sends.tolist(), dist.group.WORLD)
 """,
             "sent 0 bytes through comm",
         ),

@@ -27,6 +27,9 @@ TYPICAL = {
             ],
             "somewhere 0 was divided by 0",
         ),
+        "powers of large logits": Bad(
+            [("torch.nn.functional.logsigmoid(chosen)", "(chosen - torch.log1p(chosen.exp()))")], "logits near 800"
+        ),
         "denominator detached": Bad(
             [("(grad - (shares * grad).sum(-1, keepdim=True))", "grad")], "1 token(s), 3 experts, k = 2"
         ),
@@ -54,6 +57,8 @@ TYPICAL = {
     },
     "topk_gradient-4": {
         "never normalised": Bad([("normalise=k > 1", "normalise=False")], "k = 2: weight 0 of token 0"),
+        "normalised for two": Bad([("normalise=k > 1", "normalise=k == 2")], "5 experts, k = 3: weight 0"),
+        "normalised for all or two": Bad([("normalise=k > 1", "normalise=k in (2, logits.shape[1])")], "k = 3"),
         "detached": Bad(
             _ROUTE + "scores / scores.sum(-1, keepdim=True).detach()",
             "k = 1: weight 0 of token 0 is 1",

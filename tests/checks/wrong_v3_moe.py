@@ -24,6 +24,7 @@ TYPICAL = {
         "two of every group": Bad([("min(2, grouped.shape[2])", "2")], "RuntimeError"),
         "a group by its sum": Bad([("grouped.topk(min(2, grouped.shape[2])).values.sum(2)", "grouped.sum(2)")], "kept"),
         "by number": Bad([("topk(k).indices", "topk(k).indices.sort().values")], "not the best first"),
+        "masked with -10": Bad([("-torch.inf", "-10.0")], "which is not kept"),
         "no groups": Bad([("grouped + mask[..., None]", "grouped + 0 * worth[..., None]")], "which is not kept"),
     },
     "v3_moe-3": {
@@ -69,6 +70,17 @@ TYPICAL = {
             ],
             "one sum of all loads is enough",
         ),
+        "the floor of the mean": Bad(
+            [("load.double().mean() - load", "load.sum() // len(load) - load")],
+            "one apart: expert 1 had 2 tokens of 14",
+        ),
+        "the rounded mean": Bad(
+            [("load.double().mean() - load", "load.double().mean().round() - load")], "times the speed"
+        ),
+        "a short distance": Bad(
+            [("torch.sign(load.double().mean() - load)", "(load.double().mean() - load).clamp(-1, 1)")],
+            "times the speed",
+        ),
         "only those that have some": Bad(
             [(_SUM, "    if microbatches:\n        comm.all_reduce(load)\n")], "1, 3, 0 microbatches"
         ),
@@ -76,6 +88,11 @@ TYPICAL = {
     "v3_moe-5": {
         "minus one": Bad([("-torch.inf", "-1.0")], "which is not kept"),
         "a large number": Bad([("-torch.inf", "-1e4")], "which is not kept"),
+        "a larger number": Bad([("-torch.inf", "-1e9")], "which is not kept"),
+        "a huge number is subtracted": Bad(
+            [("masked_fill(~kept[..., None], -torch.inf)", "sub(~kept[..., None] * 1e30)")], "is not kept"
+        ),
+        "one less than the least": Bad([("-torch.inf", "float(values.min()) - 1")], "is not kept"),
         "the other groups": Bad([("~kept", "kept")], "which is not kept"),
         "kept are shifted": Bad(
             [("masked_fill(~kept[..., None], -torch.inf)", "add(kept[..., None] * 10)")], "is not kept"

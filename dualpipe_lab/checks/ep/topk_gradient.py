@@ -54,9 +54,10 @@ BACKWARD_CASES = (
     (0, 4, 2, 1.0, 0.0),
     (3, 5, 2, 2.5, 30.0),
     (3, 5, 2, 1.0, -800.0),
+    (3, 5, 3, 1.0, 800.0),
 )
 BALANCE_CASES = (((4,), 2, 1), ((5, 2), 3, 2), ((3, 3), 4, 1), ((4, 0, 2), 5, 2))  # tokens by rank, experts, k
-SWITCH_CASES = ((2, 3, 1), (5, 4, 1), (3, 4, 2), (4, 5, 5), (1, 1, 1))  # tokens, experts, k
+SWITCH_CASES = ((2, 3, 1), (5, 4, 1), (3, 4, 2), (4, 5, 3), (3, 6, 4), (4, 5, 5), (1, 1, 1))  # tokens, experts, k
 LIBRARY = ("dualpipe_lab.ep.router", "dualpipe_lab.ep.router_losses")
 _AUTOGRAD = ("torch.autograd:grad", "torch.autograd:backward", "torch:Tensor.backward")
 
@@ -109,7 +110,7 @@ def backward(fn: Callable[..., Any]) -> str:
         near = f", logits near {sizes[4]:g}" if sizes[4] else ""
         where = f"{sizes[0]} token(s), {sizes[1]} experts, k = {sizes[2]}, scale {scale:g}{near}"
         gates.check_rows(where, "gradient", found, expected, routed)
-    return f"right in {len(cases)} cases, with logits of -800 and without a token"
+    return f"right in {len(cases)} cases, with logits of -800 and 800, and without a token"
 
 
 @exercise(

@@ -41,6 +41,13 @@ _GENERAL = (
     "keep the two best groups by the sum of their biased scores, then the best biased score",
     "its score over the sum of both chosen scores, all without the bias",
 )
+STEPS = (
+    runs.Step((2, 2)), runs.Step((3,)), runs.Step((1, 3, 0)), runs.Step((0, 2, 1, 1)),
+    runs.Step((1, 2), ((0, 3), (1, 2), (4, 5), (0, 1), (2, 3), (4, 5), (0, 3))),  # 3 2 2 3 2 2
+    runs.Step((2, 1), ((0, 3), (1, 2), (4, 5), (0, 1), (2, 3), (4, 0), (1, 2), (3, 5))),  # 3 3 3 3 2 2
+    runs.Step((0, 0)),
+)  # fmt: skip
+SCALES = (1, 1e12, 1e300)  # no number of the answer's own is below all values
 SIZES = ((8, 2, 4, 2), (8, 4, 4, 2), (6, 2, 6, 3), (12, 3, 3, 1), (4, 4, 2, 2), (16, 6, 4, 2))  # E, k, groups, kept
 
 
@@ -84,7 +91,7 @@ def selection(fn: Callable[..., Any]) -> str:
     import torch
 
     needs_function(fn)
-    cases = [(values, *sizes[1:]) for sizes in SIZES for values in _values(sizes[0])]
+    cases = [(s * values, *sizes[1:]) for sizes in SIZES for values in _values(sizes[0]) for s in (1, 1e12)]
     answers = call_each(
         Without(fn, "dualpipe_lab.ep.deepseek_moe:choose_in_groups"), [(case[0].clone(), *case[1:]) for case in cases]
     )
@@ -144,10 +151,10 @@ def one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
     import torch
 
     needs_function(fn)
-    for counts in ((2, 2), (3,), (1, 3, 0), (0, 2, 1, 1)):
-        where = f"{len(counts)} rank(s) with {', '.join(map(str, counts))} microbatches"
-        results = on_ranks(runs.moved, len(counts), router, fn, counts, case=where)
-        start, expected, right = runs.plain_move(router, counts)
+    for step in STEPS:
+        where = str(step)
+        results = on_ranks(runs.moved, len(step.counts), router, fn, step, case=where)
+        start, expected, right = runs.plain_move(router, step)
         biases = [torch.tensor(bias, dtype=torch.float64) for bias, _ in results]
         if any(not torch.equal(bias, biases[0]) for bias in biases):
             raise Wrong(f"{where}: afterwards the ranks have different biases; each moved by what it saw itself")
@@ -160,7 +167,7 @@ def one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
         calls = max(sent for _, sent in results)
         if calls > 1:
             raise Wrong(f"{where}: {calls} collectives on a rank; one sum of all loads is enough")
-    return "1 to 4 ranks, some without microbatches: one move by the load of all, the same on every rank, one message"
+    return f"{len(STEPS)} steps on 1 to 4 ranks: one move by the load of all, the same on every rank, one message"
 
 
 @exercise(
@@ -178,7 +185,7 @@ def one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
 def mask(fn: Callable[..., Any]) -> str:
     """Repair `mask(values, kept)`, which lets experts of other groups in where values are negative."""
     needs_function(fn)
-    cases = [(scale * values, sizes) for sizes in SIZES for values in _values(sizes[0]) for scale in (1, 1e6)]
+    cases = [(scale * values, sizes) for sizes in SIZES for values in _values(sizes[0]) for scale in SCALES]
     answers = call_each(fn, [(values.clone(), _kept(values, *sizes[2:])) for values, sizes in cases])
     for (values, (num_experts, k, num_groups, num_kept)), (is_fine, found) in zip(cases, answers, strict=True):
         sizes = f"{num_experts} experts, k = {k}, {num_kept} of {num_groups} groups"
@@ -212,8 +219,12 @@ def _values(num_experts: int) -> list["Tensor"]:
     import torch
 
     generator = torch.Generator().manual_seed(num_experts)
-    drawn = torch.rand(6, num_experts, generator=generator, dtype=torch.float64)
-    return [drawn, drawn - 0.5, drawn.log()]
+    drawn = torch.rand(8, num_experts, generator=generator, dtype=torch.float64)
+    found = [drawn, drawn - 0.5, drawn.log()]
+    for values in found:  # the least value of all in a group that is kept, the first and the last one
+        values[6, :2] = values.new_tensor([99.0, -9.0])
+        values[7, -2:] = values.new_tensor([99.0, -9.0])
+    return found
 
 
 def _judge_choice(
@@ -226,11 +237,11 @@ def _judge_choice(
     best = sorted(allowed, key=lambda i: -row[i])[:k]
     if list(chosen) == best:
         return
-    values = ", ".join(f"{value:.2f}" for value in row)
+    values = ", ".join(f"{value:.3g}" for value in row)
     where = f"{sizes}: values {values}"
     if outside := [i for i in chosen if i not in allowed]:
         group = outside[0] // size
-        raise Wrong(f"{where}: expert {outside[0]} is of group {group}, worth {worth[group]:.2f}, which is not kept")
+        raise Wrong(f"{where}: expert {outside[0]} is of group {group}, worth {worth[group]:.3g}, which is not kept")
     if sorted(chosen) == sorted(best):
         raise Wrong(f"{where}: the right experts, but not the best first: {list(chosen)}")
     raise Wrong(f"{where}: chose {list(chosen)}, groups {list(kept)} are kept, and {best} are the best in them")
