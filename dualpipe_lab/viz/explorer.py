@@ -3,7 +3,8 @@
 Chapter: book/pp/explorer.  In: numbers of ranks and of microbatches.  Out: HTML that ranks the schedules.
 The programs are built here and sent as compressed text, a few hundred bytes each; the page simulates them with the
 reader's costs.  A schedule that refuses a size sends its reason instead.  Schedules appear with their entry in the
-registry.  Work is compared fairly, see `dualpipe_lab.pp.ranking`.
+registry.  Work is compared fairly, see `dualpipe_lab.pp.ranking`: overlapped pairs are for all schedules that have
+them, in themselves or in a twin, or for none; the page begins with none.
 """
 
 import base64
@@ -61,18 +62,26 @@ class Explorer:
         return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in self.variants.items()}
 
     @property
+    def twins(self) -> dict[str, str]:
+        """Name -> the name of the same schedule with overlapped pairs, where both are on the page."""
+        found = {name: (schedules.twin_of(one.name), one) for name, one in self.variants.items()}
+        twins = {name: str(one._replace(name=twin)) for name, (twin, one) in found.items() if twin}
+        return {name: twin for name, twin in twins.items() if twin in self.variants}
+
+    @property
     def spec(self) -> dict[str, Any]:
         """What the element <dp-explorer> reads."""
         text = json.dumps(self.programs, separators=(",", ":"), ensure_ascii=False)
         packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
         titles = {name: self._title(name, one) for name, one in self.variants.items()}
         sizes = {"ranks": self.ranks, "microbatches": self.microbatches, "start": list(self.start)}
-        return {"titles": titles, **sizes, "programs": packed}
+        return {"titles": titles, "twins": self.twins, **sizes, "programs": packed}
 
     def rows(self) -> list[Score]:
-        """Return the schedules that exist at the first size, the quickest first; all costs 1, messages free."""
+        """Return the schedules that exist at the first size, the quickest first; costs 1, messages free, no pairs."""
         scores = []
-        for one in self.variants.values():
+        twins = set(self.twins.values())
+        for one in [one for name, one in self.variants.items() if name not in twins]:
             try:
                 program = one.build(*self.start)
             except ValueError:

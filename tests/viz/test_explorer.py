@@ -22,7 +22,7 @@ COSTS = [
 
 
 def expected(program, costs, limit, barrier):
-    """The library's numbers, with exact fractions for the stages' shares."""
+    """The library's numbers, with exact fractions for the stages' shares; overlap None is the rule without pairs."""
     share = Fraction(program.num_ranks, program.num_stages)
     scaled = {k: v if v is None or k in ("latency", "transfer") else v * share for k, v in costs.items()}
     timeline = simulate(program, Cost(**scaled))
@@ -46,20 +46,25 @@ def built(name, p, m):
         return None
 
 
-STARTING = [program for name in schedules.names(synchronous=True) if (program := built(name, 4, 8))]
+STARTING = [program for name in schedules.names(synchronous=True, pairs=False) if (program := built(name, 4, 8))]
 
 
 def run_node(explorer, choices):
     if shutil.which("node") is None:
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
-    line = json.dumps({"titles": explorer.spec["titles"], "packed": explorer.spec["programs"], "choices": choices})
+    spec = explorer.spec
+    line = json.dumps(
+        {"titles": spec["titles"], "twins": spec["twins"], "packed": spec["programs"], "choices": choices}
+    )
     done = subprocess.run(["node", str(SCRIPT)], input=line, capture_output=True, text=True, check=True, timeout=120)
     return [json.loads(row) for row in done.stdout.splitlines()]
 
 
 def compare_with_python(explorer, choices, build):
     for choice, found in zip(choices, run_node(explorer, choices), strict=True):
-        programs = {name: build(name, choice["ranks"], choice["microbatches"]) for name in explorer.variants}
+        left_out = explorer.twins if choice["pairs"] else explorer.twins.values()
+        names = [name for name in explorer.variants if name not in left_out]
+        programs = {name: build(name, choice["ranks"], choice["microbatches"]) for name in names}
         assert sorted(row[0] for row in found["rows"]) == sorted(n for n, program in programs.items() if program)
         assert len(found["refused"]) == sum(program is None for program in programs.values())
         for key, *numbers in found["rows"]:
@@ -69,14 +74,15 @@ def compare_with_python(explorer, choices, build):
 
 
 def expected_of(program, choice):
-    return expected(program, choice["costs"], choice["limit"], choice["barrier"])
+    costs = choice["costs"] if choice["pairs"] else choice["costs"] | {"overlap": None}
+    return expected(program, costs, choice["limit"], choice["barrier"])
 
 
 def test_every_schedule_at_every_size_has_the_simulator_s_numbers():
     explorer = Explorer()
     assert list(explorer.variants) == schedules.names(synchronous=True)
     choices = [
-        {"ranks": p, "microbatches": m, "limit": limit, "costs": costs, "barrier": m % 2 == 0}
+        {"ranks": p, "microbatches": m, "limit": limit, "costs": costs, "barrier": m % 2 == 0, "pairs": m % 3 != 1}
         for p in explorer.ranks
         for m in (1, 2, 3, 8, 17, 32)
         for costs, limit in zip(COSTS, (None, 4, 1), strict=True)
@@ -110,7 +116,7 @@ def test_two_smaller_stages_a_rank_cost_half_each_and_a_refused_size_says_why(mo
     explorer = Explorer(ranks=[2, 4], microbatches=[3, 4], names=["gpipe", "v"], start=(2, 4))
     assert explorer.programs["v"]["2 3"] == "this one needs an even number of microbatches"
     choices = [
-        {"ranks": p, "microbatches": m, "limit": None, "barrier": m == 3, "costs": c}
+        {"ranks": p, "microbatches": m, "limit": None, "barrier": m == 3, "costs": c, "pairs": True}
         for p in (2, 4)
         for m in (3, 4)
         for c in COSTS
@@ -177,6 +183,14 @@ def test_keyboard_chooses_sizes_costs_memory_and_a_timeline(shown):
     shown.get_by_role("button", name="Open the timeline of GPipe").press("Enter")
     assert element(shown, "e.timeline.name", "dp-explorer") == "GPipe"
     assert shown.locator("dp-timeline .status").inner_text() == "t = 33 of 33 ticks: all done"
+    shown.get_by_label("F&B: ").first.press("Home")  # an F&B of 1: from now on all schedules have pairs
+    settled(shown)
+    assert shown.get_by_label("overlapped pairs, for all that have them").is_checked()
+    keys = element(shown, "e.results.ranked.map(r => r.key)", "dp-explorer")
+    assert sorted(keys) == sorted(name for name in schedules.names(synchronous=True, pairs=True) if built(name, 4, 8))
+    shown.get_by_label("1F1B", exact=True).press("Space")
+    settled(shown)
+    assert "paired_1f1b" not in element(shown, "e.results.ranked.map(r => r.key)", "dp-explorer")
     shown.get_by_label("GPipe", exact=True).press("Space")
     settled(shown)
     assert "GPipe" not in element(shown, "e.results.ranked.map(r => r.name)", "dp-explorer")
@@ -189,7 +203,9 @@ def test_as_many_cells_as_actions_and_nothing_sticks_out(shown, width):
     settled(shown)
     cells = element(shown, "Object.fromEntries([...e.cards].map(([key, card]) => [key, card.cells]))", "dp-explorer")
     assert cells == {
-        name: len(list(program)) for name in schedules.names(synchronous=True) if (program := built(name, 4, 8))
+        name: len(list(program))
+        for name in schedules.names(synchronous=True, pairs=False)
+        if (program := built(name, 4, 8))
     }
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
 

@@ -6,7 +6,7 @@ const COST_SLIDERS = [
   ["F", "F", 1, 10, "ticks of a forward of one rank's share of the model"],
   ["I", "I", 1, 10, "ticks of its backward for the input"],
   ["W", "W", 0, 10, "ticks of its backward for the weights"],
-  ["overlap", "F&B", 1, 30, "ticks of an overlapped pair; as long as F, I and W together until you move it"],
+  ["overlap", "F&B", 1, 30, "ticks of an overlapped pair; F, I and W together for all until you move it"],
   ["latency", "latency", 0, 10, "ticks a message flies"],
   ["transfer", "transfer", 0, 10, "ticks a message occupies its link (less is more bandwidth)"],
 ];
@@ -34,20 +34,25 @@ export function explorerControls(spec, hasPairs, change, reset) {
   const costs = COST_SLIDERS.filter(([key]) => hasPairs || key !== "overlap").map(([key, label, min, max, words]) =>
     [key, rangeInput(label, words, [min, max], (value) => change({ costs: { [key]: value } }))]);
   const barrier = make("input", { type: "checkbox", onchange: (event) => change({ barrier: event.target.checked }) });
-  const boxes = Object.entries(spec.titles).map(([key, title]) => [key, make("input", { type: "checkbox",
+  const pairs = make("input", { type: "checkbox", onchange: (event) => change({ pairs: event.target.checked }) });
+  const twins = new Set(Object.values(spec.twins)); // a schedule and its twin have one box
+  const boxes = Object.entries(spec.titles).filter(([key]) => !twins.has(key)).map(([key, title]) => [key, make("input", { type: "checkbox",
     onchange: (event) => change({ toggle: [key, event.target.checked] }) }), title]);
   const panel = make("div", { class: "choose" },
     group("Size and memory", ranks.row, sizes.row, limit.row,
       make("label", { class: "box" }, barrier, "barrier after each step")),
-    group("Costs", ...costs.map(([, slider]) => slider.row)),
+    group("Costs", ...costs.map(([, slider]) => slider.row),
+      ...(hasPairs ? [make("label", { class: "box" }, pairs, "overlapped pairs, for all that have them")] : [])),
     group("Schedules", ...boxes.map(([, box, title]) => make("label", { class: "box" }, box, title)),
       make("button", { type: "button", class: "text", onclick: reset }, "Reset all")));
   const update = (choice) => {
     ranks.show(spec.ranks.indexOf(choice.ranks), String(choice.ranks));
     sizes.show(spec.microbatches.indexOf(choice.microbatches), String(choice.microbatches));
     barrier.checked = choice.barrier;
+    pairs.checked = choice.pairs;
     limit.show(choice.limit ?? most, choice.limit == null ? "no limit" : String(choice.limit));
-    for (const [key, slider] of costs) slider.show(choice.costs[key] ?? choice.costs.F + choice.costs.I + choice.costs.W);
+    const { F, I, W } = choice.costs, costsNow = choice.pairs ? choice.costs : { ...choice.costs, overlap: null };
+    for (const [key, slider] of costs) slider.show(costsNow[key] ?? F + I + W);
     for (const [key, box] of boxes) box.checked = choice.shown.has(key);
   };
   return { panel, update };

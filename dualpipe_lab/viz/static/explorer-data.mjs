@@ -22,11 +22,15 @@ function shareOf(costs, numRanks, numStages, fine) {
   return Object.fromEntries(scaled);
 }
 
-// Everything about the schedules at one size.  `choice`: {ranks, microbatches, costs, limit, barrier, shown: Set of names}.
+// Everything about the schedules at one size.  `twins`: name -> the same schedule with overlapped pairs.
+// `choice`: {ranks, microbatches, costs, limit, barrier, pairs, shown: Set of names}.  `pairs` is one rule for all: with it
+// twins stand for their schedules; without it they are left out, and a pair takes F and then B.
 // Returns {fine, ranked, refused}: `ranked` has those within the memory limit first, each part the quickest first.
-export function explore(titles, programs, choice) {
-  const { ranks, microbatches, costs, shown } = choice;
-  const found = Object.keys(titles).filter((key) => shown.has(key))
+export function explore(titles, twins, programs, choice) {
+  const { ranks, microbatches, pairs, shown } = choice;
+  const costs = pairs ? choice.costs : { ...choice.costs, overlap: null };
+  const leftOut = new Set(pairs ? Object.keys(twins) : Object.values(twins));
+  const found = Object.keys(titles).filter((key) => shown.has(key) && !leftOut.has(key))
     .map((key) => ({ key, name: titles[key], rows: programs[key][`${ranks} ${microbatches}`] }));
   const built = found.filter(({ rows }) => Array.isArray(rows)).map((entry) => ({ ...entry, stages: stagesOf(entry.rows) }));
   const fine = built.reduce((all, { stages }) => {

@@ -30,7 +30,7 @@ export class ExplorerElement extends Drawing {
 
   first() {
     const [ranks, microbatches] = this.spec.start;
-    return { ranks, microbatches, limit: null, barrier: true, costs: { ...UNIT_COSTS }, shown: new Set(Object.keys(this.spec.titles)) };
+    return { ranks, microbatches, limit: null, barrier: true, pairs: false, costs: { ...UNIT_COSTS }, shown: new Set(Object.keys(this.spec.titles)) };
   }
 
   build() {
@@ -53,13 +53,16 @@ export class ExplorerElement extends Drawing {
   change({ costs, toggle, ...rest }) {
     Object.assign(this.choice, rest);
     Object.assign(this.choice.costs, costs);
-    if (toggle) this.choice.shown[toggle[1] ? "add" : "delete"](toggle[0]);
+    if (costs && "overlap" in costs) this.choice.pairs = true;
+    for (const key of toggle ? [toggle[0], this.spec.twins[toggle[0]] ?? toggle[0]] : []) {
+      this.choice.shown[toggle[1] ? "add" : "delete"](key);
+    }
     this.later();
   }
 
   draw() {
     this.controls.update(this.choice);
-    this.results = explore(this.spec.titles, this.programs, this.choice);
+    this.results = explore(this.spec.titles, this.spec.twins, this.programs, this.choice);
     this.status.textContent = this.verdict();
     this.refused.replaceChildren(...this.results.refused.map(({ name, reason }) =>
       make("li", {}, make("b", {}, name), ` ${reason}`)));
