@@ -11,7 +11,7 @@ Source: Lepikhin et al. 2020 (arXiv 2006.16668), section 2.2, algorithm 1.
 """
 
 from fractions import Fraction
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import torch
@@ -34,9 +34,9 @@ def capacity(num_tokens: int, num_experts: int, num_experts_per_token: int, capa
     >>> [capacity(16, 8, 2, cf) for cf in (0.5, 1, 1.25, 1.3)], capacity(10, 1, 1, 1.1)
     ([2, 4, 5, 6], 11)
     """
-    factor = Fraction(str(capacity_factor))
+    factor = Fraction(str(capacity_factor)) if isfinite(capacity_factor) else Fraction(0)
     if num_tokens < 1 or factor <= 0:
-        raise ValueError(f"capacity needs tokens and a factor above 0, got {num_tokens} and {capacity_factor}")
+        raise ValueError(f"capacity needs tokens and a finite factor above 0, got {num_tokens} and {capacity_factor}")
     return ceil(factor * num_experts_per_token * num_tokens / num_experts)
 
 

@@ -76,7 +76,8 @@ def cross_entropy(
         num_tokens: of the step (default: the valid targets here); a batch without any has loss 0, and is not NaN.
 
     Raises:
-        ValueError: a target outside of the vocabulary; logits of another size than this rank's part.
+        ValueError: a target that is no whole number or outside of the vocabulary; logits of another size than this
+            rank's part.
     """
     tp, options = tp or TensorParallel(), options or LossOptions()
     _check(logits, targets, vocabulary_size, tp, options)
@@ -164,6 +165,8 @@ def _check(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorPara
             f"tokens {start} to {stop} of a vocabulary of {vocabulary_size} need logits of shape "
             f"{(*targets.shape, stop - start)} for targets of shape {tuple(targets.shape)}, got {tuple(logits.shape)}"
         )
+    if targets.is_floating_point():
+        raise ValueError(f"targets are whole numbers, got {targets.dtype}; use targets.long()")
     wrong = targets[((targets < 0) | (targets >= vocabulary_size)) & (targets != options.ignored)]
     if wrong.numel():
         raise ValueError(

@@ -66,8 +66,10 @@ class VocabParallelEmbedding(nn.Module):
         """`x_..SD` of `ids_..S`; under sequence parallelism the rank's tokens of it.
 
         Raises:
-            ValueError: an id outside of the vocabulary.
+            ValueError: an id outside of the vocabulary, or ids that are no whole numbers.
         """
+        if ids.is_floating_point():
+            raise ValueError(f"token ids are whole numbers, got {ids.dtype}; use ids.long()")
         wrong = ids[(ids < 0) | (ids >= self.vocabulary_size)]
         if wrong.numel():
             raise ValueError(f"token ids run from 0 to {self.vocabulary_size - 1}, got {int(wrong[0])}")

@@ -41,6 +41,7 @@ def column_products(
         tp: the ranks.
         replicas: for each weight, the ranks that hold the same one, whose gradients are summed; None if it is the only.
     """
+    check_tokens(x)
     chosen = tuple(replicas) or (None,) * len(weights)
     out: tuple[Tensor, ...] = ColumnProducts.apply(x, tp, chosen, *weights, *biases)
     return out
@@ -55,6 +56,7 @@ def row_product(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParall
         bias: `bias_D`, the same on every rank.
         tp: the ranks; under sequence parallelism the result is the rank's tokens.
     """
+    check_tokens(x)
     out: Tensor = RowProduct.apply(x, weight, bias, tp)
     return out
 
@@ -123,6 +125,16 @@ def reduced_output(partial: Tensor, bias: Tensor | None, tp: TensorParallel) -> 
 def whole_output_grad(grad: Tensor, tp: TensorParallel) -> Tensor:
     """The gradient of every token's output: each rank has all of them, or its part."""
     return start_gather(grad, TOKENS, tp.group).wait() if tp.sequence_parallel else grad
+
+
+def check_tokens(x: Tensor) -> None:
+    """Refuse one token without an axis for tokens.
+
+    Raises:
+        ValueError: fewer than two axes.
+    """
+    if x.dim() < 2:
+        raise ValueError(f"a parallel layer takes [..., tokens, features], got shape {tuple(x.shape)}; pass x[None]")
 
 
 def rows(x: Tensor) -> Tensor:

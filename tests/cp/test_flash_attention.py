@@ -191,6 +191,15 @@ def test_shapes_that_do_not_fit_are_named(shapes, message):
         flash_attention(q, k, k)
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 4, 3), (1, 0, 4, 3), (1, 2, 0, 3)])
+def test_without_a_batch_heads_or_positions_the_result_is_empty(shape):
+    q, k = torch.zeros(shape, requires_grad=True), torch.zeros(shape[0], 2, *shape[2:], requires_grad=True)
+    out = flash_attention(q, k, k, causal="top_left")
+    out.sum().backward()
+    assert out.shape == q.grad.shape == shape
+    assert not k.grad.any()
+
+
 def test_wrong_tiles_and_masks_are_named():
     q = torch.zeros(1, 1, 2, 2)
     with pytest.raises(ValueError, match="at least 1 query and 1 key, got 0 x 4"):

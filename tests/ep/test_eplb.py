@@ -174,9 +174,9 @@ def test_sticky_plans_change_no_more_than_allowed(nodes):
     ("arguments", "message"),
     [
         (([[1.0, 2]], 1, 1, 1, 1), "1 slots cannot hold 2 experts"),
-        (([[1.0, 2]], 3, 1, 1, 2), "num_replicas, num_gpus divides the first, got 3 and 2"),
-        (([[1.0, 2, 3]], 4, 2, 1, 2), "experts, num_groups divides the first, got 3 and 2"),
-        (([[1.0, 2]], 3, 1, 2, 3), "num_gpus, num_nodes divides the first, got 3 and 2"),
+        (([[1.0, 2]], 3, 1, 1, 2), "num_replicas must be a multiple of num_gpus, got 3 and 2"),
+        (([[1.0, 2, 3]], 4, 2, 1, 2), "experts must be a multiple of num_groups, got 3 and 2"),
+        (([[1.0, 2]], 3, 2, 2, 3), "num_gpus must be a multiple of num_nodes, got 3 and 2"),
         (([[1.0, -2]], 2, 1, 1, 1), "not negative"),
         (([[1.0, float("nan")]], 2, 1, 1, 1), "finite"),
         (([1.0, 2], 2, 1, 1, 1), r"\[layers, experts\]"),
@@ -186,6 +186,14 @@ def test_sticky_plans_change_no_more_than_allowed(nodes):
 def test_what_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         rebalance(*arguments)
+
+
+def test_groups_and_nodes_need_not_fit_where_the_plan_is_global():
+    """Sizes that DeepSeek's code plans, with its results."""
+    plan = rebalance([[5.0, 4, 3, 2, 1, 6, 7, 8, 9, 10]], 12, 3, 2, 4)
+    assert plan[0].tolist() == [[7, 8, 4, 6, 8, 3, 5, 9, 2, 0, 9, 1]]
+    found, expected = (rebalance([[5.0, 4, 3, 2, 1, 6]], 9, 1, nodes, 3) for nodes in (2, 1))
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]
 
 
 def test_sticky_refuses_a_plan_of_something_else():

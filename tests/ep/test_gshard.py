@@ -231,7 +231,7 @@ def test_the_global_balance_loss_is_that_of_all_tokens():
     ("arguments", "message"),
     [
         ({"num_experts": 6}, "experts must divide among the ranks, got 6 experts on 4 ranks; use 1, 2, 3, 6"),
-        ({"capacity_factor": 0}, "a factor above 0, got 8 and 0"),
+        ({"capacity_factor": 0}, "a finite factor above 0, got 8 and 0"),
         ({"num_experts_per_token": 9}, r"1\.\.8 of 8 experts, got 9"),
     ],
 )
@@ -239,6 +239,12 @@ def test_what_is_refused(arguments, message):
     defaults = {"num_experts": EXPERTS, "num_tokens": TOKENS}
     with pytest.raises(lab.RankError, match=message):
         launch(lambda rank, world_size: GShardMoE(HIDDEN, FFN, **(defaults | arguments)) and None, 4)
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, float("nan"), float("inf")])
+def test_a_capacity_factor_that_is_no_number_above_0_is_refused(factor):
+    with pytest.raises(ValueError, match=f"a finite factor above 0, got 4 and {factor}"):
+        capacity(4, 4, 1, factor)
 
 
 def test_more_tokens_than_slots_were_made_for_are_refused():

@@ -192,6 +192,10 @@ def test_only_the_logits_and_two_numbers_per_token_are_kept():
         (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([0, 7]), 7), "targets run from 0 to 6, got 7"),
         (lambda: cross_entropy(torch.zeros(2, 4), torch.tensor([-1, 1]), 7), "got -1; only -100 is ignored"),
         (lambda: cross_entropy(torch.zeros(2, 7), torch.tensor([0, 1]), 7), r"need logits of shape \(2, 4\)"),
+        (
+            lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0.0]), 7),
+            "targets are whole numbers",
+        ),
         (lambda: cross_entropy(torch.zeros(1, 4), torch.tensor([0]), 7, reduction="avg"), "mean, sum or none"),
     ],
 )

@@ -109,6 +109,7 @@ def test_bytes_of_the_lookup_and_of_the_head():
     [
         (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([3, 7])), "ids run from 0 to 6, got 7"),
         (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([-1])), "ids run from 0 to 6, got -1"),
+        (lambda: VocabParallelEmbedding(7, 2)(torch.tensor([3.0])), "whole numbers, got torch.float32; use ids.long"),
         (lambda: VocabParallelEmbedding(7, 2, padding_id=7), "padding_id is a token from 0 to 6, got 7"),
     ],
 )

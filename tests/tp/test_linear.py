@@ -213,6 +213,17 @@ def test_arguments_are_left_alone():
             lambda: RowParallelLinear(4, 4, tp=TensorParallel(sequence_parallel=True))(torch.ones(5, 2)),
             "divides among the ranks, got 5 on 2 ranks; pad it to 6",
         ),
+        (
+            lambda: ColumnParallelLinear(4, 6, tp=TensorParallel(sequence_parallel=True))(
+                torch.ones(3 - comm.get_rank(), 4)
+            ),
+            r"all_gather_single of 12 elements of float32.*all_gather_single of 8 elements of float32|of 8 .* of 12 ",
+        ),
+        (
+            lambda: ColumnParallelLinear(4, 6)(torch.ones(4)),
+            r"got shape \(4,\); pass x\[None\]",
+        ),
+        (lambda: RowParallelLinear(4, 6)(torch.ones(2)), r"got shape \(2,\); pass x\[None\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(build, message):

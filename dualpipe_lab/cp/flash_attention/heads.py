@@ -42,5 +42,6 @@ def grouped(x: Tensor, num_kv_heads: int) -> Tensor:
 def rows_of(x: Tensor, rows: slice) -> Tensor:
     """The rows of some queries, of all heads of a group under one another: `x_NRD`, R = G rows."""
     part = x[:, :, rows]
-    stacked: Tensor = part.reshape(part.shape[0], -1, *part.shape[3:])
+    # counted, not -1: without a batch or heads there are no elements from which it could be inferred
+    stacked: Tensor = part.reshape(part.shape[0], part.shape[1] * part.shape[2], *part.shape[3:])
     return stacked

@@ -74,7 +74,7 @@ class FlashTiles:
             state, weighted = _one_row_of_tiles(q_i, k_all, v_all, self.columns(rows, k.shape[2], offset))
             weighted.div_(state.total.masked_fill(state.total == 0, 1)[..., None])
             out[:, :, rows], lse[:, :, rows] = (
-                found.view(*q_groups.shape[:2], -1, *found.shape[2:]) for found in (weighted, state.lse)
+                found.unflatten(1, (q_groups.shape[1], rows.stop - rows.start)) for found in (weighted, state.lse)
             )
         return out.view(q.shape), lse.view(q.shape[:3])
 
@@ -101,7 +101,7 @@ class FlashTiles:
                 ds = (do_i @ v_j.transpose(1, 2)).sub_(delta_i).mul_(p)
                 dq_i.baddbmm_(ds, k_j)
                 dk[:, keys] += ds.transpose(1, 2) @ q_i  # q_i carries the scale
-            dq[:, :, rows] = dq_i.mul_(scale).view(*q_groups.shape[:2], -1, q.shape[3])
+            dq[:, :, rows] = dq_i.mul_(scale).unflatten(1, (q_groups.shape[1], rows.stop - rows.start))
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
     def columns(self, rows: slice, num_keys: int, offset: int | None) -> Iterator[Columns]:
@@ -141,5 +141,7 @@ def _scores(q_i: Tensor, k_j: Tensor, hidden: Tensor | None) -> Tensor:
     """One tile of S, for all heads of a group at once; what a mask hides is -inf."""
     scores = q_i @ k_j.transpose(1, 2)
     if hidden is not None:
-        scores.view(scores.shape[0], -1, *hidden.shape).masked_fill_(hidden.to(scores.device), NOTHING)
+        scores.view(scores.shape[0], scores.shape[1] // len(hidden), *hidden.shape).masked_fill_(
+            hidden.to(scores.device), NOTHING
+        )
     return scores

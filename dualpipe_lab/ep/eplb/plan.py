@@ -41,7 +41,7 @@ def rebalance_experts(
         weight: [layers, experts], the load of each expert: tokens, or any other non-negative number.
         num_replicas: slots in all.
         num_groups: groups of neighbouring experts that should stay on one node.
-        num_nodes: nodes; if they do not divide the groups, the plan is global.
+        num_nodes: nodes; if they do not divide the groups, the plan is global, and neither of the two has to fit.
         num_gpus: ranks in all.
 
     Raises:
@@ -124,11 +124,10 @@ def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_g
     num_experts = loads.shape[1]
     if num_replicas < num_experts:
         raise ValueError(f"{num_replicas} slots cannot hold {num_experts} experts; use {num_experts} or more")
-    for what, whole, part in (
-        ("experts, num_groups", num_experts, num_groups),
-        ("num_gpus, num_nodes", num_gpus, num_nodes),
-        ("num_replicas, num_gpus", num_replicas, num_gpus),
-    ):
+    shares = [("num_replicas", num_replicas, "num_gpus", num_gpus)]
+    if num_groups % num_nodes == 0:  # else the plan is global, and neither groups nor nodes play a part
+        shares += [("experts", num_experts, "num_groups", num_groups), ("num_gpus", num_gpus, "num_nodes", num_nodes)]
+    for what, whole, by, part in shares:
         if whole % part:
-            raise ValueError(f"the second of {what} divides the first, got {whole} and {part}")
+            raise ValueError(f"{what} must be a multiple of {by}, got {whole} and {part}")
     return loads
