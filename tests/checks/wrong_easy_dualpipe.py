@@ -24,6 +24,27 @@ TYPICAL = {
             "2 ranks, 2 microbatches: the last slot is",
         ),
         "forwards upwards": Bad([("way = stage if", "way = num_ranks - 1 - stage if")], "its input is made by"),
+        "the chapter's loop": Bad(
+            """
+def slot(num_ranks, num_microbatches, stage, kind, microbatch):
+    last, half, t = num_ranks - 1, num_microbatches // 2, 0
+    ready = {(0, "F", i) for i in range(num_microbatches)}
+    while True:
+        taken = {}
+        for s, k, i in sorted(ready, key=lambda action: (action[1] == "F", action[2] % half, -action[0])):
+            taken.setdefault(s if i < half else last - s, (s, k, i))
+        if (stage, kind, microbatch) in taken.values():
+            return t
+        ready -= set(taken.values())
+        for s, k, i in taken.values():
+            if k == "F":
+                ready.add((s + 1, "F", i) if s < last else (s, "B", i))
+            elif s > 0:
+                ready.add((s - 1, "B", i))
+        t += 1
+""",
+            "512 ranks, 100000 microbatches",
+        ),
         "half slots": Bad([("return ", "return 0.5 * ")], "expected int from 0"),
     },
     "easy_dualpipe-3": {
@@ -39,6 +60,37 @@ TYPICAL = {
             ],
             "microbatches 1 and 3 alone",
         ),
+        "plain data parallelism": Bad(
+            STEP
+            + """
+    other = 1 - rank
+    for x, t in zip(inputs, targets):
+        mine = torch.empty_like(t)
+        sending = comm.isend(t, other)
+        comm.recv(mine, other)
+        sending.wait()
+        (mse_loss(last(first(x)), mine) / num_microbatches).backward()
+    for p in [*first.parameters(), *last.parameters()]:
+        comm.all_reduce(p.grad)
+""",
+            "`last` did not work on what `first` of the other rank made of its inputs",
+        ),
+        "plain data parallelism of the other's data": Bad(
+            STEP
+            + """
+    other = 1 - rank
+    for x, t in zip(inputs, targets):
+        theirs = torch.empty_like(x)
+        sending = comm.isend(x, other)
+        comm.recv(theirs, other)
+        sending.wait()
+        (mse_loss(last(first(theirs)), t) / num_microbatches).backward()
+    for p in [*first.parameters(), *last.parameters()]:
+        comm.all_reduce(p.grad)
+""",
+            "`first` did not work on this rank's own inputs",
+        ),
+        "a send nobody waits for": Bad([("        sending.wait()\n", "")], "nobody has waited for"),
         "mean over one direction": Bad([("/ num_microbatches", "/ len(inputs)")], "twice that of one process"),
         "summed over stages": Bad(
             [("in (first, last)", "in ((first, last) if rank == 0 else (last, first))")], "one order"
@@ -115,6 +167,19 @@ def slot(p, m, stage, kind, i):
         ),
     },
     "easy_dualpipe-3": {
+        "the library's runtime": Bad(
+            STEP
+            + """
+    half = num_microbatches // 2
+    program = lab.schedules.easy_dualpipe(2, num_microbatches)
+    stages = {0: first, 1: last} if rank == 0 else {1: last, 0: first}
+    batch = [inputs, [None] * half] if rank == 0 else [[None] * half, inputs]
+    goals = [[None] * half, targets] if rank == 0 else [targets, [None] * half]
+    runtime = lab.PipelineRuntime(program, stages, mse_loss, like, sum_mirrors=True)
+    runtime.step(sum(batch, []), sum(goals, []))
+""",
+            "switched off",
+        ),
         "does nothing": Bad("def two_way_step(*args):\n    pass", "all zero or missing"),
         "makes gradients up": Bad(
             STEP

@@ -72,7 +72,7 @@ def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, l
     for send in sends:
         send.wait()
 """,
-            "ran its stage",
+            "1 rank(s), 3 microbatch(es): on rank 0 autograd keeps 11 tensors at once",
         ),
         "keeps the graph and runs again": Bad(
             [
@@ -82,12 +82,64 @@ def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, l
                     "y = stage(kept[m]); graphs = globals().setdefault('graphs', []); graphs.append(y); y = y.detach()",
                 ),
             ],
-            "autograd keeps",
+            "needs its input and nothing else",
         ),
         "zero gradients sent": Bad(
             [("comm.isend(x.grad, rank - 1)", "comm.isend(torch.zeros_like(x), rank - 1)")], "all zero"
         ),
         "gradients of the wrong microbatch": Bad([("targets[m]", "targets[0]")], "differ from one process"),
+        "forgets the step before": Bad(
+            [("kept, sends = [], []", "kept, sends = [], []\n    stage.zero_grad()")], "the step before are gone"
+        ),
+        "divides the gradients in the end": Bad(
+            [
+                (" / num_microbatches).backward", ").backward"),
+                (
+                    "        send.wait()",
+                    "        send.wait()\n    for p in stage.parameters():\n        p.grad /= num_microbatches",
+                ),
+            ],
+            "1 rank(s), 3 microbatch(es): rank 0: its gradients differ",
+        ),
+        "backwards from the last microbatch": Bad(
+            [
+                (
+                    "    for m in range(num_microbatches):\n        x = kept",
+                    "    for m in range(num_microbatches)[::-1]:\n        x = kept",
+                ),
+            ],
+            "ran its stage on microbatches [0, 1, 2, 2, 1, 0]",
+        ),
+        "keeps every output": Bad(
+            [
+                ("kept, sends = [], []", "kept, sends, ys = [], [], []"),
+                ("        if not last:\n", "        ys.append(y)\n        if not last:\n"),
+            ],
+            "until its backward a microbatch needs its input and nothing else",
+        ),
+        "keeps what every layer made": Bad(
+            [
+                (
+                    "    kept, sends = [], []\n",
+                    "    kept, sends, made = [], [], []\n"
+                    "    for layer in stage.modules():\n"
+                    "        layer.register_forward_hook(lambda _, x, y: made.append((x, y.detach())))\n",
+                ),
+            ],
+            "until its backward a microbatch needs its input and nothing else",
+        ),
+        "all inputs first": Bad(
+            [
+                ("        kept.append(inputs[m] if first else receive(rank - 1))\n", ""),
+                (
+                    "    for m in range(num_microbatches):\n        with",
+                    "    kept = list(inputs) if first else [receive(rank - 1) for _ in range(num_microbatches)]\n"
+                    "    for m in range(num_microbatches):\n        with",
+                ),
+            ],
+            "some rank could work on a microbatch that is there",
+        ),
+        "sends nobody waits for": Bad([("        send.wait()", "        pass")], "nobody has waited for"),
     },
     "gpipe-4": {
         "GPipe": Bad(
@@ -109,6 +161,17 @@ def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, l
         "no division": Bad([(" / num_rows", "")], "microbatches of"),
         "empty is nan": Bad([("if len(x) == 0:", "if False:")], "the returned loss is nan"),
         "loss of the last": Bad([("total += loss.item()", "total = loss.item()")], "the returned loss"),
+        "another loss": Bad([("loss_fn(model(x), y)", "torch.nn.functional.mse_loss(model(x), y)")], "with l1_loss"),
+        "all rows at once": Bad(
+            "def accumulate(model, loss_fn, inputs, targets):\n"
+            "    loss = loss_fn(model(torch.cat(inputs)), torch.cat(targets))\n"
+            "    loss.backward()\n"
+            "    return loss.item()",
+            "each microbatch goes through it once",
+        ),
+        "forgets what was there": Bad(
+            [("total = 0.0", "total = 0.0\n    model.zero_grad()")], "the step before are gone"
+        ),
     },
 }
 

@@ -26,6 +26,60 @@ TYPICAL = {
             [("asks = ctx.needs_input_grad[2:]", "asks = [isinstance(x, torch.Tensor) for x in inputs]")],
             "whole numbers: ",
         ),
+        "keeps the output": Bad(
+            [
+                (
+                    "return segment(*inputs)\n\n    @static",
+                    "ctx.y = segment(*inputs).detach()\n        return ctx.y.clone()\n\n    @static",
+                )
+            ],
+            "numbers are held after the forward beside the inputs",
+        ),
+        "a gradient for each place of one tensor": Bad(
+            """
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, segment, anchor, *inputs):
+        ctx.segment, ctx.inputs, ctx.random_state = segment, inputs, torch.get_rng_state()
+        return segment(*inputs)
+
+    @staticmethod
+    def backward(ctx, dy):
+        leaves = {}
+        for x, asks in zip(ctx.inputs, ctx.needs_input_grad[2:]):
+            if isinstance(x, torch.Tensor):
+                leaves.setdefault(x.data_ptr(), x.detach().requires_grad_(asks))
+        inputs = [leaves[x.data_ptr()] if isinstance(x, torch.Tensor) else x for x in ctx.inputs]
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.random_state)
+        with torch.enable_grad():
+            y = ctx.segment(*inputs)
+        torch.set_rng_state(now)
+        torch.autograd.backward(y, dy)
+        return None, None, *[x.grad if asks else None for x, asks in zip(inputs, ctx.needs_input_grad[2:])]
+
+
+def recompute(segment, *inputs):
+    return Recompute.apply(segment, torch.zeros((), requires_grad=True), *inputs)
+""",
+            "one tensor twice: the gradient of input 0 differs",
+        ),
+        "keeps the graph under hooks of its own": Bad(
+            """
+def recompute(segment, *inputs):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (x,), lambda kept: kept[0]):
+        y = segment(*inputs)
+    again = []
+
+    def run(dy):
+        if not again:
+            again.append(segment(*[x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]))
+
+    y.register_hook(run)
+    return y
+""",
+            "numbers are held after the forward beside the inputs",
+        ),
         "runs it three times": Bad(
             [("y = ctx.segment(*inputs)", "ctx.segment(*inputs); y = ctx.segment(*inputs)")],
             "3 times, expected 2",
@@ -40,6 +94,27 @@ TYPICAL = {
     FOUR: {
         "starter with a fresh seed": Bad(
             [("torch.set_rng_state(now)", "torch.manual_seed(0)")], "the next random number is another one"
+        ),
+        "no recomputation": Bad("def remember(segment, x):\n    return segment(x)", "autograd keeps"),
+        "keeps the output": Bad(
+            [
+                (
+                    "        return segment(x)\n\n    @static",
+                    "        ctx.y = segment(x).detach()\n        return ctx.y.clone()\n\n    @static",
+                )
+            ],
+            "numbers are held after the forward beside the inputs",
+        ),
+        "two runs in the backward": Bad(
+            [
+                (
+                    "            y = ctx.segment(x)\n",
+                    "            ctx.segment(x)\n"
+                    "            torch.set_rng_state(ctx.random_state)\n"
+                    "            y = ctx.segment(x)\n",
+                )
+            ],
+            "ran 6 times, expected 4",
         ),
         "never restores": Bad([("torch.set_rng_state(ctx.random_state)", "pass")], "the gradients of step 1"),
         "saves too late": Bad(
@@ -61,7 +136,7 @@ def recompute(segment, *inputs):
     from torch.utils.checkpoint import checkpoint
     return checkpoint(segment, *inputs, use_reentrant=False, preserve_rng_state=False)
 """,
-            "dropout",
+            "switched off",
         ),
         "the library's own": Bad("from dualpipe_lab.pp.runtime.recompute import recompute", "switched off"),
         "detached": Bad("def recompute(segment, *inputs):\n    return segment(*inputs).detach()", "rank 0 raised"),
@@ -71,6 +146,11 @@ def recompute(segment, *inputs):
         "equal to everything": Bad(EQUAL_TO_ALL + "recomputed = Anything()", "expected a list of names"),
     },
     FOUR: {
+        "torch's own": Bad(
+            "from torch.utils.checkpoint import checkpoint\n"
+            "def remember(segment, x):\n    return checkpoint(segment, x, use_reentrant=False)",
+            "switched off",
+        ),
         "no dropout": Bad([("return segment(x)", "segment.eval(); return segment(x)")], "the gradients of step 1"),
     },
 }

@@ -44,6 +44,15 @@ TYPICAL = {
             ],
             "2 rank(s), 3 microbatch(es): it ends, after 13 ticks instead of 12",
         ),
+        "ranks of one digit": Bad(
+            [
+                (
+                    "kind, i = word.removeprefix(str(rank))[0], word.removeprefix(str(rank))[1:]",
+                    "kind, i = word[1], word[2:]",
+                )
+            ],
+            "11 rank(s), 4 microbatch(es)",
+        ),
         "receives gradients first": Bad(
             [
                 (

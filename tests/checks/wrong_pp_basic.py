@@ -13,8 +13,57 @@ TYPICAL = {
     },
     "pp_basic-2": {
         "not contiguous": Bad([("x.contiguous()", "x")], "contiguous"),
+        "sizes in eight bits": Bad(
+            [
+                ("torch.zeros(8, dtype=torch.int64)", "torch.zeros(8, dtype=torch.uint8)"),
+                (
+                    "torch.tensor(x.shape, dtype=torch.int64)",
+                    "torch.tensor([n % 256 for n in x.shape], dtype=torch.uint8)",
+                ),
+                ("torch.empty(8, dtype=torch.int64)", "torch.empty(8, dtype=torch.uint8)"),
+            ],
+            "a bool tensor of shape (70000,)",
+        ),
+        "sizes in sixteen bits": Bad(
+            [
+                ("torch.zeros(8, dtype=torch.int64)", "torch.zeros(8, dtype=torch.int16)"),
+                ("torch.tensor(x.shape, dtype=torch.int64)", "torch.tensor([n % 2**15 for n in x.shape])"),
+                ("torch.empty(8, dtype=torch.int64)", "torch.empty(8, dtype=torch.int16)"),
+            ],
+            "a bool tensor of shape (70000,)",
+        ),
+        "all by way of float64": Bad(
+            [
+                ("comm.send(x.contiguous(), dst)", "comm.send(x.to(torch.float64).contiguous(), dst)"),
+                ("comm.recv(x, src)", "comm.recv(y := x.double(), src); x = y.to(x.dtype)"),
+            ],
+            "4864 bytes for 1200 bytes of data",
+        ),
+        "whole numbers by way of float64": Bad(
+            [
+                (
+                    "comm.send(x.contiguous(), dst)",
+                    "comm.send((x.double() if x.dtype == torch.int64 else x).contiguous(), dst)",
+                ),
+                (
+                    "comm.recv(x, src)",
+                    "y = x.double() if x.dtype == torch.int64 else x; comm.recv(y, src); x = y.to(x.dtype)",
+                ),
+            ],
+            "element 0: 9007199254740992 instead of 9007199254740993",
+        ),
+        "all by way of float32": Bad(
+            [
+                ("comm.send(x.contiguous(), dst)", "comm.send(x.float().contiguous(), dst)"),
+                ("comm.recv(x, src)", "comm.recv(y := x.float(), src); x = y.to(x.dtype)"),
+            ],
+            "a float64 tensor of shape (3, 4): rank 1 got another element",
+        ),
+        "a send nobody waits for": Bad(
+            [("comm.send(x.contiguous(), dst)", "comm.isend(x.contiguous(), dst)")], "nobody has waited for"
+        ),
         "always float64": Bad([("dtype=TYPES[dtype]", "dtype=torch.float64")], "float32 tensor of shape (5,)"),
-        "three dimensions at most": Bad([("sizes[:num_dims]", "sizes[:min(num_dims, 3)]")], "(2, 2, 2, 2)"),
+        "three dimensions at most": Bad([("sizes[:num_dims]", "sizes[:min(num_dims, 3)]")], "(2, 2, 1, 2, 2)"),
         "a message per dimension": Bad(
             """
 def send_tensor(x, dst):
@@ -52,6 +101,15 @@ def recv_tensor(src):
     "pp_basic-3": {
         "down only": Bad([("outbox.copy_(x.grad)", "pass")], "all zero"),
         "up only": Bad([("outbox.copy_(y.detach())", "pass")], "rank 1 worked on zeros"),
+        "gradients put in place of the older ones": Bad(
+            [
+                (
+                    "    outbox = torch.zeros_like(like)\n",
+                    "    outbox = torch.zeros_like(like)\n    stage.zero_grad()\n",
+                ),
+            ],
+            "the gradients of the step before are gone",
+        ),
         "copies too late": Bad(
             [
                 (

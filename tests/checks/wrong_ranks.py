@@ -54,6 +54,44 @@ def tree_all_reduce(x):
 """,
             "3 ranks",
         ),
+        "twice the bytes": Bad(
+            [
+                ("comm.send(x, rank - distance)", "comm.send(torch.stack([x, x]), rank - distance)"),
+                (
+                    "comm.recv(received, rank + distance)",
+                    "comm.recv(both := torch.stack([x, x]), rank + distance); received = both[0]",
+                ),
+            ],
+            "bytes were sent",
+        ),
+        "a table of everybody's": Bad(
+            """
+def tree_all_reduce(x):
+    rank, world_size = comm.get_rank(), comm.get_world_size()
+    table = torch.zeros(world_size, *x.shape, dtype=x.dtype)
+    table[rank] = x
+    distances = [1 << k for k in range((world_size - 1).bit_length())]
+    for distance in distances:
+        if rank % (2 * distance) == distance:
+            comm.send(table, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < world_size:
+            comm.recv(theirs := torch.empty_like(table), rank + distance)
+            table += theirs
+    for distance in reversed(distances):
+        if rank % (2 * distance) == distance:
+            comm.recv(table, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < world_size:
+            comm.send(table, rank + distance)
+    x.copy_(table.sum(0))
+""",
+            "bytes were sent",
+        ),
+        "vectors only": Bad(
+            [("received = torch.empty_like(x)", "received = torch.empty(x.numel(), dtype=x.dtype)")], "2 x 3 elements"
+        ),
+        "a send nobody waits for": Bad(
+            [("comm.send(x, rank + distance)", "comm.isend(x, rank + distance)")], "nobody has waited for"
+        ),
         "returns the sum": Bad(
             [("received = torch.empty_like(x)", "received = torch.empty_like(x); x = x.clone()")],
             "belongs into x itself",
@@ -83,6 +121,7 @@ def exchange(x):
             ],
             "in the order in which it sent them",
         ),
+        "sends nobody waits for": Bad([("for work in works:", "for work in works[:2]:")], "nobody has waited for"),
         "sends everything": Bad(
             [
                 (

@@ -64,6 +64,15 @@ TYPICAL = {
             "rank 0 raised",
         ),
         "not started again": Bad([("y.backward(", "(lambda dy: None)(")], "stage(s) 0 are zero or missing"),
+        "gradients put in place of the older ones": Bad(
+            [
+                (
+                    "first, tip = rank == 0, rank",
+                    "near.zero_grad()\n    far.zero_grad()\n    first, tip = rank == 0, rank",
+                )
+            ],
+            "the gradients of the step before are gone",
+        ),
         "no mean": Bad([(" / len(batch)", "")], "are 3 times"),
     },
 }
@@ -76,6 +85,18 @@ CHEATS = {
         "no work": Bad('rows = ["0F0", "1F0", "2F0"]', "the validator says"),
     },
     "v_shapes-3": {
+        "the library's runtime": Bad(
+            STEP
+            + """
+    m, p = len(batch), world_size
+    rows = [" ".join(f"{r}F{i} {2 * p - 1 - r}F{i} {2 * p - 1 - r}B{i} {r}B{i}" for i in range(m)) for r in range(p)]
+    runtime = lab.PipelineRuntime(
+        lab.Program.parse("V", rows), {rank: near, 2 * p - 1 - rank: far}, mse_loss, like
+    )
+    runtime.step(*zip(*batch))
+""",
+            "switched off",
+        ),
         "nothing": Bad(STEP + "    pass", "zero or missing"),
         "makes gradients up": Bad(
             STEP

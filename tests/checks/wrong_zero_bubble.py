@@ -33,7 +33,7 @@ TYPICAL = {
                 ("da.T @ x\n        self", "dw1\n        self"),
                 ("+= dy.T @ h", "+= dw2"),
             ],
-            "I0 made 4 matrix products",
+            "I0 made 4 matrix products, 2 are enough",
         ),
         "I again in W": Bad(
             [
@@ -99,10 +99,45 @@ TYPICAL = {
         "W before its I left out": Bad(
             [('raise ValueError(f"{word} comes before I{m}")', "continue")], "W0 comes before I0 and nobody noticed"
         ),
+        "I does it all": Bad(
+            """
+def follow(stage, row, inputs, dys):
+    graphs, sent, seen = {}, [], set()
+    for w in row.split():
+        k, m = w[0], int(w[1:])
+        if k == "F":
+            x = inputs[m].detach().requires_grad_()
+            graphs[m] = x, stage(x)
+        elif k == "I":
+            x, y = graphs[m]
+            y.backward(dys[m])
+            sent.append(x.grad)
+            seen.add(m)
+        elif m not in seen:
+            raise ValueError(w)
+    return sent
+""",
+            "F0 I0: after step 1, the weights have a gradient",
+        ),
+        "I does it all and W adds it": Bad(
+            [
+                (
+                    "sent += torch.autograd.grad(y, x, due[m], retain_graph=True)",
+                    "dx, *made[m] = torch.autograd.grad(y, [x, *parameters], due[m]); sent.append(dx)",
+                ),
+                ("graphs, due, sent = {}, {}, []", "graphs, due, sent, made = {}, {}, [], {}"),
+                ("grads = torch.autograd.grad(y, parameters, due.pop(m))", "grads = made[m]"),
+            ],
+            "those of the weights' gradients wait for W",
+        ),
+        "all F, then all I": Bad(
+            [("for word in row.split():", "for word in sorted(row.split(), key=lambda w: 'FIW'.index(w[0])):")],
+            "ran F0 F1 I0 I1, the row is F0 I0 F1 I1 without its W",
+        ),
         "KeyError": Bad([("if m not in due:", "if False:")], "raised KeyError"),
         "I counts W too": Bad(
             [("sent += torch", "y.backward(due[m], retain_graph=True); sent += torch")],
-            "the gradients are not the sum",
+            "the weights have a gradient; an I makes none",
         ),
     },
 }
@@ -153,6 +188,6 @@ CHEATS = {
     },
     "zero_bubble-4": {
         "refuses all": Bad("def follow(stage, row, inputs, dys):\n    raise ValueError(row)", "ValueError"),
-        "returns nothing": Bad("def follow(stage, row, inputs, dys):\n    return []", "expected 2 gradients"),
+        "returns nothing": Bad("def follow(stage, row, inputs, dys):\n    return []", "expected 1 gradients"),
     },
 }

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH, make_batch, make_stage
-from dualpipe_lab.checks.pp.mirrors import MESSAGE_BYTES, STAGE_BYTES, Parts, Vector, is_near, shares_of, times, total
+from dualpipe_lab.checks.pp.mirrors import (
+    GATHERED_BYTES,
+    MESSAGE_BYTES,
+    Parts,
+    Vector,
+    is_near,
+    shares_of,
+    times,
+    total,
+)
 from dualpipe_lab.checks.trial import on_ranks
 
 LR = 0.5  # a power of two: dividing by it loses nothing
@@ -37,10 +46,9 @@ def check_clipped_step(fn: Callable[..., Any], num_ranks: int, num_microbatches:
     right = _norm(map(total, shares))
     for rank, moved in enumerate(results):
         if not abs(moved.norm - right) <= 1e-9 * right:  # nan too
-            raise Wrong(
-                f"{case}: rank {rank} returned the norm {apart(moved.norm, right).found}, "
-                + _of_norm(moved, right, shares)
-            )
+            differ = moved.after[rank] != results[num_ranks - 1 - rank].after[rank]
+            words = _of_norm(moved, right, shares, differ)
+            raise Wrong(f"{case}: rank {rank} returned the norm {apart(moved.norm, right).found}, {words}")
     for rank, moved in enumerate(results):
         for stage in sorted(moved.steps):
             if problem := _of_step(moved.steps[stage], stage, int(rank != stage), max_norm / right, shares):
@@ -49,26 +57,27 @@ def check_clipped_step(fn: Callable[..., Any], num_ranks: int, num_microbatches:
                 raise Wrong(f"{case}: the copies of stage {stage} differ in their last bits: one sum, one arithmetic")
     for rank in range(num_ranks):
         links = (rank > 0) + (rank < num_ranks - 1)
-        enough = links * num_microbatches * MESSAGE_BYTES + 2 * STAGE_BYTES + NORM_BYTES
+        enough = links * num_microbatches * MESSAGE_BYTES + GATHERED_BYTES + NORM_BYTES
         if (sent := results.ledger.sent(rank=rank)) > enough:
             raise Wrong(f"{case}: rank {rank} sent {sent} bytes, {enough} are enough: gradients go to the mirror alone")
 
 
-def _of_norm(moved: Moved, right: float, shares: Parts) -> str:
-    """Say what a norm is instead of the right one."""
-    for value, words in _norms(right, shares):
+def _of_norm(moved: Moved, right: float, shares: Parts, differ: bool) -> str:
+    """Say what a norm is instead of the right one; `differ` if the two copies of a stage differ after the step."""
+    for value, words in _norms(right, shares, differ):
         if abs(moved.norm - value) <= 1e-9 * value:
             return words
     both = apart(moved.norm, right, 1e-9 * right)
     return f"that of one process is {both.expected}{both.why}"
 
 
-def _norms(right: float, shares: Parts) -> Iterator[tuple[float, str]]:
+def _norms(right: float, shares: Parts, differ: bool) -> Iterator[tuple[float, str]]:
     half = len(shares[0]) // 2
     down, up = [total(share[:half]) for share in shares], [total(share[half:]) for share in shares]
     yield sqrt(2) * right, f"sqrt(2) times that of one process: {_ONCE}"
     yield right / 2, "half of that of one process: 1/m is in every microbatch already, so the copies are added"
-    yield _norm([*down, *up]), f"that of both directions side by side: {_SUM_FIRST}"
+    symptom = f"that of one process is {right:.6g}; and after the step the two copies of a stage differ"
+    yield _norm([*down, *up]), symptom if differ else f"that of both directions side by side: {_SUM_FIRST}"
     yield _norm(down), f"that of direction 0 alone: {_SUM_FIRST}"
     wholes = list(map(total, shares))
     for stage, whole in enumerate(wholes):

@@ -5,7 +5,7 @@ against one process in float64, waiting by the virtual clock.
 """
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from dualpipe_lab import checks
@@ -20,6 +20,8 @@ from dualpipe_lab.pp.simulator import simulate
 
 NUMBERS = ("bubble per rank", "makespan", "peak of rank 0", "peak of rank 2")
 EXPECTED = (16, 36, 3, 4)  # 6 ranks, 4 microbatches, F = 2, B = 3
+LARGE = (512, 100_000)  # more actions than anybody could walk through
+SECONDS_OF_COMPUTING = 1
 SIZES = sorted(((p, m) for p in (2, 4, 6, 8) for m in range(2, 2 * p + 3, 2)), key=lambda size: (sum(size), size))
 _BUBBLES = {
     12: "this is (p - 2) max(t_F, t_B), for m = p; two microbatches fewer leave gaps in the middle, (p - m) min each",
@@ -85,6 +87,7 @@ def slots(fn: Callable[..., Any]) -> str:
         if not fine:
             raise Wrong(ended(case, value))
         _check_slots(value, p, m, case)
+    _check_formula(fn)
     return f"{len(SIZES)} sizes: no rank does two things at once, no input is late, and no slot more than by the rule"
 
 
@@ -140,6 +143,45 @@ class _EveryAction:
     def __call__(self, p: int, m: int) -> dict[Action, Any]:
         """Return the slot of every action."""
         return {Action(s, k, i): self.fn(p, m, s, k, i) for s, k, i in product(range(p), (F, B), range(m))}
+
+
+def _check_formula(fn: Callable[..., Any]) -> None:
+    """Raise `Wrong` unless a few slots of a large size come at once, as those of a formula do."""
+    p, m = LARGE
+    case, ways = f"{p} ranks, {m} microbatches", [(F, stage) for stage in (0, 1, p // 2, p - 1)]
+    ways += [(B, stage) for _, stage in reversed(ways)]
+    asked = [[(p, m, stage, kind, i) for kind, stage in ways] for i in (m - 1, m // 2 - 1, 0)]
+    [(fine, slots)] = call_each(without_library(_AtOnce(fn)), [(asked,)])
+    if not fine:
+        raise Wrong(ended(case, slots))
+    for calls, found in zip(asked, slots, strict=True):
+        apart = [abs(b[2] - a[2]) + (b[3] != a[3]) for a, b in pairwise(calls)]
+        if any(b - a < least for (a, b), least in zip(pairwise(found), apart, strict=True)):
+            raise Wrong(
+                f"{case}: a microbatch passes stages 0, 1, {p // 2} and {p - 1} and comes back in slots {found}"
+            )
+
+
+class _AtOnce:
+    """Asks the learner's function for a few slots, with little time to think; a loaded machine takes none of it."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, asked: list[list[tuple[Any, ...]]]) -> list[list[Any]]:
+        """Return the slots."""
+        import signal
+
+        signal.signal(signal.SIGVTALRM, self._late)
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS_OF_COMPUTING)
+        try:
+            return [[self.fn(*each) for each in calls] for calls in asked]
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+    @staticmethod
+    def _late(*details: Any) -> None:
+        raise TimeoutError(f"{SECONDS_OF_COMPUTING} s of computing for 24 slots; a formula looks at no other action")
 
 
 class _Place(NamedTuple):

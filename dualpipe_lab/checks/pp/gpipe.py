@@ -9,7 +9,7 @@ from typing import Any
 
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.pp import gradients
+from dualpipe_lab.checks.pp import gpipe_step, gradients
 from dualpipe_lab.checks.pp.programs import check_rows, parse
 from dualpipe_lab.checks.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
 from dualpipe_lab.pp.simulator import simulate
@@ -95,8 +95,8 @@ def program(fn: Callable[..., Any]) -> str:
 def recompute_step(fn: Callable[..., Any]) -> str:
     """Run one GPipe step that keeps one input per microbatch and recomputes the rest."""
     needs_function(fn)
-    for world_size, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 3), (3, 2)):
-        gradients.check_step(fn, world_size, num_microbatches)
+    for world_size, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 8), (3, 2)):
+        gpipe_step.check_step(fn, world_size, num_microbatches)
     return "gradients equal one process, one microbatch's activations live, 2 (p - 1) m messages"
 
 

@@ -79,7 +79,9 @@ def function(fn: Callable[..., Any]) -> str:
     """Write `recompute(segment, *inputs)`: bitwise equal to `segment(*inputs)`, keeping nothing but the inputs."""
     needs_function(fn)
     for case in recomputing.CASES:
-        if (problem := on_ranks(recomputing.try_case, 1, fn, case, case=case)[0]) is not None:
+        if (
+            problem := on_ranks(recomputing.try_case, 1, recomputing.without_others(fn), case, case=case)[0]
+        ) is not None:
             raise Wrong(f"{case}: {problem}")
     return f"{len(recomputing.CASES)} cases, bitwise equal, two runs per segment, only the inputs kept"
 
@@ -128,7 +130,9 @@ def masks(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_steps in (1, 2, 3):
         case = f"{num_steps} step{'s' * (num_steps > 1)}"
-        if (problem := on_ranks(recomputing.try_stream, 1, fn, num_steps, case=case)[0]) is not None:
+        if (
+            problem := on_ranks(recomputing.try_stream, 1, recomputing.without_others(fn), num_steps, case=case)[0]
+        ) is not None:
             raise Wrong(f"{case} of two blocks with dropout: {problem}")
     return "1 to 3 steps: gradients and random stream as if everything were kept"
 

@@ -6,27 +6,33 @@ different stages' is recognised.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage
-from dualpipe_lab.checks.start.ranks import MS
+from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage, without_runtime
+from dualpipe_lab.checks.start.ranks import MS, all_waited_for
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Vector = list[float]
 Parts = list[list[Vector]]  # per stage and microbatch, its share of the gradient
 STAGE_BYTES = 76 * 8  # the parameters of `make_stage`
+GATHERED_BYTES = 4 * STAGE_BYTES  # the gradients of two stages to one other rank, and as much again for their packing
 MESSAGE_BYTES = ROWS * WIDTH * 8
 
 
 def check_two_way_step(fn: Callable[..., Any], num_microbatches: int) -> None:
     """Raise `Wrong` unless a step of 2 ranks has the right gradients, two live microbatches and no idle time."""
     case = f"2 ranks, {num_microbatches} microbatches"
-    results = on_ranks(_two_way_step, 2, fn, num_microbatches, case=case, clock="virtual")
+    results = on_ranks(_two_way_step, 2, without_runtime(fn), num_microbatches, case=case, clock="virtual")
     _compare([grads for grads, *_ in results], num_microbatches, case)
-    for rank, (_, ticks, peak, one) in enumerate(results):
+    for rank, (_, others, ticks, peak, one) in enumerate(results):
+        if others:
+            raise Wrong(f"{case}: on rank {rank} {others}")
         if peak > 2 * one:
             raise Wrong(
                 f"{case}: on rank {rank} autograd keeps {peak} tensors at once, two microbatches need {2 * one}: "
@@ -53,10 +59,11 @@ def check_mirror_sum(fn: Callable[..., Any], num_ranks: int, num_microbatches: i
 
 def _check_bytes(results: Results, messages: int, case: str, ranks: Sequence[int] = (0, 1)) -> None:
     for rank in ranks:
-        if (sent := results.ledger.sent(rank=rank)) > messages + 2 * STAGE_BYTES:
+        if (sent := results.ledger.sent(rank=rank)) > messages + GATHERED_BYTES:
             raise Wrong(
                 f"{case}: rank {rank} sent {sent} bytes, {messages + 2 * STAGE_BYTES} are enough: {messages} of "
-                f"activations and gradients between stages, and once the gradients of 2 stages, {2 * STAGE_BYTES}"
+                f"activations and gradients between stages, and once, to the mirror alone, the gradients of 2 stages, "
+                f"{2 * STAGE_BYTES}"
             )
 
 
@@ -98,7 +105,7 @@ def _suspects(stage: int, direction: int, parts: Parts) -> Iterator[tuple[str, V
     yield "twice that of one process: the loss is the mean over the microbatches of both directions", times(whole, 2)
     yield f"{number} times too large, which is the number of microbatches", times(whole, number)
     yield f"the sum {order}", crossed
-    yield f"the mean {order}; and {added}", times(crossed, 0.5)
+    yield f"the mean of stage {stage}'s half and stage {mirror}'s", times(crossed, 0.5)
     yield f"that of microbatch {(number if direction else half) - 1} alone: {wins}", last
     near = slice(len(parts) // 2) if stage < mirror else slice(len(parts) // 2, len(parts))
     mixed = total([total(other) for other in parts[near]])
@@ -165,10 +172,31 @@ def _two_way_step(rank: int, world_size: int, fn: Callable[..., Any], num_microb
     mine, theirs = (slice(half), slice(half, None))[:: 1 if rank == 0 else -1]
     first, last = (Timed(stage, forward_ms=1, backward_ms=2) for stage in stages)
     torch.manual_seed(100 + rank)
+    with torch.no_grad():
+        activations = [stages[0](x) for x in inputs[theirs]]
+    seen: list[list[torch.Tensor]] = [[], []]
+    for stage, inputs_seen in zip((first, last), seen, strict=True):
+        stage.register_forward_pre_hook(lambda _, args, found=inputs_seen: found.append(args[0].detach().clone()))
     saved = Saved()
     with saved:
         fn(rank, world_size, first, last, inputs[mine], targets[theirs], num_microbatches, like)
-    return {s: _flat(stage) for s, stage in enumerate(stages)}, current().clock.now() / MS, saved.peak, one
+    all_waited_for()
+    others = _others(seen, inputs[mine], activations)
+    return {s: _flat(stage) for s, stage in enumerate(stages)}, others, current().clock.now() / MS, saved.peak, one
+
+
+def _others(seen: "list[list[Tensor]]", mine: "list[Tensor]", activations: "list[Tensor]") -> str:
+    """Say which stage worked on other microbatches than those that enter on its side, if any."""
+    import torch
+
+    names = ("`first`", "`last`"), ("this rank's own inputs", "what `first` of the other rank made of its inputs")
+    for name, whose, found, expected in zip(*names, seen, (mine, activations), strict=True):
+        same = len(found) == len(expected) and all(
+            any(x.shape == y.shape and torch.allclose(x, y) for x in found) for y in expected
+        )
+        if not same:
+            return f"{name} did not work on {whose}, each once; a microbatch passes both ranks, as does its gradient"
+    return ""
 
 
 def _mirror_sum(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> dict[int, Vector]:

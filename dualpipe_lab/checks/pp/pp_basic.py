@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.pp import gradients
-from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
+from dualpipe_lab.checks.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ SHAPES: tuple[tuple[tuple[int, ...], str], ...] = (
     ((3, 4), "float64"),
     ((5,), "float32"),
     ((), "float64"),
-    ((2, 1, 3), "bfloat16"),
-    ((2, 2, 2, 2), "int64"),
-    ((7,), "bool"),
+    ((200, 1, 3), "bfloat16"),
+    ((2, 2, 1, 2, 2), "int64"),
+    ((70_000,), "bool"),
     ((0, 4), "float32"),
 )
 
@@ -126,13 +126,14 @@ def filled(fn: Callable[..., Any]) -> str:
 
 
 def _make(shape: tuple[int, ...], dtype: str) -> "Tensor":
-    """A tensor that is not contiguous where that is possible."""
+    """A tensor that is not contiguous where that is possible, of numbers that need all the digits of their type."""
     import torch
 
     numbers = torch.arange(1, 1 + torch.Size(shape).numel()).reshape(shape[::-1])
-    return (
-        (numbers % 2 if dtype == "bool" else numbers).to(getattr(torch, dtype)).permute(tuple(range(len(shape)))[::-1])
-    )
+    values = {"bool": numbers % 3 == 0, "int64": 2**53 + numbers, "bfloat16": numbers % 200}.get(dtype, numbers / 3.0)
+    if dtype == "float64":
+        values = numbers.double() / 3
+    return values.to(getattr(torch, dtype)).permute(tuple(range(len(shape)))[::-1])
 
 
 def _size(shape: tuple[int, ...], dtype: str) -> int:
@@ -147,15 +148,21 @@ def _relay(rank: int, world_size: int, send: Callable[..., Any], recv: Callable[
     expected = _make(*SHAPES[number])
     if rank == 0:
         send(expected, 1)
+        all_waited_for()
         return None
     found = recv(rank - 1)
     if rank < world_size - 1:
         send(found, rank + 1)
+    all_waited_for()
     if not isinstance(found, torch.Tensor):
         return f"returned {type(found).__name__} instead of a tensor"
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return f"got a {str(found.dtype).removeprefix('torch.')} tensor of shape {tuple(found.shape)}"
-    return None if torch.equal(found, expected) else f"got {found.tolist()}, expected {expected.tolist()}"
+    if torch.equal(found, expected):
+        return None
+    place = (found != expected).flatten().tolist().index(True)
+    ours, theirs = (tensor.flatten()[place].item() for tensor in (found, expected))
+    return f"got another element {place}: {ours!r} instead of {theirs!r}"
 
 
 def _one_batch(rank: int, world_size: int, fn: Callable[..., Any]) -> list[list[float]]:
@@ -164,5 +171,7 @@ def _one_batch(rank: int, world_size: int, fn: Callable[..., Any]) -> list[list[
     stage, (inputs, targets) = gradients.make_stage(rank), gradients.make_batch([gradients.ROWS])
     torch.manual_seed(100 + rank)
     x, target = inputs[0] if rank == 0 else None, targets[0] if rank == world_size - 1 else None
+    gradients.leave_gradients(stage)
     fn(rank, world_size, stage, x, target, torch.empty_like(inputs[0]))
-    return gradients.grads_of(stage)
+    all_waited_for()
+    return gradients.added_to(stage)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_lab.checks.switched_off import Without
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -14,6 +16,7 @@ CASES = (
     "an input without gradient",
     "whole numbers",
     "a number that is no tensor",
+    "one tensor twice",
 )
 WIDTH, ROWS = 4, 3
 
@@ -33,43 +36,24 @@ class _Segment:
 
 def try_case(rank: int, world_size: int, fn: Callable[..., Any], case: str) -> str | None:
     """Run one case with and without recomputation; say what differs, if anything."""
-    import torch
-
-    from dualpipe_lab.checks.pp.saved import Saved
-    from dualpipe_lab.pp.runtime.recompute import recompute
-
-    recompute.__code__ = _refuse.__code__  # its code, because the learner may hold the function itself
     segment, inputs = _case(case)
     expected = _run(segment, segment, inputs)
-    calls: list[int] = []
-
-    def counted(*args: Any) -> Any:
-        calls.append(1)
-        return segment(*args)
-
-    saved = Saved()
-    with saved:
-        y = fn(counted, *inputs)
-        if not isinstance(y, torch.Tensor):
-            return f"returned {type(y).__name__} instead of the segment's output"
-        kept = saved.live
-    if kept > len(inputs):
-        return f"autograd keeps {kept} tensors after the forward, the inputs are {len(inputs)}"
-    del y
-    calls.clear()
-    found = _run(lambda *args: fn(counted, *args), segment, inputs)
-    if (problem := _difference(found, expected)) is not None:
+    if (problem := _too_much(fn, segment, inputs)) is not None:
         return problem
-    if len(calls) != 2:
-        return f"the segment ran {len(calls)} times, expected 2: once in the forward and once in the backward"
-    return None
+    calls: list[int] = []
+    found = _run(lambda *args: fn(_counted(segment, calls), *args), segment, inputs)
+    return _difference(found, expected) or _wrong_runs(len(calls), 1)
 
 
 def try_stream(rank: int, world_size: int, fn: Callable[..., Any], num_steps: int) -> str | None:
     """Run several steps with dropout; say what differs from keeping everything, if anything."""
     import torch
 
-    blocks = [_segment(dropout=True), _segment(dropout=True)]
+    blocks, other = [_segment(dropout=True), _segment(dropout=True)], _segment(dropout=True)
+    start = torch.ones(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
+    if (problem := _too_much(fn, other, (start,))) is not None:
+        return problem
+    calls: list[int] = []
 
     def steps(run: Callable[..., Any]) -> list[list["Tensor | None"]]:
         torch.manual_seed(5)
@@ -80,17 +64,60 @@ def try_stream(rank: int, world_size: int, fn: Callable[..., Any], num_steps: in
             results.append([x.grad, *(_take(p) for block in blocks for p in block.parameters()), torch.rand(1)])
         return results
 
-    expected, found = steps(lambda block, x: block(x)), steps(fn)
+    expected = steps(lambda block, x: block(x))
+    for block in blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    found = steps(fn)
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True), 1):
         if not _all_equal(ours[:-1], theirs[:-1]):
             return f"the gradients of step {number} differ from a run that keeps everything"
         if not _all_equal(ours[-1:], theirs[-1:]):
             return f"after step {number} the next random number is another one"
+    return _wrong_runs(len(calls), num_steps * len(blocks))
+
+
+def without_others(fn: Callable[..., Any]) -> Without:
+    """The function with the recomputations of torch and of the library switched off."""
+    return Without(fn, "torch.utils.checkpoint:checkpoint", "dualpipe_lab.pp.runtime.recompute:recompute")
+
+
+def _counted(segment: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return segment(*args)
+
+    return counted
+
+
+def _wrong_runs(number: int, num_segments: int) -> str | None:
+    if number == 2 * num_segments:
+        return None
+    return (
+        f"{num_segments} segment(s) ran {number} times, expected {2 * num_segments}: "
+        "once in the forward and once in the backward"
+    )
+
+
+def _too_much(fn: Callable[..., Any], segment: Callable[..., Any], inputs: tuple[Any, ...]) -> str | None:
+    """Say what is kept between a forward and its backward beside the inputs, by autograd or by anybody."""
+    import torch
+
+    from dualpipe_lab.checks.pp.saved import Saved, held
+
+    before, saved = held(), Saved()
+    with saved:
+        y = fn(segment, *inputs)
+        if not isinstance(y, torch.Tensor):
+            return f"returned {type(y).__name__} instead of the segment's output"
+        kept, size = saved.live, y.numel()
+        graph, y = y.grad_fn, None  # the graph lives on, the output does not
+    if kept > len(inputs):
+        return f"autograd keeps {kept} tensors after the forward, the inputs are {len(inputs)}"
+    more = held() - before
+    del graph
+    if more >= size:  # a number or two may tie the function to the graph
+        return f"{more} numbers are held after the forward beside the inputs; the output alone has {size}"
     return None
-
-
-def _refuse(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("the exercise is to write this yourself; the library's own recompute is switched off here")
 
 
 def _segment(dropout: bool = False) -> "nn.Sequential":
@@ -114,6 +141,8 @@ def _case(case: str) -> tuple[Any, tuple[Any, ...]]:
         return _Segment(segment, lambda layers, a, b: layers(a * b) + b), (x, z)
     if case == "an input without gradient":
         return _Segment(segment, lambda layers, a, b: layers(a) * b), (x, z.detach())
+    if case == "one tensor twice":
+        return _Segment(segment, lambda layers, a, b: layers(a * b)), (x, x)
     if case == "whole numbers":
         embedding = nn.Embedding(7, WIDTH).double()
         return nn.Sequential(embedding, segment), (torch.tensor([1, 0, 6]),)

@@ -2,7 +2,7 @@
 
 In: a class with `forward`, `input_grad` and `weight_grad`, and words such as `F0 I0 W0`.  Out: what is wrong after the
 first call after which anything is, or an empty string.  All numbers are small whole ones, so every sum is exact.
-  products     2 rows D H operations each, counted by torch's own counter
+  products     2 rows D H operations each, at most two per call, counted by torch's own counter
   held         floating-point numbers of live tensors, beyond those before the first call
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDTH, HIDDEN = 5, 7
-ROWS = (3, 1, 4, 2)  # of each microbatch
+ROWS = (3, 5, 4, 2)  # of each microbatch; of one row an einsum makes no matrix product
 CASES = (
     "F0 I0 W0",
     "F0 I0 W0 F1 I1 W1",
@@ -36,8 +36,10 @@ def try_cases(rank: int, world_size: int, cls: Callable[..., Any]) -> str:
 
 
 def _try_case(cls: Callable[..., Any], case: str) -> str:
+    from dualpipe_lab.checks.pp.saved import held
+
     w1, w2 = _weights()
-    ours, kept_before = cls(w1, w2), _held()
+    ours, kept_before = cls(w1, w2), held()
     words = case.split()
     for position, word in enumerate(words):
         where = f"after {' '.join(words[: position + 1])}"
@@ -46,10 +48,10 @@ def _try_case(cls: Callable[..., Any], case: str) -> str:
             return f"{where}: {changed} was changed in place; it belongs to somebody else"
         if problem := _values(word, result, ours, words[: position + 1]):
             return f"{where}: {problem}"
-        if products != 2:
-            return f"{where}: {word} made {products:.4g} matrix products, expected 2: {_WORK[word[0]]}"
+        if products > 2:
+            return f"{where}: {word} made {products:.4g} matrix products, 2 are enough: {_WORK[word[0]]}"
         del result
-        if problem := _too_much(_held() - kept_before, words[: position + 1]):
+        if problem := _too_much(held() - kept_before, words[: position + 1]):
             return f"{where}: {problem}"
     return ""
 
@@ -78,9 +80,11 @@ def _call(ours: Any, word: str) -> tuple[Any, float, str]:
 
 
 def _counter() -> Any:
-    from torch.utils.flop_counter import FlopCounterMode
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, addmm_flop, baddbmm_flop
 
-    return FlopCounterMode(display=False)
+    in_place = {torch.ops.aten.addmm_: addmm_flop, torch.ops.aten.baddbmm_: baddbmm_flop}  # torch counts 0 for these
+    return FlopCounterMode(display=False, custom_mapping=in_place)
 
 
 def _values(word: str, result: Any, ours: Any, words: list[str]) -> str:
@@ -122,16 +126,6 @@ def _too_much(held: int, words: list[str]) -> str:
     kind, m = words[-1][0], int(words[-1][1:])
     needed = {F: "x and h", I: "x, h, da and dy", W: "nothing"}[kind]
     return f"{held} numbers are held, {sum(kept.values())} are enough; microbatch {m} needs {needed} from here on"
-
-
-def _held() -> int:
-    """The floating-point numbers in all live tensors; views of the same memory count once."""
-    import torch
-
-    gc.collect()
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.is_floating_point()]
-    memory = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() // one.element_size() for one in tensors}
-    return sum(memory.values())
 
 
 def _truth(m: int) -> tuple["Tensor", "Tensor", tuple["Tensor", "Tensor"]]:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.checks.pp.gradients import make_batch, make_stage
-from dualpipe_lab.pp.program import I, W
+from dualpipe_lab.pp.program import F, I, W
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LEGAL = (
+    "F0 I0",
     "F0 I0 W0 F1 I1 W1",
     "F0 I0 W0",
+    "F0 I0 F1 I1 W0",
     "F0 I0 F1 I1 W0 W1",
     "F0 F1 I0 I1 W1 W0",
     "F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4",
@@ -43,6 +45,7 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
             return f"raised {type(error).__name__}: {error}; expected a ValueError that names the W"
         early = _early(row)
         return f"{early} comes before {I}{early[1:]} and nobody noticed; expected a ValueError"
+    words = _watch(stage, inputs)
     expected_sent = [_grads(m, m)[0] for m in _numbers_of(row, I)]
     for step in (1, 2):
         sent = fn(stage, row, inputs, dys)
@@ -52,7 +55,52 @@ def _try_row(fn: Callable[..., Any], row: str) -> str:
             return "the gradients of the inputs are wrong"
         if problem := _report([p.grad for p in stage.parameters()], row, step):
             return f"after step {step}, {problem}"
-    return ""
+        if problem := _other_order(words, row):
+            return problem
+        words.clear()
+    return _too_many_products(fn, row)
+
+
+def _watch(stage: Any, inputs: "list[Tensor]") -> list[str]:
+    """A list into which the stage writes F and the microbatch at each start, and I where its gradient first comes."""
+    import torch
+
+    words: list[str] = []
+
+    def starts(module: Any, args: tuple[Any, ...], y: "Tensor") -> None:
+        m = next((m for m, x in enumerate(inputs) if torch.equal(x, args[0])), -1)
+        words.append(f"{F}{m}")
+        if y.requires_grad:
+            y.register_hook(lambda dy: words.append(f"{I}{m}") if f"{I}{m}" not in words else None)
+
+    stage.register_forward_hook(starts)
+    return words
+
+
+def _other_order(found: list[str], row: str) -> str:
+    """Say what has run in another order than the row's, if anything."""
+    expected = [word for word in row.split() if word[0] != W]
+    if found == expected:
+        return ""
+    return f"ran {' '.join(found)}, the row is {' '.join(expected)} without its W"
+
+
+def _too_many_products(fn: Callable[..., Any], row: str) -> str:
+    """Say whether an I does the work of its W already: only where no W is asked for can that be told."""
+    from dualpipe_lab.checks.pp.products import Products
+
+    if W in row:
+        return ""
+    stage, (inputs, dys) = make_stage(0), make_batch([ROWS] * NUM_MICROBATCHES)
+    with Products() as counted:
+        fn(stage, row, inputs, dys)
+    layers = sum(p.dim() > 1 for p in stage.parameters())
+    if counted.number <= 2 * layers:
+        return ""
+    return (
+        f"{counted.number} matrix products in {layers} layers, F and I make {2 * layers}; "
+        "those of the weights' gradients wait for W"
+    )
 
 
 def _early(row: str) -> str:
@@ -63,6 +111,9 @@ def _early(row: str) -> str:
 
 def _report(found: Sequence["Tensor | None"], row: str, step: int) -> str:
     done = _numbers_of(row, W)
+    if not done:
+        made = any(grad is not None and bool(grad.any()) for grad in found)
+        return "the weights have a gradient; an I makes none, that waits for its W" if made else ""
     if any(grad is None for grad in found):
         return "a parameter has no gradient"
     if _all_close(found, _total([(m, m) for m in done] * step)):

@@ -5,6 +5,7 @@ with a link of 1 ms latency counts the steps that wait for one another.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from dualpipe_lab import checks
@@ -71,9 +72,10 @@ def bytes_on_a_ring(answer: object) -> str:
 def tree_all_reduce(fn: Callable[..., Any]) -> str:
     """Sum a tensor over any number of ranks: 2 (N - 1) messages in all, at most 2 ceil(log2 N) steps."""
     needs_function(fn)
-    for world_size, size in ((1, 1), (2, 1), (3, 1), (4, 2), (5, 1), (8, 3)):
-        case = f"{world_size} rank{'s' * (world_size > 1)}, {size} element{'s' * (size > 1)}"
-        results = on_ranks(_sum, world_size, fn, size, case=case, clock="virtual", link=ONE_MS)
+    for world_size, shape in ((1, (1,)), (2, (1,)), (3, (1,)), (4, (2, 3)), (5, (1,)), (8, (3,))):
+        size = prod(shape)
+        case = f"{world_size} rank{'s' * (world_size > 1)}, {' x '.join(map(str, shape))} element{'s' * (size > 1)}"
+        results = on_ranks(_sum, world_size, fn, shape, case=case, clock="virtual", link=ONE_MS)
         _check_sums(results, world_size, size, case)
         check_messages_only(results, case)
         if (count := sum(results.ledger.count(name) for name in SENDS)) != 2 * (world_size - 1):
@@ -81,6 +83,11 @@ def tree_all_reduce(fn: Callable[..., Any]) -> str:
                 f"{case}: {count} messages were sent, a tree needs 2 (N - 1) = {2 * (world_size - 1)}: "
                 "each rank but the root sends its part up once and gets the sum once",
                 picture=results.timeline,
+            )
+        if (sent := sum(results.ledger.sent(name) for name in SENDS)) != (enough := count * size * 8):
+            raise Wrong(
+                f"{case}: {sent} bytes were sent, {count} messages as large as x have {enough}: "
+                "a rank adds what it gets to its own and sends the sum"
             )
         steps, bound = max(time for _, time in results) // MS, 2 * (world_size - 1).bit_length()
         if (busiest := max(results.ledger.count(rank=rank) for rank in range(world_size))) > bound:
@@ -142,14 +149,26 @@ def check_messages_only(results: Results, case: str) -> None:
         )
 
 
-def _sum(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> tuple[list[int], int]:
+def all_waited_for() -> None:
+    """Raise unless this rank has waited for every message that it has started."""
+    from dualpipe_lab.world.context import current
+
+    if open_works := current().in_flight:
+        raise RuntimeError(
+            f"{len(open_works)} message(s) that nobody has waited for: until its wait() a message's tensor may neither "
+            "be read nor changed"
+        )
+
+
+def _sum(rank: int, world_size: int, fn: Callable[..., Any], shape: tuple[int, ...]) -> tuple[list[int], int]:
     import torch
 
     from dualpipe_lab.world.context import current
 
-    x = torch.tensor(_parts(rank, size))
+    x = torch.tensor(_parts(rank, prod(shape))).reshape(shape)
     fn(x)
-    return x.tolist(), current().clock.now()
+    all_waited_for()
+    return x.flatten().tolist(), current().clock.now()
 
 
 def _parts(rank: int, size: int) -> list[int]:
@@ -172,6 +191,7 @@ def _exchange(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> 
     import torch
 
     left, right = fn(torch.tensor(_ends(rank, size)))
+    all_waited_for()
     return [left.tolist(), right.tolist()]
 
 

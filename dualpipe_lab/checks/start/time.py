@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.start.ranks import SENDS, check_messages_only
+from dualpipe_lab.checks.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks
 from dualpipe_lab.timeline import Message, Span, Timeline
 from dualpipe_lab.world.launcher import Results
@@ -156,6 +156,7 @@ def _relay(rank: int, world_size: int, fn: Callable[..., Any], case: Relay) -> t
         return 3 * x + 10 * block + rank + 1
 
     found = fn(rank, world_size, work, case.blocks, 250)  # float32: 1,000 bytes
+    all_waited_for()
     values = [float(x.flatten()[-1]) for x in found] if rank == world_size - 1 else None
     return values, done
 
