@@ -56,6 +56,7 @@ class Books:
             {peer for peer in peers if peer is not None},
             operation.sent_to,
         )
+        self.ledger.entries[operation.name].tensor_bytes += operation.tensor_bytes
         if operation.sends and operation.peer is not None:
             self.trace.send(operation, operation.peer)
             self.progress.posted[operation.peer, operation.tag] += 1

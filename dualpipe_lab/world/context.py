@@ -18,6 +18,7 @@ from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.operation_log import OperationLog
 from dualpipe_lab.world.trace import RankTrace
 from dualpipe_lab.world.whereabouts import Whereabouts
+from dualpipe_lab.world.wire import Wire
 
 
 class RankContext:
@@ -30,6 +31,7 @@ class RankContext:
         emulator: delays messages; None when the wall clock runs without a link.
         log: the last operations, for the launcher to read after a crash; None under `torchrun`.
         books: what happened so far, and what the watchdog is told.
+        wire: counts the bytes that leave; None unless the launch asked for it.
         in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
         quiet: in the middle of a pipeline's step: waiting for a message is no span but a gap between two of them, and
             messages are written into the books at the end.
@@ -42,8 +44,10 @@ class RankContext:
         clock: Clock,
         emulator: Emulator | None = None,
         log: OperationLog | None = None,
+        wire: Wire | None = None,
     ) -> None:
-        self.rank, self.world_size, self.clock, self.emulator, self.log = rank, world_size, clock, emulator, log
+        self.rank, self.world_size, self.clock, self.emulator = rank, world_size, clock, emulator
+        self.log, self.wire = log, wire
         self.everyone = tuple(range(world_size))
         self.books = Books(rank)
         self.in_flight: dict[int, object] = {}
@@ -59,6 +63,14 @@ class RankContext:
     def trace(self) -> RankTrace:
         """What this rank did so far."""
         return self.books.written().trace
+
+    def read_wire(self) -> None:
+        """Enter into the ledger what left the sockets; all ranks call this, after their last operation."""
+        if self.wire is not None:
+            import torch.distributed as dist
+
+            dist.barrier()
+            self.ledger.enter_wire(self.wire.sent())
 
     def answer(self) -> Whereabouts:
         """Say where the main thread of this process is; called from another thread."""

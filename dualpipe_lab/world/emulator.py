@@ -69,9 +69,8 @@ class Emulator:
         return stamp
 
     def _transfer_ns(self, operation: Operation) -> int:
-        busiest = max(operation.traffic.sent, operation.traffic.received)
         link = self._link_of(operation)
-        return link.transfer_ns(busiest) if link else 0
+        return link.transfer_ns(operation.traffic.busiest) if link else 0
 
     def _latency_ns(self, operation: Operation) -> int:
         link = self._link_of(operation)

@@ -27,6 +27,7 @@ from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.settings import Settings
 from dualpipe_lab.world.supervisor import Supervisor
 from dualpipe_lab.world.trace import match, to_timeline
+from dualpipe_lab.world.wire import obstacle as wire_obstacle
 
 MAX_RANKS = 128  # 20 MB each
 
@@ -58,6 +59,7 @@ def launch(
     clock: ClockName = "wall",
     check: bool = False,
     backend: str = "gloo",
+    wire: bool = False,
 ) -> Results:
     """Run `fn(rank, world_size, *args)` on `world_size` fresh processes joined in a process group.
 
@@ -72,6 +74,7 @@ def launch(
         clock: `wall` (real seconds) or `virtual` (model time: exact and the same on every machine).
         check: let torch compare every collective across the ranks first; slower.
         backend: `gloo`, or `nccl` where every rank has a GPU.
+        wire: count in the ledger what leaves the sockets of each rank (Linux and GLOO); connecting takes longer.
 
     Returns:
         The values in rank order, with `.ledger`, `.timeline` and `.output`.
@@ -82,7 +85,7 @@ def launch(
         TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
     """
     __tracebackhide__ = True
-    settings = Settings(threads, link, clock, check, backend)
+    settings = Settings(threads, link, clock, check, backend, wire)
     _check(world_size, timeout, output)
     settings.validate(world_size)
     payload.check_call(fn, world_size, args)
@@ -91,10 +94,10 @@ def launch(
     if torchrun.is_active():
         if link or clock == "virtual":
             warnings.warn("under torchrun real time passes on real links: link= and clock= are ignored", stacklevel=2)
-        return _gathered(torchrun.run(fn, world_size, args, backend), "wall", fn)
+        return _gathered(torchrun.run(fn, world_size, args, backend, settings.reads_wire), "wall", fn, settings)
     with private_folder() as folder:
         pickled, texts = _run(_make_jobs(fn, world_size, args, settings, folder), output, timeout)
-    results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn)
+    results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn, settings)
     results.output = texts
     return results
 
@@ -167,7 +170,7 @@ def _rebuilt(rank: int, data: bytes, world_size: int) -> tuple[Any, ...]:
     return parts
 
 
-def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any]) -> Results:
+def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any], settings: Settings) -> Results:
     """One `Results` from what each rank sent: value, ledger, trace, whereabouts."""
     __tracebackhide__ = True
     values, ledgers, traces, answers = zip(*parts, strict=True)
@@ -179,7 +182,7 @@ def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., 
         first, number = matching.lost[0], len(matching.lost)
         warnings.warn(f"{first}, which never received it ({number} lost in all)", stacklevel=3)
     results = Results(values)
-    results.ledger = Ledger(list(ledgers))
+    results.ledger = Ledger(list(ledgers), settings.wire, wire_obstacle(settings.backend))
     results.timeline = to_timeline(list(traces), matching.messages, clock, getattr(fn, "__name__", "launch"))
     results.collectives = [sorted(trace.collectives, key=lambda span: span.start) for trace in traces]
     results.output = []

@@ -1,7 +1,9 @@
-"""The ledger: what every rank communicated, counted.
+"""The ledger: what every rank communicated, by operation.
 
 Chapter: book/start/ranks-and-messages.  In: one entry per call.  Out: counts, bytes, peers per rank and operation.
-Peer messages are counted as sent; collectives by the algorithm that needs the fewest bytes (`traffic.py`).
+Messages are counted one by one.  The bytes of a collective are derived from the call (`traffic.py`); after
+`launch(..., wire=True)` those that left the rank's sockets stand beside them (`wire.py`), both in multiples of the
+tensor, to 0.01.  A tensor of less than 1 MiB says nothing there, for GLOO's headers count too.
 Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` prints them.
 """
 
@@ -9,15 +11,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
+SMALLEST = 1 << 20  # bytes of a tensor, from which on the wire is shown
+
 
 @dataclass
 class Entry:
-    """One operation of one rank, summed over its calls."""
+    """One operation of one rank, summed over its calls; `wire` is None where the wire was not read."""
 
     count: int = 0
     sent: int = 0
     received: int = 0
     peers: set[int] = field(default_factory=set)
+    tensor_bytes: int = 0
+    wire: int | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its tensors had 1 MiB on average."""
+        return self.tensor_bytes >= self.count * SMALLEST
 
 
 class RankLedger:
@@ -29,12 +40,19 @@ class RankLedger:
     def add(
         self, operation: str, sent: int, received: int, peers: set[int], sent_to: dict[int, int] | None = None
     ) -> None:
-        """Count one call; `sent_to` are the bytes addressed to each peer, where they do not all go to the next one."""
+        """Enter one call; `sent_to` are the bytes addressed to each peer, where they do not all go to the next one."""
         entry = self.entries.setdefault(operation, Entry())
         entry.count += 1
         entry.sent += sent
         entry.received += received
         entry.peers |= peers
+
+    def enter_wire(self, sent: dict[str, int]) -> None:
+        """Enter what left the sockets, by operation; `isend` stands for `send` too, unless there are both."""
+        messages = [name for name in ("isend", "send") if name in self.entries]
+        for name, num_bytes in sent.items():
+            for found in messages if name == "isend" and len(messages) == 1 else {name} & self.entries.keys():
+                self.entries[found].wire = None if name == "isend" and len(messages) == 2 else num_bytes
 
 
 class Ledger:
@@ -46,10 +64,15 @@ class Ledger:
     rank  operation  count  sent (B)  received (B)  peers
        0  isend          1        16             0  1
        1  irecv          1         0            16  0
+
+    Args:
+        ranks: one ledger per rank.
+        shows_wire: whether the launch asked for the bytes on the wire.
+        obstacle: why they could not be counted, if they could not.
     """
 
-    def __init__(self, ranks: list[RankLedger]) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: list[RankLedger], shows_wire: bool = False, obstacle: str = "") -> None:
+        self.ranks, self.shows_wire, self.obstacle = ranks, shows_wire, obstacle
 
     def count(self, operation: str | None = None, rank: int | None = None) -> int:
         """Number of calls, of one operation or all, on one rank or all."""
@@ -63,17 +86,72 @@ class Ledger:
         """Bytes received, by one operation or all, on one rank or all."""
         return sum(entry.received for entry in self._select(operation, rank))
 
+    def derived(
+        self, operation: str | None = None, rank: int | None = None, tensor_bytes: int | None = None
+    ) -> float | None:
+        """Bytes sent, as derived from the calls, in multiples of the tensor; arguments as in `on_the_wire`."""
+        chosen = list(self._select(operation, rank))
+        return _multiple([entry.sent for entry in chosen], chosen, tensor_bytes)
+
+    def on_the_wire(
+        self, operation: str | None = None, rank: int | None = None, tensor_bytes: int | None = None
+    ) -> float | None:
+        """Bytes that left the sockets, in multiples of the tensor, to 0.01.
+
+        Args:
+            operation: one of them, or the sum of all.
+            rank: one of them, or the sum of all.
+            tensor_bytes: of which tensor; by default of those that the calls were given, all together.
+
+        Returns:
+            None where the wire was not read, or the tensors are smaller than 1 MiB.
+        """
+        chosen = [entry for entry in self._select(operation, rank) if entry.sent or entry.wire is not None]
+        return _multiple([entry.wire for entry in chosen], chosen, tensor_bytes)
+
     def peers(self, rank: int, operation: str | None = None) -> set[int]:
         """The ranks that `rank` communicated with."""
         return set().union(*(entry.peers for entry in self._select(operation, rank)))
 
-    def rows(self) -> list[tuple[int, str, int, int, int, str]]:
-        """Rank, operation, count, bytes sent, bytes received, peers: one row per rank and operation."""
+    def rows(self) -> list[tuple[int | str, ...]]:
+        """Rank, operation, count, bytes sent, bytes received, peers: one row per rank and operation.
+
+        With the wire, two more: sent as derived and sent on the wire, in multiples of the tensor.
+        """
         return [
-            (rank, name, entry.count, entry.sent, entry.received, " ".join(map(str, sorted(entry.peers))))
+            (
+                rank,
+                name,
+                entry.count,
+                entry.sent,
+                entry.received,
+                " ".join(map(str, sorted(entry.peers))),
+                *self._multiples(entry),
+            )
             for rank, ledger in enumerate(self.ranks)
             for name, entry in ledger.entries.items()
         ]
+
+    def _multiples(self, entry: Entry) -> list[str]:
+        if not self.shows_wire or self.obstacle:
+            return []
+        found = (_multiple([sent], [entry], None) for sent in (entry.sent, entry.wire))
+        return ["" if multiple is None else f"{multiple:.2f}" for multiple in found]
+
+    @property
+    def _header(self) -> list[str]:
+        return [*_HEADER, *(_WIRE_HEADER if self.shows_wire and not self.obstacle else [])]
+
+    @property
+    def _note(self) -> str:
+        """What a reader of the columns on the wire has to know."""
+        if not self.shows_wire:
+            return ""
+        if self.obstacle:
+            return f"on the wire: not counted, {self.obstacle}"
+        sends = [entry for entry in self._select(None, None) if entry.sent]
+        few = any(not entry.is_large for entry in sends)
+        return "on the wire: empty for tensors of less than 1 MiB" if few else ""
 
     def _select(self, operation: str | None, rank: int | None) -> Iterator[Entry]:
         chosen = self.ranks if rank is None else [self.ranks[rank]]
@@ -83,26 +161,41 @@ class Ledger:
     def __str__(self) -> str:
         if not self.rows():
             return "no rank communicated through dualpipe_lab.comm"
-        table = [_HEADER, *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in self.rows())]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
-        return "\n".join(
+        table = [
+            self._header,
+            *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in self.rows()),
+        ]
+        widths = [max(len(row[column]) for row in table) for column in range(len(self._header))]
+        lines = [
             "  ".join(
                 cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in table
-        )
+        ]
+        return "\n".join([*lines, *filter(None, [self._note])])
 
     __repr__ = __str__  # a notebook without HTML shows the table too
 
     def _repr_html_(self) -> str:
         if not self.rows():
             return f"<p>{escape(str(self))}</p>"
-        header = "".join(_cell("th", column, name) for column, name in enumerate(_HEADER))
+        header = "".join(_cell("th", column, name) for column, name in enumerate(self._header))
         body = "".join(
             f"<tr>{''.join(_cell('td', column, value) for column, value in enumerate(row))}</tr>" for row in self.rows()
         )
-        return f'<table class="dp-ledger"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
+        note = f"<caption>{escape(self._note)}</caption>" if self._note else ""
+        return f'<table class="dp-ledger">{note}<thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _multiple(sent: list[int | None], entries: list[Entry], tensor_bytes: int | None) -> float | None:
+    """Bytes sent over bytes of the tensor, to 0.01; None where a part of it is not known, or the tensors are small."""
+    known = [num_bytes for num_bytes in sent if num_bytes is not None]
+    of = sum(entry.tensor_bytes for entry in entries) if tensor_bytes is None else tensor_bytes
+    is_large = sum(entry.count for entry in entries) * SMALLEST <= of if tensor_bytes is None else of >= SMALLEST
+    if len(known) < len(sent) or not is_large or not of:
+        return None
+    return round(sum(known) / of, 2)
 
 
 def _cell(tag: str, column: int, value: object) -> str:
@@ -112,4 +205,5 @@ def _cell(tag: str, column: int, value: object) -> str:
 
 
 _HEADER = ["rank", "operation", "count", "sent (B)", "received (B)", "peers"]
+_WIRE_HEADER = ["derived (tensors)", "on the wire (tensors)"]
 _TEXT_COLUMNS = (1, 5)

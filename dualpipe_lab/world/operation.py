@@ -33,6 +33,7 @@ class Operation:
         sent_to: for a collective that is no ring in the order of its ranks, the bytes addressed to each rank.
         tag: tag of a message.
         sequence: how many collectives of this communicator came before on this rank.
+        tensor_bytes: of the full tensor, which a collective's ranks hold together or each.
         group_name: torch's name of the group, the same on all members; empty for the world.
         sends: for a message, whether it leaves this rank.
         slot: where the operation log keeps it; -1 if it does not.
@@ -55,6 +56,7 @@ class Operation:
     due_ns: int = 0
     sent_to: dict[int, int] | None = None
     group_name: str = ""
+    tensor_bytes: int = 0
     dtype: str = ""
     root: int | None = None
     slot: int = -1

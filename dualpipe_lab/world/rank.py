@@ -29,6 +29,7 @@ from dualpipe_lab.world.operation_log import OperationLog
 from dualpipe_lab.world.settings import Settings
 from dualpipe_lab.world.stamps import Stamps
 from dualpipe_lab.world.whereabouts import Frame, Progress
+from dualpipe_lab.world.wire import Wire
 
 PRELOADED = "torch._dynamo"  # its presence shows that the fork server imported everything
 
@@ -102,14 +103,16 @@ def _serve(job: Job, mailbox: _Mailbox) -> None:
     try:
         fn, args = _prepare(job)
         backends.join(job.rank, job.world_size, job.settings.backend, job.folder, job.settings.check)
+        wire = Wire(job.world_size) if job.settings.reads_wire else None
     except BaseException as error:
         return mailbox.send("failure", *_describe(error), answer())
     mailbox.send("ready")
-    present = _make_context(job, origin_ns=mailbox.receive())
+    present = _make_context(job, wire, origin_ns=mailbox.receive())
     context.install(present)
     present.clock.wait_until(0)
     try:
         value = fn(job.rank, job.world_size, *args)
+        present.read_wire()
         _flush()
         result = _packed(fn, value, present)
     except BaseException as error:
@@ -153,14 +156,14 @@ def _prepare(job: Job) -> Any:
     return payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
 
 
-def _make_context(job: Job, origin_ns: int) -> context.RankContext:
+def _make_context(job: Job, wire: Wire | None, origin_ns: int) -> context.RankContext:
     settings = job.settings
     clock = VirtualClock() if settings.clock == "virtual" else WallClock(origin_ns)
     emulator = None
     if settings.is_emulated:
         emulator = Emulator(job.rank, clock, settings.link, Stamps(job.folder, job.rank))
     log = OperationLog(job.folder / f"operations-{job.rank}")
-    return context.RankContext(job.rank, job.world_size, clock, emulator, log)
+    return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire)
 
 
 def _describe(error: BaseException) -> tuple[str, list[Frame], str, bytes | None]:

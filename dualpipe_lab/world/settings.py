@@ -2,25 +2,31 @@
 
 from dataclasses import dataclass
 
-from dualpipe_lab.world import backends
+from dualpipe_lab.world import backends, wire
 from dualpipe_lab.world.clock import ClockName
 from dualpipe_lab.world.link import Link, NodeLink
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Threads, link, clock, check and backend, as `launch` explains them."""
+    """Threads, link, clock, check, backend and wire, as `launch` explains them."""
 
     threads: int
     link: Link | NodeLink | None
     clock: ClockName
     check: bool
     backend: str
+    wire: bool
 
     @property
     def is_emulated(self) -> bool:
         """Whether messages carry time stamps."""
         return self.link is not None or self.clock == "virtual"
+
+    @property
+    def reads_wire(self) -> bool:
+        """Whether the bytes on the wire are asked for and can be counted."""
+        return self.wire and not wire.obstacle(self.backend)
 
     def validate(self, world_size: int) -> None:
         """Raise ValueError for settings that no rank could follow."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from dualpipe_lab.world import context
 from dualpipe_lab.world.clock import WallClock
+from dualpipe_lab.world.wire import Wire
 
 
 def is_active() -> bool:
@@ -18,7 +19,9 @@ def is_active() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend: str) -> list[tuple[Any, ...]]:
+def run(
+    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend: str, reads_wire: bool = False
+) -> list[tuple[Any, ...]]:
     """Run `fn` on this rank; return value, ledger, trace and whereabouts of every rank.
 
     Raises:
@@ -40,12 +43,16 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group(backend)
     dist.barrier()
-    present = context.RankContext(dist.get_rank(), actual, WallClock(perf_counter_ns()))
+    wire = Wire(actual) if reads_wire else None
+    present = context.RankContext(dist.get_rank(), actual, WallClock(perf_counter_ns()), wire=wire)
     context.install(present)
     try:
         value = fn(present.rank, actual, *args)
+        present.read_wire()
         mine = (value, present.ledger, present.trace, present.answer())
         context.install(context.RankContext(present.rank, actual, present.clock))  # the gathering is not the learner's
         return all_gather_object(mine)
     finally:
         context.install(None)
+        if wire:
+            wire.close()

@@ -1,10 +1,13 @@
-"""Bytes that each rank sends and receives in a collective, by the algorithm that needs the fewest.
+"""Bytes that each rank sends and receives in a collective, derived from the algorithm.
 
 Chapter: book/start/ranks-and-messages.  In: bytes per chunk, ring position.  Out: `Traffic(sent, received, steps)`.
   all_reduce       ring, 2(N-1)/N * S     reduce_scatter, all_gather   ring, (N-1)/N * S
   all_to_all       direct, what is addressed to others
-  broadcast        chain, S from every rank but the last              reduce: the same chain backwards
-Derived, not read off the wire: GLOO may send more (its broadcast is a tree), never less.
+  broadcast        binomial tree: in each of ceil(log2 N) rounds every rank that has S sends it to one that has not
+  reduce           ring reduce-scatter, then every chunk goes to the root: S, from the root (N-1)/N * S
+Derived, not read off the wire; GLOO of torch 2.13 sends the same (`launch(..., wire=True)` counts it), except for its
+own reduce-scatter, which `comm` does not use.  NCCL has rings for all of them, and trees for small all-reduces: its
+broadcast is a chain, S from every rank but the last.
 Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
 
@@ -13,11 +16,20 @@ from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """Bytes sent and received by one rank, and the number of message latencies that follow one another."""
+    """Bytes sent and received by one rank, and what takes its time: latencies and bytes that follow one another.
+
+    `serial` are those bytes where they are not simply the larger of `sent` and `received`.
+    """
 
     sent: int
     received: int
     steps: int
+    serial: int = 0
+
+    @property
+    def busiest(self) -> int:
+        """Bytes that have to pass one after another until this rank is done."""
+        return max(self.sent, self.received, self.serial)
 
 
 def split(size: int, parts: int) -> list[int]:
@@ -55,16 +67,33 @@ def all_to_all(sends: Sequence[int], receives: Sequence[int], position: int) -> 
     return Traffic(sum(sends) - sends[position], sum(receives) - receives[position], min(1, len(sends) - 1))
 
 
+def children(size: int, position: int, root: int) -> list[int]:
+    """Positions to which a broadcast's tree sends from `position`, one round after the other.
+
+    >>> [children(8, position, 0) for position in range(4)]
+    [[1, 2, 4], [3, 5], [6], [7]]
+    """
+    place = (position - root) % size
+    steps = (1 << bit for bit in range(place.bit_length(), size.bit_length()))
+    return [(root + place + step) % size for step in steps if place + step < size]
+
+
 def broadcast(num_bytes: int, size: int, position: int, root: int) -> Traffic:
-    """A chain from the root: everybody passes it on, the last one keeps it."""
-    hop = (position - root) % size
-    return Traffic(num_bytes * (hop < size - 1), num_bytes * (hop > 0), size - 1)
+    """A binomial tree from the root; a rank is done after the round of its last message."""
+    place = (position - root) % size
+    onwards = children(size, position, root)
+    last = (onwards[-1] - root) % size if onwards else place
+    rounds = last.bit_length()
+    return Traffic(num_bytes * len(onwards), num_bytes * (place > 0), rounds, num_bytes * rounds)
 
 
-def reduce(num_bytes: int, size: int, position: int, root: int) -> Traffic:
-    """The chain of `broadcast` run backwards."""
-    onwards = broadcast(num_bytes, size, position, root)
-    return Traffic(onwards.received, onwards.sent, onwards.steps)
+def reduce(chunks: Sequence[int], position: int, root: int) -> Traffic:
+    """A ring's reduce-scatter, after which each rank sends its chunk to the root; `chunks` in bytes, one per rank."""
+    scattered, own = reduce_scatter(chunks, position), chunks[position]
+    others = sum(chunks) - own
+    if position == root:
+        return Traffic(scattered.sent, scattered.received + others, len(chunks) if len(chunks) > 1 else 0)
+    return Traffic(scattered.sent + own, scattered.received, len(chunks))
 
 
 def gather(num_bytes: int, size: int, position: int, root: int) -> Traffic:

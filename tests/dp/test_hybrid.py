@@ -169,6 +169,11 @@ def test_bytes_that_are_addressed_count_by_where_they_go():
     assert [sent["all_to_all"] for sent in found] == [(1, 2)] * 4
     assert [sent["gather"] for sent in found] == [(10, 0), (0, 0), (0, 10), (0, 10)]
     assert [sent["scatter"] for sent in found] == [(0, 0), (10, 20), (0, 0), (0, 0)]
-    assert [sent["reduce"] for sent in found] == [(0, 10), (0, 0), (0, 10), (10, 0)]  # 0 -> 3 -> 2 -> 1
-    assert [sent["broadcast"] for sent in found] == [(0, 0), (0, 10), (10, 0), (0, 10)]  # 1 -> 2 -> 3 -> 0
+    assert [sent["reduce"] for sent in found] == [
+        (10, 0),
+        (0, 7),
+        (7, 3),
+        (0, 10),
+    ]  # chunks 3 3 3 1
+    assert [sent["broadcast"] for sent in found] == [(0, 0), (0, 20), (0, 10), (0, 0)]  # 1 -> 2, then 1 -> 3 and 2 -> 0
     assert [sent["isend"] for sent in found[:2]] == [(0, 10)] * 2

@@ -63,9 +63,18 @@ def test_rings_conserve_bytes_and_neighbours_agree(size, elements):
             passes = 2 if ring is traffic.all_reduce else 1
             assert {move.sent for move in moved} == {passes * (size - 1) * elements // size}
     for root in range(size):
-        for spread in (traffic.broadcast, traffic.reduce, traffic.gather, traffic.scatter):
+        for spread in (traffic.broadcast, traffic.gather, traffic.scatter):
             moved = [spread(elements, size, position, root) for position in range(size)]
             assert sum(move.sent for move in moved) == sum(move.received for move in moved) == (size - 1) * elements
+        moved = [traffic.reduce(chunks, position, root) for position in range(size)]
+        assert {move.sent for position, move in enumerate(moved) if position != root} <= {elements}
+        assert sum(move.sent for move in moved) == sum(move.received for move in moved)
+        assert moved[root].sent == elements - chunks[root]
+        reached, told = {root}, [root]
+        for rank in told:  # a broadcast's tree reaches every rank once, and later ones from earlier ones
+            told += traffic.children(size, rank, root)
+            reached |= set(told)
+        assert len(told) == len(reached) == size
 
 
 def test_the_ledger_prints_the_same_in_every_form():

@@ -63,7 +63,8 @@ def test_messages_on_one_link_queue_up():
         (lambda x: comm.all_gather_single(torch.empty(1_000_000), x), 3, 3),
         (lambda x: comm.reduce_scatter_single(torch.empty(62_500), x), 3, 0.75),
         (lambda x: comm.all_to_all_single(torch.empty_like(x), x), 1, 0.75),
-        (lambda x: comm.broadcast(x, 1), 3, 1),
+        (lambda x: comm.broadcast(x, 1), 2, 2),  # two rounds of a tree, each with the full tensor
+        (lambda x: comm.reduce(x, 1), 4, 1.5),  # the root receives three chunks, and three finished ones
     ],
 )
 def test_a_collective_starts_with_its_last_rank_and_takes_its_model_time(call, steps, volume):

@@ -12,12 +12,11 @@ from dualpipe_lab.world.comm.collectives import (
     barrier,
     broadcast,
     reduce,
-    reduce_scatter,
-    reduce_scatter_single,
 )
 from dualpipe_lab.world.comm.exchange import all_gather_object, all_to_all, all_to_all_single, gather, scatter
 from dualpipe_lab.world.comm.groups import get_rank, get_world_size, new_group
 from dualpipe_lab.world.comm.peers import P2P, batch_isend_irecv, irecv, isend, recv, send
+from dualpipe_lab.world.comm.scatter_sum import reduce_scatter, reduce_scatter_single
 from dualpipe_lab.world.comm.work import Work
 
 __all__ = [

@@ -10,9 +10,8 @@ from dualpipe_lab.world.comm.groups import Group
 from dualpipe_lab.world.comm.place import even_chunks, place, reduction, start
 from dualpipe_lab.world.comm.work import Work, num_bytes
 
-# torch 2.13 renamed both and warns, in every rank, under the old names
+# torch 2.13 renamed it and warns, in every rank, under the old name
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_reduce(
@@ -21,7 +20,7 @@ def all_reduce(
     """Replace `tensor` on every rank by its sum (or avg, max, min, product) over the ranks."""
     where = place("all_reduce", group, tensor)
     moved = traffic.all_reduce(even_chunks(tensor, where.size), where.position)
-    begin = partial(dist.all_reduce, tensor, op=reduction(op), group=group, async_op=True)
+    begin = partial(dist.all_reduce, tensor, op=reduction(op), group=where.group, async_op=True)
     return start(where, moved, tensor, begin, async_op)
 
 
@@ -30,17 +29,23 @@ def reduce(
 ) -> Work | None:
     """Replace `tensor` on global rank `dst` by its sum; elsewhere its content is undefined afterwards."""
     where = place("reduce", group, tensor, root=dst)
-    moved = traffic.reduce(num_bytes(tensor), where.size, where.position, where.index(dst))
-    begin = partial(dist.reduce, tensor, dst, op=reduction(op), group=group, async_op=True)
-    towards_root = where.ranks[where.position - 1]
-    return start(where, moved, tensor, begin, async_op, sent_to={towards_root: moved.sent})
+    chunks = even_chunks(tensor, where.size)
+    moved = traffic.reduce(chunks, where.position, where.index(dst))
+    begin = partial(dist.reduce, tensor, dst, op=reduction(op), group=where.group, async_op=True)
+    to_root = chunks[where.position] * (where.position != where.index(dst))
+    sent_to = {where.ranks[(where.position + 1) % where.size]: moved.sent - to_root}
+    sent_to[dst] = sent_to.get(dst, 0) + to_root
+    return start(where, moved, tensor, begin, async_op, sent_to=sent_to)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replace `tensor` on every rank by that of global rank `src`."""
     where = place("broadcast", group, tensor, root=src)
-    moved = traffic.broadcast(num_bytes(tensor), where.size, where.position, where.index(src))
-    return start(where, moved, tensor, partial(dist.broadcast, tensor, src, group=group, async_op=True), async_op)
+    root = where.index(src)
+    moved = traffic.broadcast(num_bytes(tensor), where.size, where.position, root)
+    sent_to = {where.ranks[child]: num_bytes(tensor) for child in traffic.children(where.size, where.position, root)}
+    begin = partial(dist.broadcast, tensor, src, group=where.group, async_op=True)
+    return start(where, moved, tensor, begin, async_op, sent_to=sent_to)
 
 
 def all_gather_single(
@@ -53,22 +58,8 @@ def all_gather_single(
     where = place("all_gather_single", group, output, input)
     where.check_numel("output", output, where.size * input.numel())
     moved = traffic.all_gather([num_bytes(input)] * where.size, where.position)
-    return start(where, moved, input, partial(_all_gather_single, output, input, group=group, async_op=True), async_op)
-
-
-def reduce_scatter_single(
-    output: torch.Tensor,
-    input: torch.Tensor,  # noqa: A002
-    op: str = "sum",
-    group: Group | None = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Fill `output` with this rank's N-th part of the sum of all inputs."""
-    where = place("reduce_scatter_single", group, output, input)
-    where.check_numel("input", input, where.size * output.numel())
-    moved = traffic.reduce_scatter([num_bytes(output)] * where.size, where.position)
-    begin = partial(_reduce_scatter_single, output, input, op=reduction(op), group=group, async_op=True)
-    return start(where, moved, input, begin, async_op)
+    begin = partial(_all_gather_single, output, input, group=where.group, async_op=True)
+    return start(where, moved, input, begin, async_op, tensor_bytes=num_bytes(output))
 
 
 def all_gather(
@@ -80,28 +71,12 @@ def all_gather(
     for output in outputs:
         where.check_numel("each output (pad uneven tensors, or use all_to_all)", output, tensor.numel())
     moved = traffic.all_gather([num_bytes(output) for output in outputs], where.position)
-    return start(where, moved, tensor, partial(dist.all_gather, outputs, tensor, group, True), async_op)
-
-
-def reduce_scatter(
-    output: torch.Tensor,
-    inputs: list[torch.Tensor],
-    op: str = "sum",
-    group: Group | None = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Fill `output` on rank j with the sum over the ranks of their `inputs[j]`; the blocks may differ in size."""
-    where = place("reduce_scatter", group, output, *inputs)
-    where.check_count("inputs", inputs)
-    where.check_numel("output", output, inputs[where.position].numel())
-    moved = traffic.reduce_scatter([num_bytes(block) for block in inputs], where.position)
-    return start(
-        where, moved, output, partial(dist.reduce_scatter, output, inputs, reduction(op), group, True), async_op
-    )
+    begin = partial(dist.all_gather, outputs, tensor, where.group, True)
+    return start(where, moved, tensor, begin, async_op, tensor_bytes=where.size * num_bytes(tensor))
 
 
 def barrier(group: Group | None = None) -> None:
     """Return when every rank of the group has come here."""
     where = place("barrier", group)
-    begin = partial(dist.barrier, group=group, async_op=True)
+    begin = partial(dist.barrier, group=where.group, async_op=True)
     start(where, traffic.barrier(where.size), None, begin, async_op=False)

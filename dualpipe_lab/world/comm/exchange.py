@@ -28,7 +28,7 @@ def all_to_all_single(
     sends = where.block_bytes("input", input, input_split_sizes)
     moved = traffic.all_to_all(sends, receives, where.position)
     splits = [None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)]
-    begin = partial(dist.all_to_all_single, output, input, *splits, group=group, async_op=True)
+    begin = partial(dist.all_to_all_single, output, input, *splits, group=where.group, async_op=True)
     return start(where, moved, input, begin, async_op, sent_to=where.addressed(sends))
 
 
@@ -50,7 +50,7 @@ def all_to_all(
         for block, part in zip(outputs, flat_out.split(splits[0]), strict=True):
             block.copy_(part.view_as(block))
 
-    begin = partial(dist.all_to_all_single, flat_out, flat_in, *splits, group=group, async_op=True)
+    begin = partial(dist.all_to_all_single, flat_out, flat_in, *splits, group=where.group, async_op=True)
     return start(where, moved, flat_in, begin, async_op, unpack, where.addressed(sends))
 
 
@@ -68,8 +68,9 @@ def gather(
     if outputs is not None:
         where.check_count("outputs", outputs)
     moved = traffic.gather(num_bytes(tensor), where.size, where.position, where.index(dst))
-    begin = partial(dist.gather, tensor, outputs, dst, group, True)
-    return start(where, moved, tensor, begin, async_op, sent_to={dst: moved.sent})
+    begin = partial(dist.gather, tensor, outputs, dst, where.group, True)
+    full = where.size * num_bytes(tensor)
+    return start(where, moved, tensor, begin, async_op, sent_to={dst: moved.sent}, tensor_bytes=full)
 
 
 def scatter(
@@ -86,9 +87,10 @@ def scatter(
     if inputs is not None:
         where.check_count("inputs", inputs)
     moved = traffic.scatter(num_bytes(tensor), where.size, where.position, where.index(src))
-    begin = partial(dist.scatter, tensor, inputs, src, group, True)
+    begin = partial(dist.scatter, tensor, inputs, src, where.group, True)
     sends = [num_bytes(block) for block in inputs or [tensor[:0]] * where.size]
-    return start(where, moved, tensor, begin, async_op, sent_to=where.addressed(sends))
+    full = where.size * num_bytes(tensor)
+    return start(where, moved, tensor, begin, async_op, sent_to=where.addressed(sends), tensor_bytes=full)
 
 
 def all_gather_object(value: object, group: Group | None = None) -> list[Any]:

@@ -33,6 +33,12 @@ def name_of(group: Group | None) -> str:
     return "" if group is None or group is dist.group.WORLD else str(group.group_name)
 
 
+def carrier(name: str, ranks: tuple[int, ...], group_name: str, group: Group | None) -> Group | None:
+    """The group on which an operation of `group` runs: one for each kind where bytes on the wire are counted."""
+    wire = current().wire
+    return group if wire is None else wire.group(name, ranks, group_name) or group
+
+
 def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
     """Make a group of some ranks; every rank of the world must call this, in the same order.
 
@@ -51,6 +57,8 @@ def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
     if not members_only:  # the others do not come, so there is nobody to compare with
         _check_agreed(tuple(ranks))
     group: Group = dist.new_group(list(ranks), use_local_synchronization=members_only)
+    if wire := current().wire:
+        wire.add(ranks, "" if group is dist.GroupMember.NON_GROUP_MEMBER else name_of(group), members_only)
     return group
 
 

@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.world.comm.groups import Group, members, name_of
+from dualpipe_lab.world.comm.groups import Group, carrier, members, name_of
 from dualpipe_lab.world.comm.work import Work, check_contiguous, dtype_name, issue, num_bytes
 from dualpipe_lab.world.context import current
 from dualpipe_lab.world.operation import Operation
 from dualpipe_lab.world.traffic import Traffic
+from dualpipe_lab.world.wire import MESSAGES
 
 
 class P2P(NamedTuple):
@@ -28,27 +29,29 @@ def isend(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = No
     """Start sending `tensor` to global rank `dst`; `label` names the message in the timeline."""
     operation = _message("isend", tensor, dst, tag, group)
     operation.label = label
-    work = issue(operation, partial(dist.isend, tensor, dst, group, tag), True)
+    work = issue(operation, partial(dist.isend, tensor, dst, _carrier(group), tag), True)
     assert work is not None
     return work
 
 
 def irecv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Group | None = None) -> Work:
     """Start filling `tensor` with a message from global rank `src` (None: from whichever rank sends first)."""
-    work = issue(_message("irecv", tensor, src, tag, group), partial(dist.irecv, tensor, src, group, tag), True)
+    work = issue(
+        _message("irecv", tensor, src, tag, group), partial(dist.irecv, tensor, src, _carrier(group), tag), True
+    )
     assert work is not None
     return work
 
 
 def send(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = None) -> None:
     """Send `tensor` to global rank `dst`; return when it has left, which on GLOO is not before `dst` asks for it."""
-    issue(_message("send", tensor, dst, tag, group), partial(dist.isend, tensor, dst, group, tag), False)
+    issue(_message("send", tensor, dst, tag, group), partial(dist.isend, tensor, dst, _carrier(group), tag), False)
 
 
 def recv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Group | None = None) -> int:
     """Fill `tensor` with a message from global rank `src` (None: any); return who sent it."""
     operation = _message("recv", tensor, src, tag, group)
-    issue(operation, partial(dist.irecv, tensor, src, group, tag), False)
+    issue(operation, partial(dist.irecv, tensor, src, _carrier(group), tag), False)
     assert operation.peer is not None
     return operation.peer
 
@@ -63,6 +66,7 @@ def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> li
         operation.label = message.label
         context.begin(operation)
     functions = {"isend": dist.isend, "irecv": dist.irecv}
+    group = _carrier(group)
     handles: list[Any] = dist.batch_isend_irecv(
         [dist.P2POp(functions[message.kind], message.tensor, message.peer, group, message.tag) for message in messages]
     )
@@ -71,6 +75,10 @@ def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> li
         Work(context, operation, handles[min(position, len(handles) - 1)])
         for position, operation in enumerate(operations)
     ]
+
+
+def _carrier(group: Group | None) -> Group | None:
+    return carrier(MESSAGES, members(group), name_of(group), group)
 
 
 def _message(name: str, tensor: torch.Tensor, peer: int | None, tag: int, group: Group | None) -> Operation:
@@ -86,5 +94,6 @@ def _message(name: str, tensor: torch.Tensor, peer: int | None, tag: int, group:
     sends, size = name.endswith("send"), num_bytes(tensor)
     traffic = Traffic(size, 0, 1) if sends else Traffic(0, size, 1)
     operation = Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends)
+    operation.tensor_bytes = size * sends
     operation.group_name, operation.dtype = name_of(group), dtype_name(tensor.dtype)
     return operation

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dualpipe_lab.world import traffic
-from dualpipe_lab.world.comm.groups import Group, members, name_of
+from dualpipe_lab.world.comm.groups import Group, carrier, members, name_of
 from dualpipe_lab.world.comm.work import Work, check_contiguous, dtype_name, issue, num_bytes
 from dualpipe_lab.world.context import current
 from dualpipe_lab.world.operation import Operation
@@ -19,12 +19,16 @@ _REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 @dataclass(frozen=True)
 class Place:
-    """A collective's name, its ranks, this rank's position among them and the name of their group."""
+    """A collective's name, its ranks, this rank's position among them, the group's name and the group that carries it.
+
+    That is the caller's group, unless bytes on the wire are counted.
+    """
 
     name: str
     ranks: tuple[int, ...]
     position: int
     group_name: str
+    group: Group | None
     root: int | None = None
 
     @property
@@ -80,8 +84,8 @@ class Place:
 def place(name: str, group: Group | None, *tensors: torch.Tensor, root: int | None = None) -> Place:
     """Check the tensors of a collective and find this rank's place in it; `root` is a global rank."""
     check_contiguous(name, *tensors)
-    ranks = members(group)
-    return Place(name, ranks, ranks.index(current().rank), name_of(group), root)
+    ranks, group_name = members(group), name_of(group)
+    return Place(name, ranks, ranks.index(current().rank), group_name, carrier(name, ranks, group_name, group), root)
 
 
 def start(
@@ -92,15 +96,18 @@ def start(
     async_op: bool,
     finish: Callable[[], None] | None = None,
     sent_to: dict[int, int] | None = None,
+    tensor_bytes: int | None = None,
 ) -> Work | None:
     """Issue a collective whose shape in reports is that of `tensor`; `finish` runs when it is over.
 
-    `sent_to`: whom its bytes go to, unless it is a ring or a chain in the order of the ranks.
+    `sent_to`: whom its bytes go to, unless it is a ring in the order of the ranks.
+    `tensor_bytes`: of the full tensor, where `tensor` is a part of it.
     """
     operation = Operation(where.name, where.ranks, moved, (), sent_to=sent_to, root=where.root)
     operation.group_name = where.group_name
     if tensor is not None:
         operation.shape, operation.dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+        operation.tensor_bytes = num_bytes(tensor) if tensor_bytes is None else tensor_bytes
     return issue(operation, begin, async_op, finish)
 
 
