@@ -34,13 +34,13 @@ def shop(folder: Path) -> Any:
     return mixed.make(folder)
 
 
-def strays(before: set[int]) -> list[str]:
+def strays(before: set[int], scratch: Path) -> list[str]:
     """Processes that are new and descend from this run: they carry its scratch folder in their environment."""
     found = []
     for process in psutil.process_iter():
         if process.pid not in before and process.pid != os.getpid():
             try:
-                if "dpl-grade-" in process.environ().get("TMPDIR", ""):
+                if str(scratch) in process.environ().get("TMPDIR", ""):
                     found.append(f"{process.pid} {process.name()}")
             except psutil.Error:
                 continue
@@ -70,7 +70,7 @@ def main() -> int:
             for mark in graded.marks
             if mark.status != expected[graded.learner][mark.name]
         ]
-        wrong += [f"left running: {stray}" for stray in strays(before)]
+        wrong += [f"left running: {stray}" for stray in strays(before, scratch)]
         wrong += ["the scratch folder is still there"] * scratch.exists()
         wrong += ["submissions changed"] * (files != {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
     print("\n".join(wrong) or "the table is right, no process and no file is left")

@@ -1,5 +1,7 @@
 """`grade FOLDER` and `progress`: for graders and learners."""
 
+import io
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,10 @@ def grade(
 ) -> None:
     """Grade every notebook in FOLDER; print a table, write CSV and HTML."""
     from dualpipe_lab.grading import report, submissions
-    from dualpipe_lab.grading.grader import Graded, Grader
+    from dualpipe_lab.grading.grader import Graded, Grader, GradingStopped
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack the letters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     console = Console()
     started = time.monotonic()
     found = submissions.find(folder, submissions.exercises(exercises), out)
@@ -33,11 +37,14 @@ def grade(
 
     def note(graded: Graded) -> None:
         done.append(graded)
-        line = f"{len(done):3} of {len(found)}  {graded.learner}  {graded.notebook or '-'}  "
+        line = f"{len(done):3} of {len(found)}  {report.plain(graded.learner)}  {graded.notebook or '-'}  "
         console.print(f"{line}{graded.points:g} / {graded.out_of}  {graded.seconds:g} s", markup=False, highlight=False)
 
-    with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh) as grader:
-        results = grader.grade(found, at_once, note)
+    try:
+        with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh) as grader:
+            results = grader.grade(found, at_once, note)
+    except GradingStopped as error:
+        raise ValueError(error) from error
     report.write_csv(results, out / "grades.csv")
     report.write_html(results, out / "grades.html")
     console.print(report.screen(results))

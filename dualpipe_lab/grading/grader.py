@@ -6,22 +6,28 @@ In: a folder of submissions, the folder of exercises.  Out: one `Graded` per sub
 import json
 import os
 import queue
+import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from dualpipe_lab.checks.registry import find as find_check
+from dualpipe_lab.grading import tree
 from dualpipe_lab.grading.limits import Limits
 from dualpipe_lab.grading.notebook import Task
 from dualpipe_lab.grading.submissions import Submission, library_digest
+from dualpipe_lab.world.folder import private_folder, sweep
+
+UNWATCHED = "the process that watches this submission was ended from inside it"
 
 
 @dataclass(frozen=True)
@@ -62,18 +68,30 @@ class Graded:
         return round(sum(mark.seconds for mark in self.marks), 1)
 
 
+class GradingStopped(Exception):  # noqa: N818
+    """The rest of the submissions was not graded; those before it are kept."""
+
+
 class Grader:
-    """Grades submissions; use it as a context manager, so that nothing is left behind."""
+    """Grades submissions; use it as a context manager, so that nothing is left behind.
+
+    While it is open, this process takes over what submissions leave running, and ends it: start no others meanwhile.
+    """
 
     def __init__(self, out: Path, limits: Limits = Limits(), fresh: bool = False) -> None:  # noqa: B008 - frozen
         self._results, self._limits, self._fresh = out / "results", limits, fresh
         self._library = library_digest()
         self._wardens: list[subprocess.Popen[str]] = []
+        self._changing = threading.Lock()  # the list of wardens
+        self._open = ExitStack()
         self._stopping = False
 
     def __enter__(self) -> "Grader":
         self._results.mkdir(parents=True, exist_ok=True)
-        self._scratch = Path(tempfile.mkdtemp(prefix="dpl-grade-"))
+        sweep()  # of graders that were killed
+        self._scratch = self._open.enter_context(private_folder())
+        self._own = frozenset(child.pid for child in psutil.Process().children())
+        tree.adopt_orphans()
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -83,7 +101,9 @@ class Grader:
         for warden in self._wardens:
             with warden, suppress(BrokenPipeError):  # waits for its end, and closes its pipes
                 pass
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        tree.end(self._own, whole=True)
+        tree.adopt_orphans(False)
+        self._open.close()
 
     def grade(
         self, submissions: list[Submission], at_once: int = 2, report: Callable[[Graded], None] = lambda graded: None
@@ -91,8 +111,9 @@ class Grader:
         """Grade all submissions; `report` is called in this thread as each one is done.
 
         Raises:
-            RuntimeError: the checks changed on disk meanwhile, or a warden died.
+            GradingStopped: the checks changed on disk meanwhile, or the results cannot be kept.
         """
+        assert len({submission.key for submission in submissions}) == len(submissions)
         done: dict[str, Graded] = {}
         for submission in submissions:
             if (known := self._known(submission)) is not None:
@@ -107,7 +128,7 @@ class Grader:
         for _ in waiting:
             key, graded = finished.get()
             if isinstance(graded, Exception):
-                raise RuntimeError(f"grading stopped at {key}: {graded}") from graded
+                raise GradingStopped(f"grading stopped at {key}: {graded}") from graded
             done[key] = graded
             report(graded)
         return [done[submission.key] for submission in submissions]
@@ -118,13 +139,16 @@ class Grader:
         todo: "queue.SimpleQueue[Submission]",
         finished: "queue.SimpleQueue[tuple[str, Graded | Exception]]",
     ) -> None:
-        warden = self._start(self._scratch / str(number))
+        folder = self._scratch / str(number)
+        warden = self._start(folder)
         while not self._stopping:
             try:
                 submission = todo.get_nowait()
             except queue.Empty:
                 break
             try:
+                if warden.poll() is not None:
+                    warden = self._start(folder)
                 graded = self._one(warden, submission)
                 self._keep(submission, graded)
             except Exception as error:
@@ -133,13 +157,17 @@ class Grader:
             finished.put((submission.key, graded))
 
     def _start(self, folder: Path) -> "subprocess.Popen[str]":
-        folder.mkdir()
+        """Start a warden; what one before it left behind in this folder, or running, goes first."""
         code = "from dualpipe_lab.grading.warden import main; main()"
         command = [sys.executable, "-c", code, str(folder)]
-        warden = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self._wardens.append(warden)
+        with self._changing:
+            tree.end(self._own | {warden.pid for warden in self._wardens}, whole=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(exist_ok=True)
+            warden = subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+            self._wardens.append(warden)
         return warden
 
     def _one(self, warden: "subprocess.Popen[str]", submission: Submission) -> Graded:
@@ -147,16 +175,16 @@ class Grader:
         marks = {task.name: mark for task in tasks if (mark := _without_running(submission, task))}
         job = {"tasks": [asdict(task) for task in tasks if task.name not in marks], "limits": self._limits.to_dict()}
         if job["tasks"]:
-            assert warden.stdin is not None
-            assert warden.stdout is not None
-            warden.stdin.write(json.dumps(job) + "\n")
-            warden.stdin.flush()
-            while "done" not in (verdict := json.loads(warden.stdout.readline() or "{}")):
-                if not verdict:
-                    raise RuntimeError("the warden of this submission died")
-                marks[verdict["name"]] = _mark(verdict)
+            try:
+                for verdict in _verdicts(warden, job):
+                    marks[verdict["name"]] = _mark(verdict)
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                warden.kill()
+                warden.wait()
+        for task in tasks:
+            marks.setdefault(task.name, _mark({"name": task.name, "status": "stopped", "message": UNWATCHED}))
         if library_digest() != self._library:
-            raise RuntimeError("the checks in dualpipe_lab changed on disk meanwhile; grade everything again")
+            raise GradingStopped("the checks in dualpipe_lab changed on disk meanwhile; grade everything again")
         notes = [submission.problem] if submission.problem else submission.paper.notes
         ordered = [marks[task.name] for task in tasks]
         return Graded(submission.learner, submission.notebook, submission.digest, ordered, notes)
@@ -176,6 +204,26 @@ class Grader:
         temporary = target.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")
         temporary.write_text(json.dumps(asdict(graded), indent=1), encoding="utf-8")
         temporary.replace(target)
+
+
+def _verdicts(warden: "subprocess.Popen[str]", job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hand a job to a warden and read one verdict per task.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, RecursionError: it died, or the lines are not its own.
+    """
+    assert warden.stdin is not None
+    assert warden.stdout is not None
+    token = secrets.token_hex(16)
+    warden.stdin.write(json.dumps(job | {"token": token}) + "\n")
+    warden.stdin.flush()
+    while True:
+        verdict = json.loads(warden.stdout.readline())
+        if verdict["token"] != token:
+            raise ValueError("a verdict that the warden did not give")
+        if "done" in verdict:
+            return
+        yield verdict
 
 
 def _without_running(submission: Submission, task: Task) -> Mark | None:

@@ -1,7 +1,10 @@
-"""The judge: runs pristine checks on answers; no line of the learner's code runs in this process.
+"""The judge: runs pristine checks on answers, each in a process of its own that ends with its verdict.
 
 In: one task per line (JSON).  Out: one verdict per line, on a pipe of its own that the fork server, and so the worker
 and the ranks, do not inherit.  Everything on standard output is the learner's and is not looked at.
+The process that reads the tasks imports all checks and then only forks; so one exercise cannot touch the next one's
+judge.  No line of the learner's code runs in either: answers come as JSON (`wire`), and what ranks send is opened as
+data (`world.restricted`).
 """
 
 import ast
@@ -10,39 +13,75 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dualpipe_lab.checks.registry import find
 from dualpipe_lab.grading import wire, worker
-from dualpipe_lab.world import server
+from dualpipe_lab.world import payload, server
 from dualpipe_lab.world.launcher import launch
 
 
 def main() -> None:
     """Serve tasks until the pipe of tasks ends; `sys.argv` names the two pipes."""
-    tasks, verdicts = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+    tasks, verdicts = os.fdopen(int(sys.argv[1]), errors="replace"), os.fdopen(int(sys.argv[2]), "w")
     os.set_inheritable(tasks.fileno(), False)
     os.set_inheritable(verdicts.fileno(), False)
     server.warm()
+    find("")  # imports every check
     launch(_nothing, 1)  # the fork server has imported torch when this returns
     fork_server = _fork_server()
     print(json.dumps({"ready": True}), file=verdicts, flush=True)
-    for line in tasks:
-        task = json.loads(line)
-        worker.settle(task["place"])
-        try:
-            verdict = judge(task)
-        except Exception as error:  # whatever the learner did to the scratch folder or the fork server
-            message = f"it broke what runs it: {type(error).__name__}: {error}"
-            verdict = _verdict("stopped", 0, message) | {"retire": True}
+    for task in _tasks(tasks):
+        verdict = in_a_fork(task, (tasks, verdicts))
         if not _is_alive(fork_server):  # a new one imports torch first: that must not cost the next exercise its time
             verdict["retire"] = True
-        os.chdir("/")  # the scratch folder is about to go
         print(json.dumps(verdict | {"token": task["token"]}), file=verdicts, flush=True)
+
+
+def in_a_fork(task: dict[str, Any], private: tuple[TextIO, ...] = ()) -> dict[str, Any]:
+    """Judge one task in a fresh process; it closes `private`."""
+    near, far = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_judge_and_tell, args=(task, far, private))
+    process.start()
+    far.close()
+    try:
+        verdict: dict[str, Any] = json.loads(near.recv_bytes())
+    except (EOFError, OSError, ValueError):
+        process.join(1)
+        verdict = _verdict("stopped", 0, f"the process that judged it ended, exit code {process.exitcode}")
+    near.close()
+    process.kill()
+    process.join()
+    return verdict
+
+
+def _judge_and_tell(task: dict[str, Any], channel: "Connection[Any, Any]", private: tuple[TextIO, ...]) -> None:
+    for pipe in private:
+        os.close(pipe.fileno())
+    _share_the_fork_server()
+    try:
+        worker.settle(task["place"])
+        with payload.data_only():
+            verdict = judge(task)
+    except Exception as error:  # whatever the learner did to the scratch folder or the fork server
+        message = f"it broke what runs it: {type(error).__name__}: {error}"
+        verdict = _verdict("stopped", 0, message) | {"retire": True}
+    channel.send_bytes(wire.encode(verdict))
+    os._exit(0)  # what libraries do at exit is the first process's business
+
+
+def _tasks(lines: TextIO) -> Iterator[dict[str, Any]]:
+    """The tasks; other lines are not the warden's (every process of this user can write into its pipes)."""
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            task = json.loads(line)
+            if isinstance(task, dict) and {"name", "given", "answer", "check", "place", "token"} <= task.keys():
+                yield task
 
 
 def judge(task: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +153,12 @@ def _verdict(status: str, score: float, message: str) -> dict[str, Any]:
 def _fork_server() -> int:
     server: Any = forkserver._forkserver
     return int(server._forkserver_pid)
+
+
+def _share_the_fork_server() -> None:
+    """Use the parent's fork server: asked whether it runs, `multiprocessing` would wait for it as for an own child."""
+    server: Any = forkserver
+    server.ensure_running = server._forkserver.ensure_running = lambda: None
 
 
 def _is_alive(pid: int) -> bool:

@@ -5,6 +5,8 @@ A notebook is read as JSON; nothing in it is executed here.
 """
 
 import json
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -53,16 +55,39 @@ def read(path: Path) -> list[Cell]:
     """Return the code cells of a notebook.
 
     Raises:
-        Unreadable: the file is not a notebook of format 4, or larger than 20 MB.
+        Unreadable: it is not a regular file of at most 20 MB with a notebook of format 4.
+    """
+    return parse(read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file, once; a link is not followed and a pipe not waited for.
+
+    Raises:
+        Unreadable: it is something else, larger than 20 MB, or cannot be read.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise Unreadable(f"larger than {MAX_BYTES // 1_000_000} MB; clear its outputs and submit again")
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise Unreadable("a link, a folder or a special file; submit a copy of the notebook itself")
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError as error:
+        raise Unreadable(f"it cannot be read ({error.strerror}); submit it again") from None
+    if len(found) > MAX_BYTES:
+        raise Unreadable(f"larger than {MAX_BYTES // 1_000_000} MB; clear its outputs and submit again")
+    return found
+
+
+def parse(data: bytes) -> list[Cell]:
+    """Return the code cells in the bytes of a notebook.
+
+    Raises:
+        Unreadable: it is not a notebook of format 4.
+    """
+    try:
+        notebook = json.loads(data.decode("utf-8"))
         return [_cell(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    except Unreadable:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Unreadable(f"no notebook of format 4 ({type(error).__name__}); save it from Jupyter again") from None
 
 

@@ -1,11 +1,13 @@
 """The results as a table on the screen, as CSV (one row per exercise) and as one HTML page.
 
-Learners' words are shown as text: never as markup, never as the formula of a spreadsheet.
+Learners' words are shown as text: never as markup, never as the formula of a spreadsheet.  Characters that UTF-8 does
+not have (half of a surrogate pair, a file name in another encoding) and those that control a terminal are escaped.
 """
 
 import csv
 from html import escape
 from pathlib import Path
+from unicodedata import category
 
 from rich.table import Table
 from rich.text import Text
@@ -30,14 +32,15 @@ def screen(results: list[Graded]) -> Table:
     for graded in results:
         signs = " ".join(f"{mark.name.rpartition('-')[2]}{_SIGNS[mark.status]}" for mark in graded.marks)
         points = f"{graded.points:g} / {graded.out_of}"
-        cells = (graded.learner, graded.notebook or "-", signs, points, f"{graded.seconds:g}", "; ".join(graded.notes))
+        names = (plain(graded.learner), graded.notebook or "-")
+        cells = (*names, signs, points, f"{graded.seconds:g}", plain("; ".join(graded.notes)))
         table.add_row(*map(Text, cells))  # Text: brackets in a name are no markup
     return table
 
 
 def write_csv(results: list[Graded], path: Path) -> None:
     """One row per exercise, or one for a submission without any."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for graded in results:
@@ -58,7 +61,17 @@ def write_html(results: list[Graded], path: Path) -> None:
         + "".join(f'<th scope="col">{name}</th>' for name in ("learner", "notebook", "points", "seconds", "exercises"))
         + f"</tr></thead><tbody>{rows}</tbody></table></html>\n",
         encoding="utf-8",
+        errors="backslashreplace",
     )
+
+
+def plain(text: str) -> str:
+    r"""Text for a terminal: what would control it, or what it cannot show, as an escape.
+
+    >>> print(plain("a" + chr(27) + "[2J" + chr(0xD800)))
+    a\x1b[2J\ud800
+    """
+    return "".join(c if category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in text)
 
 
 def _row(graded: Graded) -> str:

@@ -5,10 +5,12 @@ told by the answer tags, and where there are none by the file's name.
 """
 
 import hashlib
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualpipe_lab.grading.notebook import Cell, Paper, Unreadable, overlay, read, topic_tags
+from dualpipe_lab.grading.notebook import Cell, Paper, Unreadable, overlay, parse, read, read_bytes, topic_tags
 
 LIBRARY = Path(__file__).parents[1]
 
@@ -19,7 +21,7 @@ class Submission:
 
     Attributes:
         learner, notebook: whose it is, and the exercise notebook it answers ("" if that cannot be told).
-        key: names it in the folder of results.
+        key: names it in the folder of results; no two paths have the same.
         digest: changes with the submission, the exercise and the checks.
         paper: what there is to judge.
         problem: why there is nothing to judge, or an empty string.
@@ -52,7 +54,7 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
         ValueError: the folder holds no notebook.
     """
     paths = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
-    paths = [path for path in paths if out.resolve() not in path.resolve().parents]
+    paths = [path for path in paths if not path.parent.resolve().is_relative_to(out.resolve())]
     if not paths:
         raise ValueError(f"no notebook (*.ipynb) in {folder}; one folder per learner, or one file per learner")
     library = library_digest()
@@ -71,19 +73,36 @@ def library_digest() -> str:
 def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], library: str) -> Submission:
     relative = path.relative_to(folder)
     learner = relative.parts[0] if len(relative.parts) > 1 else path.stem
-    problem, cells = "", []
+    problem, data, cells = "", b"", []
     try:
-        cells = read(path)
+        data = _own_bytes(path, folder / relative.parts[0] if len(relative.parts) > 1 else folder)
+        cells = parse(data)
     except Unreadable as error:
         problem = str(error)
     name = _exercise_of(path, cells, pristine)
     if not name:
         problem = problem or f"it answers none of {', '.join(pristine)}: no answer cell, and another file name"
     paper = overlay(pristine[name], cells) if name else Paper([])
-    digest = hashlib.sha256(f"{library} {name} {pristine.get(name)}".encode())
-    digest.update(path.read_bytes() if path.is_file() else b"")
-    key = str(relative.with_suffix("")).replace("/", "--")
-    return Submission(learner, name, key, digest.hexdigest(), paper, problem)
+    digest = hashlib.sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
+    digest.update(data)
+    return Submission(learner, name, _key(relative), digest.hexdigest(), paper, problem)
+
+
+def _own_bytes(path: Path, own: Path) -> bytes:
+    """Read a notebook that lies in the learner's own folder.
+
+    Raises:
+        Unreadable: it does not, or it is no file.
+    """
+    if not path.parent.resolve().is_relative_to(own.resolve()):
+        raise Unreadable("it lies outside of the learner's folder; submit a copy of the notebook itself")
+    return read_bytes(path)
+
+
+def _key(relative: Path) -> str:
+    """A short name for a path that is no other path's: what can be read of it, and a digest of all of it."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", str(relative.with_suffix("")))
+    return f"{readable[:80]}-{hashlib.sha256(os.fsencode(relative)).hexdigest()[:16]}"
 
 
 def _exercise_of(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]]) -> str:

@@ -13,13 +13,19 @@ from contextlib import suppress
 
 import psutil
 
-_SET_CHILD_SUBREAPER = 36
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends (Linux)."""
+def adopt_orphans(adopt: bool = True) -> None:
+    """Make this process the parent of every descendant whose own parent ends (Linux), or no longer."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+
+
+def die_with_the_parent() -> None:
+    """Let this process be killed when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def descendants() -> list[psutil.Process]:
@@ -45,12 +51,15 @@ def resident_mib(processes: Iterable[psutil.Process]) -> float:
     return total / 2**20
 
 
-def end(spared: frozenset[int] = frozenset(), seconds: float = 15) -> int:
-    """Kill all descendants but the spared; return how many there were.  Stops them first: a stopped one cannot fork."""
+def end(spared: frozenset[int] = frozenset(), seconds: float = 15, whole: bool = False) -> int:
+    """Kill all descendants but the spared; return how many there were.  Stops them first: a stopped one cannot fork.
+
+    `whole`: what descends from a spared child is spared too.
+    """
     seen: set[int] = set()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = [process for process in descendants() if process.pid not in spared]
+        found = _strangers(spared) if whole else [found for found in descendants() if found.pid not in spared]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for process in found:
                 with suppress(psutil.Error, ProcessLookupError):
@@ -69,6 +78,16 @@ def reap(spared: frozenset[int] = frozenset()) -> None:
         if child.pid not in spared:
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, os.WNOHANG)
+
+
+def _strangers(known: frozenset[int]) -> list[psutil.Process]:
+    """The children that are not known, and what descends from them."""
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in known and _lives(child):
+            with suppress(psutil.Error):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -1,7 +1,8 @@
-"""The warden: keeps a judge, watches everything below it, and ends what goes beyond its limits.
+"""The warden: keeps the process that forks judges, watches everything below it, and ends what goes beyond its limits.
 
-In: one submission's tasks per line (JSON, standard input).  Out: one verdict per line, then {"done": true}.
-An exercise that goes beyond a limit costs its own points: everything is killed, and the next one gets a fresh judge.
+In: one submission's tasks per line (JSON, standard input).  Out: one verdict per line, then {"done": true};
+each line repeats the token of the job.
+An exercise that goes beyond a limit costs its own points: everything is killed, and the next one gets new processes.
 """
 
 import json
@@ -23,6 +24,7 @@ from dualpipe_lab.grading.limits import Limits
 STARTUP_SECONDS = 180.0  # the fork server imports torch, maybe on a busy machine
 LOOK_SECONDS = 0.05
 MAX_FILE_BYTES = 512 * 2**20
+FORGED = "a verdict that the judge did not give was found"
 
 
 class Stopped(Exception):  # noqa: N818
@@ -30,7 +32,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Judge:
-    """A judge process and the pipes to it."""
+    """The process that forks a judge for each task, and the pipes to it."""
 
     def __init__(self, folder: Path) -> None:
         tasks_read, self._tasks = os.pipe()
@@ -38,7 +40,7 @@ class Judge:
         code = "from dualpipe_lab.grading.judge import main; main()"
         environment = os.environ | {"TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", "DUALPIPE_LAB_START": "forkserver"}
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", code, str(tasks_read), str(verdicts_write)],
+            [sys.executable, "-P", "-c", code, str(tasks_read), str(verdicts_write)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -46,7 +48,7 @@ class Judge:
             env=environment,
             cwd="/",
             start_new_session=True,
-            preexec_fn=_limit_files,
+            preexec_fn=_limit,
         )
         os.close(tasks_read)
         os.close(verdicts_write)
@@ -57,7 +59,9 @@ class Judge:
 
     def send(self, task: dict[str, Any]) -> None:
         """Hand over a task."""
-        os.write(self._tasks, json.dumps(task).encode() + b"\n")
+        line = b"\n" + json.dumps(task).encode() + b"\n"  # what others wrote before it becomes a line of its own
+        while line:
+            line = line[os.write(self._tasks, line) :]
 
     def take(self) -> dict[str, Any] | None:
         """The next verdict if its line is complete; EOFError if there will be none."""
@@ -69,7 +73,10 @@ class Judge:
         if not newline:
             return None
         self._buffer = rest
-        found = json.loads(line)
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            raise Stopped(FORGED) from None
         return found if isinstance(found, dict) else None
 
     def close(self) -> None:
@@ -84,7 +91,7 @@ class Judge:
 
 
 class Warden:
-    """Judges tasks one after the other, with a fresh judge after every incident."""
+    """Judges tasks one after the other, with a fresh fork server after every incident."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -106,7 +113,7 @@ class Warden:
             judge.send(task | {"place": place, "token": token})
             verdict = self._watch(judge, limits, limits.seconds)
             if verdict.pop("token", None) != token:
-                raise Stopped("a verdict that the judge did not give was found")
+                raise Stopped(FORGED)
             tree.end(judge.base)  # what the learner left running
             if verdict.pop("retire", False):
                 self.close()
@@ -162,7 +169,8 @@ class Warden:
             raise Stopped(f"it used more than {limits.memory_mib} MiB of memory")
 
 
-def _limit_files() -> None:
+def _limit() -> None:
+    tree.die_with_the_parent()
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -176,8 +184,9 @@ def main() -> None:
         for line in sys.stdin:
             job = json.loads(line)
             for task in job["tasks"]:
-                print(json.dumps(warden.run(task, Limits(**job["limits"]))), flush=True)
-            print(json.dumps({"done": True}), flush=True)
+                verdict = warden.run(task, Limits(**job["limits"]))
+                print(json.dumps(verdict | {"token": job["token"]}), flush=True)
+            print(json.dumps({"done": True, "token": job["token"]}), flush=True)
     finally:
         warden.close()
         tree.end()

@@ -13,11 +13,15 @@ import pickle
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+
+from dualpipe_lab.world import restricted
 
 SPOOL_BYTES = 8 * 2**20  # above this a copy per rank through a pipe is slower than one file, and worth a warning
 
@@ -30,8 +34,32 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The inverse of `dumps`."""
+    """The inverse of `dumps`; within `data_only` it raises `restricted.Refused` for what is no data."""
+    if _opens_data_only:
+        return restricted.loads(data)
     return pickle.loads(data)  # noqa: S301  both ends are this user's own processes
+
+
+def receive(channel: "Connection[Any, Any]") -> Any:
+    """The next message of a rank, opened as `loads` does."""
+    return loads(channel.recv_bytes())
+
+
+@contextmanager
+def data_only() -> Iterator[None]:
+    """Run nothing that a rank sends: for the process that judges the code of others.
+
+    It holds for the whole process and not for one launch, because checks call `launch` themselves.
+    """
+    global _opens_data_only
+    before, _opens_data_only = _opens_data_only, True
+    try:
+        yield
+    finally:
+        _opens_data_only = before
+
+
+_opens_data_only = False
 
 
 def check_call(fn: Callable[..., object], world_size: int, args: tuple[object, ...]) -> None:
@@ -125,13 +153,45 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if obj.is_quantized or obj.is_conj() or obj.is_neg():
                 obj = obj.detach().clone()
             raw = obj.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            return _rebuild, (raw, obj.dtype, tuple(obj.shape), obj.requires_grad)
+            return _rebuild, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape), obj.requires_grad)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and isinstance(obj, (numpy.ndarray, numpy.generic)) and obj.dtype.kind in _PLAIN_KINDS:
+            if type(obj) is numpy.ndarray:
+                order = "F" if obj.flags.fnc else "C"
+                return _rebuild_array, (bytearray(obj.tobytes(order)), obj.dtype.str, obj.shape, order)
+            if isinstance(obj, numpy.generic):
+                return _rebuild_scalar, (obj.tobytes(), obj.dtype.str)
         return super().reducer_override(obj)
 
 
-def _rebuild(raw: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+_PLAIN_KINDS = "biufcSU"  # numpy's booleans, numbers and text: what bytes and the name of a type describe
+
+
+def _rebuild(raw: bytearray | bytes, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    own = raw if raw.flags.writeable else raw.copy()
-    flat = torch.from_numpy(own) if own.size else torch.empty(0, dtype=torch.uint8)
+    own = raw if isinstance(raw, bytearray) else bytearray(raw)
+    flat = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
     return flat.view(dtype).reshape(shape).requires_grad_(requires_grad)
+
+
+def _rebuild_array(raw: bytearray, dtype: str, shape: tuple[int, ...], order: str) -> Any:
+    import numpy
+
+    return numpy.frombuffer(raw, _plain(dtype)).reshape(shape, order=order)  # type: ignore[call-overload]
+
+
+def _rebuild_scalar(raw: bytes, dtype: str) -> Any:
+    import numpy
+
+    return numpy.frombuffer(raw, _plain(dtype))[0]
+
+
+def _plain(dtype: str) -> Any:
+    """Numpy's type of that name; ValueError for one that could hold objects."""
+    import numpy
+
+    found = numpy.dtype(dtype)
+    if found.kind not in _PLAIN_KINDS:
+        raise ValueError(f"{dtype} is no type of plain numbers or text")
+    return found

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualpipe_lab.world import payload
+from dualpipe_lab.world import payload, restricted
 from dualpipe_lab.world.autopsy import Autopsy
 from dualpipe_lab.world.diagnosis import is_stuck
 from dualpipe_lab.world.errors import RankFailure, StartupError
@@ -24,6 +24,7 @@ PROBE_SECONDS = 0.7  # between two questions
 STUCK_ROUNDS = 2  # so many unchanged rounds are a deadlock
 HEAD_START_NS = 2_000_000  # between "go" and time 0, so that all ranks are awake when it strikes
 GRACE_SECONDS = 0.3  # for the other ranks to report after the first failure
+_MESSAGES = ("hello", "ready", "where", "result", "failure")
 
 
 @dataclass
@@ -152,11 +153,17 @@ class Supervisor:
 
     def _on_message(self, watched: Watched, channel: Any) -> None:
         try:
-            kind, *content = channel.recv()
+            kind, *content = self._receive(channel)
         except (EOFError, OSError):
             return self._on_death(watched, None)
         getattr(self, f"_on_{kind}")(watched, *content)
         return None
+
+    def _receive(self, channel: Any) -> Any:
+        message = payload.receive(channel)
+        if message[0] not in _MESSAGES:  # a rank's code can reach its channel
+            raise restricted.Refused(f"a rank sent an unknown message, {str(message[0])[:40]!r}")
+        return message
 
     def _on_hello(self, watched: Watched, preloaded: bool) -> None:
         watched.greeted = True
@@ -203,7 +210,7 @@ class Supervisor:
         channel = watched.process.channel
         try:
             while channel.poll(0):
-                kind, *content = channel.recv()
+                kind, *content = self._receive(channel)
                 getattr(self, f"_on_{kind}")(watched, *content)
         except (EOFError, OSError):
             pass  # that was all

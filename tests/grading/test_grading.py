@@ -77,7 +77,8 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path):
     changed = {
         path.name for path in (tmp_path / "out" / "results").iterdir() if path.stat().st_mtime_ns != stamps[path.name]
     }
-    assert changed == {f"right--{PAGE}.json"}
+    (name,) = changed
+    assert name.startswith(f"right-{PAGE}-")
     assert again["right"].points == 0
 
 
