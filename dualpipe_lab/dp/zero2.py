@@ -2,7 +2,7 @@
 
 Chapter: book/dp/zero-2.  In: a module, a group of N ranks.  Out: the same weights on every rank after each step.
   bytes per parameter    2 + 14 / N     (bf16 with a master copy)        4 + 12 / N     (pure fp32)
-  on top, for a moment   two buckets at most: one that fills, one that travels
+  on top, for a moment   two buckets at most: one that fills, one that travels; on GLOO as much again for what arrives
   bytes sent             (m + 1) (N - 1) / N * bytes of the parameters: m microbatches, each scattered at once
 The plan: a hook moves each finished gradient into its bucket's buffer and drops it.  A full bucket is reduce-scattered
 during the backward and added to the shard that this rank keeps.  Buckets travel in one order on all ranks; what the
