@@ -10,6 +10,20 @@ TYPICAL = {
         "unclipped": Bad("state_bytes, norm, clipped = 2672, 7, 6", "every shard shrinks"),
     },
     "distributed_adam-2": {
+        "one step number for all": Bad(
+            [
+                ("def adamw_step", "STEPS = [0]\n\ndef adamw_step"),
+                ('state["t"] += 1', 'STEPS[0] += 1; state["t"] = STEPS[0]'),
+            ],
+            "the second of two tensors that have a state each and take turns: rank 0, after 1 step",
+        ),
+        "the first lr for ever": Bad(
+            [("nu=torch.zeros_like(w), t=0)", "nu=torch.zeros_like(w), t=0, lr=lr)\n    lr = state['lr']")],
+            "that is with the lr of the first step",
+        ),
+        "spoils grad": Bad(
+            [("    weights.copy_(padded", "    grad.zero_()\n    weights.copy_(padded")], "grad has changed"
+        ),
         "steps from 0, late": Bad(
             [
                 ('    state["t"] += 1\n', ""),
@@ -66,6 +80,13 @@ def clip(shards, replicated, max_norm):
         "replicated not clipped": Bad([("in [*shards, *replicated]:", "in shards:")], "on rank 0 a gradient is 4"),
     },
     "distributed_adam-4": {
+        "the class counts": Bad(
+            [
+                ("weights, lr, 0", "weights, lr, None"),
+                ("self.t += 1", "ShardedAdam.count = getattr(ShardedAdam, 'count', 0) + 1; self.t = ShardedAdam.count"),
+            ],
+            "the second of two tensors that have a state each and take turns: rank 0, after 1 step",
+        ),
         "moments of all": Bad(
             """
 class ShardedAdam:
@@ -79,14 +100,14 @@ class ShardedAdam:
         mu_hat, nu_hat = self.mu / (1 - BETA1**self.t), self.nu / (1 - BETA2**self.t)
         self.weights.sub_(self.lr * mu_hat / (nu_hat.sqrt() + EPS))
 """,
-            "2 rank(s), 40 weights: the weights are right, but rank 0 holds 640 bytes",
+            "2 rank(s), 40 weights: the weights are right, but rank 0 holds 1,280 bytes",
         ),
         "views of all": Bad(
             [("weights.new_zeros(len(weights[self.own]))", "torch.zeros_like(weights)[self.own]")],
-            "holds 640 bytes beside them",
+            "holds 1,280 bytes beside two such tensors",
         ),
         "keeps the gradient": Bad(
-            [("        self.t += 1\n", "        self.t += 1\n        self.grad = grad\n")], "beside them"
+            [("        self.t += 1\n", "        self.t += 1\n        self.grad = grad\n")], "beside two such tensors"
         ),
         "no gather": Bad([("        self.weights.copy_(whole[: len(self.weights)])", "")], "gather the shards after"),
     },
@@ -103,10 +124,11 @@ CHEATS = {
             """
 HIDDEN = {}
 def adamw_step(weights, grad, decay, state, lr):
-    if not HIDDEN:
-        HIDDEN.update(mu=torch.zeros_like(weights), nu=torch.zeros_like(weights), t=0)
-    HIDDEN["t"] += 1
-    t, mu, nu = HIDDEN["t"], HIDDEN["mu"], HIDDEN["nu"]
+    made = HIDDEN.setdefault(id(state), {})
+    if not made:
+        made.update(mu=torch.zeros_like(weights), nu=torch.zeros_like(weights), t=0)
+    made["t"] += 1
+    t, mu, nu = made["t"], made["mu"], made["nu"]
     mu.mul_(BETA1).add_(grad, alpha=1 - BETA1)
     nu.mul_(BETA2).add_(grad * grad, alpha=1 - BETA2)
     weights.mul_(1 - lr * decay)

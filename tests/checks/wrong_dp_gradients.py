@@ -19,6 +19,49 @@ TYPICAL = {
         "every microbatch": Bad("four_buckets, one_bucket, num_all_reduces = 110, 140, 20", "the last microbatch"),
     },
     "dp_gradients-2": {
+        "a later bucket overtakes": Bad(
+            [
+                ("flats, ready, works = [], set(), []", "flats, ready, works, done = [], set(), [], set()"),
+                (
+                    "        while len(works) < len(buckets) and (is_last or ready.issuperset(buckets[len(works)])):\n"
+                    "            works.append(comm.all_reduce(flats[len(works)], async_op=True))\n",
+                    "        for i, bucket in enumerate(buckets):\n"
+                    "            if i not in done and (is_last or ready.issuperset(bucket)):\n"
+                    "                done.add(i)\n"
+                    "                works.append(comm.all_reduce(flats[i], async_op=True))\n",
+                ),
+            ],
+            "layer 3 not used by rank 0: on rank 0 the gradient of layer 0 begins with",
+        ),
+        "views at the end": Bad(
+            [
+                ("            p.grad = part.view_as(p)\n", "            pass\n"),
+                (
+                    "            works.append(comm",
+                    "            bucket = buckets[len(works)]\n"
+                    "            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]\n"
+                    "            flats[len(works)].copy_(torch.cat(parts))\n"
+                    "            works.append(comm",
+                ),
+                (
+                    "            work.wait()\n",
+                    "            work.wait()\n"
+                    "        for bucket, flat in zip(buckets, flats):\n"
+                    "            for p, part in zip(bucket, flat.split([p.numel() for p in bucket])):\n"
+                    "                p.grad = part.view_as(p)\n",
+                ),
+            ],
+            "lie in 0 buffer(s) before the backward",
+        ),
+        "a full bucket is too large": Bad([("p.nbytes > bucket", "p.nbytes >= bucket")], "buckets of 128 bytes: rank"),
+        "an empty bucket for a large parameter": Bad(
+            [
+                ("buckets, size = [], 0", "buckets, size = [[]], 0"),
+                ("if not buckets or size", "if size"),
+                ("flats.append(bucket[0].new_zeros(sum(sizes)))", "flats.append(torch.zeros(sum(sizes)).double())"),
+            ],
+            "buckets of 32 bytes: rank 0 made 6 all-reduces, expected 5",
+        ),
         "first layer first": Bad(
             [("reversed([p for p in parameters if p.requires_grad])", "[p for p in parameters if p.requires_grad]")],
             "2 rank(s), buckets of 64 bytes: sum number 0 started 50 ms",
@@ -33,7 +76,7 @@ TYPICAL = {
                     "            works.append(comm",
                 ),
             ],
-            "the gradient of layer 0 begins with [1.0], expected [3.0]",
+            "lie in 0 buffer(s) before the backward and 5 after it, expected 5",
         ),
         "waits in the hook": Bad([("async_op=True))", "async_op=True)); works[-1].wait()")], "sum number"),
         "all at the end": Bad([("        launch()\n", "        pass\n")], "sum number 0 started 50 ms"),

@@ -38,6 +38,29 @@ TYPICAL = {
         "not in place": Bad([("x.copy_(padded[: x.numel()])", "x = padded[: x.numel()]")], "x has not changed"),
     },
     "hybrid_zero-3": {
+        "the whole gradient across": Bad(
+            """
+def mean_shard(grad, node, across):
+    g = grad / comm.get_world_size()
+    comm.all_reduce(g)
+    return g.chunk(comm.get_world_size(node))[comm.get_rank(node)].clone()
+""",
+            "bytes inside its node, 16 are enough",
+        ),
+        "an all-reduce inside": Bad(
+            """
+def mean_shard(grad, node, across):
+    g = grad / comm.get_world_size()
+    comm.all_reduce(g, group=node)
+    own = g.chunk(comm.get_world_size(node))[comm.get_rank(node)].clone()
+    comm.all_reduce(own, group=across)
+    return own
+""",
+            "bytes inside its node",
+        ),
+        "divides grad in place": Bad(
+            [("grad / (N_in", "grad.div_(N_in"), ("* N_out), group", "* N_out), group")], "grad has changed"
+        ),
         "one level too few": Bad([("/ (N_in * N_out)", "/ N_in")], "2 times too large"),
         "the sum": Bad([("grad / (N_in * N_out)", "grad")], "this is the sum"),
         "not a number": Bad([("    return shard", "    return shard * float('nan')")], "has [nan, nan]"),

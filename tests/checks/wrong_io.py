@@ -36,6 +36,8 @@ TYPICAL = {
         ),
     },
     "io-3": {
+
+        "another step's name": Bad([('f"run/.saving-{name}"', 'f"run/{name}.tmp"')], "a folder step-2.tmp is there"),
         "in place": Bad(
             SAVE
             + "    disk.mkdir(f'run/{name}')\n    for part, data in parts.items():\n"
@@ -54,6 +56,9 @@ TYPICAL = {
         "removes the old": Bad([("    disk.mkdir", "    disk.remove('run/step-1')\n    disk.mkdir")], "leave it alone"),
     },
     "io-4": {
+
+        "the batch for the step": Bad([('saved["num_steps"]', 'saved["next_batch"]')], "counts 12 steps, 10 were made"),
+        "the step for the batch": Bad([('return saved["next_batch"]', 'return saved["num_steps"]')], "batch is number"),
         "steps only": Bad([('["random"][rank]', '["random"][0]')], "those of rank 0"),
         "random numbers only": Bad([('saved["num_steps"]', "0")], "2.07 times the right one"),
         "one too many": Bad([('saved["num_steps"]', 'saved["num_steps"] + 1')], "counts 11 steps"),
@@ -63,7 +68,7 @@ TYPICAL = {
               "        first.copy_(mu)\n        second.copy_(nu)\n", "    adam.moments = saved[\"moments\"]\n")],
             "training changed what was saved",
         ),
-        "from the start of the data": Bad([('return saved["next_batch"]', "return 0")], "the next batch is number 10"),
+        "from the start of the data": Bad([('return saved["next_batch"]', "return 0")], "the next batch is number 12"),
         "seeds anew": Bad([('torch.set_rng_state(saved["random"][rank])', "torch.manual_seed(rank)")], "other masks"),
     },
 }  # fmt: skip

@@ -28,6 +28,16 @@ TYPICAL = {
         "returns a tensor": Bad([("return True", "return found == 0")], "returned a Tensor"),
     },
     "mixed_precision_adam-3": {
+        "the factor in fp16": Bad(
+            """
+def prepare(gradients, scale, max_norm):
+    square = sum(((g.float() / scale).square().sum() for g in gradients), torch.zeros(1))
+    comm.all_reduce(square)
+    factor = min(1.0, max_norm / float(square.sqrt()))
+    return [(g * factor).float() / scale for g in gradients]
+""",
+            "was rounded to fp16 on the way",
+        ),
         "only in fp32": Bad(
             """
 def prepare(gradients, scale, max_norm):
@@ -54,6 +64,10 @@ def prepare(gradients, scale, max_norm):
         ),
     },
     "mixed_precision_adam-4": {
+        "spoils x": Bad(
+            [("    return rounded", "    x.zero_()\n    return rounded")],
+            "x has changed",
+        ),
         "to the nearest": Bad(ROUND + "    return x.bfloat16()", "stands still"),
         "inf gets noise": Bad(
             [("torch.where(x.isfinite(), (bits + noise) & -(2**16), bits)", "(bits + noise) & -(2**16)")],

@@ -14,6 +14,21 @@ TYPICAL = {
         "in fp32": Bad(f"{NUMBERS} = 334, 8016, 5344", "travel in bf16"),
     },
     TWO: {
+        "a velocity in a global": Bad(
+            [
+                ("def momentum_step", "VELOCITY = []\n\ndef momentum_step"),
+                (
+                    'if "velocity" not in state:',
+                    "if not VELOCITY:\n        VELOCITY.append(torch.zeros_like(own))\n    if not state:",
+                ),
+                ('state["velocity"] = torch.zeros_like(own)', 'state["velocity"] = VELOCITY[0]'),
+            ],
+            "1 rank(s): after 3 steps on rank 0",
+        ),
+        "lr inside of the velocity": Bad(
+            [(".add_(own_grad)", ".add_(own_grad, alpha=lr)"), ('["velocity"], alpha=lr)', '["velocity"])')],
+            "lr is inside of the velocity, and lr has halved since",
+        ),
         "state of everything": Bad(
             [("torch.zeros_like(own)", "torch.zeros_like(padded).view(N, -1)[rank]")], "between steps"
         ),
@@ -64,8 +79,8 @@ CHEATS = {
 hidden = {}
 def momentum_step(weights, grad, state, lr, momentum):
     comm.all_reduce(grad)
-    hidden["v"] = momentum * hidden.get("v", torch.zeros_like(weights)) + grad
-    weights -= lr * hidden["v"]
+    v = hidden[id(state)] = momentum * hidden.get(id(state), torch.zeros_like(weights)) + grad
+    weights -= lr * v
 """,
             "holds",
         ),

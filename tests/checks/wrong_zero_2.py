@@ -14,6 +14,30 @@ TYPICAL = {
         "the whole gradient": Bad(f"{NUMBERS} = 13200, 25200, 4800", "which is never there"),
     },
     TWO: {
+        "all at the end": Bad(
+            """
+def attach(buckets, shards):
+    N, seen = comm.get_world_size(), [0]
+
+    def arrived(_):
+        seen[0] += 1
+        if seen[0] < sum(map(len, buckets)):
+            return
+        seen[0] = 0
+        for bucket, shard in zip(buckets, shards):
+            flat = torch.cat([p.grad.flatten() for p in bucket])
+            for p in bucket:
+                p.grad = None
+            own = torch.empty_like(shard)
+            comm.reduce_scatter_single(own, pad(flat, (0, N * len(own) - len(flat))))
+            shard += own
+
+    for bucket in buckets:
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(arrived)
+""",
+            "rank 0 had sent 0 of the 3 buckets that were full",
+        ),
         "first come": Bad(
             """
 def attach(buckets, shards):

@@ -13,6 +13,24 @@ TYPICAL = {
         "the root gathered twice": Bad(f"{NUMBERS} = 16800, 55800, 30", "the root is not freed"),
     },
     TWO: {
+        "two halves of the weight": Bad(
+            [
+                (
+                    "return x @ whole(shard, ctx.shape).t()",
+                    "W = whole(shard, ctx.shape); ctx.parts = [c.clone() for c in W.chunk(2)]; return x @ W.t()",
+                ),
+            ],
+            "W may not be kept, whole or in pieces",
+        ),
+        "rows of the weight": Bad(
+            [
+                (
+                    "return x @ whole(shard, ctx.shape).t()",
+                    "ctx.rows = [r.clone() for r in whole(shard, ctx.shape)]; return x @ torch.stack(ctx.rows).t()",
+                ),
+            ],
+            "W may not be kept, whole or in pieces",
+        ),
         "saves the weight": Bad(
             [
                 ("ctx.save_for_backward(x, shard)", "pass"),
@@ -23,7 +41,7 @@ TYPICAL = {
                 ("x, shard = ctx.saved_tensors", "x, shard, W = ctx.saved_tensors"),
                 ("dx = dy @ whole(shard, ctx.shape)", "dx = dy @ W"),
             ],
-            "a tensor saved for the backward is kept",
+            "W may not be kept",
         ),
         "hides the weight": Bad(
             [
@@ -33,7 +51,7 @@ TYPICAL = {
                 ),
                 ("dx = dy @ whole(shard, ctx.shape)", "dx = dy @ ctx.W"),
             ],
-            "a tensor is kept",
+            "W may not be kept",
         ),
         "hides the weight and gathers for show": Bad(
             [
@@ -42,7 +60,7 @@ TYPICAL = {
                     "ctx.W = whole(shard, ctx.shape); return x @ ctx.W.t()",
                 ),
             ],
-            "a tensor is kept",
+            "W may not be kept",
         ),
         "not summed": Bad(
             [

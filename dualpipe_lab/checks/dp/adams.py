@@ -4,9 +4,11 @@ Bytes are those of live tensors, by storage: a view of a large tensor counts as 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from math import sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
@@ -16,16 +18,20 @@ if TYPE_CHECKING:
 
 LIBRARY = tuple(f"dualpipe_lab.dp.{name}" for name in ("adam", "grad_norm", "zero1", "zero2", "zero3", "ddp"))
 BETAS, EPS, LR, TOLERANCE = (0.9, 0.999), 1e-8, 0.01, 1e-12
-NUM_STEPS = 4
+RATES = (LR, LR, LR / 2, LR / 2)  # of each step
+NUM_STEPS, NUM_TENSORS = len(RATES), 2  # two tensors with a state each, stepped in turn
 SPARE = 64  # bytes: a step number, a norm
 
 
 class Trained(NamedTuple):
-    """What one rank has after some steps: the weights after the first step and the last, and bytes held beside them."""
+    """What one rank has: the weights of both tensors after each step, and more.
 
-    first: list[float]
-    last: list[float]
+    `held` are bytes beside the weights, `has_changed` says whether a gradient is no longer what it was.
+    """
+
+    after: list[list[list[float]]]
     held: int
+    has_changed: bool
 
 
 def check_step(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
@@ -34,10 +40,10 @@ def check_step(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
     results = on_ranks(_by_function, num_ranks, Without(fn, *LIBRARY), numel, case=case)
     _check_trained(results, num_ranks, numel, case, True)
     sent = results.ledger.sent()
-    if sent > num_ranks * (num_ranks - 1) * NUM_STEPS * shard_bytes(numel, num_ranks):
+    if sent > num_ranks * (num_ranks - 1) * NUM_STEPS * NUM_TENSORS * shard_bytes(numel, num_ranks):
         raise Wrong(
-            f"{case}: the ranks sent {sent:,} bytes in {NUM_STEPS} steps; gathering the shards of the weights, once a "
-            "step, is all that is needed: the gradient is summed already, and the moments stay where they are"
+            f"{case}: the ranks sent {sent:,} bytes in {NUM_STEPS} steps of two tensors; gathering the shards of the "
+            "weights, once a step, is enough: the gradient is summed already, and the moments stay where they are"
         )
 
 
@@ -58,22 +64,34 @@ def shard_bytes(numel: int, num_ranks: int) -> int:
 
 
 def _check_trained(results: Sequence[Trained], num_ranks: int, numel: int, case: str, decays: bool) -> None:
-    weights = _start(numel)
-    expected = _reference(weights, numel, decays)
-    for rank, found in enumerate(results):
-        for when, ours, theirs in (
-            ("1 step", found.first, expected[0]),
-            (f"{NUM_STEPS} steps", found.last, expected[1]),
-        ):
-            if problem := _difference(ours, theirs, weights, rank, num_ranks):
-                raise Wrong(f"{case}: rank {rank}, after {when}: {problem}")
-    allowed = 2 * shard_bytes(numel, num_ranks) + SPARE
+    for step in (0, -1):
+        for which, rank in product(range(NUM_TENSORS), range(num_ranks)):
+            _check_weights(results[rank].after[step][which], step, which, rank, num_ranks, case, decays)
+    allowed = 2 * NUM_TENSORS * shard_bytes(numel, num_ranks) + SPARE
     for rank, found in enumerate(results):
         if found.held > allowed:
             raise Wrong(
-                f"{case}: the weights are right, but rank {rank} holds {found.held:,} bytes beside them; two moments "
-                f"of its shard are {allowed - SPARE:,}. A rank keeps state for the weights it updates and no others"
+                f"{case}: the weights are right, but rank {rank} holds {found.held:,} bytes beside two such tensors; "
+                f"two moments of its shards are {allowed - SPARE:,}. A rank keeps state for the weights it updates and "
+                "no others"
             )
+        if found.has_changed:
+            raise Wrong(f"{case}: rank {rank}: grad has changed; others may need it still, so leave it as it is")
+
+
+def _check_weights(
+    found: list[float], step: int, which: int, rank: int, num_ranks: int, case: str, decays: bool
+) -> None:
+    """Raise `Wrong` unless one tensor on one rank is what one process makes of it, after the first or last step."""
+    start = _start(len(found), which)
+    rates = RATES if decays else [LR / (1 + which)] * NUM_STEPS
+    expected, frozen = (_reference(start, which, lrs, decays)[step] for lrs in (rates, [LR] * NUM_STEPS))
+    if problem := _difference(found, expected, start, rank, num_ranks):
+        of = ", the second of two tensors that have a state each and take turns" * which
+        when = f"{NUM_STEPS} steps" if step else "1 step"
+        same = all(abs(a - b) <= TOLERANCE for a, b in zip(found, frozen, strict=True))
+        slip = "; that is with the lr of the first step, and lr has halved since" * same
+        raise Wrong(f"{case}{of}: rank {rank}, after {when}: {problem}{slip}")
 
 
 def _difference(ours: list[float], theirs: list[float], start: list[float], rank: int, num_ranks: int) -> str | None:
@@ -85,33 +103,34 @@ def _difference(ours: list[float], theirs: list[float], start: list[float], rank
     place, size = wrong[0], -(-len(theirs) // num_ranks)
     if all(ours[i] == start[i] for i in wrong) and all(i // size != rank for i in wrong):
         return f"weight {place}, of rank {place // size}'s shard, has not moved; gather the shards after the update"
-    return f"weight {place} is {ours[place]:.12g}, expected {theirs[place]:.12g}"
+    return f"weight {place} {apart(ours[place], theirs[place], TOLERANCE)}"
 
 
-def _start(numel: int) -> list[float]:
-    return [1.0 + 0.25 * place for place in range(numel)]
+def _start(numel: int, which: int) -> list[float]:
+    return [1.0 + 0.25 * place - 3 * which for place in range(numel)]
 
 
-def _gradient(step: int, place: int) -> float:
-    return (-1.0 if step * place % 2 else 1.0) * (0.5 + place) / (1 + step)
+def _gradient(step: int, place: int, which: int) -> float:
+    return (1 + 4 * which) * (-1.0 if step * place % 2 else 1.0) * (0.5 + place) / (1 + step)
 
 
 def _decay(place: int) -> float:
     return 0.0 if place % 3 == 2 else 0.1
 
 
-def _reference(start: list[float], numel: int, decays: bool) -> tuple[list[float], list[float]]:
+def _reference(start: list[float], which: int, rates: Sequence[float], decays: bool) -> tuple[list[float], list[float]]:
     """The weights after the first and the last step, in plain Python."""
+    numel = len(start)
     after: list[list[float]] = []
     w, mu, nu = list(start), [0.0] * numel, [0.0] * numel
-    for t in range(1, NUM_STEPS + 1):
+    for t, lr in enumerate(rates, 1):
         for i in range(numel):
-            g = _gradient(t, i)
+            g = _gradient(t, i, which)
             mu[i] = BETAS[0] * mu[i] + (1 - BETAS[0]) * g
             nu[i] = BETAS[1] * nu[i] + (1 - BETAS[1]) * g * g
             mu_hat, nu_hat = mu[i] / (1 - BETAS[0] ** t), nu[i] / (1 - BETAS[1] ** t)
-            w[i] *= 1 - LR * (_decay(i) if decays else 0.0)
-            w[i] -= LR * mu_hat / (sqrt(nu_hat) + EPS)
+            w[i] *= 1 - lr * (_decay(i) if decays else 0.0)
+            w[i] -= lr * mu_hat / (sqrt(nu_hat) + EPS)
         after.append(list(w))
     return after[0], after[-1]
 
@@ -122,15 +141,20 @@ def _tensor(values: Sequence[float]) -> "Tensor":
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _train(numel: int, weights: "Tensor", step: Callable[["Tensor"], None], before: int) -> Trained:
+def _train(numel: int, pair: "list[Tensor]", step: Callable[[int, "Tensor", float], None], before: int) -> Trained:
     """Take some steps, and weigh what is alive beside what the harness itself holds."""
     from dualpipe_lab.dp.measure import live_bytes
 
-    found = []
-    for t in range(1, NUM_STEPS + 1):
-        step(_tensor([_gradient(t, i) for i in range(numel)]))
-        found.append(weights.tolist())
-    return Trained(found[0], found[-1], live_bytes() - before)
+    found, has_changed = [], False
+    for t, lr in enumerate(RATES, 1):
+        for which in range(NUM_TENSORS):
+            values = [_gradient(t, i, which) for i in range(numel)]
+            grad = _tensor(values)
+            step(which, grad, lr)
+            has_changed |= grad.tolist() != values
+        found.append([weights.tolist() for weights in pair])
+    del grad
+    return Trained(found, live_bytes() - before, has_changed)
 
 
 def _weigh_empty() -> int:
@@ -144,12 +168,13 @@ def _weigh_empty() -> int:
 
 
 def _by_function(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Trained:
-    weights, decay = _tensor(_start(numel)), _tensor([_decay(i) for i in range(numel)])
-    before, state = _weigh_empty(), dict[str, Any]()
-    return _train(numel, weights, lambda grad: fn(weights, grad, decay, state, LR), before)
+    pair, decay = [_tensor(_start(numel, which)) for which in range(2)], _tensor([_decay(i) for i in range(numel)])
+    before, states = _weigh_empty(), [dict[str, Any]() for _ in pair]
+    return _train(numel, pair, lambda which, grad, lr: fn(pair[which], grad, decay, states[which], lr), before)
 
 
 def _by_class(rank: int, world_size: int, cls: Callable[..., Any], numel: int) -> Trained:
-    weights = _tensor(_start(numel))
+    pair = [_tensor(_start(numel, which)) for which in range(NUM_TENSORS)]
     before = _weigh_empty()
-    return _train(numel, weights, cls(weights, LR).step, before)
+    optimizers = [cls(weights, LR / (1 + which)) for which, weights in enumerate(pair)]
+    return _train(numel, pair, lambda which, grad, lr: optimizers[which].step(grad), before)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.topology import Topology
 
 Axes: TypeAlias = list[tuple[str, int]]
@@ -22,7 +23,8 @@ HELD, BUBBLE = 12, Fraction(1, 5)  # the limits: weights per rank, in activation
 
 def parse(answer: object) -> Axes:
     """Return an answer as axes of 64 ranks; raise `Wrong` for anything else."""
-    given: list[Any] = list(answer) if isinstance(answer, (list, tuple)) else [answer]
+    found = plain(answer)
+    given: list[Any] = found if isinstance(found, list) else [found]
     if not all(isinstance(axis, (list, tuple)) and len(axis) == 2 and type(axis[1]) is int for axis in given):
         raise Wrong('this check takes a list of axes, outermost first, such as [("tp", 8), ("pp", 2), ("dp", 4)]')
     axes = [(str(name), size) for name, size in given]

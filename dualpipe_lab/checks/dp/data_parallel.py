@@ -10,6 +10,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.differences import TOLERANCE, apart
 from dualpipe_lab.checks.dp import shares
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks, partial_score
 
@@ -158,7 +159,8 @@ def fair_deal(answer: object) -> str:
     return f"{LIMIT} tokens on every rank, in the order of the file it were up to {IN_ORDER}"
 
 
-def _deal(answer: object) -> list[list[int]]:
+def _deal(given: object) -> list[list[int]]:
+    answer = plain(given)
     if not isinstance(answer, (list, tuple)) or len(answer) != RANKS:
         raise Wrong(f"this check takes {RANKS} lists of sequence numbers, one per rank")
     for rank, own in enumerate(answer):

@@ -11,8 +11,8 @@ from dualpipe_lab.checks.trial import on_ranks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-INS, HIDDEN, OUTS, ROWS, UNITS = 7, 5, 7, 2, 4  # weights of 5 x 7 and 7 x 5, larger than any activation
-WHOLE_BYTES = INS * HIDDEN * 8
+INS, HIDDEN, OUTS, ROWS, UNITS = 23, 17, 23, 2, 4  # weights of 17 x 23 and 23 x 17, far larger than activations
+NUMBER = 8  # bytes
 
 
 def check_linear(fn: Callable[..., Any], num_ranks: int) -> None:
@@ -25,14 +25,22 @@ def check_linear(fn: Callable[..., Any], num_ranks: int) -> None:
                 raise Wrong(f"{case}: on rank {rank}, {name} is missing")
             if not close(found[name], values):
                 raise Wrong(f"{case}: on rank {rank}, {name} is {_some(found[name])}, expected {_some(values)}")
-        if kept and num_ranks > 1:
-            raise Wrong(f"{case}: between forward and backward {kept} is kept that is as large as W; save the shard")
+        if num_ranks > 1 and kept > (enough := _enough(num_ranks)):
+            raise Wrong(
+                f"{case}: between forward and backward {kept:,} bytes stay that were not there before; activations and "
+                f"shards are {enough:,} at most. W may not be kept, whole or in pieces; save the shard"
+            )
     gathers = results.ledger.count("all_gather_single", 0) + results.ledger.count("all_gather", 0)
     if gathers != 4:
         raise Wrong(f"{case}: {gathers} all-gathers, expected 4: one in each forward and one in each backward")
-    bound = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * 8
+    bound = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * NUMBER
     if (sent := max(results.ledger.sent(rank=rank) for rank in range(num_ranks))) > bound:
         raise Wrong(f"{case}: a rank sent {sent} bytes; two gathers and a reduce-scatter of each weight send {bound}")
+
+
+def _enough(num_ranks: int) -> int:
+    """Bytes of all activations, twice, and of one copy of both shards."""
+    return NUMBER * (2 * ROWS * (INS + 2 * HIDDEN + OUTS) + 2 * -(-INS * HIDDEN // num_ranks))
 
 
 def check_connect(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
@@ -82,7 +90,7 @@ def _linear(rank: int, world_size: int, fn: Callable[..., Any]) -> tuple[Any, ..
     shards = [_cut(weight, rank, world_size).requires_grad_() for weight in weights]
     x = inputs[rank].clone().requires_grad_()
     weights.clear()
-    y, kept = _watched(lambda: fn(torch.tanh(fn(x, shards[0], HIDDEN)), shards[1], OUTS))
+    y, kept = _watched(lambda: fn(torch.tanh(fn(x, shards[0], HIDDEN)), shards[1], OUTS), _enough(world_size))
     output = y.flatten().tolist()
     y.square().sum().backward()
     grads = {"x.grad": x.grad} | {f"shard.grad of layer {i + 1}": shard.grad for i, shard in enumerate(shards)}
@@ -104,32 +112,23 @@ def _one_process(weights: Any, inputs: "Tensor", rank: int, world_size: int) -> 
     return {name: values.flatten().tolist() for name, values in expected.items()}
 
 
-def _watched(forward: Callable[[], Any]) -> tuple[Any, str]:
-    """Run a forward; say what it keeps that is as large as a weight."""
+def _watched(forward: Callable[[], Any], enough: int) -> tuple[Any, int]:
+    """Run a forward; return its output and the bytes that stay, in tensors of real numbers that were not there."""
     import gc
 
     from torch.autograd.graph import saved_tensors_hooks
 
-    from dualpipe_lab.dp.measure import live_tensors
+    from dualpipe_lab.dp.measure import live_tensors, storage_bytes
 
-    gc.freeze()  # what is there already need not be looked through
-    before = {tensor.untyped_storage().data_ptr() for tensor in live_tensors()}
-    saved: list[int] = []
-
-    def pack(tensor: "Tensor") -> "Tensor":
-        saved.append(tensor.untyped_storage().nbytes())
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    gc.freeze()  # what is there already is not looked at
+    with saved_tensors_hooks(lambda tensor: (tensor,), lambda held: held[0]):  # what autograd saves, Python sees too
         y = forward()
-    if any(size >= WHOLE_BYTES for size in saved):
-        return y, "a tensor saved for the backward"
     for _ in range(20):
-        new = [tensor.untyped_storage() for tensor in live_tensors()]
-        if not any(part.nbytes() >= WHOLE_BYTES and part.data_ptr() not in before for part in new):
-            return y, ""
+        kept = storage_bytes(tensor for tensor in live_tensors() if tensor.is_floating_point())
+        if kept <= enough:
+            break
         sleep(0.05)  # a back end's thread may still hold what was gathered
-    return y, "a tensor"
+    return y, kept
 
 
 class Unit:

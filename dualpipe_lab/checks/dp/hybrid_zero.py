@@ -10,6 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import two_levels
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter
 
@@ -105,7 +106,7 @@ def mean_shard(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for per_node, num_nodes in ((2, 1), (2, 2), (1, 2), (1, 3), (3, 2)):
         two_levels.check_mean(fn, per_node, num_nodes)
-    return "the mean over all ranks on 1, 2 and 3 nodes"
+    return "the mean over all ranks on 1, 2 and 3 nodes, and a shard per rank leaves the node"
 
 
 @exercise(
@@ -124,6 +125,7 @@ def plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
     """Choose stage, sharding group and microbatches so that a step spends at most 235 ms sending."""
     from dualpipe_lab.dp.hybrid import hybrid_sent_bytes  # brings torch
 
+    shard_ranks, num_microbatches = plain(shard_ranks), plain(num_microbatches)
     if stage is ... or shard_ranks is ... or num_microbatches is ...:
         raise Wrong("not answered yet: put your plan in place of the dots")
     if type(stage) is not str or stage not in STAGES:

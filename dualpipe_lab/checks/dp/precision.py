@@ -184,7 +184,9 @@ def _prepared_problem(
         return f"{said}: {true[rank][place]:.3g} is below the smallest fp16 number; convert to fp32, then divide"
     if abs(found[place] - true[rank][place] * case.scale * min(1.0, case.max_norm / norm)) < 1e-3:
         return f"{said}: it still carries the scale"
-    if abs(found[place] - alone) <= 1e-3 * abs(alone):
+    if abs(found[place] - expected[place]) <= 2.0**-10 * abs(expected[place]):
+        return f"{said}: so near that something was rounded to fp16 on the way; convert to fp32 before you compute"
+    if len(true) > 1 and abs(found[place] - alone) <= 1e-3 * abs(alone):
         return f"{said}: that is clipped by this rank's own norm, {own:.4g}; the limit is on the norm over all ranks"
     if abs(found[place] - min(1.0, case.max_norm / sums) * true[rank][place]) <= 1e-3 * abs(found[place]):
         return f"{said}: norms do not add up, {sums:.4g}; their squares do"
@@ -197,7 +199,10 @@ def _round(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
     noise = torch.arange(2**16, dtype=torch.int32)
     for x in (1.0, 1.001, -1.001, 0.1, -0.3, 3e-5, 1.9999, -1e30, 1e-40, 0.0, 2.0**-126):
         number = torch.tensor(x, dtype=torch.float32)
-        found = fn(number.repeat(2**16), noise)
+        given = number.repeat(2**16)
+        found = fn(given, noise)
+        if not torch.equal(given, number.repeat(2**16)):
+            return f"{x:g}: x has changed; leave it as it is and return a new tensor"
         if getattr(found, "dtype", None) != torch.bfloat16 or found.shape != noise.shape:
             return f"{x:g}: expected a bf16 tensor of {2**16} elements, got {getattr(found, 'dtype', type(found))}"
         bits = int(number.view(torch.int32))

@@ -109,6 +109,11 @@ def _damage(disk: Disk, must_have_new: bool, when: str) -> str:
         steps = {name: found.listing(f"run/{name}") for name in found.listing("run") if name.startswith("step-")}
         if steps.get("step-1") != OLD:
             return f"{lost}step-1, the checkpoint before, is no longer whole; leave it alone"
+        if other := next((name for name in steps if name not in ("step-1", "step-2")), None):
+            return (
+                f"{lost}a folder {other} is there and no checkpoint, and whoever looks for step-... takes it for one; "
+                "give it a name that begins otherwise until it is whole"
+            )
         if "step-2" not in steps:
             if must_have_new:
                 return f"{lost}step-2 may be gone; its name is kept when the folder that holds the name is synced"

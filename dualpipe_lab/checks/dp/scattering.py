@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("head", "a", "b", "first", "bias")
+BEFORE_FIRST = 3  # buckets that are full when the backward of the first layer begins
 BUCKETS = (("head",), ("a",), ("b",), ("first", "bias"))  # a and b have one shape: mixed up, they still fit
 
 
@@ -21,6 +22,13 @@ def check_buckets(fn: Callable[..., Any], num_ranks: int, num_microbatches: int)
     results = on_ranks(_with_buckets, num_ranks, fn, num_microbatches, case=case)
     _check_shards(results, [", ".join(names) for names in BUCKETS], case)
     _check_left(results, case)
+    for rank, (*_, early) in enumerate(results):
+        if early != BEFORE_FIRST * num_microbatches:
+            raise Wrong(
+                f"{case}: when the backward of the first layer began, rank {rank} had sent "
+                f"{early / num_microbatches:g} of the {BEFORE_FIRST} buckets that were full; a bucket that waits for "
+                "the end of the backward keeps its whole gradient alive, as plain data parallelism does"
+            )
     count = results.ledger.count("reduce_scatter_single", 0)
     if count != (expected := len(BUCKETS) * num_microbatches):
         raise Wrong(f"{case}: {count} reduce-scatters, expected {expected}: one for each bucket of each microbatch")
@@ -36,7 +44,7 @@ def check_scatter(fn: Callable[..., Any], num_ranks: int, num_microbatches: int)
 
 
 def _check_shards(results: Results, names: list[str], case: str) -> None:
-    for rank, (found, expected, slips, _) in enumerate(results):
+    for rank, (found, expected, slips, *_) in enumerate(results):
         for index, name in enumerate(names):
             if not close(found[index], expected[index]):
                 known = next((text for text, values in slips.items() if close(found[index], values[index])), None)
@@ -45,7 +53,7 @@ def _check_shards(results: Results, names: list[str], case: str) -> None:
 
 
 def _check_left(results: Results, case: str) -> None:
-    for rank, (*_, left) in enumerate(results):
+    for rank, (*_, left, _) in enumerate(results):
         if left:
             raise Wrong(
                 f"{case}: rank {rank} still holds {left} bytes of whole gradients after the backward; drop .grad, and "
@@ -64,13 +72,16 @@ def _make() -> dict[str, "Tensor"]:
     }
 
 
-def _backward(weights: dict[str, "Tensor"], rank: int, microbatch: int) -> None:
-    """Odd ranks run the experts in the other order."""
+def _backward(
+    weights: dict[str, "Tensor"], rank: int, microbatch: int, before_first: Callable[[], None] = lambda: None
+) -> None:
+    """Odd ranks run the experts in the other order; `before_first` is called when the first layer is left alone."""
     import torch
 
     generator = torch.Generator().manual_seed(100 * rank + microbatch)
     x = torch.randn(4, 7, dtype=torch.float64, generator=generator)
     hidden = torch.tanh(x @ weights["first"].t() + weights["bias"])
+    hidden.register_hook(lambda _: before_first())
     order = "ab" if rank % 2 == 0 else "ba"
     parts = {name: torch.tanh(hidden @ weights[name]) for name in order}
     ((parts["a"] - 2 * parts["b"]) @ weights["head"].t()).square().sum().backward()
@@ -124,8 +135,8 @@ def _with_buckets(rank: int, world_size: int, fn: Callable[..., Any], num_microb
     weights = _make()
     groups = [[weights[name] for name in names] for names in BUCKETS]
     shards = [group[0].new_zeros(-(-sum(p.numel() for p in group) // world_size)).detach() for group in groups]
-    run = _run(weights, rank, num_microbatches, lambda: fn(groups, shards))
-    return [shard.tolist() for shard in shards], *_answers(BUCKETS, rank, world_size, num_microbatches), run
+    left, early = _run(weights, rank, num_microbatches, lambda: fn(groups, shards))
+    return [shard.tolist() for shard in shards], *_answers(BUCKETS, rank, world_size, num_microbatches), left, early
 
 
 def _with_scatter(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> tuple[Any, ...]:
@@ -136,9 +147,9 @@ def _with_scatter(rank: int, world_size: int, fn: Callable[..., Any], num_microb
         for name, weight in weights.items():
             fn(weight, shards[name])
 
-    left = _run(weights, rank, num_microbatches, lambda: None, after_each)
+    left, _ = _run(weights, rank, num_microbatches, lambda: None, after_each)
     answers = _answers([[name] for name in NAMES], rank, world_size, num_microbatches)
-    return [shards[name].tolist() for name in NAMES], *answers, left
+    return [shards[name].tolist() for name in NAMES], *answers, left, 0
 
 
 def _run(
@@ -147,16 +158,23 @@ def _run(
     num_microbatches: int,
     attach: Callable[[], None],
     after_each: Callable[[], None] = lambda: None,
-) -> int:
-    """All microbatches; returns the bytes that live afterwards and did not before."""
+) -> tuple[int, int]:
+    """All microbatches; returns bytes that live afterwards and did not before, and sends before the first layer's."""
     import gc
 
     from dualpipe_lab.dp.measure import live_bytes
+    from dualpipe_lab.world.context import current
 
     gc.freeze()
-    before = live_bytes()
+    before, early, ledger = live_bytes(), 0, current().ledger
+
+    def count() -> int:
+        return sum(entry.count for entry in ledger.entries.values())
+
     attach()
     for microbatch in range(num_microbatches):
-        _backward(weights, rank, microbatch)
+        sent, at_first = count(), list[int]()
+        _backward(weights, rank, microbatch, lambda seen=at_first: seen.append(count()))  # type: ignore[misc]
+        early += at_first[0] - sent
         after_each()
-    return live_bytes() - before
+    return live_bytes() - before, early

@@ -7,7 +7,8 @@ from dualpipe_lab.checks.differences import apart, close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
-STEPS, LR, MOMENTUM = 3, 0.5, 0.75  # powers of two and their sums: no rounding in the reference
+RATES, MOMENTUM = (0.5, 0.5, 0.25), 0.75  # powers of two and their sums: no rounding in the reference
+STEPS, TENSORS = len(RATES), 2  # two tensors with a state each, stepped in turn
 NUMBER = 8  # bytes of a float64
 
 
@@ -15,19 +16,22 @@ def check_momentum(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
     """Raise `Wrong` unless three steps give the weights of one process, with a shard of state and little traffic."""
     case, shard = f"{numel} weights on {num_ranks} rank(s)", -(-numel // num_ranks)
     results = on_ranks(_momentum, num_ranks, fn, numel, case=case)
-    for rank, (found, expected, slips, held) in enumerate(results):
-        if (problem := _wrong_weight(found, expected, slips, shard)) is not None:
-            raise Wrong(f"{case}: after {STEPS} steps on rank {rank}, {problem}")
-        if held > shard * NUMBER:
+    for rank, (tensors, held) in enumerate(results):
+        for which, (found, expected, slips) in enumerate(tensors):
+            if (problem := _wrong_weight(found, expected, slips, shard)) is not None:
+                of = ", second of two tensors that have a state each and take turns" * which
+                raise Wrong(f"{case}{of}: after {STEPS} steps on rank {rank}, {problem}")
+        if held > TENSORS * shard * NUMBER:
             raise Wrong(
-                f"{case}: rank {rank} holds {held} bytes between steps that were not there before; a shard of {shard} "
-                f"numbers is {shard * NUMBER}. A slice of a larger tensor keeps all of it alive"
+                f"{case}: for two such tensors rank {rank} holds {held} bytes between steps that were not there "
+                f"before; two shards of {shard} numbers are {TENSORS * shard * NUMBER}. A slice of a larger tensor "
+                "keeps all of it alive"
             )
-        sent, bound = results.ledger.sent(rank=rank), STEPS * 2 * (num_ranks - 1) * shard * NUMBER
+        sent, bound = results.ledger.sent(rank=rank), TENSORS * STEPS * 2 * (num_ranks - 1) * shard * NUMBER
         if sent > bound:
             raise Wrong(
-                f"{case}: rank {rank} sent {sent} bytes in {STEPS} steps; a reduce-scatter and an all-gather "
-                f"of the padded buffer send {bound}"
+                f"{case}: rank {rank} sent {sent} bytes in {STEPS} steps of two tensors; a reduce-scatter and an "
+                f"all-gather of the padded buffers send {bound}"
             )
 
 
@@ -53,40 +57,49 @@ def _element(index: int) -> int:
 
 
 def _momentum(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> tuple[Any, ...]:
-    """One rank: its weights, what they should be, what typical slips make of them, bytes that stay."""
+    """One rank: for both tensors weights, what they should be and what slips make of them; bytes that stay."""
     import gc
 
     import torch
 
     from dualpipe_lab.dp.measure import live_bytes
 
-    generator = torch.Generator().manual_seed(5)
-    weights = torch.randn(numel, dtype=torch.float64, generator=generator)
-    grads = torch.randn(STEPS, world_size, numel, dtype=torch.float64, generator=generator)
-    expected = _train(weights, grads.sum(1), MOMENTUM).tolist()
+    tensors, summands, judged = [], [], []
+    for which in range(TENSORS):
+        generator = torch.Generator().manual_seed(5 + which)
+        weights = torch.randn(numel, dtype=torch.float64, generator=generator)
+        grads = torch.randn(STEPS, world_size, numel, dtype=torch.float64, generator=generator)
+        judged.append(_expected(weights, grads, rank))
+        tensors.append(weights)
+        summands.append(grads[:, rank].clone())
+    del grads
+    states: list[dict[str, torch.Tensor]] = [{} for _ in tensors]
+    gc.freeze()
+    before = live_bytes()
+    for step, lr in enumerate(RATES):
+        for weights, summand, state in zip(tensors, summands, states, strict=True):
+            fn(weights, summand[step], state, lr, MOMENTUM)
+    held = live_bytes() - before
+    return [(weights.tolist(), *words) for weights, words in zip(tensors, judged, strict=True)], held
+
+
+def _expected(weights: Any, grads: Any, rank: int) -> tuple[list[float], dict[str, list[float]]]:
+    sums = grads.sum(1)
     slips = {
         "the mean of the ranks' gradients was used, not their sum": _train(weights, grads.mean(1), MOMENTUM),
         "every rank used its own gradient, nothing was summed": _train(weights, grads[:, rank], MOMENTUM),
-        "there is no momentum": _train(weights, grads.sum(1), 0.0),
+        "there is no momentum": _train(weights, sums, 0.0),
         "the weights are those of the start": weights,
+        "lr is inside of the velocity, and lr has halved since": _train(weights, sums, MOMENTUM, is_inside=True),
     }
-    words = {text: values.tolist() for text, values in slips.items()}
-    summand = grads[:, rank].clone()
-    state: dict[str, torch.Tensor] = {}
-    del slips, grads
-    gc.freeze()
-    before = live_bytes()
-    for step in range(STEPS):
-        fn(weights, summand[step], state, LR, MOMENTUM)
-    held = live_bytes() - before
-    return weights.tolist(), expected, words, held
+    return _train(weights, sums, MOMENTUM).tolist(), {text: values.tolist() for text, values in slips.items()}
 
 
-def _train(weights: Any, grads: Any, momentum: float) -> Any:
+def _train(weights: Any, grads: Any, momentum: float, is_inside: bool = False) -> Any:
     weights, velocity = weights.clone(), weights * 0
-    for grad in grads:
-        velocity = momentum * velocity + grad
-        weights = weights - LR * velocity
+    for lr, grad in zip(RATES, grads, strict=True):
+        velocity = momentum * velocity + grad * (lr if is_inside else 1)
+        weights = weights - velocity * (1 if is_inside else lr)
     return weights
 
 

@@ -17,23 +17,26 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BACKWARD, MS = 10, 1_000_000  # ms of each layer; nanoseconds
-SIZES = (4, 8, 2, 16, 8)  # elements of each layer's weight, in float64
-RARE = 2  # the layer that, in some cases, rank 1 alone uses
+SIZES = (4, 8, 4, 16, 8)  # elements of each layer's weight, in float64
 LINK = Link(gbps=0.001)  # 125 bytes take a millisecond
 NUM_STEPS = 2
 
 
 class Found(NamedTuple):
-    """What one rank found: its gradients, how many buffers they lie in, and when each step began, in nanoseconds."""
+    """What one rank found: gradients, how many buffers they lie in before and after, when each step began, in ns."""
 
     grads: list[list[float]]
-    num_buffers: int
+    num_buffers: tuple[int, int]
     began: list[int]
 
 
-def check_buckets(fn: Callable[..., Any], num_ranks: int, bucket_bytes: int, rare: bool) -> None:
-    """Raise `Wrong` unless `fn(parameters, bucket_bytes)` sums in buckets, during the backward, in one order."""
-    case = f"{num_ranks} rank(s), buckets of {bucket_bytes} bytes" + ", a layer that rank 1 alone uses" * rare
+def check_buckets(fn: Callable[..., Any], num_ranks: int, bucket_bytes: int, rare: int | None) -> None:
+    """Raise `Wrong` unless `fn(parameters, bucket_bytes)` sums in buckets, during the backward, in one order.
+
+    Where `rare` is a layer, rank 0 does not use it: buckets behind that one are complete there, and must not overtake.
+    """
+    case = f"{num_ranks} rank(s), buckets of {bucket_bytes} bytes"
+    case += "" if rare is None else f", layer {rare} not used by rank 0"
     answer = Without(fn, *LIBRARY)
     results = on_ranks(_buckets, num_ranks, answer, bucket_bytes, rare, case=case, clock="virtual", link=LINK)
     buckets = expected_buckets(bucket_bytes)
@@ -41,12 +44,13 @@ def check_buckets(fn: Callable[..., Any], num_ranks: int, bucket_bytes: int, rar
     _check_waits(results, len(buckets), case)
     _check_values(results, 1, rare, case)
     for rank, found in enumerate(results):
-        if found.num_buffers != len(buckets):
+        if set(found.num_buffers) != {len(buckets)}:
+            before, after = found.num_buffers
             raise Wrong(
-                f"{case}: on rank {rank} the gradients lie in {found.num_buffers} buffers, expected {len(buckets)}: "
-                "each .grad is a view of its bucket, before the backward and after it"
+                f"{case}: on rank {rank} the gradients lie in {before} buffer(s) before the backward and {after} after "
+                f"it, expected {len(buckets)}: each .grad is a view of its bucket from the beginning to the end"
             )
-    incomplete = next((i for i, bucket in enumerate(buckets) if rare and RARE in bucket), len(buckets))
+    incomplete = next((i for i, bucket in enumerate(buckets) if rare in bucket), len(buckets))
     ready = [(len(SIZES) - min(bucket)) * BACKWARD for bucket in buckets[:incomplete]]
     ready += [len(SIZES) * BACKWARD] * (len(buckets) - incomplete)  # in finish(), after the backward
     _check_moments(results, ready, case)
@@ -61,13 +65,13 @@ def check_once(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) ->
     _check_waits(results, NUM_STEPS * len(SIZES), case)
     earlier = (num_microbatches - 1) * len(SIZES)
     _check_moments(results, [(earlier + 1 + place) * BACKWARD for place in range(len(SIZES))], case)
-    _check_values(results, num_microbatches, False, case)  # a sum that starts early may still meet the right numbers
+    _check_values(results, num_microbatches, None, case)  # a sum that starts early may still meet the right numbers
 
 
 def expected_buckets(bucket_bytes: int) -> list[list[int]]:
     """The layers of each bucket: neighbours share one while it stays within its size.
 
-    >>> expected_buckets(128), expected_buckets(10_000)
+    >>> expected_buckets(128), expected_buckets(10_000)  # layers 2, 1 and 0 have exactly 128 bytes
     ([[4], [3], [2, 1, 0]], [[4, 3, 2, 1, 0]])
     """
     buckets: list[list[int]] = []
@@ -95,10 +99,10 @@ def _check_waits(results: Results, expected: int, case: str) -> None:
             raise Wrong(f"{case}: finish() on rank {rank} waited for {waited} of {expected} sums; it must wait for all")
 
 
-def _check_values(results: Results, num_microbatches: int, rare: bool, case: str) -> None:
+def _check_values(results: Results, num_microbatches: int, rare: int | None, case: str) -> None:
     num_ranks = len(results)
     for layer in range(len(SIZES)):
-        owners = [1] if rare and layer == RARE else range(num_ranks)
+        owners = range(1, num_ranks) if layer == rare else range(num_ranks)
         parts = [_gradient(layer, rank, m) for rank in owners for m in range(num_microbatches)]
         expected = [sum(column) for column in zip(*parts, strict=True)]
         for rank, found in enumerate(results):
@@ -113,7 +117,8 @@ def _check_moments(results: Results, ready: Sequence[int], case: str) -> None:
     """Compare the start of each sum of the last step, in ms after the step began, with when it could start."""
     if len(results) == 1:
         return  # nothing travels
-    sums = [span for span in results.collectives[0] if span.label == "all_reduce"][-len(ready) :]
+    spans = [span for span in results.collectives[0] if span.label == "all_reduce"]
+    sums = sorted(spans, key=lambda span: span.start)[-len(ready) :]  # whichever was waited for first
     began, free = max(found.began[-1] for found in results), 0
     for place, (span, moment) in enumerate(zip(sums, ready, strict=True)):
         expected = max(moment * MS, free)
@@ -141,7 +146,7 @@ def _parameters() -> "tuple[list[nn.Parameter], list[nn.Parameter]]":
     return weights, [*weights[:1], frozen, *weights[1:]]
 
 
-def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: bool) -> "Tensor":
+def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: int | None) -> "Tensor":
     """A sum whose gradient is known; the backward of each layer takes its time, the last layer's first."""
     import torch
 
@@ -159,27 +164,30 @@ def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: bool)
 
     x = torch.zeros((), dtype=torch.float64)
     for layer, weight in enumerate(weights):
-        if not (rare and layer == RARE and rank == 0):
+        if not (layer == rare and rank == 0):
             x = x + (weight * torch.tensor(_gradient(layer, rank, microbatch), dtype=torch.float64)).sum()
         x = Slow.apply(x)
     return x
 
 
-def _found(weights: "list[nn.Parameter]", began: list[int]) -> Found:
+def _found(weights: "list[nn.Parameter]", before: int, began: list[int]) -> Found:
     grads = [[] if weight.grad is None else weight.grad.tolist() for weight in weights]
-    buffers = {weight.grad.untyped_storage().data_ptr() for weight in weights if weight.grad is not None}
-    return Found(grads, len(buffers), began)
+    return Found(grads, (before, _num_buffers(weights)), began)
 
 
-def _buckets(rank: int, world_size: int, fn: Callable[..., Any], bucket_bytes: int, rare: bool) -> Found:
+def _num_buffers(weights: "list[nn.Parameter]") -> int:
+    return len({weight.grad.untyped_storage().data_ptr() for weight in weights if weight.grad is not None})
+
+
+def _buckets(rank: int, world_size: int, fn: Callable[..., Any], bucket_bytes: int, rare: int | None) -> Found:
     from dualpipe_lab.world.context import now
 
     weights, parameters = _parameters()
     finish = fn(parameters, bucket_bytes)
-    began = now()
+    before, began = _num_buffers(weights), now()
     _loss(weights, rank, 0, rare).backward()
     finish()
-    return _found(weights, [began])
+    return _found(weights, before, [began])
 
 
 def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
@@ -192,6 +200,6 @@ def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
             weight.grad = None
         began.append(now())
         for microbatch in range(num_microbatches):
-            _loss(weights, rank, microbatch, False).backward()
+            _loss(weights, rank, microbatch, None).backward()
         finish()
-    return _found(weights, began)
+    return _found(weights, 0, began)

@@ -11,6 +11,7 @@ from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import cables
 from dualpipe_lab.checks.dp.cables import Axes
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import (
     call_each,
@@ -182,7 +183,7 @@ def _expected(axes: Axes, along: tuple[str, ...]) -> Groups:
 def _fault(case: tuple[Axes, tuple[str, ...]], outcome: tuple[bool, Any], expected: Groups) -> str | None:
     axes, along = case
     words = f"{' x '.join(f'{name} {size}' for name, size in axes)}, along {' and '.join(along)}"
-    fine, value = outcome
+    fine, value = outcome[0], plain(outcome[1])
     if not fine:
         return ended(words, value)
     if not isinstance(value, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in value):

@@ -32,19 +32,7 @@ def check_sum(fn: Callable[..., Any], per_node: int, num_nodes: int, numel: int)
                 f"{case}: rank {rank} has {values}, expected {expected}{_whose(values, inputs, per_node, rank)}"
             )
     for rank, (_, sent) in enumerate(found):
-        chunks = [WIDTH * size for size in traffic.split(shard, num_nodes)]
-        between = traffic.all_reduce(chunks, rank // per_node).sent
-        if sent.inter > between:
-            raise Wrong(
-                f"{case}: rank {rank} sent {sent.inter} bytes to other nodes, {between} are enough: "
-                f"first sum inside the node, so that each rank has a shard of {shard} number(s) left to sum across"
-            )
-    for rank, (_, sent) in enumerate(found):
-        if sent.intra > inside:
-            raise Wrong(
-                f"{case}: rank {rank} sent {sent.intra} bytes inside its node, {inside} are enough: "
-                "a reduce-scatter and an all-gather"
-            )
+        _check_bytes(sent, rank, per_node, num_nodes, shard, inside, f"{case}: rank {rank}")
 
 
 def check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
@@ -54,7 +42,7 @@ def check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
     found = on_ranks(_mean, num_ranks, fn, per_node, numel, case=case)
     columns = zip(*(_numbers(rank, numel) for rank in range(num_ranks)), strict=True)
     mean = [sum(column) / num_ranks for column in columns]
-    for rank, values in enumerate(found):
+    for rank, (values, _, _) in enumerate(found):
         place = rank % per_node
         expected = mean[2 * place : 2 * place + 2]
         if type(values) is not list or len(values) != 2:
@@ -62,6 +50,27 @@ def check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
         if not close(values, expected):
             ratio = values[0] / expected[0]
             raise Wrong(f"{case}: rank {rank} has {values}, expected {expected}{_scale(ratio, per_node, num_nodes)}")
+    for rank, (_, sent, has_changed) in enumerate(found):
+        _check_bytes(sent, rank, per_node, num_nodes, 2, (per_node - 1) * 2 * WIDTH, f"{case}: rank {rank}")
+        if has_changed:
+            raise Wrong(f"{case}: rank {rank}: grad has changed; leave it as it is and return a tensor of your own")
+
+
+def _check_bytes(
+    sent: "NodeBytes", rank: int, per_node: int, num_nodes: int, shard: int, inside: int, where: str
+) -> None:
+    """Raise `Wrong` if more than an all-reduce of one shard leaves the node, or more than `inside` stays there."""
+    chunks = [WIDTH * size for size in traffic.split(shard, num_nodes)]
+    between = traffic.all_reduce(chunks, rank // per_node).sent
+    if sent.inter > between:
+        raise Wrong(
+            f"{where} sent {sent.inter} bytes to other nodes, {between} are enough: "
+            f"first sum inside the node, so that each rank has a shard of {shard} number(s) left to sum across"
+        )
+    if sent.intra > inside:
+        raise Wrong(
+            f"{where} sent {sent.intra} bytes inside its node, {inside} are enough: one shard to each neighbour"
+        )
 
 
 def _numbers(rank: int, numel: int) -> list[int]:
@@ -113,9 +122,16 @@ def _sum(
     return x.tolist(), ledger.total()
 
 
-def _mean(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, numel: int) -> object:
+def _mean(
+    rank: int, world_size: int, fn: Callable[..., Any], per_node: int, numel: int
+) -> tuple[object, "NodeBytes", bool]:
     import torch
 
-    _, node, across = _groups(per_node)
-    shard = fn(torch.tensor(_numbers(rank, numel), dtype=torch.float64), node, across)
-    return shard.tolist() if isinstance(shard, torch.Tensor) else shard
+    from dualpipe_lab.dp.hybrid import count_by_node
+
+    topology, node, across = _groups(per_node)
+    ledger, grad = count_by_node(topology), torch.tensor(_numbers(rank, numel), dtype=torch.float64)
+    before = grad.clone()
+    shard = fn(grad, node, across)
+    has_changed = not torch.equal(grad, before)
+    return shard.tolist() if isinstance(shard, torch.Tensor) else shard, ledger.total(), has_changed

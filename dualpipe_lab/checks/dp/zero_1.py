@@ -10,6 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import shards
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
@@ -116,11 +117,12 @@ def overlapping_shards(fn: Callable[..., Any]) -> str:
 )
 def whole_parameters(answer: object) -> str:
     """Deal out nine parameters to four ranks so that the heaviest rank is as light as possible."""
-    if not isinstance(answer, (list, tuple)) or len(answer) != len(SIZES):
+    owners = plain(answer)
+    if not isinstance(owners, list) or len(owners) != len(SIZES):
         raise Wrong(f"expected a list of {len(SIZES)} ranks, one for each parameter")
-    if not all(type(owner) is int and 0 <= owner < RANKS for owner in answer):
+    if not all(type(owner) is int and 0 <= owner < RANKS for owner in owners):
         raise Wrong(f"an owner is a whole number from 0 to {RANKS - 1}; there are {RANKS} ranks")
-    loads = [sum(size for size, owner in zip(SIZES, answer, strict=True) if owner == rank) for rank in range(RANKS)]
+    loads = [sum(size for size, owner in zip(SIZES, owners, strict=True) if owner == rank) for rank in range(RANKS)]
     if max(loads) > BEST:
         score = partial_score(max(loads), GREEDY, BEST)
         raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)

@@ -10,6 +10,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import scattering
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter, sent_bytes
 
@@ -121,7 +122,7 @@ def what_fits(answer: object) -> str:
     """Choose a stage and a number of microbatches that fit into memory and send least."""
     if not isinstance(answer, (list, tuple)) or len(answer) != 2:
         raise Wrong("expected a stage and a number of microbatches, such as ('zero3', 8)")
-    stage, count = answer
+    stage, count = answer[0], plain(answer[1])
     if type(stage) is not str or stage not in STAGES:
         raise Wrong(f"the stages are {', '.join(STAGES)}")
     if type(count) is not int or count not in CHOICES:

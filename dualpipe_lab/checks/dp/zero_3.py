@@ -11,6 +11,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.dp import gathering
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.plain import plain
 from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 NUMBERS = ("bytes held", "bytes sent", "all-gathers")
@@ -126,7 +127,8 @@ def how_far_ahead(answer: object) -> str:
     return f"{BEST} ticks within {ROOM} GB, {sum(WORK)} of them work; one unit ahead takes 24"
 
 
-def _asked(answer: object) -> list[int]:
+def _asked(given: object) -> list[int]:
+    answer = plain(given)
     if not isinstance(answer, (list, tuple)) or len(answer) != len(SIZES):
         raise Wrong(f"expected a list of {len(SIZES)} turns, one for each unit")
     if not all(type(turn) is int for turn in answer):
