@@ -1,12 +1,24 @@
 """Lower bounds: how long a step takes at least, whatever the order, with the stages where they are.
 
 Chapter: book/pp/explorer.  In: the placement of a program, costs per stage, room for activations.  Out: a `Bound`.
-For every rank, with room for K activations:
-  work      until its first backward a rank runs only forwards, at most K of them; then it has all its other work to do;
-            after its last backward it runs only W, at most K of them, while the gradient goes down to stage 0
+For every rank, with n forwards and as many backwards (B, or I and W), and room for K activations:
+  work      the rank cannot start its first backward before its gradient can be there, nor end before stage 0 has got
+            the gradient of its last backward; in between it has all its work to do
   memory    an activation is held from the start of F until its gradient is back and B, or W, has ended; K at a time
-Both hold for whole and split backwards and for overlapped pairs.  They leave out that other ranks are busy, so the true
-minimum may lie higher.
+Proof of `work`.  Let the first backward start at t, and let e forwards have run before: in steps of their own, nothing
+else, and all of them are held, so e <= K.  Let l backwards start after the last step with a forward has ended, and q of
+the earlier ones have their W still to come: l + q activations are held, so l + q <= K, and l is at least 1.  Let k be
+the larger of e and l + q.
+  A pair takes a forward that is not of those e.  Among the backwards that are not of those l + q it takes at most
+  n - k, and saves at most g = t_F + t_B - t_F&B each time.  A pair with one of the q saves t_F + t_I - t_F&B, h, if
+  that is more than 0.  So from t on the rank works at least  R = total - min(t - its first start, k t_F) - g (n - k)
+  - h (k - 1), and since R + t does not fall with t, t may be taken as the moment at which a gradient can be back.
+  If k < n, some step with a forward ends after t.  When the last one does, no more than k t_B (or k t_W) of R is left,
+  and the gradient of that forward needs D to come back and to go down to stage 0.  If k = n, take D for 0.
+  When the last backward ends, at most K W are left, and its gradient goes down to stage 0.
+A step takes at least t + R + max(0, D - k t_B, way down - K t_W) for some k from 1 to K, so it takes at least the
+smallest of these.  Where stages differ, each time is the longest or the shortest of them, whichever makes the bound
+smaller.  What other ranks do meanwhile is left out: the true minimum may lie higher.
 """
 
 from collections import Counter
@@ -36,7 +48,8 @@ class _Cell(NamedTuple):
     number: int
     head: Time  # until F can start
     back: Time  # from the end of F until the gradient is there
-    tail: Time  # from the end of the backward until stage 0 has ended its own
+    ends: Time  # from the moment the gradient is there until stage 0 has ended its backward
+    tail: Time  # of these, what comes after this stage's own backward
     work: "_Work"
 
 
@@ -45,6 +58,7 @@ class _Work(NamedTuple):
 
     forward: Time
     whole: Time
+    inputs: Time
     weights: Time
     released: tuple[Time, Time, Time]
 
@@ -68,26 +82,29 @@ def lower_bound(program: Program, cost: Cost, in_flight: int | Sequence[int] | N
         room = num_cells if limit is None else min(limit, num_cells)
         found += [Bound(_work(cells, room, cost.overlap), "work", rank), Bound(_memory(cells, room), "memory", rank)]
     best = max(found, key=lambda bound: bound.ticks)
-    is_whole = all(isinstance(time, int) for cells in _cells(program, cost) for cell in cells for time in _times(cell))
+    times = [time for cells in _cells(program, cost) for cell in cells for time in _times(cell)]
+    is_whole = all(isinstance(time, int) for time in [*times, cost.overlap or 0])
     return best._replace(ticks=ceil(best.ticks)) if is_whole else best
 
 
 def _work(cells: Sequence[_Cell], room: int, overlap: Time | None) -> Time:
-    """Forwards before the first backward, all other work after it, and the way down after the last one."""
+    """The smallest value over k, here `apart`: how many forwards, or backwards, cannot be in a pair."""
     num_cells = sum(cell.number for cell in cells)
     start = min(cell.head for cell in cells)
-    first_back = min(cell.head + cell.work.released[0] + cell.back for cell in cells)
-    longest = max(cell.work.forward for cell in cells)
+    back = min(cell.head + cell.work.released[0] + cell.back for cell in cells)
+    forward, whole, inputs, weights = (max(cell.work[kind] for cell in cells) for kind in range(4))
     total = sum(cell.number * (cell.work.forward + cell.work.whole) for cell in cells)
-    gain: Time = 0 if overlap is None else max(longest + max(cell.work.whole for cell in cells) - overlap, 0)
-    fitting = int((first_back - start) / longest) if longest else 0
-    # More forwards before the first backward leave less work for later, and fewer forwards to overlap.
-    remaining = min(
-        total - min(early * longest, first_back - start) - gain * (num_cells - early)
-        for early in (0, min(fitting, room), min(fitting + 1, room))
+    gain, part = (0 if overlap is None else max(forward + other - overlap, 0) for other in (whole, inputs))
+    round_trip = min(cell.back + cell.ends for cell in cells)
+    way_down = min(cell.tail for cell in cells)
+    return back + min(
+        total
+        - min(back - start, apart * forward)
+        - gain * (num_cells - apart)
+        - part * (apart - 1)
+        + max(0, (apart < num_cells) * (round_trip - apart * max(whole, weights)), way_down - room * weights)
+        for apart in range(1, room + 1)
     )
-    tail = min(cell.tail for cell in cells) - room * max(cell.work.weights for cell in cells)
-    return first_back + remaining + max(tail, 0)
 
 
 def _memory(cells: Sequence[_Cell], room: int) -> Time:
@@ -96,7 +113,7 @@ def _memory(cells: Sequence[_Cell], room: int) -> Time:
 
 
 def _times(cell: _Cell) -> tuple[Time, ...]:
-    return (cell.head, cell.back, cell.tail, *cell.work[:3], *cell.work.released)
+    return (cell.head, cell.back, cell.tail, *cell.work[:4], *cell.work.released)
 
 
 def _cells(program: Program, cost: Cost) -> list[list[_Cell]]:
@@ -116,7 +133,7 @@ def _work_of(stage: int, cost: Cost, num_stages: int) -> _Work:
     if cost.overlap is not None and not callable(cost.overlap):  # a pair may be shorter than its parts
         pair = cost.overlap
         released = (min(released[0], pair), min(released[1], pair), min(released[2], pair))
-    return _Work(ticks[F], whole, ticks[W], released)
+    return _Work(ticks[F], whole, ticks[I], ticks[W], released)
 
 
 def _along(route: Route, number: int, work: Sequence[_Work], cost: Cost) -> Iterator[_Cell]:
@@ -127,4 +144,5 @@ def _along(route: Route, number: int, work: Sequence[_Work], cost: Cost) -> Iter
         head = sum(forwards[:stage]) + sum(lags[:stage])
         back = sum(forwards[stage + 1 :]) + sum(backwards[stage + 1 :]) + 2 * sum(lags[stage:])
         tail = sum(backwards[1:stage]) + sum(lags[:stage]) + ends[0] if stage else 0
-        yield _Cell(number, head, back, tail, own)
+        ends_at = backwards[stage] + tail if stage else ends[0]
+        yield _Cell(number, head, back, ends_at, tail, own)
