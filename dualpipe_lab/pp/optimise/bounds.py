@@ -92,9 +92,12 @@ def _work(cells: Sequence[_Cell], room: int, overlap: Time | None) -> Time:
     num_cells = sum(cell.number for cell in cells)
     start = min(cell.head for cell in cells)
     back = min(cell.head + cell.work.released[0] + cell.back for cell in cells)
-    forward, whole, inputs, weights = (max(cell.work[kind] for cell in cells) for kind in range(4))
+    works = [cell.work for cell in cells]
+    forward, whole = max(work.forward for work in works), max(work.whole for work in works)
+    inputs, weights = max(work.inputs for work in works), max(work.weights for work in works)
+    gain: Time = 0 if overlap is None else max(forward + whole - overlap, 0)
+    part: Time = 0 if overlap is None else max(forward + inputs - overlap, 0)
     total = sum(cell.number * (cell.work.forward + cell.work.whole) for cell in cells)
-    gain, part = (0 if overlap is None else max(forward + other - overlap, 0) for other in (whole, inputs))
     round_trip = min(cell.back + cell.ends for cell in cells)
     way_down = min(cell.tail for cell in cells)
     return back + min(
