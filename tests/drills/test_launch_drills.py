@@ -1,0 +1,237 @@
+"""Ranks that end badly, machines that are odd: each ends with the right words and leaves nothing behind."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from drilled import PATIENCE, Drill
+
+ALL = """
+import json, textwrap
+drills = json.loads(sys.stdin.read())
+told = {}
+for name, (body, limit) in drills.items():
+    exec("def fn(rank, world_size):\\n" + textwrap.indent(body, "    "))
+    try:
+        told[name] = f"values {lab.launch(fn, 2, timeout=limit)}"
+    except (lab.RankError, lab.RankTimeout) as error:
+        told[name] = str(error)
+print(json.dumps(told))
+"""
+
+
+def run_all(folder, drills):
+    """Run many drills one after the other in one process; return what each was told, and what all of them left."""
+    drill = Drill(folder)
+    with drill.start(ALL, stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(json.dumps(drills), timeout=5 * PATIENCE)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1]), drill.left()
+
+
+ENDS = {
+    "an exception on one rank": (
+        "if rank: raise ValueError('bad shape')\ncomm.barrier()",
+        "raised ValueError: bad",
+    ),
+    "sys.exit": ("sys.exit(3)", "left with sys.exit(3)"),
+    "os._exit without an error": ("os._exit(0)", "died without an exception (exit code 0)"),
+    "a crash": ("import ctypes; ctypes.string_at(0)", "died without an exception (SIGSEGV)"),
+    "an abort": ("os.abort()", "died without an exception (SIGABRT)\n"),
+    "kill -9": ("os.kill(os.getpid(), 9)", "died without an exception (SIGKILL)"),
+    "sizes that differ": ("comm.all_reduce(torch.ones(5 - 2 * rank))", "all_reduce of 3 elements of float32"),
+    "dtypes of other width": (
+        "comm.all_reduce(torch.ones(4, dtype=(torch.float32, torch.float64)[rank]))",
+        "all_reduce of 4 elements of float64",
+    ),
+    "dtypes of one width": (
+        "comm.all_reduce(torch.ones(4, dtype=(torch.float32, torch.int32)[rank]))",
+        "called all_reduce of 4 elements of int32",
+    ),
+    "a message longer than its tensor": (
+        "comm.send(torch.ones(8), 1) if rank == 0 else comm.recv(torch.ones(4), 0)",
+        "rank 1 called recv from rank 0 tag 0 shape (4,) float32, rank 0 send to rank 1 tag 0 shape (8,) float32",
+    ),
+    "a message shorter than its tensor": (
+        "comm.send(torch.ones(4), 1) if rank == 0 else comm.recv(torch.ones(8), 0)",
+        "received 16 bytes from rank 0 into a tensor of 32",
+    ),
+    "two roots": ("comm.broadcast(torch.ones(4), rank)", "called broadcast from rank 1 of 4 elements"),
+    "a send that nobody receives": (
+        "if rank == 0: comm.send(torch.ones(4), 1)",
+        "rank 1 returned without receiving what rank 0 sends",
+    ),
+    "circular sends": (
+        "comm.send(torch.ones(4), 1 - rank)",
+        "deadlock: rank 0 -> rank 1 -> rank 0 (each waits for the next)",
+    ),
+    "tags that differ": (
+        "comm.send(torch.ones(4), 1, tag=2) if rank == 0 else comm.recv(torch.ones(4), 0, tag=3)",
+        "tag mismatch? rank 1 waits for tag 3 from rank 0",
+    ),
+    "a generator as value": ("return (i for i in range(3))", "fn returned a generator that cannot travel back"),
+    "an exception without words": (
+        "class Mute(Exception):\n    def __str__(self): raise OSError\nraise Mute",
+        "raised ",
+    ),
+    "a launch in a rank": ("lab.launch(print, 1)", "ranks cannot launch ranks"),
+    "a rank that closes everything": ("os.closerange(0, 64); time.sleep(30)", "rank 0 of 2 died"),
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    return run_all(tmp_path_factory.mktemp("ends"), {name: (body, 60) for name, (body, _) in ENDS.items()})
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_is_told(name, ends):
+    assert ENDS[name][1] in ends[0][name] + "\n"
+
+
+def test_ends_leave_nothing(ends):
+    assert ends[1] == []
+
+
+WAITS = {
+    "sleeping": ("while True: time.sleep(0.01)", "is not in communication"),
+    "computing": ("while True: pass", "is not in communication"),
+    "a lock": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", "is not in communication"),
+    "holding the interpreter": ("import ctypes; ctypes.PyDLL(None).sleep(600)", "holds the interpreter's lock"),
+    "stopped": ("os.kill(os.getpid(), 19)", "holds the interpreter's lock"),
+}
+
+
+def test_a_time_limit_says_where_each_rank_was_and_leaves_nothing(tmp_path):
+    """Two seconds: after two rounds of questions, when answers once counted as missing."""
+    told, left = run_all(
+        tmp_path, {name: (f"if rank:\n    {body}\ncomm.barrier()", 2) for name, (body, _) in WAITS.items()}
+    )
+    for name, (_, words) in WAITS.items():
+        assert "the time limit of 2 s passed" in told[name], name
+        assert "rank 0: waits for barrier" in told[name], name
+        assert f"rank 1: {words}" in told[name], name
+    assert left == []
+
+
+def test_a_hundred_launches_and_twenty_failures_grow_nothing(drill):
+    body = """
+        import psutil
+        me = psutil.Process()
+        def fine(rank, world_size):
+            x = torch.ones(8)
+            comm.all_reduce(x)
+            return float(x[0])
+        def bad(rank, world_size):
+            raise ValueError(rank)
+        def state():
+            return me.num_fds(), threading.active_count(), me.memory_info().rss
+        for _ in range(5):
+            lab.launch(fine, 2)
+        before = state()
+        for _ in range(100):
+            assert lab.launch(fine, 2) == [2.0, 2.0]
+        for _ in range(20):
+            try:
+                lab.launch(bad, 2)
+            except lab.RankError:
+                pass
+        after = state()
+        print("grown", after[0] - before[0], after[1] - before[1], (after[2] - before[2]) // 2**20 < 30)
+    """
+    assert drill.run(body)[1] == "grown 0 0 True\n"
+    assert drill.left() == []
+
+
+def test_threads_may_launch_at_once(drill):
+    body = """
+        from concurrent.futures import ThreadPoolExecutor
+        def fn(rank, world_size, factor):
+            x = torch.ones(1) * factor
+            comm.all_reduce(x)
+            return float(x)
+        with ThreadPoolExecutor(4) as pool:
+            print(list(pool.map(lambda factor: lab.launch(fn, 2, factor), range(4))))
+    """
+    assert drill.run(body)[1] == "[[0.0, 0.0], [2.0, 2.0], [4.0, 4.0], [6.0, 6.0]]\n"
+    assert drill.left() == []
+
+
+FINE = "print(lab.launch(lambda rank, world_size: rank, 2))"
+
+
+def test_a_long_temporary_folder_is_no_obstacle(drill, tmp_path):
+    folder = tmp_path / ("x" * 150) / ("y" * 200)
+    folder.mkdir(parents=True)
+    drill.environment["TMPDIR"] = str(folder)
+    assert drill.run(FINE)[:2] == (0, "[0, 1]\n")
+    assert drill.left() == []
+
+
+@pytest.mark.parametrize("folder", ["with space", "quote'\"", "ü"])
+def test_odd_names_of_the_temporary_folder(folder, drill, tmp_path):
+    (tmp_path / folder).mkdir()
+    drill.environment["TMPDIR"] = str(tmp_path / folder)
+    assert drill.run(FINE)[:2] == (0, "[0, 1]\n")
+
+
+def test_few_descriptors_are_enough(drill):
+    limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))  # noqa: E731
+    assert drill.run(FINE, preexec_fn=limit)[:2] == (0, "[0, 1]\n")
+    assert drill.left() == []
+
+
+SLEEPERS = """
+    def fn(rank, world_size):
+        print("up", flush=True)
+        time.sleep(600)
+    lab.launch(fn, 3, output="live", timeout=900)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nobody_survives_the_caller(number, drill):
+    with drill.start(SLEEPERS) as process:
+        assert "up" in process.stdout.readline()
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while drill._processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert drill._processes() == []
+    assert drill.run(FINE)[:2] == (0, "[0, 1]\n")  # and the next start sweeps what a killed one left
+    assert drill.left() == []
+
+
+def test_a_stopped_and_a_killed_fork_server_do_not_stop_the_next_launch(drill):
+    body = """
+        import signal
+        from multiprocessing import forkserver
+        print(lab.launch(lambda rank, world_size: rank, 2))
+        pid = forkserver._forkserver._forkserver_pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(2, os.kill, (pid, signal.SIGCONT)).start()
+        print(lab.launch(lambda rank, world_size: rank, 2))
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        print(lab.launch(lambda rank, world_size: rank, 2))
+    """
+    assert drill.run(body)[1] == "[0, 1]\n" * 3
+    assert drill.left() == []
+
+
+def test_only_loopback_is_listened_on(drill):
+    body = """
+        def fn(rank, world_size):
+            import psutil
+            comm.barrier()
+            found = psutil.Process().net_connections("inet")
+            return sorted({c.laddr.ip for c in found})
+        print(lab.launch(fn, 2))
+    """
+    assert drill.run(body)[1] == "[['127.0.0.1'], ['127.0.0.1']]\n"
+    assert os.getpid() in psutil.pids()
