@@ -28,7 +28,7 @@ def hint(exercise: int | None = None) -> None:
     "data_parallel-1",
     "Two means and a message",
     "predict",
-    minutes=5,
+    minutes=6,
     points=1,
     hints=(
         "The loss of the batch is the sum of all losses over the number of all tokens.",
@@ -67,7 +67,7 @@ def numbers(answer: object) -> str:
     "data_parallel-2",
     "A step of unequal microbatches",
     "implement",
-    minutes=25,
+    minutes=30,
     points=4,
     hints=(
         "Count the valid targets of all your microbatches first, and add the counts up over the ranks: one number.",

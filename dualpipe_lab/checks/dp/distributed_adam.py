@@ -29,7 +29,7 @@ def hint(exercise: int | None = None) -> None:
     "distributed_adam-1",
     "Bytes, a norm, and a clipped shard",
     "predict",
-    minutes=6,
+    minutes=5,
     points=1,
     hints=(
         "1,000 weights do not divide by 3: each shard is padded to the same length. Two float32 per weight.",
@@ -78,7 +78,7 @@ def step(fn: Callable[..., Any]) -> str:
     "distributed_adam-3",
     "Six where 4.4721 is right",
     "find the bug",
-    minutes=15,
+    minutes=12,
     points=3,
     hints=(
         "Two ranks, four 1s and four 2s: the norm of all eight is sqrt(4 + 16). What does the function add up?",
@@ -106,7 +106,7 @@ def clip(fn: Callable[..., Any]) -> str:
     "distributed_adam-4",
     "A sharding that shards nothing",
     "find the bug",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "The weights are right and the traffic is that of a sharded optimizer. How large is self.mu on each rank?",

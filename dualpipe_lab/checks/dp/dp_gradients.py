@@ -63,7 +63,7 @@ def numbers(answer: object) -> str:
     "dp_gradients-2",
     "Buckets and hooks",
     "implement",
-    minutes=35,
+    minutes=50,
     points=5,
     hints=(
         "First the lists: go through the trained parameters backwards; open a new bucket when the next one would not "
@@ -116,7 +116,7 @@ def once(fn: Callable[..., Any]) -> str:
     "dp_gradients-4",
     "A plan of buckets",
     "puzzle",
-    minutes=20,
+    minutes=15,
     points=2,
     hints=(
         "The end is that of the last bucket. It should be short, and the link free when it is full.",

@@ -53,7 +53,7 @@ def hint(exercise: int | None = None) -> None:
     "hybrid_zero-1",
     "Four nodes of four",
     "predict",
-    minutes=5,
+    minutes=6,
     points=1,
     hints=(
         "Per microbatch ZeRO-3 gathers twice and scatters once, now among the 4 ranks of a node.",
@@ -71,7 +71,7 @@ def numbers(answer: object) -> str:
     "hybrid_zero-2",
     "A sum in three steps",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Reduce-scatter in the node, all-reduce of the shard across nodes, all-gather in the node.",
@@ -93,7 +93,7 @@ def three_steps(fn: Callable[..., Any]) -> str:
     "hybrid_zero-3",
     "A mean that shrinks",
     "find the bug",
-    minutes=10,
+    minutes=8,
     points=2,
     hints=(
         "Try it on one node, then on two. By what factor does the result change?",

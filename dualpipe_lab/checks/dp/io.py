@@ -78,7 +78,7 @@ def who_reads(answer: object) -> str:
     "io-2",
     "Only what is needed",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "File number f holds elements from f * size to (f + 1) * size, with size = ceil(numel / num_files), cut off "
@@ -99,7 +99,7 @@ def load_shard(fn: Callable[..., Any]) -> str:
     "io-3",
     "A disk that forgets",
     "implement",
-    minutes=30,
+    minutes=35,
     points=4,
     hints=(
         "Write into a folder of another name, such as run/.saving-step-2. What if an earlier save left one there?",
@@ -118,7 +118,7 @@ def save(fn: Callable[..., Any]) -> str:
     "io-4",
     "Resumed, not continued",
     "find the bug",
-    minutes=15,
+    minutes=12,
     points=2,
     hints=(
         "What does Adam need besides weights and moments? Look at the attributes of the optimizer.",

@@ -27,7 +27,7 @@ def hint(exercise: int | None = None) -> None:
     "mixed_precision_adam-1",
     "Four numbers",
     "predict",
-    minutes=8,
+    minutes=12,
     points=2,
     hints=(
         "Below 2, neighbouring bf16 numbers are 2^-7 apart. How far must the master be from 2 to be rounded to the "
@@ -76,7 +76,7 @@ def numbers(answer: object) -> str:
     "mixed_precision_adam-2",
     "One decision",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Make one number of your own gradients: 1 if any element is inf or nan, else 0. isfinite() tells.",
@@ -115,7 +115,7 @@ def prepare(fn: Callable[..., Any]) -> str:
     "mixed_precision_adam-4",
     "Round at random",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "x.view(torch.int32) gives the bits of an fp32 number. Its upper 16 bits are a bf16 number: x rounded towards "

@@ -71,7 +71,7 @@ def numbers(answer: object) -> str:
     "topology-2",
     "Groups of several axes",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "First write the stride of every axis: the product of the sizes to its right.",
@@ -103,7 +103,7 @@ def groups(fn: Callable[..., Any]) -> str:
     "topology-3",
     "Sixty-four ranks and slow cables",
     "puzzle",
-    minutes=20,
+    minutes=30,
     points=3,
     hints=(
         "First the sizes: tp * pp is 16 or more, and the bubble limits pp. "
@@ -131,7 +131,7 @@ def slow_cables(answer: object) -> str:
     "topology-4",
     "The sum of the wrong ranks",
     "find the bug",
-    minutes=15,
+    minutes=12,
     points=2,
     hints=(
         "Try pp 2, tp 3 on paper: which ranks should rank 0 meet along tp, and which does the function name?",

@@ -43,7 +43,7 @@ def hint(exercise: int | None = None) -> None:
     "zero_1-1",
     "A thousand parameters on three ranks",
     "predict",
-    minutes=5,
+    minutes=6,
     points=1,
     hints=(
         "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
@@ -87,7 +87,7 @@ def momentum(fn: Callable[..., Any]) -> str:
     "zero_1-3",
     "Counted twice",
     "find the bug",
-    minutes=15,
+    minutes=8,
     points=2,
     hints=(
         "Try 4 numbers on 2 ranks, then 5. Which numbers does each rank square?",
@@ -107,7 +107,7 @@ def overlapping_shards(fn: Callable[..., Any]) -> str:
     "zero_1-4",
     "Whole parameters only",
     "puzzle",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         f"All together are {sum(SIZES)}, so no rank can have less than {sum(SIZES) // RANKS} unless another has more.",

@@ -49,7 +49,7 @@ def hint(exercise: int | None = None) -> None:
     "zero_2-1",
     "Six microbatches",
     "predict",
-    minutes=5,
+    minutes=10,
     points=1,
     hints=(
         "2 + 14 / N bytes per parameter.",
@@ -68,7 +68,7 @@ def numbers(answer: object) -> str:
     "zero_2-2",
     "Buckets in one order",
     "implement",
-    minutes=30,
+    minutes=35,
     points=4,
     hints=(
         "Count for each bucket how many gradients are missing; p.register_post_accumulate_grad_hook(fn) calls fn(p).",
@@ -90,7 +90,7 @@ def buckets(fn: Callable[..., Any]) -> str:
     "zero_2-3",
     "Right with one microbatch",
     "find the bug",
-    minutes=15,
+    minutes=8,
     points=2,
     hints=(
         "Let the gradients of three microbatches be g1, g2 and g3. What is in p.grad after the second backward?",

@@ -46,7 +46,7 @@ def hint(exercise: int | None = None) -> None:
     "zero_3-1",
     "Four units and a tied root",
     "predict",
-    minutes=5,
+    minutes=10,
     points=1,
     hints=(
         "16 bytes for each of 4,200 parameters, dealt out to 4 ranks.",
@@ -69,7 +69,7 @@ def numbers(answer: object) -> str:
     "zero_3-2",
     "A linear layer without its weight",
     "implement",
-    minutes=25,
+    minutes=30,
     points=4,
     hints=(
         "Write a torch.autograd.Function: its forward saves x and the shard, not W, and its backward gathers W again.",
@@ -109,7 +109,7 @@ def away(fn: Callable[..., Any]) -> str:
     "zero_3-4",
     "How far ahead",
     "puzzle",
-    minutes=20,
+    minutes=25,
     points=2,
     hints=(
         "Which units fit into 8 GB before the first forward?",

@@ -53,7 +53,7 @@ def hint(exercise: int | None = None) -> None:
     "block-1",
     "A layer of Llama 3 8B",
     "predict",
-    minutes=10,
+    minutes=15,
     points=1,
     hints=(
         "T h numbers of 2 bytes are 33,554,432 bytes; half a sum of them sends 7/8 of that per rank.",
@@ -100,7 +100,7 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     "block-3",
     "Loss right, layers below wrong",
     "find the bug",
-    minutes=15,
+    minutes=8,
     points=2,
     hints=(
         "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",

@@ -83,7 +83,7 @@ def numbers(answer: object) -> str:
     "column_parallel-2",
     "The layer",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "The forward is torch.nn.functional.linear with this rank's rows. Only dx needs a message.",

@@ -22,7 +22,7 @@ def hint(exercise: int | None = None) -> None:
     "cross_entropy-1",
     "The bytes of a loss",
     "predict",
-    minutes=5,
+    minutes=12,
     points=1,
     hints=(
         "Three numbers per token: the maximum, the sum of exponentials, the target's logit. Four bytes each.",
@@ -83,7 +83,7 @@ def loss_and_gradient(fn: Callable[..., Any]) -> str:
     "cross_entropy-3",
     "A maximum of one's own",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Put equal logits in: the result is right. What is different about ranks whose logits are not equal?",

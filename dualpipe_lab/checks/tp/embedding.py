@@ -40,7 +40,7 @@ def hint(exercise: int | None = None) -> None:
     "embedding-1",
     "Rows and bytes",
     "predict",
-    minutes=5,
+    minutes=6,
     points=1,
     hints=(
         "The sum over the ranks is that of T h numbers, of 2 bytes each.",
@@ -77,7 +77,7 @@ def numbers(answer: object) -> str:
     "embedding-2",
     "The row that leaks",
     "find the bug",
-    minutes=10,
+    minutes=6,
     points=2,
     hints=(
         "Look up a token of rank 1 on two ranks. What does rank 0 contribute to it?",
@@ -100,7 +100,7 @@ def look_up(fn: Callable[..., Any]) -> str:
     "embedding-3",
     "A word that occurs twice",
     "find the bug",
-    minutes=5,
+    minutes=3,
     points=1,
     hints=(
         "Try ids without repetitions, then one word three times.",
@@ -123,7 +123,7 @@ def gradient(fn: Callable[..., Any]) -> str:
     "embedding-4",
     "Tokens that go on cut",
     "implement",
-    minutes=25,
+    minutes=20,
     points=4,
     hints=(
         "Forward: a tensor of all tokens, own rows or zeros, then comm.reduce_scatter_single(own_tokens, all_tokens).",

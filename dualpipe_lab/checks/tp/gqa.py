@@ -48,7 +48,7 @@ def hint(exercise: int | None = None) -> None:
     "gqa-1",
     "Eight heads that read two",
     "predict",
-    minutes=5,
+    minutes=8,
     points=1,
     hints=(
         "Four neighbours read one key head. Rank 2 has query heads 4 and 5.",
@@ -72,7 +72,7 @@ def numbers(answer: object) -> str:
     "gqa-2",
     "Who reads what, and who else",
     "implement",
-    minutes=10,
+    minutes=8,
     points=2,
     hints=(
         "The rank's query heads begin at rank * (num_heads // num_ranks).",
@@ -97,7 +97,7 @@ def heads(fn: Callable[..., Any]) -> str:
     "gqa-3",
     "Three weights behind one input",
     "implement",
-    minutes=15,
+    minutes=12,
     points=3,
     hints=(
         "x was read three times on every rank: add the three parts of dx at home, then sum once over all ranks.",

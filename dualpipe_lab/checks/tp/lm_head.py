@@ -27,7 +27,7 @@ def hint(exercise: int | None = None) -> None:
     "lm_head-1",
     "Held and sent",
     "predict",
-    minutes=5,
+    minutes=6,
     points=1,
     hints=(
         "A rank has the logits of 15,000 entries for every token, 2 bytes each.",

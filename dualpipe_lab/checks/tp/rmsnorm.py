@@ -52,7 +52,7 @@ def hint(exercise: int | None = None) -> None:
     "rmsnorm-1",
     "What norms send",
     "predict",
-    minutes=5,
+    minutes=10,
     points=1,
     hints=(
         "A rank adds up its own tokens first. What is left to sum has as many numbers as the weight.",

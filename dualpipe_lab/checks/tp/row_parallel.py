@@ -54,7 +54,7 @@ def hint(exercise: int | None = None) -> None:
     "row_parallel-1",
     "Eight, twenty-four, eight",
     "predict",
-    minutes=5,
+    minutes=8,
     points=1,
     hints=(
         "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
@@ -98,7 +98,7 @@ def layer(fn: Callable[..., Any]) -> str:
     "row_parallel-3",
     "Everybody's bias",
     "find the bug",
-    minutes=10,
+    minutes=6,
     points=2,
     hints=(
         "Set x to zero. What is the output on one rank, and what on four?",

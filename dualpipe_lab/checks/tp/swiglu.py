@@ -61,7 +61,7 @@ def hint(exercise: int | None = None) -> None:
     "swiglu-1",
     "Sixteen wide, forty in the middle",
     "predict",
-    minutes=5,
+    minutes=6,
     points=1,
     hints=(
         "A quarter of 40 is 10. Each of the three weights has 10 times 16 numbers on a rank.",
@@ -85,7 +85,7 @@ def numbers(answer: object) -> str:
     "swiglu-2",
     "The backward, by hand",
     "implement",
-    minutes=20,
+    minutes=15,
     points=4,
     hints=(
         "dh = dy @ down is the gradient of silu(a) * u. The product rule gives du, and with silu' also da.",
@@ -110,7 +110,7 @@ def backward(fn: Callable[..., Any]) -> str:
     "swiglu-3",
     "Two halves in one matrix",
     "find the bug",
-    minutes=10,
+    minutes=12,
     points=2,
     hints=(
         "Number the rows 0 to 7 and cut them for two ranks. Which rows does each rank take for gate, and which for up?",
