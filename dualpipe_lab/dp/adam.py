@@ -12,7 +12,7 @@ Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,11 @@ class Hyper:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        if not all(0 <= beta < 1 for beta in self.betas) or min(self.lr, self.eps, self.weight_decay) < 0:
-            raise ValueError(f"AdamW needs betas in [0, 1) and no negative lr, eps or weight_decay, got {self}")
+        numbers = self.lr, self.eps, self.weight_decay
+        if not (all(0 <= beta < 1 for beta in self.betas) and all(0 <= number < inf for number in numbers)):
+            raise ValueError(
+                f"AdamW needs betas in [0, 1), and finite lr, eps and weight_decay of at least 0, got {self}"
+            )
 
 
 _BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in the cache

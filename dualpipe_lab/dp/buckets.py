@@ -9,12 +9,13 @@ Elsewhere: torch DDP `gradient_as_bucket_view=True`; Megatron `_ParamAndGradBuck
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
-from weakref import WeakMethod
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.dp.layout import Layout
+from dualpipe_lab.dp.synchronizer import AccumulationHook, Piece, Synchronizer
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -49,20 +50,25 @@ class Bucket:
         places = zip(self.layout.offsets, self.parameters, strict=True)
         return [flat[offset : offset + parameter.numel()].view(parameter.shape) for offset, parameter in places]
 
+    def pieces(self, shard: Tensor, rank: int) -> dict[nn.Parameter, Piece]:
+        """By parameter, what a rank's shard holds of it; parameters of which it holds nothing are left out."""
+        first, _ = self.layout.span(rank)
+        found = {}
+        for tensor, start, stop in self.layout.parts(rank):
+            place = self.layout.offsets[tensor] - first
+            found[self.parameters[tensor]] = Piece(start, shard[place + start : place + stop])
+        return found
 
-def when_accumulated(parameter: nn.Parameter, method: Callable[[nn.Parameter], None]) -> Any:
+
+def when_accumulated(
+    parameter: nn.Parameter, method: Callable[[nn.Parameter], None], owner: Synchronizer | None = None
+) -> Any:
     """Call a method whenever a backward has added to the parameter's gradient; return the handle that removes it.
 
-    The parameter does not keep the method's object alive: the collector cannot see through torch's hooks, and an
-    object that refers to the parameter would never be freed.
+    The parameter does not keep the method's object alive.  A pipeline finds the owner by this hook, and tells it when
+    gradients are complete.
     """
-    reference = WeakMethod(method)
-
-    def hook(parameter: nn.Parameter) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(parameter)
-
+    hook = AccumulationHook(method, ref(owner) if owner is not None else lambda: None)
     return parameter.register_post_accumulate_grad_hook(hook)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm.groups import Group, members
+from dualpipe_lab.world.context import current
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
 
@@ -25,6 +26,32 @@ def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
         contiguous = tensor.detach().contiguous()
         comm.broadcast(contiguous, first, group)
         tensor.detach().copy_(contiguous)
+
+
+def check_copies(module: nn.Module, group: Group | None = None) -> None:
+    """Refuse a module of which ranks of a group hold different parts, and not copies.
+
+    Raises:
+        ValueError: to make them equal would overwrite experts, or parts of a layer, and to sum their gradients would
+            mix them.
+    """
+    ranks = members(group)
+    for name, layer in module.named_modules():
+        if not getattr(layer, "shards", None):
+            continue
+        sharers = layer if hasattr(layer, "group") else getattr(layer, "ep", None) or getattr(layer, "tp", None)
+        others = set(ranks) & set(members(getattr(sharers, "group", None))) - {current().rank} if sharers else set()
+        if others:
+            remedy = (
+                "give tensor parallel layers the ranks along dp alone"
+                if hasattr(layer, "tp")
+                else "give the experts an optimizer of their own over the ranks with the same ones (`copies` of their "
+                "ExpertParallel, or a group of one), everything else another, and the steps of both one norm"
+            )
+            raise ValueError(
+                f"data parallelism is for copies, and ranks {sorted(others)} of the group {list(ranks)} hold other "
+                f"parts of {name or 'the module'} ({type(layer).__name__}); {remedy}"
+            )
 
 
 def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = None, ignored: int = IGNORED) -> int:

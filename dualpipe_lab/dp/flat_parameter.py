@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.dp.buckets import Bucket, when_accumulated
+from dualpipe_lab.dp.synchronizer import Synchronizer
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm import Work
 from dualpipe_lab.world.comm.groups import Group
@@ -28,6 +29,7 @@ class FlatParameter:
         group: the ranks that share out the buffer.
         grad_dtype: the type of the gradients (default: that of the parameters).
         on_change: called with True when the buffer's memory is taken, with False when it is given back.
+        owner: whom a pipeline tells when gradients are complete.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class FlatParameter:
         group: Group | None,
         grad_dtype: torch.dtype | None = None,
         on_change: Callable[[bool], None] = lambda is_held: None,
+        owner: Synchronizer | None = None,
     ) -> None:
         self._group, self._size, self._rank = group, comm.get_world_size(group), comm.get_rank(group)
         self.bucket, self._on_change = Bucket(parameters, self._size, grad_dtype), on_change
@@ -54,7 +57,7 @@ class FlatParameter:
         for parameter in self.bucket.parameters if self.is_trained else ():
             if grad_dtype is not None:
                 parameter.grad_dtype = grad_dtype
-            when_accumulated(parameter, self._take)
+            when_accumulated(parameter, self.take, owner)
         self.is_whole = True
         self.free()
 
@@ -91,6 +94,14 @@ class FlatParameter:
         """Whether finished gradients wait to be scattered."""
         return self._grads is not None
 
+    def take(self, parameter: nn.Parameter) -> None:
+        """Move the finished gradient of a parameter into the buffer that will be scattered."""
+        if self._grads is None:
+            buffer = self.bucket.allocate()
+            self._grads = buffer, dict(zip(self.bucket.parameters, self.bucket.views(buffer), strict=True))
+        self._grads[1][parameter].add_(parameter.grad.detach())
+        parameter.grad = None
+
     def start_scatter(self) -> None:
         """Sum the gradients over the ranks, each of which gets its shard; what was not used counts as zeros."""
         buffer = self._grads[0] if self._grads else self.bucket.allocate()
@@ -107,14 +118,6 @@ class FlatParameter:
             work.wait()
             self.grad.add_(own)
             self._scattering = None
-
-    def _take(self, parameter: nn.Parameter) -> None:
-        """Move the finished gradient of a parameter into the buffer that will be scattered."""
-        if self._grads is None:
-            buffer = self.bucket.allocate()
-            self._grads = buffer, dict(zip(self.bucket.parameters, self.bucket.views(buffer), strict=True))
-        self._grads[1][parameter].add_(parameter.grad.detach())
-        parameter.grad = None
 
     def _own(self, flat: Tensor) -> Tensor:
         return flat.view(self._size, -1)[self._rank]

@@ -54,8 +54,11 @@ def global_norm(
 def clip_factor(norm: float, max_norm: float | None) -> float:
     """What to multiply gradients by, so that their norm is at most `max_norm`; None leaves them as they are.
 
-    >>> clip_factor(4.0, 8.0), round(clip_factor(4.0, 1.0), 6)
-    (1.0, 0.25)
+    No factor mends gradients whose norm is not finite: that of NaN is NaN, and that of infinity is 0.  The steps of
+    ZeRO leave out such a step.
+
+    >>> clip_factor(4.0, 8.0), round(clip_factor(4.0, 1.0), 6), clip_factor(float("nan"), 1.0)
+    (1.0, 0.25, nan)
 
     Raises:
         ValueError: if `max_norm` is not above 0.
@@ -64,7 +67,8 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
         return 1.0
     if not max_norm > 0:
         raise ValueError(f"clipping needs max_norm > 0, got {max_norm}; leave it out for no clipping")
-    return min(1.0, max_norm / (norm + 1e-6))
+    factor = max_norm / (norm + 1e-6)
+    return 1.0 if factor > 1 else factor  # not min(), which takes NaN for a number above 1
 
 
 def _power(grad: Tensor, p: float) -> Tensor:

@@ -8,6 +8,7 @@ a parameter without mixing up learning rates.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab.dp.adam import AdamShard, Hyper, HyperOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket
-from dualpipe_lab.dp.data_parallel import broadcast_module
+from dualpipe_lab.dp.data_parallel import broadcast_module, check_copies
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm.groups import Group
@@ -43,7 +44,8 @@ class Options:
         rounding_seed: instead, round bf16 weights at random, from this seed.
         grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
         bucket_bytes: how much travels together.
-        num_backwards: backwards per step, one for each microbatch.
+        num_backwards: backward passes of a step, one for each microbatch.  A `PipelineRuntime` says itself when a
+            gradient is complete, whatever it runs on this rank, and this number plays no part.
         replicas: ranks that hold the same shard; their gradients are summed once per step.
         axes_of: the axes of `norm_groups` that a parameter is a shard along, by its name and value (default: all);
             None if the norm leaves it out, because another rank counts the same gradient.
@@ -85,7 +87,8 @@ class StepReport:
     """What a step found.
 
     Attributes:
-        stepped: False if a gradient was not finite, on any rank: then no rank has moved.
+        stepped: False if the norm was not finite or, with a scaler, a gradient on any rank: then no rank has moved.
+            A step with neither `max_norm` nor a scaler does not look.
         norm: of the whole gradient, before clipping; None if nobody asked for it.
     """
 
@@ -94,14 +97,18 @@ class StepReport:
 
 
 class ShardedOptimizer:
-    """AdamW whose state is dealt out to the ranks of a group; the stages differ in what else is."""
+    """AdamW whose state is dealt out to the ranks of a group; the stages differ in what else is.
+
+    Raises:
+        ValueError: ranks of the group hold other experts, or other parts of a layer, than this one.
+    """
 
     is_sharded = True  # whether `held` is a part of what the group holds, or all of it
 
     def __init__(self, module: nn.Module, group: Group | None, options: Options) -> None:
-        broadcast_module(module, group)
-        if options.replicas is not None:
-            broadcast_module(module, options.replicas)
+        for copies in (group,) if options.replicas is None else (group, options.replicas):
+            check_copies(module, copies)
+            broadcast_module(module, copies)
         self.module, self.group, self.options = module, group, options
         self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)
         self.names = {parameter: name for name, parameter in module.named_parameters()}
@@ -118,6 +125,7 @@ class ShardedOptimizer:
         max_norm: float | None = None,
         scaler: Scaler | None = None,
         norm_type: float = 2.0,
+        norm: float | None = None,
     ) -> StepReport:
         """Finish the gradients and update the weights of this rank's shards; then every rank has all of them.
 
@@ -126,15 +134,21 @@ class ShardedOptimizer:
             max_norm: clip the gradient to this norm.
             scaler: the loss scaler whose scale the loss was multiplied by.
             norm_type: p of the norm.
+            norm: of the whole gradient, scaled as the loss was, where this optimizer holds only a part of the model:
+                that of two is `math.hypot(dense.grad_norm(), experts.grad_norm())`.
         """
         gradients = self.finished_gradients()
         if scaler is not None and scaler.found_inf(gradients):
             scaler.update(True)
             return StepReport(False, None)
         scale = 1.0 / scaler.scale if scaler is not None else 1.0
-        norm = None
-        if max_norm is not None:
-            norm = self._norm(gradients, norm_type) * scale  # unscaled before it is compared with max_norm
+        if max_norm is not None or norm is not None:
+            norm = self._norm(gradients, norm_type) if norm is None else norm
+            norm *= scale  # unscaled before it is compared with max_norm
+            if not isfinite(norm):  # the same on every rank, so no rank moves
+                if scaler is not None:
+                    scaler.update(True)
+                return StepReport(False, norm)
             scale *= clip_factor(norm, max_norm)
         self.num_steps += 1
         for held, grad in zip(self.held, gradients, strict=True):

@@ -21,9 +21,11 @@ from dualpipe_lab.world.comm.groups import Group
 class ScatterReducer(GradientReducer):
     """Sums each bucket, of which this rank gets its own shard; the rest of the buffer holds nothing of use then."""
 
+    is_sharded = True
+
     def _reduce(self, flat: Tensor) -> Work | None:
-        own = flat.view(comm.get_world_size(self._group), -1)[comm.get_rank(self._group)]
-        return comm.reduce_scatter_single(own, flat, group=self._group, async_op=True)
+        own = flat.view(comm.get_world_size(self.group), -1)[comm.get_rank(self.group)]
+        return comm.reduce_scatter_single(own, flat, group=self.group, async_op=True)
 
 
 class Zero1(GatheredOptimizer):

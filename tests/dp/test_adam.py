@@ -128,7 +128,7 @@ def test_scale_and_learning_rate_factor():
 
 
 def test_bad_numbers_are_refused():
-    with pytest.raises(ValueError, match=r"betas in \[0, 1\) and no negative lr"):
+    with pytest.raises(ValueError, match=r"betas in \[0, 1\), and finite lr, eps and weight_decay of at least 0"):
         Hyper(betas=(0.9, 1.0))
     with pytest.raises(ValueError, match="no negative lr"):
         Hyper(lr=-1)

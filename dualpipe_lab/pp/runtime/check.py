@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
 from dualpipe_lab.pp.runtime.shapes import Boundary, Given, spec_of
 from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, as_tensors, has_gradient, scaled
@@ -32,6 +32,23 @@ def check_stages(program: Program, rank: int, stages: Collection[int]) -> None:
         raise ValueError(
             f"{program.name} places stages {sorted(placed)} on rank {rank}, got modules for {sorted(stages)}"
         )
+
+
+def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
+    """Raise ValueError for a stage that torch's `fully_shard` shards, where its gradients would be lost.
+
+    FSDP2 reduces gradients in a hook on the inputs of a module, which the graph reaches in I: those of W come after it,
+    are reduced one microbatch late, and the last ones never.
+    """
+    split = {action.stage for action in program.actions(rank) if action.kind == W}
+    for stage, module in modules.items():
+        kinds = {base.__name__ for layer in module.modules() for base in type(layer).__mro__}
+        if "FSDPModule" in kinds and (stage in split or sums_mirrors):
+            why = "reduces its gradients in I, before W has made them" if stage in split else "shards what mirrors add"
+            raise ValueError(
+                f"stage {stage} of {program.name} is sharded by torch's fully_shard, which {why}; use Zero3 of "
+                "dualpipe_lab.dp, or a schedule without W and without mirrors, such as 1f1b or interleaved"
+            )
 
 
 def check_output(stage: int, microbatch: int, output: Tensors) -> None:

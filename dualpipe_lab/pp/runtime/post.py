@@ -24,18 +24,18 @@ class Post:
 
     def __init__(self, program: Program, group: Group | None, device: torch.device) -> None:
         self._num_stages, self._num_results = program.num_stages, 2 * program.num_stages * program.num_microbatches
-        self._group, self._global_ranks = group, members(group)
+        self.group, self.global_ranks = group, members(group)
         self.device, self.num_ranks = device, program.num_ranks
         self._sends: defaultdict[int, deque[Work]] = defaultdict(deque)
 
     def irecv(self, buffer: Tensor, source: int, tag: int) -> Work:
         """Start filling a buffer."""
-        return irecv(buffer, self._global_ranks[source], tag, self._group)
+        return irecv(buffer, self.global_ranks[source], tag, self.group)
 
     def isend(self, tensor: Tensor, target: int, tag: int, label: str) -> None:
         """Start sending; let go of what has arrived meanwhile."""
         sends = self._sends[target]
-        sends.append(isend(tensor, self._global_ranks[target], tag, self._group, label))
+        sends.append(isend(tensor, self.global_ranks[target], tag, self.group, label))
         while len(sends) > UNSETTLED and sends[0].has_left:
             sends.popleft().wait()
 

@@ -19,8 +19,9 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import MESSAGE_KINDS, SEND_B, SEND_F, Action, F, Overlap, Program, Step, W, actions_of
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
-from dualpipe_lab.pp.runtime.check import check_output, check_stages, check_world
+from dualpipe_lab.pp.runtime.check import check_fully_sharded, check_output, check_stages, check_world
 from dualpipe_lab.pp.runtime.copies import Copies
+from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
 from dualpipe_lab.pp.runtime.itinerary import Itinerary, plan_rank
 from dualpipe_lab.pp.runtime.mailroom import Mailroom
 from dualpipe_lab.pp.runtime.negotiation import Negotiated
@@ -45,15 +46,17 @@ class PipelineRuntime:
             the microbatch to one; None to have the ranks negotiate it.
         group: the ranks of this pipeline (default: the world).
         cost: nanoseconds of every action, for the emulated clocks; None to let work take the time it takes.
-        on_stage_done: called with a stage's module after its last backward of a step, when its gradients are complete:
-            data parallelism starts to sum them there, while the other stages still work.
+        on_stage_done: called with a stage's module when its gradients are complete: after its last backward of a step,
+            or when its mirrors have been added.  The reducers and optimizers of `dualpipe_lab.dp` need no call: the
+            runtime finds them by the stages' parameters, and tells them when gradients are complete.
         overlapped: runs an overlapped pair, given its two tasks; by default one after the other.
         sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.
         lookahead: how many receives of each stream are posted ahead of time; 0 (NCCL needs it) follows the lowered
             program.
 
     Raises:
-        ValueError: if sizes or stages do not fit the program; InvalidProgram as `validate`.
+        ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; InvalidProgram as
+            `validate`.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class PipelineRuntime:
         check_stages(program, self._rank, stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
+        check_fully_sharded(program, self._rank, modules, sum_mirrors)
         self._post = Post(program, group, _device(modules, boundary))
         self._shapes = Negotiated(program, self._rank, self._post) if boundary is None else Given(boundary)
         self._plan = plan_rank(lowered, self._rank, lookahead)
@@ -82,6 +86,7 @@ class PipelineRuntime:
         self._loss_fn, self._overlapped, self._on_stage_done = loss_fn, overlapped, on_stage_done
         self._cost, self._ticks = cost, cost.per_stage(program.num_stages) if cost else None
         self._copies, self._sums_mirrors = Copies(program, self._rank, self._post, modules), sum_mirrors
+        self._sync = GradientSync(self._stages, self._copies, self._post, sum_mirrors)
 
     def step(
         self,
@@ -104,9 +109,12 @@ class PipelineRuntime:
                 differentiated; a note names the rank and the action.
         """
         batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
+        self._sync.begin_step()
         buffers = self._execute(self._plan, batch)
         if self._sums_mirrors:
             self._copies.finish()
+            for index in filter(self._sync.waits, self._stages):
+                self._complete(index)
         return StepResult(batch.losses, batch.peak, buffers, batch.stage_losses)
 
     def evaluate(
@@ -127,14 +135,24 @@ class PipelineRuntime:
         return Evaluation(batch.losses, batch.outputs)
 
     def sum_mirrors(self) -> None:
-        """Sum the gradients of every stage that several ranks hold (DualPipe); all ranks call it, after `step`."""
+        """Sum the gradients of every stage that several ranks hold (DualPipe); all ranks call it, after `step`.
+
+        Raises:
+            ValueError: data parallelism has begun to sum them: `sum_mirrors=True` adds the mirrors first.
+        """
+        self._sync.check_mirrors()
         self._copies.finish()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that two or more stages hold, given its name in each.
 
         All ranks call it, after `sum_mirrors` where there are any: `runtime.sum_tied({0: "weight", 3: "head.weight"})`.
+        With `Ddp`, call its `finished_gradients()` first: its sums begin during the step.
+
+        Raises:
+            ValueError: data parallelism has begun to sum them and has not finished, or shards them.
         """
+        self._sync.check_tied(names)
         self._copies.sum_tied(names)
 
     def _execute(self, plan: Itinerary, batch: Batch) -> int:
@@ -168,10 +186,14 @@ class PipelineRuntime:
         batch.peak = max(batch.peak, held + sum(task.action.kind == F for task in tasks))
         with current().span(*title(step)):
             started = current().clock.now()
+            for task in tasks:
+                self._sync.begin(task, plan.last)
             if isinstance(step, Overlap):
                 self._overlapped(tasks[0], tasks[1])
             else:
                 tasks[0].run()
+            for task in tasks:
+                self._sync.end(task)
             if self._cost and self._ticks:
                 current().clock.wait_until(started + int(self._cost.of(step, self._ticks)))
         for task in tasks:
@@ -204,10 +226,16 @@ class PipelineRuntime:
         elif kind != W and index:
             mail.deliver(task.action, task.result)
         if plan.last.get(index) == task.action:
-            if self._sums_mirrors:
+            if self._sync.waits(index):
                 self._copies.start(index)
-            if self._on_stage_done:
-                self._on_stage_done(task.stage.module)
+            else:
+                self._complete(index)
+
+    def _complete(self, index: int) -> None:
+        """Let data parallelism start to sum the gradients of a stage."""
+        self._sync.ready(index)
+        if self._on_stage_done:
+            self._on_stage_done(self._stages[index].module)
 
     def _note(self, task: Task, batch: Batch) -> None:
         """Keep losses and outputs."""

@@ -22,13 +22,14 @@ used twice in one stage raises); DeepSeek's WeightGradStore (linear layers writt
 Source: Qi et al. 2023 (arXiv 2401.10241), section 2.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from dualpipe_lab.dp.synchronizer import accumulation_hooks, synchronizers_of
 from dualpipe_lab.pp.runtime.savings import free
 from dualpipe_lab.pp.runtime.trunk import Fork, make_plan
 
@@ -67,16 +68,31 @@ class SplitBackward:
         return list(found[:first])
 
     def weight_grad(self) -> None:
-        """W: accumulate the gradients of all parameters in `.grad`."""
-        for fork in self._forks:
-            edges = [GradientEdge(fork.node, slot) for slot in fork.grads]
-            # The engine calls the hooks of the fork's outputs again; what they made of the gradients is kept already.
-            handle = fork.node.register_prehook(partial(_kept, fork.grads))
-            torch.autograd.backward(edges, list(fork.grads.values()), inputs=fork.leaves)
-            handle.remove()
-        for leaf, grad in self._early:
-            _accumulate(leaf, grad)
+        """W: accumulate the gradients of all parameters in `.grad`.
+
+        Whoever sums gradients over data ranks may want those of some parameters first (`Synchronizer.turn`).
+        """
+        forks = [(fork.leaves, False, partial(_run, fork)) for fork in self._forks]
+        early = [([leaf], True, partial(_accumulate, leaf, grad)) for leaf, grad in self._early]
+        for leaves, is_made, accumulate in sorted([*forks, *early], key=lambda part: _turn(part[0])):
+            for leaf in leaves:
+                for owner in synchronizers_of(leaf):
+                    owner.before_weight_grad(leaf, is_made)
+            accumulate()
         self._forks, self._early = [], []
+
+
+def _turn(leaves: Sequence[Tensor]) -> int:
+    return min((owner.turn(leaf) for leaf in leaves for owner in synchronizers_of(leaf)), default=0)
+
+
+def _run(fork: Fork) -> None:
+    """Run the twigs of a fork."""
+    edges = [GradientEdge(fork.node, slot) for slot in fork.grads]
+    # The engine calls the hooks of the fork's outputs again; what they made of the gradients is kept already.
+    handle = fork.node.register_prehook(partial(_kept, fork.grads))
+    torch.autograd.backward(edges, list(fork.grads.values()), inputs=fork.leaves)
+    handle.remove()
 
 
 def _kept(grads: dict[int, Tensor], incoming: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -90,6 +106,5 @@ def _accumulate(leaf: Tensor, grad: Tensor) -> None:
             leaf.grad = grad.clone()  # two leaves may have been given one tensor
         else:
             leaf.grad += grad
-    hooks: dict[int, Callable[[Tensor], None]] = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
-    for hook in list(hooks.values()):
+    for hook in accumulation_hooks(leaf):
         hook(leaf)

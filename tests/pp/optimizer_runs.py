@@ -1,0 +1,296 @@
+"""Stages of four kinds under every optimizer: one training step of a pipeline, and the same on one process."""
+
+from math import hypot
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.data_parallel import all_reduce_gradients
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.whole import whole_gradients, whole_weights
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.ep.router import TopKRouter
+from dualpipe_lab.ep.smoe import ExpertParallel, Experts, SMoE
+from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.tp.shard import load_state, shards_of
+
+WIDTH, ROWS, M, NUM_EXPERTS = 3, 2, 4, 4
+PP, DP = 2, 2
+MAX_NORM = 0.05  # below every norm here, so that each step is clipped
+HYPER = Hyper(lr=1e-2, eps=1e-3)  # an eps that keeps the quotient of tiny gradients well conditioned
+OPTIMIZERS = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+MIRRORED = ("easy_dualpipe", "dualpipe")
+
+
+class Scale(torch.autograd.Function):
+    """x * w: autograd computes both of its gradients in one piece."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((WIDTH,), 0.7))
+
+    def forward(self, x):
+        return Scale.apply(x, self.weight)
+
+
+class WithExperts(nn.Module):
+    """A linear layer, then experts beside a residual."""
+
+    def __init__(self, ep=None):
+        super().__init__()
+        self.dense = nn.Linear(WIDTH, WIDTH)
+        experts = Experts(WIDTH, WIDTH, NUM_EXPERTS, ep)
+        self.moe = SMoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), experts)
+
+    def forward(self, x):
+        x = torch.tanh(self.dense(x))
+        return x + self.moe(x)
+
+
+def linear():
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def make_stage(layers, ep=None):
+    if layers == "experts":
+        return WithExperts(ep).double()
+    kinds = {
+        "plain": lambda: [linear(), nn.Tanh()],
+        "custom": lambda: [linear(), nn.Tanh(), Scaled()],
+        "two": lambda: [linear(), nn.Tanh(), linear()],
+    }
+    return nn.Sequential(*kinds[layers]()).double()
+
+
+def draw(layers, number):
+    """The stages of one process, drawn from a seed."""
+    torch.manual_seed(0)
+    stages = [make_stage(layers) for _ in range(number)]
+    for parameter in (p for stage in stages for p in stage.parameters()):
+        nn.init.normal_(parameter, std=0.6)
+    return stages
+
+
+def batch(seed=1):
+    """Inputs and targets: [data rank, microbatch, row, feature]."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(DP, M, ROWS, WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
+
+
+def one_process(rank, world_size, layers, number):
+    """By stage and name: the weights, their gradients, the weights after one clipped step; and the norm."""
+    stages, (xs, ys) = draw(layers, number), batch()
+    model, before = nn.Sequential(*stages), by_stage(dict(enumerate(stages)), lambda p: p.detach().clone())
+    for x, y in zip(xs.flatten(0, 1), ys.flatten(0, 1), strict=True):
+        (nn.functional.mse_loss(model(x), y) / (DP * M)).backward()
+    grads = by_stage(dict(enumerate(stages)), lambda p: p.grad.clone())
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM))
+    assert norm > 2 * MAX_NORM
+    AdamW(model.parameters(), HYPER).step()
+    return before, grads, by_stage(dict(enumerate(stages)), lambda p: p.detach().clone()), norm
+
+
+def by_stage(stages, of):
+    return {(index, name): of(p) for index, stage in stages.items() for name, p in stage.named_parameters()}
+
+
+def split_off_experts(stage):
+    """What every data rank has a copy of, as a module; and the experts, if there are any."""
+    if isinstance(stage, WithExperts):
+        return nn.ModuleDict({"dense": stage.dense, "router": stage.moe.router}), stage.moe.experts
+    return stage, None
+
+
+class Trainer:
+    """The optimizers of one rank: one per stage, or one for all of them; and another one for the experts.
+
+    Args:
+        kind: of optimizer.
+        stages: of this rank, by number.
+        counted: stages whose gradients this rank counts in the norm.
+        mesh: pp x dp.
+        alone: a group of this rank alone, over which experts without copies are "shared".
+        joint: one optimizer for all stages.
+    """
+
+    def __init__(self, kind, stages, counted, mesh, alone, joint):
+        self.optimizers = []
+        self.keys = {p: (i, name) for i, stage in stages.items() for name, p in stage.named_parameters()}
+        split = {index: split_off_experts(stage) for index, stage in sorted(stages.items())}
+        dense = {index: part for index, (part, _) in split.items()}
+        for held in [dense] if joint else [{index: part} for index, part in dense.items()]:
+            self._add(kind, held, counted, mesh.group("dp"), {"pp": mesh.group("pp")})
+        for index, (_, experts) in split.items():
+            if experts is not None:
+                groups = {"pp": mesh.group("pp"), "ep": mesh.group("dp")}
+                self._add("zero1" if kind == "zero3" else kind, {index: experts}, counted, alone, groups)
+
+    def _add(self, kind, held, counted, group, norm_groups):
+        module = nn.ModuleList(held.values()) if len(held) > 1 else next(iter(held.values()))
+        options = Options(
+            HYPER, norm_groups=norm_groups, bucket_bytes=100,
+            axes_of=lambda _, p: norm_groups if self.keys[p][0] in counted else None,
+        )  # fmt: skip
+        if kind == "zero3":
+            optimizer = Zero3(module, [layer for layer in module.modules() if layer._parameters], group, options)
+        else:
+            optimizer = OPTIMIZERS[kind](module, group, options)
+        self.optimizers.append(optimizer)
+
+    def zero_grad(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def gradients(self):
+        return self._by_stage(whole_gradients)
+
+    def step(self):
+        """One clipped step; the norm is that of the whole model."""
+        norms = [optimizer.grad_norm() for optimizer in self.optimizers]
+        for optimizer in self.optimizers:
+            assert optimizer.step(max_norm=MAX_NORM, norm=hypot(*norms)).stepped
+        return hypot(*norms)
+
+    def weights(self):
+        return self._by_stage(whole_weights)
+
+    def _by_stage(self, of):
+        found = {}
+        for optimizer in self.optimizers:
+            keys = {name: self.keys[p] for p, name in optimizer.names.items()}
+            found |= {keys[name]: value for name, value in of(optimizer).items()}
+        return found
+
+
+class Plain:
+    """No optimizer of the library: gradients are summed after the step."""
+
+    def __init__(self, stages, counted, mesh):
+        self.stages, self.counted, self.mesh = stages, counted, mesh
+
+    def zero_grad(self):
+        for stage in self.stages.values():
+            stage.zero_grad()
+
+    def gradients(self):
+        for stage in self.stages.values():
+            all_reduce_gradients(split_off_experts(stage)[0].parameters(), self.mesh.group("dp"))
+        return self._by_stage(lambda p: p.grad.clone())
+
+    def step(self):
+        parts = []
+        for index in self.counted:
+            dense, experts = split_off_experts(self.stages[index])
+            parts += [(p.grad, {"pp"}) for p in dense.parameters()]
+            parts += [(p.grad, {"pp", "ep"}) for p in (experts.parameters() if experts is not None else ())]
+        norm = global_norm(parts, {"pp": self.mesh.group("pp"), "ep": self.mesh.group("dp")})
+        weights = [p for stage in self.stages.values() for p in stage.parameters()]
+        for p in weights:
+            p.grad *= clip_factor(norm, MAX_NORM)
+        AdamW(weights, HYPER).step()
+        return norm
+
+    def weights(self):
+        return self._by_stage(lambda p: p.detach().clone())
+
+    def _by_stage(self, of):
+        return by_stage(self.stages, of)
+
+
+class Fsdp(Plain):
+    """torch's `fully_shard` on every stage; experts stay outside of it."""
+
+    def __init__(self, stages, counted, mesh, device_mesh):
+        super().__init__(stages, counted, mesh)
+        for stage in stages.values():
+            ignored = {p for layer in stage.modules() if isinstance(layer, Experts) for p in layer.parameters()}
+            fully_shard(stage, mesh=device_mesh["dp"], ignored_params=ignored)
+            stage.set_gradient_divide_factor(1.0)  # sums, as everywhere in this library
+
+    def gradients(self):
+        return self._by_stage(lambda p: full(p.grad))
+
+    def step(self):
+        parts = []
+        for index in self.counted:
+            parts += [(local(p.grad), {"pp", "dp"}) for p in self.stages[index].parameters()]
+        norm = global_norm(parts, {"pp": self.mesh.group("pp"), "dp": self.mesh.group("dp")})
+        weights = [p for stage in self.stages.values() for p in stage.parameters()]
+        for p in weights:
+            local(p.grad).mul_(clip_factor(norm, MAX_NORM))
+        numbers = {"betas": HYPER.betas, "eps": HYPER.eps, "weight_decay": HYPER.weight_decay}
+        torch.optim.AdamW(weights, HYPER.lr, **numbers, foreach=False).step()
+        return norm
+
+    def weights(self):
+        return self._by_stage(lambda p: full(p.detach()))
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def full(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
+
+
+def trainer(kind, stages, counted, mesh, alone, joint, device_mesh):
+    if kind == "none":
+        return Plain(stages, counted, mesh)
+    if kind == "fsdp2":
+        return Fsdp(stages, counted, mesh, device_mesh)
+    return Trainer(kind, stages, counted, mesh, alone, joint)
+
+
+def train(rank, world_size, kind, layers, programs, weights, joint):
+    """One step of every program: gradients, norm, weights and which parts they are; or the refusal."""
+    torch.manual_seed(1000 + rank)
+    mesh = lab.Mesh(lab.Topology([("pp", PP), ("dp", DP)]))
+    pp, dp = mesh.group("pp"), mesh.group("dp")
+    device_mesh = mesh.device_mesh() if kind == "fsdp2" else None
+    alone = [comm.new_group([r]) for r in range(world_size)][rank]
+    xs, ys = (part[mesh.rank("dp")] for part in batch())
+    results = []
+    for name, program in programs.items():
+        state, mine = weights[program.num_stages], {}
+        for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
+            mine[index] = make_stage(layers, ExpertParallel(dp))
+            load_state(mine[index], {rest: value for (stage, rest), value in state.items() if stage == index})
+        if kind in OPTIMIZERS and mesh.rank("dp"):  # its optimizer has to make copies equal
+            for parameter in (p for stage in mine.values() for p in split_off_experts(stage)[0].parameters()):
+                nn.init.normal_(parameter)
+        counted = {index for index in mine if name not in MIRRORED or index == mesh.rank("pp")}
+        try:
+            training = trainer(kind, mine, counted, mesh, alone, joint, device_mesh)
+            runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp, sum_mirrors=name in MIRRORED)
+            training.zero_grad()
+            runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)
+            results.append((training.gradients(), training.step(), training.weights(), shards(mine)))
+        except ValueError as error:
+            results.append(str(error))
+    return results
+
+
+def shards(stages):
+    """Which part of a parameter a rank has, where it has a part."""
+    return {(index, name): shard for index, stage in stages.items() for name, shard in shards_of(stage).items()}
