@@ -20,7 +20,12 @@ IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functio
 
 
 def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
-    """Give every rank the parameters and buffers of the group's first rank."""
+    """Give every rank the parameters and buffers of the group's first rank.
+
+    Raises:
+        ValueError: as `check_copies`.
+    """
+    check_copies(module, group)
     first = members(group)[0]
     for tensor in [*module.parameters(), *module.buffers()]:
         contiguous = tensor.detach().contiguous()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab.dp.adam import AdamShard, Hyper, HyperOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket
-from dualpipe_lab.dp.data_parallel import broadcast_module, check_copies
+from dualpipe_lab.dp.data_parallel import broadcast_module
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.world import comm
 from dualpipe_lab.world.comm.groups import Group
@@ -107,7 +107,6 @@ class ShardedOptimizer:
 
     def __init__(self, module: nn.Module, group: Group | None, options: Options) -> None:
         for copies in (group,) if options.replicas is None else (group, options.replicas):
-            check_copies(module, copies)
             broadcast_module(module, copies)
         self.module, self.group, self.options = module, group, options
         self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)

@@ -1,6 +1,7 @@
 """AdamW by hand against torch and the oracle; a shard against the whole, bitwise."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -130,8 +131,10 @@ def test_scale_and_learning_rate_factor():
 def test_bad_numbers_are_refused():
     with pytest.raises(ValueError, match=r"betas in \[0, 1\), and finite lr, eps and weight_decay of at least 0"):
         Hyper(betas=(0.9, 1.0))
-    with pytest.raises(ValueError, match="no negative lr"):
-        Hyper(lr=-1)
+    for name in ("lr", "eps", "weight_decay"):
+        for number in (-1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match="finite lr, eps and weight_decay of at least 0"):
+                Hyper(**{name: number})
     with pytest.raises(ValueError, match="nothing to update"):
         AdamW([nn.Parameter(torch.ones(1), requires_grad=False)])
     with pytest.raises(ValueError, match="own master copy"):

@@ -1,6 +1,6 @@
 """The norm of the whole gradient over every kind of group, against one process."""
 
-from math import inf, sqrt
+from math import inf, isnan, nan, sqrt
 
 import pytest
 import torch
@@ -82,6 +82,8 @@ def test_clipping_as_torch_does_it():
     assert torch.allclose(parameter.grad, torch.tensor([3.0, 0.0, 4.0]) * factor, rtol=1e-7)
     assert clip_factor(0.0, 1.0) == 1.0
     assert clip_factor(5.0, None) == 1.0
+    assert isnan(clip_factor(nan, 1.0))
+    assert clip_factor(inf, 1.0) == 0.0
     with pytest.raises(ValueError, match="max_norm > 0, got 0"):
         clip_factor(1.0, 0)
 

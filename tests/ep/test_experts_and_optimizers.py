@@ -1,0 +1,115 @@
+"""Experts are no copies: an optimizer over ranks with other experts is refused, one over their own copies is right."""
+
+from math import hypot
+
+import pytest
+import torch
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.data_parallel import broadcast_module
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.whole import whole_gradients, whole_weights
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.ep.gshard import GShardMoE
+from dualpipe_lab.ep.router import TopKRouter
+from dualpipe_lab.ep.smoe import ExpertParallel, Experts, SMoE
+from dualpipe_lab.tp.linear import ColumnParallelLinear
+
+WIDTH, NUM_EXPERTS, TOKENS, MAX_NORM = 3, 4, 5, 0.01
+HYPER = Hyper(lr=1e-2, eps=1e-3)
+REFUSING = {
+    "Ddp": Ddp,
+    "Zero1": Zero1,
+    "Zero2": Zero2,
+    "Zero3": lambda module: Zero3(module, list(module.children())),
+    "broadcast": broadcast_module,
+}
+
+
+def make(ep=None):
+    layers = SMoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), Experts(WIDTH, WIDTH, NUM_EXPERTS, ep))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), layers).double()
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_experts_are_not_overwritten(name):
+    """All ranks say so, and no weight has changed."""
+
+    def fn(rank, world_size):
+        found = []
+        for module in (make(), GShardMoE(WIDTH, WIDTH, NUM_EXPERTS, 8)):
+            before = [parameter.clone() for parameter in module.parameters()]
+            with pytest.raises(ValueError, match="data parallelism is for copies") as caught:
+                REFUSING[name](module)
+            same = all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+            found.append((same, str(caught.value)))
+        return found
+
+    for rank, found in enumerate(lab.launch(fn, 2, output="collect")):
+        assert [same for same, _ in found] == [True, True]
+        for _, text in found:
+            assert f"ranks [{1 - rank}] of the group [0, 1] hold other parts" in text
+            assert "give the experts an optimizer of their own" in text
+
+
+def test_parts_of_a_layer_are_not_overwritten_either():
+    def fn(rank, world_size):
+        with pytest.raises(ValueError, match="give tensor parallel layers the ranks along dp alone"):
+            Ddp(nn.Sequential(ColumnParallelLinear(4, 4)))
+
+    lab.launch(fn, 2, output="collect")
+
+
+def data():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(4, TOKENS, WIDTH, dtype=torch.float64, generator=generator)
+
+
+def one_process(rank, world_size):
+    model, x = make(), data()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model(x).square().mean().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+    AdamW(model.parameters(), HYPER).step()
+    return before, grads, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("stage", [Ddp, Zero1, Zero2])
+def test_experts_over_their_copies_and_all_else_over_all_ranks(stage):
+    """dp 2 x ep 2: gradients and a step clipped by one norm are those of one process."""
+    ((before, grads, after),) = lab.launch(one_process, 1, output="collect")
+
+    def fn(rank, world_size):
+        torch.manual_seed(rank)
+        mesh = lab.Mesh(lab.Topology([("dp", 2), ("ep", 2)]))
+        everyone, copies, ep = mesh.group("dp", "ep"), mesh.group("dp"), mesh.group("ep")
+        model = make(ExpertParallel(ep, copies))
+        lab_experts, router = model[1].experts, model[1].router
+        if mesh.rank("dp"):
+            nn.init.normal_(lab_experts.gate)  # the optimizer makes copies equal
+        dense = stage(nn.ModuleList([model[0], router]), everyone, Options(HYPER))
+        experts = stage(lab_experts, copies, Options(HYPER, norm_groups={"ep": ep}))
+        model[0].load_state_dict({"weight": before["0.weight"], "bias": before["0.bias"]})
+        (model(data()[rank]).square().sum() / data().numel()).backward()
+        found = {f"dense.{name}": value for name, value in whole_gradients(dense).items()}
+        found |= {f"experts.{name}": value for name, value in whole_gradients(experts).items()}
+        norm = hypot(dense.grad_norm(), experts.grad_norm())
+        for optimizer in (dense, experts):
+            assert optimizer.step(max_norm=MAX_NORM, norm=norm).stepped
+        weights = {f"dense.{name}": value for name, value in whole_weights(dense).items()}
+        weights |= {f"experts.{name}": value for name, value in whole_weights(experts).items()}
+        return found, weights, lab_experts.shards
+
+    names = {"dense.0.weight": "0.weight", "dense.0.bias": "0.bias", "dense.1.weight": "1.router.weight"}
+    for found, weights, shards in lab.launch(fn, 4, output="collect"):
+        for ours, theirs in ((found, grads), (weights, after)):
+            for name, value in ours.items():
+                part = name.removeprefix("experts.")
+                expected = shards[part].of(theirs[f"1.experts.{part}"]) if part in shards else theirs[names[name]]
+                assert (value - expected).abs().max() <= 1e-12 * max(1.0, float(expected.abs().max())), name

@@ -1,0 +1,303 @@
+"""What a pipeline tells optimizers: unusual stages, sums by hand, overlap, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.gradients import GradientReducer
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.whole import whole_gradients
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.pp.runtime import PipelineRuntime, Stage
+from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp.schedules import build
+
+WIDTH, M = 3, 4
+OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+
+
+def linear():
+    return nn.Linear(WIDTH, WIDTH).double()
+
+
+class Again(nn.Sequential):
+    """Layers that torch runs twice: their graph cannot be split, so I is B, and W is nothing."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+class WithoutAutograd(Stage):
+    """A stage that sets `.grad` itself, as those with products of their own do."""
+
+    def weight_grad(self, microbatch):
+        split = self.live.pop(microbatch).split
+        for fork in split._forks:
+            edges = [torch.autograd.graph.GradientEdge(fork.node, slot) for slot in fork.grads]
+            for p, grad in zip(fork.leaves, torch.autograd.grad(edges, fork.leaves, fork.grads.values()), strict=True):
+                p.grad = grad if p.grad is None else p.grad + grad
+
+
+class Unused(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.unused = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+
+STAGES = {
+    "weight norm": lambda: nn.Sequential(weight_norm(linear()), nn.Tanh(), linear()),
+    "reentrant checkpoint": lambda: nn.Sequential(linear(), Again(nn.Tanh(), linear())),
+    "shared": lambda: nn.Sequential(*[linear(), nn.Tanh()] * 2),
+    "unused": lambda: Unused(linear(), nn.Tanh()),
+}
+
+
+def make_stages(kind, number):
+    torch.manual_seed(0)
+    return [STAGES[kind]() if kind in STAGES else nn.Sequential(linear(), nn.Tanh()) for _ in range(number)]
+
+
+def make_batch():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, M, 2, WIDTH, dtype=torch.float64, generator=generator) for _ in range(2)]
+
+
+def optimize(name, stage, group, **options):
+    if name == "Zero3":
+        units = [unit for unit in stage.children() if any(True for _ in unit.parameters())]
+        return Zero3(stage, list(dict.fromkeys(units)), group, Options(**options))
+    return OPTIMIZERS[name](stage, group, Options(bucket_bytes=100, **options))
+
+
+def on_ranks(act, schedule="zero_bubble_h1", kind="plain"):
+    """`act(mesh, program, stages of this rank, inputs, targets)` on pp 2 x dp 2."""
+    program = build(schedule, 2, M)
+    batch = make_batch()
+
+    def fn(rank, world_size):
+        stages = make_stages(kind, program.num_stages)
+        torch.manual_seed(100 + rank)
+        mesh = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)]))
+        mesh.group("pp"), mesh.group("dp")
+        mine = {action.stage: stages[action.stage] for action in program.actions(mesh.rank("pp"))}
+        return act(mesh, program, mine, *(list(part[mesh.rank("dp")]) for part in batch))
+
+    return lab.launch(fn, 4, output="collect")
+
+
+def expected(kind, number):
+    stages, (xs, ys) = make_stages(kind, number), make_batch()
+    model = nn.Sequential(*stages)
+    for x, y in zip(xs.flatten(0, 1), ys.flatten(0, 1), strict=True):
+        (nn.functional.mse_loss(model(x), y) / (2 * M)).backward()
+    zeros = torch.zeros_like
+    return [{n: zeros(p) if p.grad is None else p.grad for n, p in stage.named_parameters()} for stage in stages]
+
+
+def close(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert (ours[name] - value).abs().max() <= 1e-12 * max(1.0, float(value.abs().max())), name
+
+
+WEIGHTS = [1 / (2 * M)] * M
+
+
+@pytest.mark.parametrize("kind", [*STAGES, "without autograd"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_stages_that_are_hard_to_split(kind, name):
+    """ZB-H1: W that needs the weights once more, W that is done in I, one unit used twice, a parameter without use."""
+
+    def act(mesh, program, mine, inputs, targets):
+        optimizers = {i: optimize(name, stage, mesh.group("dp")) for i, stage in mine.items()}
+        if kind == "without autograd":
+            mine = {i: WithoutAutograd(i, stage) for i, stage in mine.items()}
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+        found = []
+        for _ in range(2):
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+            runtime.step(inputs, targets, WEIGHTS)
+            found.append({i: whole_gradients(optimizer) for i, optimizer in optimizers.items()})
+        return found
+
+    theirs = expected(kind, 2)
+    for found in on_ranks(act, kind=kind):
+        for grads in found:
+            for index, ours in grads.items():
+                close(ours, theirs[index])
+
+
+@pytest.mark.parametrize("name", ["Zero2", "Zero3"])
+def test_shards_add_up_over_steps_of_a_pipeline_and_sums_on_their_way_do_not(name):
+    def act(mesh, program, mine, inputs, targets):
+        (stage,) = mine.values()
+        sharded = optimize(name, stage, mesh.group("dp"))
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+        for _ in range(2):
+            runtime.step(inputs, targets, WEIGHTS)
+        twice = whole_gradients(sharded)
+        with pytest.raises(ValueError, match="call zero_grad"):
+            runtime.step(inputs, targets, WEIGHTS)
+        return next(iter(mine)), twice
+
+    theirs = expected("plain", 2)
+    for index, twice in on_ranks(act):
+        close(twice, {key: 2 * value for key, value in theirs[index].items()})
+
+
+@pytest.mark.parametrize("name", ["Ddp", "Zero1"])
+def test_a_step_is_added_to_no_sum_that_has_begun(name):
+    def act(mesh, program, mine, inputs, targets):
+        (stage,) = mine.values()
+        optimizer = optimize(name, stage, mesh.group("dp"))
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+        runtime.step(inputs, targets, WEIGHTS)
+        with pytest.raises(ValueError, match="give a step of a pipeline all microbatches"):
+            runtime.step(inputs, targets, WEIGHTS)
+        optimizer.step()
+        optimizer.zero_grad()
+        runtime.step(inputs, targets, WEIGHTS)
+
+    on_ranks(act)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_mirrors_by_hand(name):
+    """Shards may be added after the step; sums that have begun may not, and are right with `sum_mirrors=True`."""
+
+    def act(mesh, program, mine, inputs, targets):
+        optimizers = {i: optimize(name, stage, mesh.group("dp")) for i, stage in sorted(mine.items())}
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+        runtime.step(inputs, targets, WEIGHTS)
+        if name in ("Ddp", "Zero1"):
+            with pytest.raises(ValueError, match="let it add mirrors"):
+                runtime.sum_mirrors()
+            return {}
+        runtime.sum_mirrors()
+        return {i: whole_gradients(optimizer) for i, optimizer in optimizers.items()}
+
+    theirs = expected("plain", 2)
+    for found in on_ranks(act, "dualpipe"):
+        for index, ours in found.items():
+            close(ours, theirs[index])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_tied_weights(name):
+    """Tied to each other: whole sums may be added when they are there; shards of two stages lie differently."""
+
+    def act(mesh, program, mine, inputs, targets):
+        (stage,) = mine.values()
+        optimizer = optimize(name, stage, mesh.group("dp"))
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+        runtime.step(inputs, targets, WEIGHTS)
+        names = {0: "0.weight", 1: "0.weight"}
+        rule = "has begun" if name == "Ddp" else "use Ddp for stages with tied weights"
+        with pytest.raises(ValueError, match=rule):
+            runtime.sum_tied(names)
+        whole_gradients(optimizer)
+        if name == "Ddp":
+            runtime.sum_tied(names)
+            return stage[0].weight.grad
+        return None
+
+    one, other = (grads["0.weight"] for grads in expected("plain", 2))
+    for grad in on_ranks(act):
+        assert grad is None or (grad - one - other).abs().max() <= 1e-12
+
+
+def test_sums_begin_while_the_last_backward_still_runs():
+    """Two buckets under 1F1B: the first leaves before the backward has made the second one's gradients."""
+    events = []
+
+    class Spy(GradientReducer):
+        def _reduce(self, flat):
+            events.append("sum")
+            return super()._reduce(flat)
+
+    def act(mesh, program, mine, inputs, targets):
+        (stage,) = mine.values()
+        stage[0].weight.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
+        reducer = Spy(reversed(list(stage.parameters())), mesh.group("dp"), bucket_bytes=1)
+        runtime = PipelineRuntime(
+            program, mine, nn.functional.mse_loss, group=mesh.group("pp"),
+            on_stage_done=lambda module: events.append("done"),
+        )  # fmt: skip
+        runtime.step(inputs, targets, WEIGHTS)
+        reducer.finish()
+        return events
+
+    for found in on_ranks(act, "1f1b"):
+        assert found == ["gradient"] * M + ["sum", "sum", "done"]
+
+
+def test_groups_of_other_stages_and_of_mirrors_are_refused():
+    def act(mesh, program, mine, inputs, targets):
+        found = []
+        for kind, group, mirrors in ((1, "pp", False), (2, "dp", True), (2, "pp", True)):
+            program = build("1f1b" if kind == 1 else "dualpipe", 2, M)
+            stages = {action.stage: linear() for action in program.actions(mesh.rank("pp"))}
+            optimizers = [Ddp(stage, mesh.group(group)) for stage in stages.values()]
+            runtime = PipelineRuntime(
+                program, stages, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=mirrors
+            )
+            try:
+                runtime.step(inputs, targets)
+                found.append("")
+            except ValueError as error:
+                found.append(str(error))
+            del optimizers
+        return found
+
+    for stages, right, mirrors in on_ranks(act):
+        assert "of this pipeline has other stages; give it the ranks along dp" in stages
+        assert not right
+        assert "leave out sum_mirrors=True, or that rank" in mirrors
+
+
+def test_mirrors_that_shard_in_other_ways_are_refused():
+    def act(mesh, program, mine, inputs, targets):
+        order = sorted(mine, reverse=bool(mesh.rank("pp")))
+        optimizer = Zero2(nn.ModuleList(mine[i] for i in order), mesh.group("dp"))
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"), sum_mirrors=True)
+        with pytest.raises(ValueError, match="over the same stages in the same order"):
+            runtime.step(inputs, targets, WEIGHTS)
+        return optimizer.num_steps
+
+    on_ranks(act, "dualpipe")
+
+
+def test_a_root_that_nobody_gathers_is_refused():
+    def act(mesh, program, mine, inputs, targets):
+        zero = Zero3(nn.ModuleList(mine.values()), [stage[0] for stage in mine.values()][1:], mesh.group("dp"))
+        runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
+        with pytest.raises(ValueError, match=r"0\.0\.weight, 0\.0\.bias belong to none; name units"):
+            runtime.step(inputs, targets, WEIGHTS)
+        return zero.num_steps
+
+    on_ranks(act, "interleaved")
+
+
+@pytest.mark.parametrize("name", ["Zero2", "Zero3"])
+def test_a_split_backward_that_nobody_announces_is_refused(name):
+    def fn(rank, world_size):
+        stage = nn.Sequential(linear(), nn.Tanh())
+        optimizer = optimize(name, stage, None)
+        x = torch.ones(2, WIDTH, dtype=torch.float64, requires_grad=True)
+        y = stage(x)
+        split = SplitBackward([torch.autograd.graph.get_gradient_edge(y)], [x])
+        split.input_grad([torch.ones_like(y)])
+        with pytest.raises(ValueError, match="run the stages with a PipelineRuntime"):
+            split.weight_grad()
+        comm.barrier()
+        return optimizer.num_steps
+
+    lab.launch(fn, 2, output="collect")
