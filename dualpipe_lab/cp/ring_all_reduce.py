@@ -1,7 +1,7 @@
 """Ring all-reduce by hand: chunks are summed while they travel once round the ring, then the sums travel round.
 
 Chapter: book/cp/ring-all-reduce.  In: a tensor per rank, a group of N ranks.  Out: the sum, on every rank.
-  bytes sent   2 (N - 1) / N * S      each chunk of S / N bytes passes N - 1 links twice; no algorithm needs fewer
+  bytes sent   2 (N - 1) / N * S      each chunk of S / N bytes passes N - 1 links twice; ranks that add need no fewer
   messages     2 (N - 1)              one after the other: latency grows with N, bytes do not
   memory       S + one chunk
 Every chunk is summed along the ring from the rank behind its owner, in an order of its own: the sum of N >= 3 floats
