@@ -10,6 +10,7 @@ Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` pri
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
+from math import floor
 
 SMALLEST = 1 << 20  # bytes of a tensor, from which on the wire is shown
 
@@ -109,6 +110,15 @@ class Ledger:
         chosen = [entry for entry in self._select(operation, rank) if entry.sent or entry.wire is not None]
         return _multiple([entry.wire for entry in chosen], chosen, tensor_bytes)
 
+    def beside(self, tensor_bytes: int, rank: int = 0) -> str:
+        """A table of what one rank sent, derived and on the wire, in multiples of a tensor; `-`: not counted."""
+        lines = [f"{f'rank {rank}, in {tensor_bytes:,} B':24}  derived  on the wire"]
+        for name in self.ranks[rank].entries:
+            derived, wire = (how(name, rank, tensor_bytes) for how in (self.derived, self.on_the_wire))
+            if derived or wire:
+                lines.append(f"{name:24}  {derived or 0:7.2f}  {'-' if wire is None else f'{wire:.2f}':>11}")
+        return "\n".join(lines)
+
     def peers(self, rank: int, operation: str | None = None) -> set[int]:
         """The ranks that `rank` communicated with."""
         return set().union(*(entry.peers for entry in self._select(operation, rank)))
@@ -195,7 +205,7 @@ def _multiple(sent: list[int | None], entries: list[Entry], tensor_bytes: int | 
     is_large = sum(entry.count for entry in entries) * SMALLEST <= of if tensor_bytes is None else of >= SMALLEST
     if len(known) < len(sent) or not is_large or not of:
         return None
-    return round(sum(known) / of, 2)
+    return floor(100 * sum(known) / of + 0.5) / 100  # half up, so that 0.125 and a header more are both 0.13
 
 
 def _cell(tag: str, column: int, value: object) -> str:

@@ -105,6 +105,24 @@ def test_small_tensors_leave_the_column_empty_and_the_ledger_says_so():
     assert "<caption>on the wire: empty" in ledger._repr_html_()
 
 
+def test_one_rank_is_shown_in_multiples_of_a_tensor():
+    def fn(rank, world_size):
+        x = torch.ones(2**19)
+        for _ in range(3):
+            comm.reduce_scatter_single(torch.empty(2**18), x)
+        comm.all_reduce(torch.ones(1))
+
+    ledger = lab.launch(fn, 2, wire=True).ledger
+    assert ledger.beside(2**21).splitlines() == [
+        "rank 0, in 2,097,152 B    derived  on the wire",
+        "reduce_scatter_single        1.50         1.50",
+    ]
+    assert Ledger(ledger.ranks[:1]).beside(2**21, 0).endswith("1.50")
+    for entry in ledger.ranks[0].entries.values():
+        entry.wire = None
+    assert ledger.beside(2**21).endswith("1.50            -")
+
+
 def test_who_does_not_ask_gets_no_column_and_no_connections():
     def fn(rank, world_size):
         comm.all_reduce(torch.ones(2**20))
