@@ -97,6 +97,17 @@ def test_no_order_with_pairs_beats_the_bound(placement):
             assert lower_bound(PLACEMENTS[placement], cost, in_flight=2).ticks <= least
 
 
+def test_moves_that_join_and_part_find_orders_quicker_than_dualpipe_with_its_memory():
+    cost, dualpipe = Cost(F=2, I=2, W=2, overlap=5), schedules.build("dualpipe", 4, 12)
+    found = optimise(dualpipe, cost, in_flight=5, num_moves=300)
+    assert found.fixed == (68, dualpipe)
+    assert found.bound.ticks == 66 <= found.makespan < 68
+    pairs = {step for steps in found.program.ranks for step in steps if isinstance(step, Overlap)}
+    assert all(pair.backward.kind == B for pair in pairs)
+    assert pairs != {step for steps in dualpipe.ranks for step in steps if isinstance(step, Overlap)}
+    validate(found.program, in_flight=5)
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("cost", HALVES + LOPSIDED[:3], ids=range(6))
 def test_the_search_finds_the_best_order_with_pairs(placement, cost):
