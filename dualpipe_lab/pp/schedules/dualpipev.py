@@ -9,7 +9,8 @@ ranks is this program.  With the times of a half-size stage:
   weights            as 1F1B: every stage once
   messages           4 * (P - 1) * M; the turn at the last rank needs none
 Elsewhere: DeepSeek's DualPipeV and torch ScheduleDualPipeV, the same order action by action.
-Source: DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe, README, after sail-sg's "cut-in-half" of DualPipe.
+Source: Qi, Wan, Huang and Lin 2025 (Sea AI Lab), "DualPipe could be better without the Dual", the cut in half;
+DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe, README.
 """
 
 from dualpipe_lab.pp.program import Program, check_counts
