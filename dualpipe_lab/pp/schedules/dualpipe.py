@@ -8,8 +8,8 @@ P - 1 - rank for the others, which enter at rank P - 1.  The mirrors' gradients 
   weights            twice those of 1F1B
   messages           2 * (P - 1) * M
 Elsewhere: DeepSeek's DualPipe, the same order action by action; torch cannot place a stage on two ranks.
-Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M = 20); two directions: Li and Hoefler 2021,
-Chimera (arXiv 2107.06925), section 3.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M = 20).
+Two directions: Li and Hoefler 2021, Chimera (arXiv 2107.06925), section 3.
 """
 
 from dualpipe_lab.pp.program import Program, Step, check_counts
