@@ -81,14 +81,16 @@ def from_torch(
 
 
 def _write(state: dict[str, Tensor], folder: Path, step: int, values: dict[str, Any]) -> Path:
-    folders.begin(folder, step)
-    hidden = folders.hidden_of(folder, step)
-    tensors = {}
-    for name, tensor in state.items():
-        shape = tuple(tensor.shape)
-        tensors[name] = TensorEntry(type_name(tensor.dtype), shape, [Stored(_FILE, whole(shape))])
-    parts = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in state.items()}
-    size = write_tensors(hidden / _FILE, parts, state.__getitem__, metadata_of(step, _FILE))
-    (hidden / INDEX).write_text(Index(step, {_FILE: size}, tensors, values).dumps())
-    folders.sync(hidden / INDEX)
-    return folders.commit(hidden)
+    with folders.locked(folder):
+        hidden = folders.begin(folder, step)
+        save = folders.token_of(hidden)
+        parts = {name: (tensor.dtype, (tensor.numel(),)) for name, tensor in state.items()}
+        written = write_tensors(hidden / _FILE, parts, state.__getitem__, metadata_of(step, _FILE, save))
+        tensors = {}
+        for name, tensor in state.items():
+            shape = tuple(tensor.shape)
+            piece = Stored(_FILE, whole(shape), written.checksums[name])
+            tensors[name] = TensorEntry(type_name(tensor.dtype), shape, [piece])
+        (hidden / INDEX).write_text(Index(step, {_FILE: written.size}, tensors, values, save).dumps())
+        folders.sync(hidden / INDEX)
+        return folders.commit(hidden)

@@ -7,8 +7,10 @@ Elsewhere: safetensors.torch.save_file, which wants all tensors at once; safeten
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,13 @@ class Extent(NamedTuple):
     end: int
 
 
+class Written(NamedTuple):
+    """A file that the disk has: its bytes, and the CRC-32 of each tensor's."""
+
+    size: int
+    checksums: dict[str, int]
+
+
 class Header(NamedTuple):
     """What a file says of itself."""
 
@@ -46,13 +55,22 @@ def is_known(dtype: torch.dtype) -> bool:
     return dtype in _CODES
 
 
+def size_of(name: str) -> int:
+    """Bytes of an element of the type with this name; 0 if the format has no such type.
+
+    >>> size_of("bfloat16"), size_of("load")
+    (2, 0)
+    """
+    return next((dtype.itemsize for dtype in _CODES if str(dtype) == f"torch.{name}"), 0)
+
+
 def write_tensors(
     file: Path,
     parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
     read: Callable[[str], Tensor],
     metadata: Mapping[str, str] | None = None,
-) -> int:
-    """Write tensors of these types and shapes, asking for one at a time; return the bytes of the file.
+) -> Written:
+    """Write tensors of these types and shapes, asking for one at a time; return size and checksums.
 
     When it returns, the disk has them.  What `metadata` says stands in the header; other programs look for the format
     there, so that is the default.
@@ -67,13 +85,16 @@ def write_tensors(
         header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)  # the format aligns the data
+    checksums = {}
     with file.open("wb") as out:
         out.write(len(encoded).to_bytes(8, "little") + encoded)
         for name in parts:
-            out.write(read(name).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            held = read(name).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            out.write(held)
+            checksums[name] = zlib.crc32(held)
         out.flush()
         os.fsync(out.fileno())
-    return len(encoded) + 8 + end
+    return Written(len(encoded) + 8 + end, checksums)
 
 
 def read_header(file: Path) -> Header:
@@ -92,10 +113,10 @@ def read_header(file: Path) -> Header:
             header = json.loads(source.read(length))
             metadata = header.pop(_METADATA, {})
             tensors = {
-                name: Extent(types[entry["dtype"]], *(8 + length + place for place in entry["data_offsets"]))
+                name: Extent(types[entry["dtype"]], *(8 + length + index(place) for place in entry["data_offsets"]))
                 for name, entry in header.items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"its header is damaged: {type(error).__name__}") from error
     return Header(metadata, tensors)
 

@@ -3,17 +3,24 @@
 Chapter: book/dp/io.  In: a folder, a step.  Out: names, renames.
 A save writes into a hidden folder, makes the disk keep every file (fsync), and renames the folder.  A rename is one
 step for the file system: whatever moment a process dies at, the folder bears either name.  A removal begins with a
-rename too, so that what has its proper name is always whole.
+rename too, so that what has its proper name is always whole.  One save at a time: a lock says so, which the operating
+system takes from a dead process.  Where a file system has no locks, the token in the hidden name keeps two saves apart.
 """
 
+import errno
+import fcntl
 import os
 import re
+import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dualpipe_lab.dp.checkpoint.index import CheckpointError
 
-_SAVING, _REMOVING = ".saving-", ".removing-"
+_SAVING, _REMOVING, _LOCK = ".saving-", ".removing-", ".saving.lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
 
 
 def name_of(step: int) -> str:
@@ -44,29 +51,55 @@ def latest(folder: Path | str) -> Path:
     return Path(folder) / name_of(steps[-1])
 
 
-def hidden_of(folder: Path, step: int) -> Path:
-    """Where a step is written before it has its name."""
-    return folder / f"{_SAVING}{name_of(step)}"
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other saves out of a folder, in this process and in others.
+
+    Raises:
+        CheckpointError: another save is under way.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _LOCK
+    while True:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            _lock(lock, folder)
+            if _is_at(path, lock):  # else its holder has just removed it: it keeps nobody out any more
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        finally:
+            os.close(lock)
 
 
-def begin(folder: Path, step: int) -> None:
-    """Make the hidden folder of a save, and clear away what broken-off saves and removals left.
+def begin(folder: Path, step: int) -> Path:
+    """Make and return the hidden folder of a save, and clear away what broken-off saves and removals left.
+
+    Call it with the folder locked.
 
     Raises:
         CheckpointError: the step is saved already.
     """
     if step in saved_steps(folder):
         raise CheckpointError(f"{folder / name_of(step)} is there already; remove it, or save into another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(folder):
-        if name.startswith((_SAVING, _REMOVING)):
+        if name.startswith((f"{_SAVING}step-", f"{_REMOVING}step-")):
             shutil.rmtree(folder / name)
-    hidden_of(folder, step).mkdir()
+    hidden = folder / f"{_SAVING}{name_of(step)}-{secrets.token_hex(8)}"
+    hidden.mkdir()
+    return hidden
+
+
+def token_of(hidden: Path) -> str:
+    """What tells a save from all others, also of the same step."""
+    return hidden.name.rpartition("-")[2]
 
 
 def commit(hidden: Path) -> Path:
     """Give a complete save its name."""
-    final = hidden.with_name(hidden.name.removeprefix(_SAVING))
+    final = hidden.with_name(hidden.name.removeprefix(_SAVING).rpartition("-")[0])
     sync(hidden)
     os.rename(hidden, final)
     sync(final.parent)
@@ -88,3 +121,23 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _lock(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"another save is under way in {folder}; wait until it is done, or save into another folder"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

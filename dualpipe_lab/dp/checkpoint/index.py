@@ -1,16 +1,23 @@
 """The index of a checkpoint: which file holds which elements of which tensor, and everything that is no tensor.
 
-Chapter: book/dp/io.  In: JSON.  Out: an `Index`, or an error that names the file.
+Chapter: book/dp/io.  In: JSON.  Out: an `Index`, or an error that names the file and the tensor.
+Checksums (CRC-32): one for each piece of a tensor, over its bytes; one for all that is no tensor, over its JSON with
+sorted keys.  Checkpoints of format 1 have none, and load without.
 """
 
 import json
+import zlib
+from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from dualpipe_lab.dp.checkpoint.file import size_of
 from dualpipe_lab.dp.checkpoint.region import Region
 
-FORMAT = "dualpipe-lab checkpoint 1"
+FORMAT = "dualpipe-lab checkpoint 2"
+OLD_FORMAT = "dualpipe-lab checkpoint 1"  # without checksums and without the token of the save
 INDEX = "index.json"
 VALUES = ("sampler", "config", "num_steps", "scaler", "topology", "random")
 
@@ -21,10 +28,11 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Stored:
-    """Elements of a tensor in a file, where they lie flat under the tensor's name."""
+    """Elements of a tensor in a file, where they lie flat under the tensor's name; the CRC-32 of their bytes."""
 
     file: str
     region: Region
+    checksum: int | None = None
 
 
 @dataclass
@@ -45,12 +53,14 @@ class Index:
         files: bytes of each file.
         tensors: by name.
         values: everything that is no tensor, as JSON.
+        save: the token of the save, which its files repeat; empty in format 1.
     """
 
     step: int
     files: dict[str, int]
     tensors: dict[str, TensorEntry]
     values: dict[str, Any]
+    save: str = ""
 
     def dumps(self) -> str:
         """The index as JSON."""
@@ -58,12 +68,12 @@ class Index:
             name: {
                 "dtype": entry.dtype,
                 "shape": entry.shape,
-                "pieces": [[piece.file, *piece.region[1:]] for piece in entry.pieces],
+                "pieces": [[piece.file, *piece.region[1:], piece.checksum] for piece in entry.pieces],
             }
             for name, entry in self.tensors.items()
         }
-        parts = {"format": FORMAT, "step": self.step, "files": self.files, "tensors": tensors, "values": self.values}
-        return json.dumps(parts, indent=1)
+        parts = {"format": FORMAT, "step": self.step, "save": self.save, "files": self.files, "tensors": tensors}
+        return json.dumps({**parts, "values": self.values, "values_checksum": checksum_of(self.values)}, indent=1)
 
 
 def read_index(path: Path) -> Index:
@@ -76,8 +86,8 @@ def read_index(path: Path) -> Index:
     if not file.is_file():
         raise CheckpointError(f"{file} is missing, so {path} is no checkpoint; latest(folder) names one")
     try:
-        index = _parse(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        index = _parse(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}); use another checkpoint") from error
     for name, size in index.files.items():
         shard = path / name
@@ -88,16 +98,59 @@ def read_index(path: Path) -> Index:
     return index
 
 
+def checksum_of(values: dict[str, Any]) -> int:
+    """The CRC-32 of what is no tensor, as it will be read."""
+    read = json.loads(json.dumps(values))  # keys are text from here on
+    return zlib.crc32(json.dumps(read, sort_keys=True).encode())
+
+
 def _parse(parts: dict[str, Any]) -> Index:
-    if parts["format"] != FORMAT:
+    if parts["format"] not in (FORMAT, OLD_FORMAT):
         raise ValueError(f"format {parts['format']!r}, expected {FORMAT!r}")
+    has_checksums = parts["format"] == FORMAT
     values = {name: parts["values"][name] for name in VALUES}  # a missing one must show before anything is loaded
+    if has_checksums and parts["values_checksum"] != checksum_of(parts["values"]):
+        raise ValueError("the values beside the tensors, random numbers included, differ from their checksum")
+    files = {name: _natural(size, f"the size of {name}") for name, size in parts["files"].items()}
+    held: Counter[str] = Counter()
     tensors = {}
     for name, entry in parts["tensors"].items():
-        shape = tuple(entry["shape"])
-        pieces = [Stored(file, Region(shape or (1,), *numbers)) for file, *numbers in entry["pieces"]]
-        tensors[name] = TensorEntry(entry["dtype"], shape, pieces)
-    return Index(int(parts["step"]), dict(parts["files"]), tensors, values)
+        tensors[name] = _tensor(name, entry, has_checksums)
+        for piece in tensors[name].pieces:
+            held[piece.file] += piece.region.numel * size_of(tensors[name].dtype)
+            if piece.file not in files or held[piece.file] > files[piece.file]:
+                raise ValueError(f"tensor {name} is in {piece.file!r}, which is not listed or has fewer bytes")
+    step = _natural(parts["step"], "the step")
+    return Index(step, files, tensors, values, str(parts["save"]) if has_checksums else "")
+
+
+def _tensor(name: str, entry: dict[str, Any], has_checksums: bool) -> TensorEntry:
+    """Read the entry of a tensor; ValueError naming it, if it describes none."""
+    shape = tuple(_natural(length, f"tensor {name}: a length of shape {entry['shape']}") for length in entry["shape"])
+    if not size_of(entry["dtype"]):
+        raise ValueError(f"tensor {name}: dtype {entry['dtype']!r} is unknown")
+    found = TensorEntry(entry["dtype"], shape)
+    for file, *numbers in entry["pieces"]:
+        what = f"tensor {name}: a number of its piece in {file}"
+        axis, start, stop, first, last, *rest = (_natural(number, what) for number in numbers)
+        region = Region(shape or (1,), axis, start, stop, first, last)
+        if len(rest) != has_checksums or not _is_inside(region):
+            raise ValueError(f"tensor {name}: {numbers} describes no piece of shape {shape}")
+        found.pieces.append(Stored(file, region, *rest))
+    return found
+
+
+def _is_inside(region: Region) -> bool:
+    shape, axis, start, stop, first, last = region
+    if axis >= len(shape) or not start <= stop <= shape[axis] or not first <= last:
+        return False
+    return last <= prod(shape[:axis]) * (stop - start) * prod(shape[axis + 1 :])
+
+
+def _natural(number: Any, what: str) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{what} is {str(number)[:40]!r}, which is no whole number from 0")
+    return number
 
 
 def _first(index: Index, file: str) -> str:

@@ -1,20 +1,22 @@
 """`save` and `load`: called by all ranks together.
 
 Chapter: book/dp/io.  In: an optimizer on N ranks, a folder.  Out: a checkpoint; the state, on any number.
-  save   tell each other what everyone holds -> each element has one owner -> everyone writes a file and waits for the
-         disk -> rank 0 writes the index and renames the folder
-  load   everyone plans and checks -> reads into new memory -> if all ranks are content, all copy; otherwise none does
+  save   rank 0 locks the folder -> tell each other what everyone holds -> each element has one owner -> everyone writes
+         a file and waits for the disk -> rank 0 writes the index and renames the folder
+  load   everyone plans and checks -> reads into new memory -> compares checksums (a piece that nobody read whole is
+         read once more, by one rank) -> if all ranks are content, all copy; otherwise none does
 Elsewhere: torch.distributed.checkpoint (a pickled index); Megatron dist_checkpointing.
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dualpipe_lab.dp.checkpoint import folder as folders
-from dualpipe_lab.dp.checkpoint.file import is_known, write_tensors
+from dualpipe_lab.dp.checkpoint.file import Written, is_known, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint, Read, metadata_of, type_name
 from dualpipe_lab.dp.checkpoint.region import Region
@@ -75,7 +77,7 @@ def save(
         group: the ranks that save together (default: the world).
 
     Raises:
-        CheckpointError: the step is saved already.
+        CheckpointError: the step is saved already, another save is under way, or the folder is not shared.
         ValueError: `keep` is below 1.
     """
     if keep is not None and keep < 1:
@@ -85,14 +87,16 @@ def save(
     values["scaler"] = scaler.state() if scaler else None
     values["topology"] = topology.describe() if topology else None
     own = list(fragments(optimizer, place_of))
-    _agreed(lambda: _begin(folder, step, values, own, rank), group)
-    tensors = _deal(comm.all_gather_object([(f.name, f.shape, type_name(f.view.dtype), f.region) for f in own], group))
-    hidden = folders.hidden_of(folder, step)
-    size = _agreed(lambda: _write(hidden / _file_of(rank), own, tensors, step), group)
-    sizes = comm.all_gather_object(size, group)
-    values["random"] = comm.all_gather_object(random_state(optimizer.generator), group)
-    index = Index(step, {_file_of(number): size for number, size in enumerate(sizes)}, tensors, values)
-    _agreed(lambda: _finish(hidden, index, keep, rank), group)
+    with ExitStack() as held:
+        made = _agreed(lambda: _begin(folder, step, values, own, held if rank == 0 else None), group)
+        hidden = folder / comm.all_gather_object(made, group)[0]
+        tensors = _deal(
+            comm.all_gather_object([(f.name, f.shape, type_name(f.view.dtype), f.region) for f in own], group)
+        )
+        written = _agreed(lambda: _write(hidden, rank, own, tensors, step), group)
+        files = {_file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
+        values["random"] = comm.all_gather_object(random_state(optimizer.generator), group)
+        _agreed(lambda: _finish(hidden, step, files, tensors, values, keep) if rank == 0 else None, group)
     return folder / folders.name_of(step)
 
 
@@ -126,12 +130,16 @@ def load(
     if surplus:
         raise CheckpointError(f"{path} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model")
     staged = _agreed(lambda: [checkpoint.read(f.name, f.region) for f in own], group)
+    checked = set().union(*comm.all_gather_object(checkpoint.checked, group))
+    left = [piece for piece in checkpoint.pieces() if piece not in checked]
+    _agreed(lambda: checkpoint.verify(left[comm.get_rank(group) :: comm.get_world_size(group)]), group)
     for fragment, values in zip(own, staged, strict=True):
         fragment.view.copy_(values)
     return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
 
 
-def _begin(folder: Path, step: int, values: dict[str, Any], own: list[Fragment], rank: int) -> None:
+def _begin(folder: Path, step: int, values: dict[str, Any], own: list[Fragment], held: ExitStack | None) -> Path | None:
+    """Check what is to be saved; with `held`, on rank 0, lock the folder and make the hidden one."""
     try:
         json.dumps(values)
     except TypeError as error:
@@ -142,8 +150,10 @@ def _begin(folder: Path, step: int, values: dict[str, Any], own: list[Fragment],
                 f"tensor {fragment.name} is {type_name(fragment.view.dtype)}, which safetensors cannot hold; convert "
                 "it, or register a buffer that can be made anew with persistent=False"
             )
-    if rank == 0:
-        folders.begin(folder, step)
+    if held is None:
+        return ""
+    held.enter_context(folders.locked(folder))
+    return folders.begin(folder, step).name
 
 
 def _deal(holdings: list[list[tuple[str, tuple[int, ...], str, Region]]]) -> dict[str, TensorEntry]:
@@ -162,21 +172,35 @@ def _deal(holdings: list[list[tuple[str, tuple[int, ...], str, Region]]]) -> dic
     return tensors
 
 
-def _write(file: Path, own: list[Fragment], tensors: dict[str, TensorEntry], step: int) -> int:
+def _write(hidden: Path, rank: int, own: list[Fragment], tensors: dict[str, TensorEntry], step: int) -> Written:
+    if not hidden.is_dir():
+        raise CheckpointError(
+            f"{hidden.parent} is not shared: rank 0 made {hidden.name} in it, and rank {rank} does not see that; "
+            "save into a folder that all ranks share"
+        )
+    file = hidden / _file_of(rank)
     mine = {f.name: f.view for f in own if Stored(file.name, f.region) in tensors[f.name].pieces}
     parts = {name: (view.dtype, (view.numel(),)) for name, view in mine.items()}
-    return write_tensors(file, parts, mine.__getitem__, metadata_of(step, file.name))
+    return write_tensors(file, parts, mine.__getitem__, metadata_of(step, file.name, folders.token_of(hidden)))
 
 
-def _finish(hidden: Path, index: Index, keep: int | None, rank: int) -> None:
+def _finish(
+    hidden: Path,
+    step: int,
+    files: dict[str, Written],
+    tensors: dict[str, TensorEntry],
+    values: dict[str, Any],
+    keep: int | None,
+) -> None:
     """What rank 0 does when all files are on the disk: from here on the checkpoint is there."""
-    if rank != 0:
-        return
-    (hidden / INDEX).write_text(index.dumps())
+    for name, entry in tensors.items():
+        entry.pieces[:] = [replace(piece, checksum=files[piece.file].checksums[name]) for piece in entry.pieces]
+    sizes = {file: written.size for file, written in files.items()}
+    (hidden / INDEX).write_text(Index(step, sizes, tensors, values, folders.token_of(hidden)).dumps(), encoding="utf-8")
     folders.sync(hidden / INDEX)
     final = folders.commit(hidden)
     if keep is not None:
-        folders.rotate(final.parent, index.step, keep)
+        folders.rotate(final.parent, step, keep)
 
 
 def _plan(path: Path, own: list[Fragment], scaler: LossScaler | None) -> Checkpoint:
@@ -208,8 +232,9 @@ def _agreed(action: Callable[[], T], group: Group | None) -> T:
     problem, result = None, None
     try:
         result = action()
-    except (OSError, CheckpointError) as error:
-        problem = str(error)
+    except Exception as error:
+        expected = isinstance(error, (OSError, CheckpointError))
+        problem = str(error) if expected else f"{type(error).__name__}: {error}"
     problems = [found for found in comm.all_gather_object(problem, group) if found]
     if problems:
         raise CheckpointError(problems[0])

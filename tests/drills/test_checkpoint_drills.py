@@ -1,0 +1,357 @@
+"""Drills of checkpoints: two savers in one folder, flipped bits, truncations, edited indices, kills, separate folders.
+
+Whatever happens, what loads is one save, whole; and what does not load says which file and which tensor.
+"""
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, folder, latest, load, save, saved_steps
+from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.zero1 import Zero1
+
+NUM_RANKS = 2
+
+
+def make(value, width=5):
+    model = nn.Linear(width, 300, bias=False)
+    nn.init.constant_(model.weight, value)
+    return Zero1(model, options=Options())
+
+
+def save_all(path, step, value, width=5, num_ranks=NUM_RANKS):
+    """Save a model whose weights are all `value`; returns what each rank was told."""
+
+    def fn(rank, world_size):
+        try:
+            save(path, step, make(float(value), width), config={"value": value})
+        except CheckpointError as error:
+            return str(error)
+        return "saved"
+
+    return lab.launch(fn, num_ranks, output="collect")
+
+
+def check_whole(path):
+    """One save, whole: weights and config are of one value, which it returns."""
+    checkpoint = Checkpoint(path)
+    weight = checkpoint.read("parameter/weight")
+    checkpoint.verify()
+    assert torch.equal(weight, torch.full_like(weight, float(checkpoint.index.values["config"]["value"])))
+    return checkpoint.index.values["config"]["value"]
+
+
+# ---- two savers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [(2, 2), (2, 3)], ids=["one step", "two steps"])
+def test_two_savers_at_once_are_told_and_nothing_is_mixed(tmp_path, steps):
+    """Both start within the same moments, several times; whoever is refused is told why on all ranks."""
+    for trial in range(2):
+        place = tmp_path / str(trial)
+        save_all(place, 1, 10)
+        told = [None, None]
+
+        def run(which, place=place, told=told):
+            told[which] = list(save_all(place, steps[which], 20 + which, width=6_000))
+
+        threads = [threading.Thread(target=run, args=(which,)) for which in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(len(set(words)) == 1 for words in told)  # all ranks of a save are told the same
+        saved = [which for which in range(2) if told[which][0] == "saved"]
+        assert saved
+        for words in told:
+            assert (
+                words[0] == "saved"
+                or words[0].startswith(f"another save is under way in {place}; ")
+                or "is there already" in words[0]
+            ), words
+        assert check_whole(place / folder.name_of(1)) == 10
+        for which in saved:
+            assert check_whole(place / folder.name_of(steps[which])) == 20 + which
+        assert saved_steps(place) == sorted({1, *(steps[which] for which in saved)})
+        assert sorted(os.listdir(place)) == [folder.name_of(step) for step in saved_steps(place)]
+
+
+def test_a_save_under_way_is_named_on_all_ranks_and_stays_whole(tmp_path):
+    with folder.locked(tmp_path):
+        hidden = folder.begin(tmp_path, 3)
+        (told,) = set(save_all(tmp_path, 4, 1))
+        assert told == (f"another save is under way in {tmp_path}; wait until it is done, or save into another folder")
+        assert hidden.is_dir()
+    assert set(save_all(tmp_path, 4, 1)) == {"saved"}
+    assert os.listdir(tmp_path) == [folder.name_of(4)]
+
+
+def test_the_lock_of_a_dead_process_keeps_nobody_out(tmp_path):
+    def die(rank, world_size):
+        with folder.locked(tmp_path):
+            folder.begin(tmp_path, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(lab.RankError, match="SIGKILL"):
+        lab.launch(die, 1)
+    assert len(os.listdir(tmp_path)) == 2  # the lock's file and the hidden folder
+    assert set(save_all(tmp_path, 1, 7)) == {"saved"}
+    assert check_whole(latest(tmp_path)) == 7
+    assert os.listdir(tmp_path) == [folder.name_of(1)]
+
+
+def test_a_lock_that_its_holder_removes_is_taken_anew(tmp_path):
+    """Whoever opened the old lock's file before it was removed must not believe that it holds the new one."""
+    opened = os.open(tmp_path / ".saving.lock", os.O_CREAT | os.O_RDWR)
+    (tmp_path / ".saving.lock").unlink()
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    refused = pytest.raises(CheckpointError, match="another save is under way")
+    with folder.locked(tmp_path), refused, folder.locked(tmp_path):
+        pass
+    os.close(opened)
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_locks_of_the_file_system_two_saves_are_not_mixed(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(45 if os.uname().sysname == "Darwin" else 95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with folder.locked(tmp_path), folder.locked(tmp_path):
+        first, second = folder.begin(tmp_path, 2), folder.begin(tmp_path, 2)
+    assert first != second
+    assert not first.exists()
+
+
+def test_a_folder_that_is_not_shared_is_told(tmp_path):
+    def fn(rank, world_size):
+        own = tmp_path / f"node{rank // 2}"  # two ranks on each of two nodes
+        try:
+            save(own, 1, make(1.0))
+        except CheckpointError as error:
+            return str(error)
+
+    (told,) = set(lab.launch(fn, 4))
+    assert "node1 is not shared: rank 0 made .saving-step-00000001-" in told
+    assert "rank 2 does not see that; save into a folder that all ranks share" in told
+    assert os.listdir(tmp_path / "node0")[0].startswith(".saving-")  # for the next save to clear away
+
+
+# ---- damage
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    path = tmp_path_factory.mktemp("intact")
+    assert set(save_all(path, 3, 3, num_ranks=3)) == {"saved"}
+    return latest(path)
+
+
+def content(path):
+    """Everything that a checkpoint says, or its error."""
+    try:
+        checkpoint = Checkpoint(path)
+        tensors = {name: checkpoint.read(name).numpy().tobytes() for name in checkpoint.names()}
+        checkpoint.verify()
+    except CheckpointError as error:
+        return str(error)
+    return checkpoint.step, tensors, checkpoint.index.values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["index", "header", "data"])
+def test_no_flipped_bit_loads_as_something_else(intact, tmp_path, part):
+    draw = random.Random(7)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(intact, damaged)
+    expected, outcomes = content(intact), []
+    assert not isinstance(expected, str)
+    for _ in range(150):
+        file = damaged / ("index.json" if part == "index" else f"rank-0000{draw.randrange(3)}.safetensors")
+        whole = file.read_bytes()
+        data = 8 + int.from_bytes(whole[:8], "little") if part != "index" else len(whole)
+        place = draw.randrange(data, len(whole)) if part == "data" else draw.randrange(data)
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :])
+        found = content(damaged)
+        assert isinstance(found, str) or found == expected, (place, whole[max(0, place - 40) : place + 40])
+        outcomes.append(isinstance(found, str))
+        file.write_bytes(whole)
+    assert sum(outcomes) > (149 if part == "data" else 100)  # spaces of the JSON may flip without a difference
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("name", ["index.json", "rank-00000.safetensors", "rank-00002.safetensors"])
+def test_truncated_files_are_named(intact, tmp_path, name, share):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(intact, damaged)
+    os.truncate(damaged / name, int(share * (damaged / name).stat().st_size))
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        Checkpoint(damaged)
+
+
+def entry_of(index):
+    return index["tensors"]["parameter/weight"]
+
+
+EDITS = {
+    "negative length": lambda index: entry_of(index).update(shape=[300, -5]),
+    "length that is text": lambda index: entry_of(index).update(shape=["300", 5]),
+    "shape that is text": lambda index: entry_of(index).update(shape="35"),
+    "shape that is huge": lambda index: entry_of(index).update(shape=[10**18, 10**18]),
+    "function as dtype": lambda index: entry_of(index).update(dtype="load"),
+    "unknown dtype": lambda index: entry_of(index).update(dtype="nosuch"),
+    "dtype that is no text": lambda index: entry_of(index).update(dtype=[1]),
+    "axis out of range": lambda index: entry_of(index)["pieces"][0].__setitem__(1, 9),
+    "negative axis": lambda index: entry_of(index)["pieces"][0].__setitem__(1, -1),
+    "empty slice": lambda index: entry_of(index)["pieces"][0].__setitem__(3, 0),
+    "end before begin": lambda index: entry_of(index)["pieces"][0].__setitem__(5, -1),
+    "broken number": lambda index: entry_of(index)["pieces"][0].__setitem__(4, 0.5),
+    "too few numbers": lambda index: entry_of(index)["pieces"][0].pop(),
+    "overlap and gap": lambda index: entry_of(index)["pieces"][0].__setitem__(
+        slice(4, 6), entry_of(index)["pieces"][1][4:6]
+    ),
+    "other file": lambda index: entry_of(index)["pieces"][0].__setitem__(0, "../../x.safetensors"),
+    "no file": lambda index: entry_of(index)["pieces"][0].__setitem__(0, 3),
+    "other checksum": lambda index: entry_of(index)["pieces"][0].__setitem__(6, 1),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edited_index_is_refused_with_file_and_tensor(intact, tmp_path, edit):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(intact, damaged)
+    index = json.loads((damaged / "index.json").read_text())
+    edit(index)
+    (damaged / "index.json").write_text(json.dumps(index))
+    found = content(damaged)
+    assert isinstance(found, str)
+    assert "parameter/weight" in found
+    assert "index.json" in found or ".safetensors" in found
+
+
+def test_nested_brackets_and_foreign_text_are_damage(intact, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(intact, damaged)
+    for text in (b"[" * 100_000, b"\xff\xfe", b'{"format": "dualpipe-lab checkpoint 2"}', b"null"):
+        (damaged / "index.json").write_bytes(text)
+        with pytest.raises(CheckpointError, match=r"index\.json is damaged"):
+            Checkpoint(damaged)
+
+
+def test_flipped_random_numbers_are_damage_on_all_ranks(intact, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(intact, damaged)
+    index = json.loads((damaged / "index.json").read_text())
+    index["values"]["random"][0]["python"][1][5] ^= 1
+    (damaged / "index.json").write_text(json.dumps(index))
+
+    def fn(rank, world_size):
+        try:
+            load(damaged, make(9.0))
+        except CheckpointError as error:
+            return str(error)
+
+    (told,) = set(lab.launch(fn, 2))
+    assert "random numbers included, differ from their checksum" in told
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_a_flipped_bit_stops_all_ranks_however_many_load(intact, tmp_path, num_ranks):
+    """3 ranks read whole pieces; 2 and 4 read parts of pieces, which say nothing about the others' bits."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(intact, damaged)
+    file = damaged / "rank-00001.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-3] ^= 16
+    file.write_bytes(whole)
+
+    def fn(rank, world_size):
+        optimizer, told = make(9.0), ""
+        try:
+            load(damaged, optimizer)
+        except CheckpointError as error:
+            told = str(error)
+        return told, bool((optimizer.held[0].adam.weight == 9.0).all())
+
+    found = lab.launch(fn, num_ranks)
+    ((told, unchanged),) = set(found)
+    assert unchanged
+    assert "rank-00001.safetensors: tensor " in told
+    assert "cannot be read (its bytes differ from their checksum)" in told
+
+
+def test_a_checkpoint_without_checksums_still_loads(intact, tmp_path):
+    """As the format was before: pieces of six numbers, no token."""
+    old = tmp_path / "old"
+    shutil.copytree(intact, old)
+    index = json.loads((old / "index.json").read_text())
+    token = index.pop("save")
+    del index["values_checksum"]
+    index["format"] = "dualpipe-lab checkpoint 1"
+    for entry in index["tensors"].values():
+        entry["pieces"] = [piece[:6] for piece in entry["pieces"]]
+    for file in old.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes().replace(f', "save": "{token}"'.encode(), b" " * (len(token) + 12)))
+    (old / "index.json").write_text(json.dumps(index))
+
+    def fn(rank, world_size):
+        optimizer = make(9.0)
+        return load(old, optimizer).step, bool((optimizer.held[0].adam.weight == 3.0).all())
+
+    assert lab.launch(fn, 2) == [(3, True)] * 2
+
+
+# ---- kills
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_leave_one_whole_save(tmp_path):
+    width = 2000
+
+    def time_a_save(rank, world_size):
+        optimizer, before = make(1.0, width), time.perf_counter()
+        save(tmp_path, 1, optimizer, config={"value": 1})
+        return time.perf_counter() - before
+
+    seconds = max(lab.launch(time_a_save, NUM_RANKS))
+    draw = random.Random(11)
+
+    def fn(rank, world_size, step, victims, delay):
+        optimizer = make(float(step), width)
+        lab.comm.barrier()
+        if rank in victims:
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        save(tmp_path, step, optimizer, keep=2, config={"value": step})
+        time.sleep(60)  # a victim dies in any case
+
+    steps = [1]
+    for trial in range(8):
+        victims = draw.choice([(0,), (1,), (0, 1)])
+        with pytest.raises(lab.RankError, match="SIGKILL"):
+            lab.launch(fn, NUM_RANKS, steps[-1] + 1, victims, seconds * 1.3 * (trial + draw.random()) / 8)
+        steps.append(check_whole(latest(tmp_path)))
+        assert steps[-1] in (steps[-2], steps[-2] + 1)
+    assert set(save_all(tmp_path, steps[-1] + 1, 5)) == {"saved"}
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_a_file_of_another_program_in_the_folder_stays(tmp_path):
+    (tmp_path / ".saving-model.safetensors").write_text("being written")
+    assert set(save_all(tmp_path, 1, 2)) == {"saved"}
+    assert (tmp_path / ".saving-model.safetensors").exists()
+    assert Path(latest(tmp_path)).name == folder.name_of(1)
