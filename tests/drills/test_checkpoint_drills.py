@@ -242,6 +242,13 @@ def test_an_edited_index_is_refused_with_file_and_tensor(intact, tmp_path, edit)
     assert "index.json" in found or ".safetensors" in found
 
 
+def test_a_file_of_another_save_of_the_same_step_is_told(intact, tmp_path):
+    save_all(tmp_path, 3, 4, num_ranks=3)
+    damaged = latest(tmp_path)
+    shutil.copy(intact / "rank-00002.safetensors", damaged)
+    assert "{'step': '3', 'file': 'rank-00002.safetensors'} of another save, the index means" in content(damaged)
+
+
 def test_nested_brackets_and_foreign_text_are_damage(intact, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(intact, damaged)

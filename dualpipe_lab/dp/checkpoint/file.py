@@ -111,7 +111,7 @@ def read_header(file: Path) -> Header:
         types = {code: dtype for dtype, code in _CODES.items()}
         try:
             header = json.loads(source.read(length))
-            metadata = header.pop(_METADATA, {})
+            metadata = dict(header.pop(_METADATA, {}))
             tensors = {
                 name: Extent(types[entry["dtype"]], *(8 + length + index(place) for place in entry["data_offsets"]))
                 for name, entry in header.items()

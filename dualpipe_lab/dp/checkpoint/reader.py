@@ -168,7 +168,8 @@ class Checkpoint:
             self._headers[piece.file] = read_header(self.path / piece.file)
         metadata, tensors = self._headers[piece.file]
         if metadata != (wanted := metadata_of(self.step, piece.file, self.index.save)):
-            raise ValueError(f"it says that it is {metadata}, the index means {wanted}; do not mix checkpoints")
+            other = "" if metadata.pop("save", "") == wanted.pop("save", "") else " of another save"
+            raise ValueError(f"it says that it is {metadata}{other}, the index means {wanted}; do not mix checkpoints")
         if name not in tensors:
             raise ValueError("it is not in the file")
         dtype = getattr(torch, self.index.tensors[name].dtype)

@@ -138,8 +138,8 @@ def load(
     return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
 
 
-def _begin(folder: Path, step: int, values: dict[str, Any], own: list[Fragment], held: ExitStack | None) -> Path | None:
-    """Check what is to be saved; with `held`, on rank 0, lock the folder and make the hidden one."""
+def _begin(folder: Path, step: int, values: dict[str, Any], own: list[Fragment], held: ExitStack | None) -> str:
+    """Check what is to be saved; with `held`, on rank 0, lock the folder, make the hidden one and return its name."""
     try:
         json.dumps(values)
     except TypeError as error:
