@@ -37,8 +37,8 @@ def check_stages(program: Program, rank: int, stages: Collection[int]) -> None:
 def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
     """Raise ValueError for a stage that torch's `fully_shard` shards, where its gradients would be lost.
 
-    FSDP2 reduces gradients in a hook on the inputs of a module, which the graph reaches in I: those of W come after it,
-    are reduced one microbatch late, and the last ones never.
+    FSDP2 reduces the gradients of a module when its backward reaches the module's inputs, which is in I.  What W adds
+    waits for the next I; after the last I nobody reduces it.
     """
     split = {action.stage for action in program.actions(rank) if action.kind == W}
     for stage, module in modules.items():
