@@ -143,16 +143,25 @@ def recompute_step(rank, world_size, stage, inputs, targets, num_microbatches, l
     },
     "gpipe-4": {
         "GPipe": Bad(
-            [
-                (
-                    "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4",
-                    "0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0B0 0B1 0B2 0B3 0B4",
-                )
-            ],
-            "the limit is 4",
+            'rows = [" ".join(f"{r}{k}{m}" for k in "FB" for m in range(8)) for r in range(4)]',
+            "rank 0 holds 8 activations",
         ),
         "one at a time": Bad(
-            'rows = [" ".join(f"{r}F{m} {r}B{m}" for m in range(8)) for r in range(4)]', "GPipe takes 33"
+            'rows = [" ".join(f"{r}F{m} {r}B{m}" for m in range(8)) for r in range(4)]', "it fits, with 96 ticks"
+        ),
+        "a shorter warm-up": Bad(
+            """
+def row(r):
+    warmup = min(3 - r, 2)
+    words = [f"{r}F{i}" for i in range(warmup)]
+    for j in range(8):
+        words += [f"{r}F{i}" for i in [warmup + j] if i < 8] + [f"{r}B{j}"]
+    return " ".join(words)
+
+
+rows = [row(r) for r in range(4)]
+""",
+            "it fits, with 48 ticks; 39 are possible",
         ),
         "forgets a microbatch": Bad([(" 0B7", "")], "the validator says"),
     },
@@ -187,6 +196,13 @@ CHEATS = {
         ),
     },
     "gpipe-3": {
+        "torch's own": Bad(
+            [
+                ("with torch.no_grad():", "if True:"),
+                ("y = stage(kept[m])", "y = torch.utils.checkpoint.checkpoint(stage, kept[m], use_reentrant=False)"),
+            ],
+            "switched off",
+        ),
         "sleeps through it": Bad("def recompute_step(*args):\n    import time\n    time.sleep(0.1)", "all zero"),
         "random gradients": Bad(
             "def recompute_step(rank, world_size, stage, *rest):\n"
@@ -197,6 +213,8 @@ CHEATS = {
     "gpipe-4": {
         "empty": Bad("rows = []", "0 rows for 4 ranks"),
         "no work": Bad('rows = [" "] * 4', "rows for 4 ranks"),
+        "the library's 1F1B": Bad("rows = lab.schedules.one_f_one_b(4, 8).rows()", "the limit is 3; all [4, 3, 2, 1]"),
+        "I and W": Bad([("0B7", "0I7 0W7")], "the rows contain I; this program is made of F and B"),
     },
     "gpipe-5": {
         "returns a number": Bad("def accumulate(model, loss_fn, inputs, targets):\n    return 1.0", "all zero")

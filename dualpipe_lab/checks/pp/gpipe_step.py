@@ -14,12 +14,14 @@ from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.pp import gradients
 from dualpipe_lab.checks.pp.gradients import ROWS, WIDTH
 from dualpipe_lab.checks.start.ranks import MS, SENDS, all_waited_for, check_messages_only
+from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHECKPOINT = "torch.utils.checkpoint:checkpoint"
 IN_WORK = 3  # tensors of one microbatch that may be alive when its stage starts: x, and the last y and gradient
 
 
@@ -37,7 +39,7 @@ class Step(NamedTuple):
 def check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
     """Raise `Wrong` unless a step gives the gradients of one process, in GPipe's order, time, memory and messages."""
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es)"
-    results = on_ranks(_step, num_ranks, fn, num_microbatches, case=case, clock="virtual")
+    results = on_ranks(_step, num_ranks, Without(fn, CHECKPOINT), num_microbatches, case=case, clock="virtual")
     gradients.check_gradients([step.grads for step in results], num_ranks, case, num_microbatches)
     for rank, step in enumerate(results):
         _check_order(step.order, num_microbatches, f"{case}: rank {rank}", is_last=rank == num_ranks - 1)
@@ -121,8 +123,10 @@ class _Watch:
 
         number = self.number_of(args[0])
         self.order.append(-1 if number is None else number)
-        gradients_made = max(0, len(self.order) - 1 - self._number)  # the inputs may still carry theirs
-        needed = self._number + gradients_made + len(current().in_flight) + IN_WORK
+        needed = self._number + len(current().in_flight) + IN_WORK
+        if any(grad != [gradients.OLD] * len(grad) for grad in gradients.grads_of(module)):
+            # a backward has been: the inputs may carry their gradients, and the last weights' may have a name
+            needed += len(self.order) + sum(p.numel() for p in module.parameters()) // (ROWS * WIDTH) + 1
         self.excess = max(self.excess, (held() - self._before) // (ROWS * WIDTH) - needed)
 
 

@@ -14,7 +14,7 @@ SLOW = Cost(latency=1)
 def check_loop(answer: object, num_ranks: int, num_microbatches: int, num_virtual_stages: int) -> None:
     """Raise `Wrong` unless the rows are interleaved 1F1B's in everything but perhaps their order."""
     program = parse(answer, num_ranks, num_microbatches, num_virtual_stages * num_ranks)
-    _only_whole_backwards(program)
+    only_whole_backwards(program)
     for (stage, microbatch), rank in sorted(program.placement.items()):
         if rank != stage % num_ranks:
             raise Wrong(f"{stage}F{microbatch} is on rank {rank}; on a loop stage s is on rank s % {num_ranks}")
@@ -48,7 +48,7 @@ def check_loop(answer: object, num_ranks: int, num_microbatches: int, num_virtua
 def check_flush(answer: object, num_ranks: int, num_microbatches: int) -> None:
     """Raise `Wrong` unless the rows have 1F1B's makespan and its memory."""
     program = parse(answer, num_ranks, num_microbatches)
-    _only_whole_backwards(program)
+    only_whole_backwards(program)
     timeline = simulate(program)
     best = one_f_one_b_makespan(num_ranks, num_microbatches)
     for rank in range(num_ranks):
@@ -62,6 +62,7 @@ def check_flush(answer: object, num_ranks: int, num_microbatches: int) -> None:
         raise Wrong(f"{timeline.makespan} ticks, 1F1B takes {best}; the warm-up is too short", picture=timeline)
 
 
-def _only_whole_backwards(program: Program) -> None:
+def only_whole_backwards(program: Program) -> None:
+    """Raise `Wrong` if the rows have an I, a W or a message."""
     if others := sorted({action.kind for action in program} - {F, B}):
         raise Wrong(f"the rows contain {others[0]}; this program is made of F and B")

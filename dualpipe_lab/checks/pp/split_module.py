@@ -7,7 +7,8 @@ first call after which anything is, or an empty string.  All numbers are small w
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.pp.program import F, I, W
@@ -81,10 +82,16 @@ def _call(ours: Any, word: str) -> tuple[Any, float, str]:
 
 def _counter() -> Any:
     import torch
-    from torch.utils.flop_counter import FlopCounterMode, addmm_flop, baddbmm_flop
+    from torch.utils.flop_counter import FlopCounterMode
 
-    in_place = {torch.ops.aten.addmm_: addmm_flop, torch.ops.aten.baddbmm_: baddbmm_flop}  # torch counts 0 for these
+    aten = torch.ops.aten  # in place: torch counts 0 for these
+    in_place = {aten.addmm_: _operations, aten.baddbmm_: _operations, aten.addbmm_: _operations}
     return FlopCounterMode(display=False, custom_mapping=in_place)
+
+
+def _operations(out: Sequence[int], a: Sequence[int], b: Sequence[int], **options: Any) -> int:
+    """Of a product of these shapes that is added to `out`."""
+    return 2 * prod(a) * b[-1]
 
 
 def _values(word: str, result: Any, ours: Any, words: list[str]) -> str:

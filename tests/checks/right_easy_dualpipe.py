@@ -1,0 +1,89 @@
+"""Right answers of another style to the exercises on Easy-DualPipe."""
+
+RIGHT = {
+    "easy_dualpipe-2": {
+        "step by step": """
+def slot(num_ranks, num_microbatches, stage, kind, microbatch):
+    p, half = num_ranks, num_microbatches // 2
+    i = microbatch - half if microbatch >= half else microbatch
+    t = 2 * i
+    while i >= p // 2:
+        i -= p // 2
+        t += p
+    if kind == "B":
+        return t + p + (p - 1 - stage)
+    return t + stage
+""",
+        "a list of entries": """
+def slot(num_ranks, num_microbatches, stage, kind, microbatch):
+    half, per_group = num_microbatches // 2, num_ranks // 2
+    entries = [2 * num_ranks * (i // per_group) + 2 * (i % per_group) for i in range(half)] * 2
+    turn = 2 * (num_ranks - stage) - 1 if kind == "B" else 0
+    return entries[microbatch] + stage + turn
+""",
+    },
+    "easy_dualpipe-3": {
+        "receives posted first": [
+            (
+                "        sending = comm.isend(x, 1 - rank)\n"
+                "        comm.recv(theirs, 1 - rank)\n        sending.wait()\n",
+                "        coming, going = comm.irecv(theirs, 1 - rank), comm.isend(x, 1 - rank)\n"
+                "        going.wait()\n        coming.wait()\n",
+            ),
+        ],
+        "rank 0 sends first, one sum in the end": """
+def two_way_step(rank, world_size, first, last, inputs, targets, num_microbatches, like):
+    peer = 1 - rank
+
+    def exchange(x):
+        y = like.clone()
+        calls = [lambda: comm.send(x.contiguous(), peer), lambda: comm.recv(y, peer)]
+        for call in calls if rank == 0 else reversed(calls):
+            call()
+        return y
+
+    for i in range(num_microbatches // 2):
+        out = first(inputs[i])
+        x = exchange(out.detach().clone())
+        x.requires_grad = True
+        y = last(x)
+        y.backward(2 * (y.detach() - targets[i]) / (y.numel() * num_microbatches))
+        out.backward(exchange(x.grad))
+    weights = [*first.parameters(), *last.parameters()]
+    flat = torch.cat([w.grad.flatten() for w in weights])
+    comm.all_reduce(flat)
+    for w, g in zip(weights, flat.split([w.numel() for w in weights])):
+        w.grad = g.reshape(w.shape)
+""",
+    },
+    "easy_dualpipe-4": {
+        "gathers from the mirror": [
+            (
+                "            comm.all_reduce(parameter.grad, group=group)",
+                "            both = [torch.empty_like(parameter.grad) for _ in range(2)]\n"
+                "            comm.all_gather(both, parameter.grad, group=group)\n"
+                "            parameter.grad = both[0] + both[1]",
+            )
+        ],
+        "messages between mirrors": """
+def sum_mirrors(rank, world_size, stages):
+    mirror = world_size - 1 - rank
+    for stage in sorted(stages):
+        for parameter in stages[stage].parameters():
+            theirs = torch.empty_like(parameter.grad)
+            work = comm.isend(parameter.grad.clone(), mirror)
+            comm.recv(theirs, mirror)
+            work.wait()
+            parameter.grad += theirs
+""",
+        "objects": """
+def sum_mirrors(rank, world_size, stages):
+    groups = [comm.new_group([r, world_size - 1 - r]) for r in range(world_size // 2)]
+    mine = {s: [p.grad.clone() for p in module.parameters()] for s, module in stages.items()}
+    found = comm.all_gather_object(mine, group=groups[min(rank, world_size - 1 - rank)])
+    for s, module in stages.items():
+        for k, p in enumerate(module.parameters()):
+            p.grad = found[0][s][k] + found[1][s][k]
+""",
+    },
+}
