@@ -6,6 +6,8 @@ from pkgutil import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
 
+AUTOGRAD = ("torch.autograd:grad", "torch.autograd:backward", "torch:Tensor.backward")  # where it is done by hand
+
 
 class Without:
     """A function that cannot call what these names stand for: `module:function`, `module:Class.method` or `module`.

@@ -36,6 +36,10 @@ TYPICAL = {
             "a slot has two tokens",
         ),
         "one too many": Bad([("place < num_slots_each", "place <= num_slots_each")], "expected"),
+        "in 32 bits": Bad(
+            [("slots.view(indices.shape[1], -1).t()", "slots.view(indices.shape[1], -1).t().int()")],
+            "they are indices of rows, torch.int64",
+        ),
         "not transposed back": Bad([("slots.view(indices.shape[1], -1).t()", "slots.view(indices.shape)")], "expected"),
         "places of an unstable sort": Bad(
             [("before.gather(1, experts[:, None])[:, 0]", "before.gather(1, experts[:, None])[:, 0].flip(0)")],
@@ -80,7 +84,7 @@ TYPICAL = {
                     "    rows = dispatch(filled, even)",
                 )
             ],
-            "2 and",
+            "are needed, the slots of others' experts twice",
         ),
         "detached": Bad([("dispatch(filled, even)", "dispatch(filled.detach(), even)")], "does not require grad"),
     },

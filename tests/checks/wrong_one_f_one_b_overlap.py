@@ -41,6 +41,27 @@ def host(compute, comm, needs):
 """,
             "Which wait comes before it has to, or which issue later than it could?",
         ),
+        "one issue per piece of work": Bad(
+            """
+def host(compute, comm, needs):
+    calls, ran, issued, waited = [], set(), 0, 0
+    for op in [None, *compute]:
+        if op is not None:
+            if needs.get(op) in comm:
+                until = comm.index(needs[op]) + 1
+                calls += [("issue", other) for other in comm[issued:until]]
+                issued = max(issued, until)
+                calls += [("wait", other) for other in comm[waited:until]]
+                waited = max(waited, until)
+            calls.append(("run", op))
+            ran.add(op)
+        if issued < len(comm) and (comm[issued] not in needs or needs[comm[issued]] in ran):
+            calls.append(("issue", comm[issued]))
+            issued += 1
+    return calls + [("issue", o) for o in comm[issued:]] + [("wait", o) for o in comm[waited:]]
+""",
+            "two that become ready at once",
+        ),
         "forgets the last": Bad(
             [('    return calls + [("wait", other) for other in comm[waited:]]', "    return calls")],
             "there is no wait C_F0",
@@ -89,6 +110,24 @@ def carry_out(program, do, issue, needs):
         ),
         "forgets the last": Bad(
             [("    for work in under_way.values():\n        work.wait()\n", "")], "nobody waited for C_F0"
+        ),
+        "waits when the next one is issued": Bad(
+            """
+def carry_out(program, do, issue, needs):
+    handles, last = {}, None
+    for op in program:
+        if needs.get(op) in handles:
+            handles.pop(needs[op]).wait()
+        if op[0] in "DC":
+            if last in handles:
+                handles.pop(last).wait()
+            handles[op], last = issue(op), op
+        else:
+            do(op)
+    for handle in handles.values():
+        handle.wait()
+""",
+            "whose rows nobody needs yet",
         ),
         "never waits": Bad(
             [("            under_way.pop(needs[op]).wait()\n", "            pass\n")], "and C_B0 is not over"

@@ -44,10 +44,15 @@ def halving_doubling(x):
         "no way back": Bad([("reversed(rounds)", "[]")], "is missing"),
         "way back not reversed": Bad([("reversed(rounds)", "rounds")], "is missing"),
         "both keep the same half": Bad([("bool(rank & distance)", "False")], "has no send to rank 0"),
+        "in float32": Bad(
+            [("mine += arriving", "mine += (arriving.float() + mine.float()).to(mine.dtype) - mine")],
+            "4 ranks, 8 float64 numbers",
+        ),
         "floor": Bad([("-(-x.numel() // N)", "x.numel() // N")], "is missing"),
     },
     "ring_all_reduce-3": {
         "own chunk": Bad([("owned = rank - 1", "owned = rank")], "is missing"),
+        "the ring to the right": Bad(_RING.format(name="to_the_left"), "this ring goes to the left"),
         "two on": Bad([("owned = rank - 1", "owned = rank - 2")], "nobody would notice"),
         "adds what is finished": Bad(
             [

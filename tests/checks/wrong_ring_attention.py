@@ -77,6 +77,16 @@ TYPICAL = {
         "adds after the last hop": Bad(
             [("return pass_on(total)", "return pass_on(total) + parts[0]")], "its block's gradient is"
         ),
+        "sums all blocks": Bad(
+            """
+def bring_home(parts):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    blocks = torch.stack([parts[(rank - owner) % size] for owner in range(size)])
+    comm.all_reduce(blocks)
+    return blocks[rank]
+""",
+            "3 hops of a block are 72",
+        ),
         "in place": Bad(
             [("return pass_on(total)", "total = pass_on(total).clone()\n    parts[0].zero_()\n    return total")],
             "one of the parts has changed",
@@ -127,7 +137,7 @@ def bring_home(parts):
     dist.all_gather_object(found, parts)
     return sum(found[r][(r - rank) % size] for r in range(size))
 """,
-            "sent 0 bytes",
+            "the ranks sent 0 bytes through comm",
         ),
     },
     "ring_attention-5": {

@@ -28,7 +28,14 @@ TYPICAL = {
             "have other bits on rank",
         ),
         "passes on what it merged": Bad(
-            _MERGES.format(turn="pair = merge(pair, turn(pair))"), "400 rows on 3 rank(s): rank 0: the sum of row"
+            _MERGES.format(turn="pair = merge(pair, turn(pair))"),
+            "400 rows on 3 rank(s), float32: rank 0: the sum of row",
+        ),
+        "merges in float64": Bad(
+            _MERGES.format(turn="passing = turn(passing); pair = merge(pair.double(), passing.double())").replace(
+                "return pair[0], pair[1]", "return pair[0].to(m.dtype), pair[1].to(m.dtype)"
+            ),
+            "float64: all sums are right, and",
         ),
         "own maximum": Bad(
             [("(pairs[r][0] - subtract).exp() * pairs[r][1]", "pairs[r][1]")], "the sum of row 2 (thousands apart)"

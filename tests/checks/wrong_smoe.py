@@ -20,6 +20,24 @@ TYPICAL = {
             [("dy.T @ x for dy, x in parts]", "dy.T @ x for dy, x in parts if len(x)]")], "dW has shape [2, 2, 3]"
         ),
         "one expert": Bad([("dy @ weight for dy, weight", "dy @ weights[0] for dy, weight")], "dx differs"),
+        "in float32": Bad(
+            [("dy @ weight for", "(dy.float() @ weight.float()).double() for")], "any float64 numbers: dx"
+        ),
+        "in bfloat16": Bad(
+            [("dy.T @ x for", "(dy.bfloat16().T @ x.bfloat16()).to(dy.dtype) for")], "any float64 numbers: dW"
+        ),
+        "all experts on all rows": Bad(
+            """
+def input_grad(grad, weights, counts):
+    every = torch.einsum("ro,eoi->rei", grad, weights)
+    expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return every[torch.arange(len(grad)), expert]
+
+def weight_grad(grad, rows, counts):
+    return torch.stack([dy.T @ x for dy, x in zip(grad.split(counts), rows.split(counts))])
+""",
+            "A row meets the matrix of its own expert alone",
+        ),
         "mean": Bad([("[dy.T @ x for", "[dy.T @ x / max(len(x), 1) for")], "dW differs"),
     },
     "smoe-3": {
@@ -84,8 +102,45 @@ weight_grad = grouped_weight_grad
 """,
             "the library's own is switched off",
         ),
+        "autograd": Bad(
+            """
+def input_grad(grad, weights, counts):
+    with torch.enable_grad():
+        x = grad.new_zeros(len(grad), weights.shape[2]).requires_grad_()
+        y = torch.cat([part @ weight.T for part, weight in zip(x.split(counts), weights)])
+        return torch.autograd.grad(y, x, grad)[0]
+
+def weight_grad(grad, rows, counts):
+    return torch.stack([dy.T @ x for dy, x in zip(grad.split(counts), rows.split(counts))])
+""",
+            "switched off",
+        ),
     },
     "smoe-3": {
+        "gathers the experts": Bad(
+            """
+def layer(x, experts, weights, num_experts):
+    every = weights.new_empty(comm.get_world_size() * len(weights), *weights.shape[1:])
+    comm.all_gather_single(every, weights.contiguous())
+    return torch.einsum("tkoi,ti->to", every[experts], x)
+""",
+            "no expert travels",
+        ),
+        "gathers the tokens": Bad(
+            """
+def layer(x, experts, weights, num_experts):
+    rank, share = comm.get_rank(), len(weights)
+    parts = comm.all_gather_object((x, experts))
+    rows, chosen = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    y = torch.zeros_like(rows)
+    for e, weight in enumerate(weights):
+        y += (chosen == rank * share + e).sum(1, keepdim=True) * (rows @ weight.T)
+    comm.all_reduce(y)
+    first = sum(len(p[0]) for p in parts[:rank])
+    return y[first : first + len(x)]
+""",
+            "nor a row to ranks that it has not chosen",
+        ),
         "stays at home": Bad(
             "def layer(x, experts, weights, num_experts):\n"
             "    return x * (experts % len(weights) + 1).sum(1, keepdim=True)",

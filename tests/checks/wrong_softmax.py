@@ -29,6 +29,13 @@ TYPICAL = {
         "sign": Bad([("-(scaled * visible)", "(scaled * visible)")], "all are -1 times"),
         "one temperature too few": Bad([("temperature**2", "temperature")], "all are 0.5 times"),
         "diagonal alone": Bad([("dy - (y * dy).sum(-1, keepdim=True)", "dy - y * dy")], "the gradient of the scores"),
+        "far below is hidden": Bad(
+            [("x.masked_fill(x == -torch.inf, 0)", "x.masked_fill(x < -10_000, 0)")], "scores below -20,000"
+        ),
+        "in float32": Bad(
+            [("    scaled = x / temperature\n    l", "    scaled = (x / temperature).float()\n    l")],
+            "is something float32 inside",
+        ),
         "a matrix": Bad(
             [
                 (
@@ -41,6 +48,13 @@ TYPICAL = {
         ),
     },
     "softmax-3": {
+        "far below is hidden": Bad(
+            [
+                ("largest == -torch.inf", "largest < -10_000"),
+                ("    powers =", "    x = x.masked_fill(x < -10_000, -torch.inf)\n    powers ="),
+            ],
+            "scores below -20,000",
+        ),
         "repaired behind": Bad(
             "def weights(x):\n    return torch.softmax(x, -1).nan_to_num(0)", "NaN was made and thrown away"
         ),
@@ -70,6 +84,23 @@ CHEATS = {
             + _LIBRARY
             + "    return softmax(x / temperature)\ndef backward(x, y, dy, temperature):\n    return dy, 0",
             "the library's own is switched off",
+        ),
+        "torch's own": Bad(
+            "def forward(x, temperature):\n    return torch.softmax(x / temperature, -1).nan_to_num(0)\n"
+            "def backward(x, y, dy, temperature):\n"
+            "    dz = torch._softmax_backward_data(dy, y, -1, y.dtype)\n"
+            "    x = x.masked_fill(x == -torch.inf, 0)\n"
+            "    return dz / temperature, -(dz * x).sum() / temperature**2",
+            "torch's own _softmax",
+        ),
+        "autograd": Bad(
+            "def forward(x, temperature):\n    s = x / temperature\n"
+            "    lse = s.logsumexp(-1, keepdim=True)\n"
+            "    return (s - lse.masked_fill(lse == -torch.inf, 0)).exp()\n"
+            "def backward(x, y, dy, temperature):\n    with torch.enable_grad():\n"
+            "        x, t = x.clone().requires_grad_(), torch.tensor(temperature, requires_grad=True)\n"
+            "        return torch.autograd.grad(forward(x, t), (x, t), dy)",
+            "switched off",
         ),
     },
     "softmax-3": {

@@ -9,6 +9,7 @@ Chapter: book/cp/ring-attention.  In: positions by rank.  Out: pairs by rank and
 from typing import Any
 
 from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.plain import plain
 
 DOCUMENTS = (16, 8)  # lengths
 RANKS, BUDGET = 4, 46
@@ -20,9 +21,10 @@ BOUND = -(-sum(size * (size + 1) // 2 for size in DOCUMENTS) // RANKS)
 
 def parse(answer: object) -> list[list[int]]:
     """Return an answer as positions by rank; raise `Wrong` for anything that is no way to deal them out."""
-    if not isinstance(answer, (list, tuple)) or len(answer) != RANKS:
+    found = plain(answer)
+    if not isinstance(found, list) or len(found) != RANKS:
         raise Wrong(f"this check takes {RANKS} lists of positions, one per rank")
-    ranks: list[list[Any]] = [list(held) if isinstance(held, (list, tuple, range)) else [held] for held in answer]
+    ranks: list[list[Any]] = [held if isinstance(held, list) else [held] for held in found]
     given = [position for held in ranks for position in held]
     if any(position is ... for position in given):
         raise Wrong("not answered yet: put the positions of each rank in place of the dots")

@@ -4,10 +4,14 @@ Chapter: book/cp/ring-all-reduce.  Sums of digits tell who is missing, the ledge
 a link of 1 ms latency counts the steps that wait for one another.
 """
 
+import random
+import sys
 from collections.abc import Callable
+from math import fsum
 from typing import Any
 
 from dualpipe_lab import checks
+from dualpipe_lab.checks.differences import apart
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_lab.checks.switched_off import Without
@@ -70,6 +74,7 @@ def halving_doubling(fn: Callable[..., Any]) -> str:
         _check_sums(results, size, case)
         check_messages_only(results, case)
         _check_cost(results, size, case)
+    _check_reals(fn, 4, 8)
     return "1, 2, 4 and 8 ranks, the bytes of the ring in 2 log2(N) steps"
 
 
@@ -97,6 +102,13 @@ def to_the_left(fn: Callable[..., Any]) -> str:
             raise Wrong(f"{case}: the ranks sent {sent} bytes in all; a ring sends 2 (N - 1) S")
         if strange := [rank for rank in range(num_ranks) if results.ledger.count("isend", rank) > 2 * (num_ranks - 1)]:
             raise Wrong(f"{case}: rank {strange[0]} sends more than 2 (N - 1) messages")
+        for rank in range(num_ranks):
+            if others := results.ledger.peers(rank, "isend") - {(rank - 1) % num_ranks}:
+                raise Wrong(
+                    f"{case}: the sums are right, and rank {rank} sends to rank {min(others)}; this ring goes to the "
+                    f"left, so to rank {(rank - 1) % num_ranks} alone"
+                )
+    _check_reals(fn, 3, 7)
     return "sums of 1 to 5 ranks are right, uneven and empty chunks included"
 
 
@@ -108,6 +120,31 @@ def _sum(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> tuple
     x = torch.full((size,), 10**rank)
     fn(x)
     return x.tolist(), current().clock.now()
+
+
+def _reals(rank: int, size: int) -> list[float]:
+    chance = random.Random(100 * rank + size)  # noqa: S311 - not for secrets
+    return [chance.gauss(0, 1) for _ in range(size)]
+
+
+def _sum_reals(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> list[float]:
+    import torch
+
+    x = torch.tensor(_reals(rank, size), dtype=torch.float64)
+    fn(x)
+    return x.tolist()
+
+
+def _check_reals(fn: Callable[..., Any], num_ranks: int, size: int) -> None:
+    """Raise `Wrong` if float64 numbers lose digits: N numbers have N - 1 roundings, each of eps / 2 of the sum."""
+    case = f"{num_ranks} ranks, {size} float64 numbers"
+    results = on_ranks(_sum_reals, num_ranks, Without(fn, *LIBRARY), size, case=case)
+    parts = list(zip(*(_reals(rank, size) for rank in range(num_ranks)), strict=True))
+    for rank, found in enumerate(results):
+        for place, (ours, terms) in enumerate(zip(found, parts, strict=True)):
+            allowed = num_ranks * sys.float_info.epsilon * sum(map(abs, terms))
+            if not abs(ours - (theirs := fsum(terms))) <= allowed:
+                raise Wrong(f"{case}: number {place} on rank {rank} {apart(ours, theirs, allowed)}")
 
 
 def _check_sums(results: Results, size: int, case: str) -> None:

@@ -152,7 +152,7 @@ def home(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_ranks in (1, 2, 3, 4):
         check_home(Without(fn, *LIBRARY, *RING), num_ranks)
-    return "1 to 4 ranks: every block's gradient is complete and on its own rank, in as many hops as there are ranks"
+    return "1 to 4 ranks: every block's gradient is complete and on its own rank, in no more hops than there are ranks"
 
 
 @exercise(

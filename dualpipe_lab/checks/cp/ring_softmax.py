@@ -4,7 +4,7 @@ Chapter: book/cp/ring-softmax.  Pairs and losses are judged against one process,
 the ledger and by model time with a link of 1 ms latency.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab import checks
@@ -13,7 +13,6 @@ from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
-from dualpipe_lab.world.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +24,18 @@ NAMES = ("bytes of the ring", "bytes of two all-reduces", "messages of the ring"
          "bytes backward")  # fmt: skip
 EXPECTED = (56_000, 14_000, 7, 28, 7_000)
 ROWS, IGNORED = 400, -100
+TYPES = ("float32", "float64")
 # by case: labels that count on each of the ranks, of 4 positions
 SEQUENCES = (("one rank", (3,)), ("as many on each rank", (2, 2)), ("more on one rank", (1, 4)),
              ("none on one rank", (3, 0, 1)), ("none at all", (0, 0)), ("four ranks", (4, 1, 0, 2)))  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """Maxima and sums that a rank returned, and when, in nanoseconds of model time."""
+
+    m: list[float]
+    sums: list[float]
+    time: int
 
 
 class Loss(NamedTuple):
@@ -97,20 +105,24 @@ def same_bits(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_ranks in (1, 2, 3, 4, 5):
         case = f"{ROWS} rows on {num_ranks} rank(s)"
-        results = on_ranks(_pair, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
-        _check_pairs(results, case)
+        results = on_ranks(_pairs, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
+        for name, found in zip(TYPES, zip(*results, strict=True), strict=True):
+            _check_pairs(found, f"{case}, {name}", name)
         check_messages_only(results, case)
-        needed, steps = (num_ranks - 1) * 2 * ROWS * 4, max(time for *_, time in results) // MS
+        needed, steps = (num_ranks - 1) * 2 * ROWS * (4 + 8), max(found[0].time for found in results) // MS
         for rank in range(num_ranks):
             if (sent := results.ledger.sent(rank=rank)) > needed:
-                raise Wrong(f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair passes once")
+                raise Wrong(
+                    f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair passes once "
+                    "in float32 and once in float64"
+                )
         if steps > num_ranks - 1:
             raise Wrong(
                 f"{case}: {steps} messages waited for one another, the ring needs {num_ranks - 1}; the bits can be "
                 "made equal without another round",
                 picture=results.timeline,
             )
-    return "the pairs of 1 to 5 ranks are right, and the same to the last bit on all of them"
+    return "the pairs of 1 to 5 ranks are right, and the same to the last bit on all of them, in float32 and float64"
 
 
 @exercise(
@@ -139,12 +151,12 @@ def loss_of_a_sequence(fn: Callable[..., Any]) -> str:
     return f"loss and gradient equal one process for {len(SEQUENCES)} ways to spread the labels"
 
 
-def _own_pair(rank: int) -> "tuple[Tensor, Tensor]":
+def _own_pair(rank: int, name: str) -> "tuple[Tensor, Tensor]":
     """The pair of a rank's scores: row 0 is hidden everywhere, row 1 on ranks 0 and 2, row 2 has huge scores."""
     import torch
 
     generator = torch.Generator().manual_seed(rank)
-    x = 3 * torch.randn(ROWS, 5, generator=generator)
+    x = 3 * torch.randn(ROWS, 5, generator=generator, dtype=getattr(torch, name))
     x[0] = -torch.inf
     x[1] = -torch.inf if rank in (0, 2) else x[1]
     x[2] = x[2] + 1000 * rank
@@ -152,17 +164,22 @@ def _own_pair(rank: int) -> "tuple[Tensor, Tensor]":
     return m, (x - m.masked_fill(m == -torch.inf, 0)[:, None]).exp().sum(1)
 
 
-def _pair(rank: int, world_size: int, fn: Callable[..., Any]) -> tuple[list[float], list[float], int]:
+def _pairs(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Pair]:
+    """What a rank returns in float32 and in float64, and when."""
     from dualpipe_lab.world.context import current
 
-    m, total = fn(*_own_pair(rank))
-    return m.tolist(), total.tolist(), current().clock.now()
+    found = []
+    for name in TYPES:
+        m, total = fn(*_own_pair(rank, name))
+        found.append(Pair(m.tolist(), total.tolist(), current().clock.now()))
+    return found
 
 
-def _check_pairs(results: Results, case: str) -> None:
+def _check_pairs(results: Sequence[Pair], case: str, name: str) -> None:
     import torch
 
-    pairs = [_own_pair(rank) for rank in range(len(results))]
+    pairs = [_own_pair(rank, name) for rank in range(len(results))]
+    tolerance = 100 * torch.finfo(getattr(torch, name)).eps  # a dozen terms of a few operations each
     largest = torch.stack([m for m, _ in pairs]).amax(0)
     above = largest.masked_fill(largest == -torch.inf, 0).double()
     total = sum((m.double() - above).exp() * part.double() for m, part in pairs)
@@ -175,8 +192,8 @@ def _check_pairs(results: Results, case: str) -> None:
             if m[row] != float(largest[row]):
                 raise Wrong(f"{case}: rank {rank}: the maximum of row {row}{kind} is not {float(largest[row]):.6g}")
             wanted = float(torch.as_tensor(total)[row])
-            if not abs(sums[row] - wanted) <= 1e-5 * max(1.0, wanted):
-                both = apart(sums[row], wanted, 1e-5 * max(1.0, wanted))
+            if not abs(sums[row] - wanted) <= tolerance * max(1.0, wanted):
+                both = apart(sums[row], wanted, tolerance * max(1.0, wanted))
                 raise Wrong(f"{case}: rank {rank}: the sum of row {row}{kind} {both}")
     for rank, (_, sums, _) in enumerate(results):
         if differing := sum(a != b for a, b in zip(sums, results[0][1], strict=True)):

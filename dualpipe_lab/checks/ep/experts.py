@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_lab.checks.differences import TOLERANCE, difference
+from dualpipe_lab.checks.differences import TOLERANCE, apart, difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUPS: tuple[tuple[int, ...], ...] = ((2,), (1, 2), (2, 0, 3), (0, 0, 2, 1), (0, 0))
-HIDDEN = 3
+GROUPS: tuple[tuple[int, ...], ...] = ((2,), (1, 2), (2, 0, 3), (0, 0, 2, 1), (0, 0), (2, 2, 2))
+HIDDEN = 8
 # ranks, experts, tokens of each rank
 ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
     (1, 4, (5,)),
@@ -23,25 +23,44 @@ ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 # ep, edp
 GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
 EXPERTS = 4
+INPUT, OUTPUT = 3, 2  # of the grouped product
 
 
-def check_backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: Sequence[int]) -> None:
-    """Raise `Wrong` unless dx and dW of a grouped product y = x W^T are those of one expert after another."""
-    case = f"rows per expert {list(counts)}"
-    found, expected = on_ranks(_backward, 1, input_grad, weight_grad, list(counts), case=case)[0]
+def check_backward(
+    input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: Sequence[int], are_whole: bool
+) -> None:
+    """Raise `Wrong` unless dx and dW of a grouped product y = x W^T are those of one expert after another.
+
+    Args:
+        input_grad: the answer for dx.
+        weight_grad: the answer for dW.
+        counts: rows of each expert.
+        are_whole: data are whole numbers, for which every order of sums is exact; otherwise any float64.
+    """
+    case = f"rows per expert {list(counts)}" + ("" if are_whole else ", any float64 numbers")
+    found, expected, products = on_ranks(_backward, 1, input_grad, weight_grad, list(counts), are_whole, case=case)[0]
     for name, ours, theirs in zip(("dx", "dW"), found, expected, strict=True):
         if ours is None:
             raise Wrong(f"{case}: {name} is not a tensor")
         if ours[0] != theirs[0]:
             raise Wrong(f"{case}: {name} has shape {ours[0]}, needs {theirs[0]}")
-        if ours[1] != theirs[1]:
+        if are_whole and ours[1] != theirs[1]:
             raise Wrong(f"{case}: {name} differs from one expert after another{_where(name, counts, ours, theirs)}")
+        if (off := difference(ours[1], theirs[1])) is not None:
+            raise Wrong(f"{case}: {name}, number {off.place}, {apart(ours[1][off.place], theirs[1][off.place])}")
+    needed = 2 * sum(counts) * INPUT * OUTPUT
+    if len(set(counts)) == 1 and products > needed:  # of uneven groups some are padded, perhaps
+        raise Wrong(
+            f"{case}: both gradients are right, with {products} products of numbers; {needed} will do. A row meets the "
+            "matrix of its own expert alone"
+        )
 
 
 def check_layer(fn: Callable[..., Any], num_ranks: int, num_experts: int, tokens: Sequence[int]) -> None:
     """Raise `Wrong` unless every token has the results of its two experts: expert i multiplies by i + 1."""
     case = f"{num_ranks} rank(s), {num_experts} experts, tokens {list(tokens)}"
-    for rank, (found, expected) in enumerate(on_ranks(_layer, num_ranks, fn, num_experts, tokens, case=case)):
+    results = on_ranks(_layer, num_ranks, fn, num_experts, tokens, case=case)
+    for rank, (found, expected, _, _) in enumerate(results):
         if found is None or len(found) != len(expected):
             raise Wrong(f"{case}: rank {rank}: y needs {len(expected)} rows of {HIDDEN} numbers")
         wrong = [token for token, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
@@ -50,6 +69,15 @@ def check_layer(fn: Callable[..., Any], num_ranks: int, num_experts: int, tokens
             raise Wrong(
                 f"{case}: rank {rank}: {len(wrong)} of {len(expected)} tokens have other experts' results; token "
                 f"{token} has {found[token]}, should have {expected[token]}"
+            )
+    for rank, (_, _, sent, (leave, come)) in enumerate(results):
+        counts = 8 * (num_experts // num_ranks) * (num_ranks - 1)
+        needed = counts + 8 * HIDDEN * (leave + come)
+        if sent > needed + 8 * leave:  # a row may say for which expert it is
+            raise Wrong(
+                f"{case}: rank {rank}: all results are right, and it sent {sent} bytes; {needed} will do: {counts} of "
+                f"counts, {leave} rows for other ranks' experts, {come} results of others' rows. A row travels to its "
+                "experts; no expert travels, nor a row to ranks that it has not chosen"
             )
 
 
@@ -92,37 +120,57 @@ def _plain(value: Any) -> tuple[list[int], list[float]] | None:
 
 
 def _backward(
-    rank: int, world_size: int, input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: list[int]
-) -> tuple[list[Any], list[Any]]:
+    rank: int,
+    world_size: int,
+    input_grad: Callable[..., Any],
+    weight_grad: Callable[..., Any],
+    counts: list[int],
+    are_whole: bool,
+) -> tuple[list[Any], list[Any], int]:
     import torch
+    from torch.utils.flop_counter import FlopCounterMode
 
-    rows, weights = _draw(1, sum(counts), 3).requires_grad_(), _draw(2, len(counts), 2, 3).requires_grad_()
-    grad = _draw(3, sum(counts), 2)
+    shapes = (sum(counts), INPUT), (len(counts), OUTPUT, INPUT), (sum(counts), OUTPUT)
+    rows, weights, grad = (_draw(seed, *shape) * (1 if are_whole else seed / 7) for seed, shape in enumerate(shapes, 1))
+    rows.requires_grad_(), weights.requires_grad_()
     parts = [x @ weight.t() for x, weight in zip(rows.split(counts), weights, strict=True)]
     expected = torch.autograd.grad(torch.cat(parts), (rows, weights), grad)
-    with torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as flops:
         found = [
             input_grad(grad.clone(), weights.detach(), list(counts)),
             weight_grad(grad.clone(), rows.detach(), list(counts)),
         ]
-    return [_plain(value) for value in found], [_plain(value) for value in expected]
+    return [_plain(value) for value in found], [_plain(value) for value in expected], flops.get_total_flops() // 2
 
 
 def _layer(
     rank: int, world_size: int, fn: Callable[..., Any], num_experts: int, tokens: Sequence[int]
-) -> tuple[list[list[float]] | None, list[list[float]]]:
+) -> tuple[list[list[float]] | None, list[list[float]], int, tuple[int, int]]:
     import torch
 
-    generator = torch.Generator().manual_seed(rank + 10 * num_experts)
-    experts = torch.rand(tokens[rank], num_experts, generator=generator).topk(2).indices
+    from dualpipe_lab.world.context import current
+
+    chosen = [_chosen(other, num_experts, number) for other, number in enumerate(tokens)]
+    experts = chosen[rank]
     x = _draw(rank, tokens[rank], HIDDEN) + 100.0 * (rank + 1)
     share = num_experts // world_size
     factors = torch.arange(rank * share, (rank + 1) * share).double() + 1
     weights = factors.view(-1, 1, 1) * torch.eye(HIDDEN, dtype=torch.float64)
+    ranks_of = [slots.flatten() // share for slots in chosen]
+    come = sum(int((ranks == rank).sum()) for other, ranks in enumerate(ranks_of) if other != rank)
     y = fn(x.clone(), experts.clone(), weights, num_experts)
+    sent = sum(entry.sent for entry in current().ledger.entries.values())
     expected = x * (experts + 1).sum(1, keepdim=True)
     is_right = isinstance(y, torch.Tensor) and y.shape == x.shape
-    return y.tolist() if is_right else None, expected.tolist()
+    traffic = int((ranks_of[rank] != rank).sum()), come
+    return y.tolist() if is_right else None, expected.tolist(), sent, traffic
+
+
+def _chosen(rank: int, num_experts: int, num_tokens: int) -> "Tensor":
+    import torch
+
+    generator = torch.Generator().manual_seed(rank + 10 * num_experts)
+    return torch.rand(num_tokens, num_experts, generator=generator).topk(2).indices
 
 
 def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp: int) -> dict[str, Any]:

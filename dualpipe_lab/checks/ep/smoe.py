@@ -9,7 +9,7 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.ep.experts import GRIDS, GROUPS, ROUTINGS, check_backward, check_gradients, check_layer
 from dualpipe_lab.checks.exercise import exercise, hint_of
-from dualpipe_lab.checks.switched_off import Without
+from dualpipe_lab.checks.switched_off import AUTOGRAD, Without
 from dualpipe_lab.checks.trial import check_ints, needs_function
 
 NAMES = ("rows for expert 0", "rows for expert 1", "place on arrival", "place after regroup", "bytes forward")
@@ -76,7 +76,8 @@ def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) ->
     needs_function(weight_grad)
     library = [f"dualpipe_lab.ep.smoe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
     for counts in GROUPS:
-        check_backward(Without(input_grad, *library), Without(weight_grad, *library), counts)
+        for are_whole in (True, False):
+            check_backward(*(Without(fn, *library, *AUTOGRAD) for fn in (input_grad, weight_grad)), counts, are_whole)
     return f"both gradients are right for {len(GROUPS)} groupings, experts without rows included"
 
 

@@ -1,0 +1,121 @@
+"""Right answers of another style to the exercises on ring attention."""
+
+RIGHT = {
+    "ring_attention-2": {
+        "sums and maxima": """
+def ring_forward(q, k, v, where, attend):
+    rank, N = comm.get_rank(), comm.get_world_size()
+    held = torch.cat([k, v], 1)
+    m, l, A = torch.full_like(q[:, 0], -torch.inf), torch.zeros_like(q[:, 0]), torch.zeros_like(q)
+    for i in range(N):
+        owner = (rank - i) % N
+        works = []
+        if i + 1 < N:
+            arriving = held.new_zeros(len(where[(owner - 1) % N]), held.shape[1])
+            works = [comm.irecv(arriving, (rank + N - 1) % N), comm.isend(held, (rank + 1) % N)]
+        mask = where[rank].unsqueeze(1) < where[owner].unsqueeze(0)
+        o, lse = attend(q, held[:, : q.shape[1]], held[:, q.shape[1] :], mask)
+        new = torch.maximum(m, lse)
+        safe = new.masked_fill(new == -torch.inf, 0)
+        a, b = (m - safe).exp(), (lse - safe).exp()
+        m, l, A = new, a * l + b, a[:, None] * A + b[:, None] * o
+        for work in works:
+            work.wait()
+        if works:
+            held = arriving
+    return A / l[:, None], m + l.log()
+""",
+        "merged at the end": """
+def ring_forward(q, k, v, where, attend):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    found, k, v = [], k.contiguous(), v.contiguous()
+    for step in range(size):
+        source = (rank - step) % size
+        works = []
+        if step != size - 1:
+            others = len(where[(source - 1) % size])
+            next_k, next_v = q.new_empty(others, q.shape[1]), q.new_empty(others, q.shape[1])
+            for mine, theirs in ((k, next_k), (v, next_v)):
+                works.append(comm.isend(mine, (rank + 1) % size))
+                works.append(comm.irecv(theirs, (rank - 1) % size))
+        found.append(attend(q, k, v, where[source][None] > where[rank][:, None]))
+        [work.wait() for work in works]
+        if works:
+            k, v = next_k, next_v
+    lses = torch.stack([lse for _, lse in found])
+    weights = lses.softmax(0)[..., None]
+    return (weights * torch.stack([out for out, _ in found])).sum(0), lses.logsumexp(0)
+""",
+    },
+    "ring_attention-3": {
+        "tensors": [
+            (
+                "    [2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r]",
+                "    torch.tensor([2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r])",
+            )
+        ],
+        "one tensor, unordered": """
+ranks = torch.stack([torch.tensor([23 - r, 16 + r, 2 * r, 15 - 2 * r, 2 * r + 1, 14 - 2 * r]) for r in range(4)])
+""",
+        "an array": """
+import numpy as np
+r = np.arange(4)[:, None]
+ranks = np.concatenate([2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r], 1)
+""",
+    },
+    "ring_attention-4": {
+        "the own part last": [
+            (
+                "    total = parts[0]\n    for part in parts[1:]:",
+                "    if len(parts) == 1:\n        return parts[0]\n    total = parts[1]\n    for part in parts[2:]:",
+            ),
+            ("    return pass_on(total)", "    return pass_on(total) + parts[0]"),
+        ],
+        "straight home": """
+def bring_home(parts):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    total, sent = parts[0].clone(), []
+    for step in range(1, size):
+        sent.append(comm.isend(parts[step], (rank - step) % size))
+    for step in range(1, size):
+        came = torch.empty_like(total)
+        comm.irecv(came, (rank + step) % size).wait()
+        total += came
+    for work in sent:
+        work.wait()
+    return total
+""",
+        "one reduce-scatter": """
+def bring_home(parts):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    blocks = torch.cat([parts[(rank - owner) % size] for owner in range(size)])
+    own = torch.empty_like(parts[0])
+    comm.reduce_scatter_single(own, blocks)
+    return own
+""",
+        "one all-to-all": """
+def bring_home(parts):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    blocks = torch.stack([parts[(rank - owner) % size] for owner in range(size)])
+    came = torch.empty_like(blocks)
+    comm.all_to_all_single(came, blocks)
+    return came.sum(0)
+""",
+    },
+    "ring_attention-5": {
+        "positions index the sequence": """
+def part_of(tokens, layout, rank):
+    held = positions(layout, rank)
+    labels = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], -100)], 1)
+    return tokens[:, held], labels[:, held], held
+""",
+        "rolled": """
+def part_of(tokens, layout, rank):
+    following = tokens.roll(-1, 1)
+    following[:, -1] = -100
+    everywhere = torch.arange(tokens.shape[1]).expand_as(tokens)
+    ids, labels, where = (shard(x, layout, rank) for x in (tokens, following, everywhere))
+    return ids, labels, where[0]
+""",
+    },
+}

@@ -1,0 +1,105 @@
+"""Right answers of another style to the exercises on layers of experts."""
+
+RIGHT = {
+    "smoe-2": {
+        "row by row": """
+def input_grad(grad, weights, counts):
+    expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return torch.einsum("ro,roi->ri", grad, weights[expert])
+
+def weight_grad(grad, rows, counts):
+    expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    dw = grad.new_zeros(len(counts), grad.shape[1], rows.shape[1])
+    return dw.index_add(0, expert, grad[:, :, None] * rows[:, None])
+""",
+        "slices": """
+def input_grad(grad, weights, counts):
+    out, first = grad.new_empty(len(grad), weights.shape[2]), 0
+    for expert, count in enumerate(counts):
+        torch.mm(grad[first : first + count], weights[expert], out=out[first : first + count])
+        first += count
+    return out
+
+def weight_grad(grad, rows, counts):
+    out, first = [], 0
+    for count in counts:
+        part = slice(first, first := first + count)
+        out.append(torch.einsum("ro,ri->oi", grad[part], rows[part]))
+    return torch.stack(out)
+""",
+    },
+    "smoe-3": {
+        "blocks joined by expert": """
+def layer(x, experts, weights, num_experts):
+    share, top_k = len(weights), experts.shape[1]
+    slots = experts.flatten()
+    order = slots.argsort(stable=True)
+    sends = slots.bincount(minlength=num_experts).view(-1, share)
+    receives = exchange_counts(sends)
+    splits = Splits(*(tuple(c.sum(1).tolist()) for c in (sends, receives)))
+    rows = start_rows(x[order // top_k], splits).wait()
+    blocks = list(rows.split(receives.flatten().tolist()))
+    made = [block @ weights[number % share].T for number, block in enumerate(blocks)]
+    rows = start_rows(torch.cat(made), splits.transposed).wait()
+    y = torch.empty_like(rows)
+    y[order] = rows
+    return y.view(len(x), top_k, x.shape[1]).sum(1)
+""",
+        "a row says for which expert it is": """
+def layer(x, experts, weights, num_experts):
+    share, top_k = len(weights), experts.shape[1]
+    slots = experts.flatten()
+    order = (slots // share).argsort(stable=True)
+    sends = (slots // share).bincount(minlength=num_experts // share)
+    receives = exchange_counts(sends[:, None])
+    splits = Splits(tuple(sends.tolist()), tuple(receives.flatten().tolist()))
+    own = start_rows(slots[order] % share, splits).wait()
+    rows = start_rows(x[order // top_k], splits).wait()
+    made = torch.stack([weights[e] @ row for e, row in zip(own, rows)]) if len(rows) else rows
+    back = start_rows(made, splits.transposed).wait()
+    return torch.zeros_like(x).index_add(0, order // top_k, back)
+""",
+        "one exchange per expert of a rank": """
+def layer(x, experts, weights, num_experts):
+    share, y = len(weights), torch.zeros_like(x)
+    counts = experts.flatten().bincount(minlength=num_experts).view(-1, share)
+    receives = exchange_counts(counts)
+    for e, weight in enumerate(weights):
+        tokens = [(experts == expert).any(1).nonzero()[:, 0] for expert in range(e, num_experts, share)]
+        splits = Splits(tuple(map(len, tokens)), tuple(receives[:, e].tolist()))
+        tokens = torch.cat(tokens)
+        rows = start_rows(x[tokens], splits).wait() @ weight.T
+        y.index_add_(0, tokens, start_rows(rows, splits.transposed).wait())
+    return y
+""",
+    },
+    "smoe-4": {
+        "divided first": """
+def finish(router, experts, copies, num_tokens):
+    counts = torch.zeros(comm.get_world_size(), dtype=torch.int64)
+    counts[comm.get_rank()] = num_tokens
+    comm.all_reduce(counts)
+    for p in router + experts:
+        p.grad.div_(counts.sum())
+    for p in router:
+        comm.all_reduce(p.grad)
+    if copies is not None:
+        for p in experts:
+            comm.all_reduce(p.grad, group=copies)
+""",
+        "averages, and the number of ranks put back": """
+def finish(router, experts, copies, num_tokens):
+    mean = torch.tensor(float(num_tokens), dtype=torch.float64)
+    comm.all_reduce(mean, "avg")
+    size = comm.get_world_size()
+    for parameter in router:
+        comm.all_reduce(parameter.grad, "avg")
+        parameter.grad /= mean
+    for parameter in experts:
+        if copies is not None:
+            comm.all_reduce(parameter.grad, "avg", copies)
+            parameter.grad *= comm.get_world_size(copies)
+        parameter.grad /= mean * size
+""",
+    },
+}
