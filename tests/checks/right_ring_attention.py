@@ -118,4 +118,49 @@ def part_of(tokens, layout, rank):
     return ids, labels, where[0]
 """,
     },
+    "ring_attention-6": {
+        "gradients are one step behind": """
+def ring_backward(do, q, k, v, out, lse, where):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    D = torch.einsum("sd,sd->s", do, out)
+    kv, dq, grads = torch.stack([k, v]), 0, None
+    for step in range(size):
+        mask = where[rank].unsqueeze(1) >= where[(rank - step) % size].unsqueeze(0)
+        s = torch.where(mask, q @ kv[0].T / q.shape[1] ** 0.5, -torch.inf)
+        p = torch.exp(s - lse.unsqueeze(1))
+        ds = p * (do @ kv[1].T - D.unsqueeze(1)) / q.shape[1] ** 0.5
+        dq = dq + ds @ kv[0]
+        own = torch.stack([ds.T @ q, p.T @ do])
+        grads = own if grads is None else pass_on(grads) + own
+        if step < size - 1:
+            kv = pass_on(kv)
+    dk, dv = pass_on(grads)
+    return dq, dk, dv
+""",
+        "gradients straight home": """
+def ring_backward(do, q, k, v, out, lse, where):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    scale, works = q.shape[1] ** -0.5, []
+    kv, dq, total = torch.stack((k, v)), torch.zeros_like(q), torch.zeros(2, *k.shape, dtype=k.dtype)
+    for step in range(size):
+        owner = (rank - step) % size
+        p = torch.exp((scale * q @ kv[0].T).masked_fill(where[owner] > where[rank][:, None], -torch.inf) - lse[:, None])
+        ds = scale * p * (do @ kv[1].T - (do * out).sum(1)[:, None])
+        dq += ds @ kv[0]
+        own = torch.stack((ds.T @ q, p.T @ do))
+        if step == 0:
+            total += own
+        else:
+            works.append((own, comm.isend(own, owner, tag=1)))
+        if step < size - 1:
+            kv = pass_on(kv)
+    for step in range(1, size):
+        came = torch.empty_like(total)
+        comm.irecv(came, (rank + step) % size, tag=1).wait()
+        total += came
+    for _, work in works:
+        work.wait()
+    return dq, total[0], total[1]
+""",
+    },
 }

@@ -68,10 +68,19 @@ TYPICAL = {
     },
     "ring_attention-4": {
         "the other way round": Bad(
-            [
-                ("(rank + 1) % size", "(rank - 1) % size"),
-                ("irecv(came, (rank - 1) % size)", "irecv(came, (rank + 1) % size)"),
-            ],
+            """
+def bring_home(parts):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    total = parts[0]
+    for part in [*parts[1:], 0]:
+        if size > 1:
+            came = torch.empty_like(total)
+            sent = comm.isend(total, (rank - 1) % size)
+            comm.irecv(came, (rank + 1) % size).wait()
+            sent.wait()
+            total = came + part
+    return total
+""",
             "its block's gradient is",
         ),
         "adds after the last hop": Bad(
@@ -100,6 +109,45 @@ def bring_home(parts):
         "shifted by the part": Bad(
             [("positions(layout, rank)", "torch.arange(ids.shape[1]) + rank * ids.shape[1]")], "positions are"
         ),
+    },
+    "ring_attention-6": {
+        "block-local LSE": Bad(
+            [
+                (
+                    "(scale * q @ k.T - lse[:, None]).exp().masked_fill(hidden, 0)",
+                    "(scale * q @ k.T).masked_fill(hidden, -torch.inf).softmax(1).nan_to_num(0)",
+                )
+            ],
+            "The weights of a query add up to 1 over the keys of all ranks",
+        ),
+        "block-local D": Bad(
+            [("(do @ v.T - delta)", "(do @ v.T - (p * (do @ v.T)).sum(1, keepdim=True))")],
+            "look at what is subtracted from dP",
+        ),
+        "own average for D": Bad(
+            [
+                (
+                    "(do @ v.T - delta)",
+                    "(do @ v.T - ((p * (do @ v.T)).sum(1) / p.sum(1).clamp(min=1e-300))[:, None])",
+                )
+            ],
+            "look at what is subtracted from dP",
+        ),
+        "powers before they are divided": Bad(
+            [("(scale * q @ k.T - lse[:, None]).exp()", "((scale * q @ k.T).exp() / lse.exp()[:, None])")],
+            "large scores",
+        ),
+        "one hop short": Bad(
+            [("        block = pass_on(block)", "        block = pass_on(block) if step < size - 1 else block")],
+            "that is the gradient of rank",
+        ),
+        "no mask": Bad([(".masked_fill(hidden, 0)", "")], "The weights of a query"),
+        "scaled twice": Bad([("dk += ds.T @ q", "dk += scale * ds.T @ q")], "dK, number 0"),
+        "gradients stay where they are made": Bad(
+            [("        block = pass_on(block)", "        block = torch.cat([pass_on(block[:2].clone()), block[2:]])")],
+            "dV, number",
+        ),
+        "last block wins": Bad([("dq += ds @ k", "dq = ds @ k")], "dQ stays at home"),
     },
 }
 
@@ -145,6 +193,24 @@ def bring_home(parts):
             "def part_of(tokens, layout, rank):\n"
             "    return tokens, next_token_labels(tokens), torch.arange(tokens.shape[1])",
             "ids are",
+        ),
+    },
+    "ring_attention-6": {
+        "gathers everything": Bad(
+            """
+def ring_backward(do, q, k, v, out, lse, where):
+    rank, scale = comm.get_rank(), q.shape[1] ** -0.5
+    parts = comm.all_gather_object((k, v))
+    keys, values = (torch.cat([part[i] for part in parts]) for i in range(2))
+    p = (scale * q @ keys.T - lse[:, None]).exp().masked_fill(torch.cat(where) > where[rank][:, None], 0)
+    ds = scale * p * (do @ values.T - (do * out).sum(1, keepdim=True))
+    dk, dv = ds.T @ q, p.T @ do
+    comm.all_reduce(dk)
+    comm.all_reduce(dv)
+    own = slice(rank * len(k), (rank + 1) * len(k))
+    return ds @ keys, dk[own], dv[own]
+""",
+            "the exercise is to do it with send and recv",
         ),
     },
 }

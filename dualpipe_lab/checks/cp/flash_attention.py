@@ -67,7 +67,7 @@ def hint(exercise: int | None = None) -> None:
     "flash_attention-1",
     "A thousand positions",
     "predict",
-    minutes=8,
+    minutes=12,
     points=2,
     hints=(
         "In tiles a position keeps 4 rows of Q, 4 of O, 2 of K and 2 of V, 16 numbers each, and 4 LSEs.",
@@ -92,7 +92,7 @@ def numbers(answer: object) -> str:
     "flash_attention-2",
     "Tiles that go",
     "implement",
-    minutes=25,
+    minutes=20,
     points=4,
     hints=(
         "Begin with m = -inf, l = 0 and A = 0. A tile: s = q k^T / sqrt(d), hidden pairs -inf, then the new maximum.",
@@ -112,7 +112,7 @@ def row(fn: Callable[..., Any]) -> str:
     "flash_attention-3",
     "A tile that trusts itself",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=3,
     hints=(
         "Call it with size = number of keys, then with half of it. What of dQ, dK and dV changes?",

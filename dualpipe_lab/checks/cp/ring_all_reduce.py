@@ -132,7 +132,8 @@ def _sum_reals(rank: int, world_size: int, fn: Callable[..., Any], size: int) ->
 
     x = torch.tensor(_reals(rank, size), dtype=torch.float64)
     fn(x)
-    return x.tolist()
+    numbers: list[float] = x.tolist()
+    return numbers
 
 
 def _check_reals(fn: Callable[..., Any], num_ranks: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Exercises of "Ring attention": pairs and bytes, a forward on a ring, a layout of one's own, two bugs.
+"""Exercises of "Ring attention": pairs and bytes, a ring forward and backward, a layout of one's own, two bugs.
 
 Chapter: book/cp/ring-attention.  Numbers are judged against the formula, bytes by the ledger, overlap by model time.
 """
@@ -9,9 +9,9 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.cp import dealing
 from dualpipe_lab.checks.cp.flash_attention import LIBRARY
-from dualpipe_lab.checks.cp.rings import Case, check_forward, check_home, check_parts
+from dualpipe_lab.checks.cp.rings import Case, check_backward, check_forward, check_home, check_parts
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
-from dualpipe_lab.checks.switched_off import Without
+from dualpipe_lab.checks.switched_off import AUTOGRAD, Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 RING = tuple(
@@ -51,6 +51,10 @@ CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
 CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
     Case("striped", 7, 3), Case("zigzag", 8, 2, 60.0), Case("zigzag", 16, 4),
+)  # fmt: skip
+EQUAL_CASES = (
+    Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 8, 2, 30.0), Case("striped", 6, 3),
+    Case("zigzag", 16, 4),
 )  # fmt: skip
 PARTS = (Case("contiguous", 4, 1), Case("contiguous", 6, 2), Case("striped", 5, 2), Case("zigzag", 12, 3))
 
@@ -139,7 +143,7 @@ def layout(answer: object) -> str:
     "ring_attention-4",
     "Almost home",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Let rank r add r to every block. Which block has rank 0 in its hands after the last addition?",
@@ -159,7 +163,7 @@ def home(fn: Callable[..., Any]) -> str:
     "ring_attention-5",
     "First cut, then shifted",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Take 0 1 2 3 on two ranks. Which label has the last token of the first rank?",
@@ -172,3 +176,25 @@ def part(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     check_parts(fn, PARTS)
     return f"ids, labels and positions of every rank in {len(PARTS)} layouts"
+
+
+@exercise(
+    "ring_attention-6",
+    "The ring backward",
+    "implement",
+    minutes=20,
+    points=4,
+    hints=(
+        "What a block's rank needs of the others is a sum over all queries: dK and dV travel with K and V, and every "
+        "rank adds its part.",
+        "Weights are exp(s - lse) with the lse that is given: that of all keys. Of a block alone they add up to less "
+        "than 1.",
+        "dS = P (dP - D), and D is dO . out, the sum of P dP over all keys. After N hops the block is on its own rank.",
+    ),
+)
+def backward(fn: Callable[..., Any]) -> str:
+    """Write `ring_backward(do, q, k, v, out, lse, where)`: gradients of this rank's part of a causal ring."""
+    needs_function(fn)
+    for case in EQUAL_CASES:
+        check_backward(Without(fn, *LIBRARY, *RING, *AUTOGRAD), case)
+    return f"gradients equal one process in {len(EQUAL_CASES)} cases, at home after as many hops as there are ranks"

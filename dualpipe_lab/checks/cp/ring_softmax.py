@@ -92,7 +92,7 @@ def numbers(answer: object) -> str:
     "ring_softmax-2",
     "One sum, the same on all ranks",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Merging each pair as it comes adds them in another order on every rank. What if you keep them first?",

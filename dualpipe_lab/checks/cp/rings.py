@@ -1,4 +1,4 @@
-"""Judging rings: a forward whose blocks travel while a kernel works, gradients that come home, parts of a batch.
+"""Judging rings: a forward whose blocks travel behind work, a backward, gradients that come home, parts of a batch.
 
 Expected numbers come from `formula` and plain lists, in the main process; ranks run the answer, on the virtual clock.
 """
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dualpipe_lab.checks.cp import formula
 from dualpipe_lab.checks.cp.formula import Matrix, check_close
 from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.start.ranks import check_messages_only
 from dualpipe_lab.checks.trial import call_each, ended, on_ranks
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.world.link import Link
@@ -20,6 +21,11 @@ SIZE = 3
 WORK_MS = 10
 LINK = Link(gbps=1e-3, latency_ms=1)
 IGNORED = -100
+_SYMPTOMS = {
+    "dV": ". The weights of a query add up to 1 over the keys of all ranks, with the lse that is given",
+    "dK": ". dV is right, so the weights are; look at what is subtracted from dP: dO . out, a sum over all keys",
+    "dQ": ". dV and dK are right; dQ stays at home, and every block adds to it",
+}
 _BLOCK_BYTES = 3 * 8  # of the blocks whose gradients come home
 
 
@@ -69,6 +75,31 @@ def check_forward(fn: Callable[..., Any], case: Case) -> None:
             f"{case}: done after {latest:g} ms of model time; {case.num_ranks} blocks of {WORK_MS} ms are {hidden} ms. "
             "Every message is shorter than a block's work: is it under way meanwhile?"
         )
+
+
+def check_backward(fn: Callable[..., Any], case: Case) -> None:
+    """Raise `Wrong` unless `fn(do, q, k, v, out, lse, where)` is the gradient of causal attention, by messages."""
+    scales = (case.scale, case.scale, 1.0, 1.0)
+    q, k, v, do = (formula.draw(seed, case.length, SIZE, scale) for seed, scale in enumerate(scales))
+    right = formula.attention(q, k, v, do, lambda i, j: j <= i)
+    given = (do, q, k, v, right.out, right.lse)
+    results = on_ranks(_backward, case.num_ranks, fn, case, given, case=str(case))
+    where, wholes = case.where(), {"dV": right.dv, "dK": right.dk, "dQ": right.dq}
+    for place, (name, whole) in enumerate(wholes.items()):
+        expected = [[whole[position] for position in held] for held in where]
+        for rank, (problem, grads, _) in enumerate(results):
+            if problem:
+                raise Wrong(f"{case}: rank {rank}: {problem}")
+            if different := formula.why_different(name, grads[place], expected[rank]):
+                elsewhere = [other for other in range(case.num_ranks) if other != rank] if name != "dQ" else []
+                owners = [r for r in elsewhere if not formula.why_different(name, grads[place], expected[r])]
+                symptom = f"; that is the gradient of rank {owners[0]}'s block" if owners else _SYMPTOMS[name]
+                raise Wrong(f"{case}: rank {rank}: {different}{symptom}")
+    check_messages_only(results, str(case))
+    most = 4 * case.num_ranks * case.length // case.num_ranks * SIZE * 8
+    for rank, (*_, sent) in enumerate(results):
+        if sent > most:
+            raise Wrong(f"{case}: rank {rank} sent {sent:,} bytes; {case.num_ranks} hops of K, V, dK, dV are {most:,}")
 
 
 def check_home(fn: Callable[..., Any], num_ranks: int) -> None:
@@ -160,6 +191,23 @@ def _forward(
     if not isinstance(answer, tuple) or len(answer) != 2:
         return f"expected (out, lse), got {type(answer).__name__}", None, None, 0, 0
     return None, *(x.detach().tolist() if isinstance(x, torch.Tensor) else None for x in answer), sent, spent
+
+
+def _backward(
+    rank: int, world_size: int, fn: Callable[..., Any], case: Case, whole: tuple[Any, ...]
+) -> tuple[str | None, list[Any], int]:
+    import torch
+
+    where = [torch.tensor(held) for held in case.where()]
+    parts = [torch.tensor(x, dtype=torch.float64)[where[rank]] for x in whole]
+    before, given = _sent(), [part.clone() for part in parts]
+    answer = fn(*given, where)
+    sent = _sent() - before
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        return f"expected (dq, dk, dv), got {type(answer).__name__}", [], 0
+    if any(not torch.equal(part, old) for part, old in zip(given, parts, strict=True)):
+        return "an argument has changed; add into tensors of your own", [], 0
+    return None, [x.detach().tolist() if isinstance(x, torch.Tensor) else None for x in answer[::-1]], sent
 
 
 def _part(rank: int, owner: int) -> list[int]:

@@ -63,7 +63,7 @@ def numbers(answer: object) -> str:
     "async_all_to_all-2",
     "Two halves",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "start_rows(rows, splits) issues, also for gradients, and .wait() gives what arrived.",

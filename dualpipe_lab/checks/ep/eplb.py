@@ -82,7 +82,7 @@ def numbers(answer: object) -> str:
     "eplb-2",
     "The global plan",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Two loops: one gives away num_slots - len(loads) spare slots, the other deals all replicas out.",
@@ -106,7 +106,7 @@ def greedy(fn: Callable[..., Any]) -> str:
     "eplb-3",
     "Four changes",
     "puzzle",
-    minutes=15,
+    minutes=25,
     points=3,
     hints=(
         "How many replicas of expert 8 can there be, if each is on a rank of its own and no rank is to exceed 143.5?",
@@ -136,7 +136,7 @@ def four_changes(answer: object) -> str:
     "eplb-4",
     "The last slot",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Print slots for an expert with one replica where another has three. What does Python mean by index -1?",

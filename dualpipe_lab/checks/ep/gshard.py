@@ -101,7 +101,7 @@ def slots(fn: Callable[..., Any]) -> str:
     "gshard-3",
     "There and back",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Slots are in the order of experts, and experts in that of ranks: the blocks for the ranks lie side by side.",

@@ -84,7 +84,7 @@ def numbers(answer: object) -> str:
     "one_f_one_b_overlap-2",
     "What the host calls",
     "implement",
-    minutes=25,
+    minutes=15,
     points=3,
     hints=(
         "Walk through `compute`. Issue what is next in `comm` and ready, at first and after each piece of work.",

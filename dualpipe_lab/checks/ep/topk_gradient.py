@@ -88,7 +88,7 @@ def numbers(answer: object) -> str:
     "topk_gradient-2",
     "DeepSeek's weights, backward",
     "implement",
-    minutes=15,
+    minutes=20,
     points=3,
     hints=(
         "Normalised scores are the softmax of the scores' logarithms. Write v for them; the weights are scale * v.",
@@ -136,7 +136,7 @@ def balance(fn: Callable[..., Any]) -> str:
     "topk_gradient-4",
     "One flag for all k",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Print the weights for k = 1.",

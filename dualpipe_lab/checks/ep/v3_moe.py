@@ -78,7 +78,7 @@ def numbers(answer: object) -> str:
     "v3_moe-2",
     "Groups first",
     "implement",
-    minutes=20,
+    minutes=10,
     points=3,
     hints=(
         "unflatten(1, (num_groups, -1)) makes [tokens, groups, experts of a group]; topk(2).values has the two best.",
@@ -110,7 +110,7 @@ def selection(fn: Callable[..., Any]) -> str:
     "v3_moe-3",
     "A thumb on the scale",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Set one bias to 5, so that its expert is always chosen. What is its weight then?",
@@ -138,7 +138,7 @@ def weights(fn: Callable[..., Any]) -> str:
     "v3_moe-4",
     "One step, one move",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=3,
     hints=(
         "How often is the bias moved on a rank with three microbatches, and how often on one with none?",
