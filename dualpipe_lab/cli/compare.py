@@ -14,6 +14,7 @@ from dualpipe_lab.cli.inputs import (
     Options,
     Ranks,
     ShareCost,
+    check_size,
     costs_of,
     flag_of,
     read_cost,
@@ -60,6 +61,7 @@ def compare(
     asked = _with_options(
         [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)], options
     )
+    check_size(ranks, microbatches, *asked)
     scores, refused = _scores(asked, (ranks, microbatches), costs)
     console = Console(width=_WIDTH if not Console().is_terminal else None)
     print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")

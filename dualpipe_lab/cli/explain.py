@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, StageCost, only, read_cost
+from dualpipe_lab.cli.inputs import CsvFile, Microbatches, Ranks, StageCost, check_size, only, read_cost
 
 
 def explain(
@@ -21,6 +21,7 @@ def explain(
     from dualpipe_lab.pp.explain import explain as told
 
     asked = only("explain", name, context)
+    check_size(ranks, microbatches, asked)
     program = asked.read(check=False) if isinstance(asked, CsvFile) else asked.build(ranks, microbatches)
     explanation = told(program, read_cost(cost))
     print(explanation)

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import lcm
+from math import lcm, prod
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, NamedTuple, TypeAlias
 
 import typer
@@ -24,6 +25,9 @@ Memory = Annotated[int | None, typer.Option(min=1, help="activations that a rank
 
 COST_KEYS = {"F": "F", "I": "I", "W": "W", "B": "B", "FB": "overlap", "latency": "latency", "transfer": "transfer"}
 _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")
+_NUMBER = re.compile(r"[+-]?[0-9./]{1,40}(e[+-]?[0-9]{1,2})?", re.IGNORECASE)  # 1e999999999 would fill the memory
+MAX_CELLS = 2**17  # ranks x microbatches, for each virtual stage: what a command draws or simulates within a minute
+MAX_CSV_BYTES = 20_000_000
 
 
 class CsvFile(NamedTuple):
@@ -47,6 +51,11 @@ class CsvFile(NamedTuple):
 
     def read(self, check: bool = True) -> Program:
         """Return the program; without `check` also one that is not valid."""
+        found = Path(self.name).stat()
+        if not S_ISREG(found.st_mode) or found.st_size > MAX_CSV_BYTES:
+            raise ValueError(
+                f"{self.name} is no file of at most {MAX_CSV_BYTES // 1_000_000} MB; write one program to it"
+            )
         return from_torch_csv(Path(self.name), check=check)
 
     def title(self, program: Program) -> str:
@@ -95,6 +104,19 @@ def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
     return wanted(names[0]).with_options(options)
 
 
+def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile, most: int = MAX_CELLS) -> None:
+    """Raise ValueError for a program that would take minutes or more; a CSV file has a size of its own."""
+    for one in asked:
+        options = one.options.items() if isinstance(one, Variant) else ()
+        factors = {"ranks": num_ranks, "microbatches": num_microbatches}
+        factors |= {flag_of(name): value for name, value in options if isinstance(value, int) and value > 1}
+        if isinstance(one, Variant) and prod(factors.values()) > most:
+            product = " x ".join(f"{value} {name}" for name, value in factors.items())
+            raise ValueError(
+                f"{one}: {product} is more than {most:,}, the most for this command; choose a smaller size"
+            )
+
+
 def flag_of(option: str) -> str:
     """Write an option of a builder as the command line has it."""
     return f"--{option.replace('_', '-')}"
@@ -121,7 +143,7 @@ def read_cost(text: str | None) -> Cost:
 
 def _exact(pair: str, text: str) -> int | Fraction:
     try:
-        value = Fraction(text)
+        value = Fraction(text if _NUMBER.fullmatch(text) else "")
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"--cost: {text!r} in {pair.strip()!r} is not a number; write 2, 2.5 or 5/2") from None
     return value.numerator if value.denominator == 1 else value

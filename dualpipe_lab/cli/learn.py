@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dualpipe_lab.grading.limits import Limits
 
+MAX_SECONDS = 86_400
 EXERCISES = Path(__file__).parents[2] / "exercises"
 
 
@@ -21,7 +22,7 @@ def grade(
     exercises: Annotated[Path, typer.Option(help="the pristine exercise notebooks")] = EXERCISES,
     fresh: Annotated[bool, typer.Option(help="grade again what is graded already")] = False,
     at_once: Annotated[int, typer.Option(min=1, max=16, help="submissions graded at the same time")] = 2,
-    seconds: Annotated[float, typer.Option(min=1, help="time limit of one exercise")] = Limits.seconds,
+    seconds: Annotated[float, typer.Option(min=1, max=MAX_SECONDS, help="time limit of one exercise")] = Limits.seconds,
     memory: Annotated[int, typer.Option(min=256, help="memory limit of one exercise, MiB")] = Limits.memory_mib,
 ) -> None:
     """Grade every notebook in FOLDER; print a table, write CSV and HTML."""

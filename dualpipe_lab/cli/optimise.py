@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 
 from dualpipe_lab.cli.files import Csv, Html, Perfetto, Png, Svg, columns, write
-from dualpipe_lab.cli.inputs import Memory, Microbatches, Ranks, ShareCost, read_cost
+from dualpipe_lab.cli.inputs import Memory, Microbatches, Ranks, ShareCost, check_size, read_cost, wanted
 from dualpipe_lab.pp.optimise import search
 from dualpipe_lab.pp.ranking import stage_cost
 from dualpipe_lab.pp.simulator import simulate
+
+MAX_SEARCHED = 2**11  # ranks x microbatches: every move is a simulation
 
 
 def optimise(
@@ -18,7 +20,7 @@ def optimise(
     cost: ShareCost = None,
     memory: Memory = None,
     weights: Annotated[int | None, typer.Option(min=1, help="weights that a rank has room for, in shares")] = None,
-    moves: Annotated[int, typer.Option(min=0, help="local moves to try, for each placement of stages")] = 300,
+    moves: Annotated[int, typer.Option(min=0, max=100_000, help="local moves to try, per placement of stages")] = 300,
     seed: Annotated[int, typer.Option(help="of the moves; the same seed gives the same order")] = 0,
     svg: Svg = None,
     png: Png = None,
@@ -28,6 +30,7 @@ def optimise(
 ) -> None:
     """Search for a quicker order, and say how far it is from a lower bound; print it, or write it to files."""
     costs = read_cost(cost)
+    check_size(ranks, microbatches, *map(wanted, names or ["gpipe"]), most=MAX_SEARCHED)
     found = search(ranks, microbatches, costs, memory, weights, names or None, seed, moves)
     own = stage_cost(found.program, costs)
     print(found)

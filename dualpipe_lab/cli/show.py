@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dualpipe_lab.cli.files import Csv, Html, Perfetto, Png, Svg, columns, write
-from dualpipe_lab.cli.inputs import Microbatches, Ranks, StageCost, costs_of, only, read_cost, words_of
+from dualpipe_lab.cli.inputs import Microbatches, Ranks, StageCost, check_size, costs_of, only, read_cost, words_of
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.ranking import local_bubble, score, share
@@ -32,6 +32,7 @@ def show(
     Other options, such as --virtual-stages 3, go to the schedule's builder.
     """
     asked = only("show", name, context)
+    check_size(ranks, microbatches, asked)
     program, costs = asked.build(ranks, microbatches), read_cost(cost)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
     if not any(files.values()):
