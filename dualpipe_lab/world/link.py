@@ -4,7 +4,7 @@ Chapters: book/start/time; book/dp/hybrid-zero for two speeds.  In: bandwidth an
   transfer   num_bytes * 8 / gbps                  the bytes leave one after another
   arrival    max(sent, link free) + transfer + latency
 Every ordered pair of ranks has a link of its own; messages on it leave in the order in which they were sent.
-A collective goes along one ring in the order of its ranks and is as slow as its slowest link.
+A collective is as slow as the slowest link between two of its ranks; every group has links of its own.
 Elsewhere: `tc netem` and NS-3 delay real packets; here the bytes move at once
 and the receiver waits until they are due.
 """
