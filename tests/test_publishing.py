@@ -107,3 +107,38 @@ def test_workflows_run_what_everybody_runs():
     assert {"run": "make book"} in pages["jobs"]["build"]["steps"]
     assert pages["jobs"]["deploy"]["needs"] == "build"
     assert ci["permissions"] == pages["permissions"] == {"contents": "read"}
+
+
+def test_actions_are_commits_and_leave_no_token():
+    """A tag can be moved to other code; a token on the disk is read by whatever a build installs."""
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = file.read_text()
+        assert "EXTRA_INDEX" not in text
+        used = re.findall(r"uses: (.*)", text)
+        assert used
+        assert all(re.match(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use) for use in used)
+        steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+        checkouts = [step for step in steps if "actions/checkout@" in step.get("uses", "")]
+        assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+@pytest.mark.parametrize("index", ["", "address-of-cpu-builds"])
+def test_torch_alone_comes_from_its_own_index(tmp_path, index):
+    """With a second index for all, pip would take any package from whichever offers it."""
+    python, log = tmp_path / "bin" / "python", tmp_path / "calls"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    python.chmod(0o755)
+    for requirements in ("requirements.txt", "requirements-dev.txt"):
+        command = ["tools/install.sh", str(tmp_path), requirements]
+        run = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"TORCH_INDEX_URL": index}, capture_output=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+    torch_calls = [line for line in log.read_text().splitlines() if "--index-url" in line]
+    assert len(log.read_text().splitlines()) == 2 + len(torch_calls)
+    if index:
+        (call,) = torch_calls
+        assert re.search(rf"--index-url {index} --no-deps torch==[\d.]+$", call)
+    else:
+        assert not torch_calls

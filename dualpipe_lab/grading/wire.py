@@ -1,6 +1,7 @@
 """How answers reach the judge: plain values as JSON, functions as bytes that the judge never opens.
 
-Unpickling runs code, so nothing from the worker is unpickled in the judge: a rank opens the sealed function.
+Unpickling runs code, so nothing from the worker is unpickled in the judge: a rank opens the sealed function.  What
+that rank sends back is a pickle, which the judge opens as data only (`world.restricted`).
 """
 
 import base64

@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +175,24 @@ def test_special_files_and_links_are_unreadable(tmp_path):
         expected = "" if submission.learner == "b" else "a link, a folder or a special file; submit a copy"
         assert submission.problem.startswith(expected)
         assert bool(submission.problem) == (submission.learner == "a")
+
+
+def test_the_container_can_grade_and_holds_no_solutions(tmp_path):
+    """What the recipe of the page copies is enough to grade, and no answer is in it."""
+    recipe = (ROOT / "book" / "graders.md").read_text().partition("FROM python")[2].partition("EOF")[0]
+    copied = [words.split() for words in re.findall(r"^COPY (.*)$", recipe, re.MULTILINE)]
+    for *sources, target in copied:
+        for name in sources:
+            source, place = ROOT / name, tmp_path / (target if len(sources) == 1 else name)
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, place)
+    assert "### BEGIN SOLUTION" not in "".join(path.read_text() for path in tmp_path.rglob("*.md"))
+    assert {path.name for path in tmp_path.iterdir()}.isdisjoint({"solutions", "tests", ".git", "."})
+    hand_in(tmp_path / "in", b"a", "gpipe")
+    command = [sys.executable, "-m", "dualpipe_lab", "grade", "in", "--out", "out"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert {row["status"] for row in rows_of(tmp_path / "out")} == {"not started"}
 
 
 def test_keys_differ_where_paths_do(tmp_path):
