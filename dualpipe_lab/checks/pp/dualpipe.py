@@ -76,7 +76,7 @@ def numbers(answer: object) -> str:
     "dualpipe-2",
     "The missing steps",
     "implement",
-    minutes=30,
+    minutes=25,
     points=4,
     hints=(
         "Steps 3, 5 and 7 are repeated once for each rank between this one and the middle, `inside`; steps 6 and 8 "
@@ -102,7 +102,7 @@ def rows(fn: Callable[..., Any]) -> str:
     "dualpipe-3",
     "Too few for DualPipe",
     "puzzle",
-    minutes=25,
+    minutes=40,
     points=3,
     hints=(
         "Rank 1 cannot start before tick 1. Where else must it wait? Nowhere, if W fills its gaps and the end.",
@@ -129,7 +129,7 @@ def fewer(answer: object) -> str:
     "dualpipe-4",
     "What W remembers",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Where W follows its I at once the gradient is right. Try I0 I0 W W on paper: what are x and dy when W runs?",
@@ -149,7 +149,7 @@ def queue(fn: Callable[..., Any]) -> str:
     "dualpipe-5",
     "Two copies, one step",
     "find the bug",
-    minutes=20,
+    minutes=25,
     points=3,
     hints=(
         "After the step, compare the copies of stage 0 on the first and on the last rank. Are they still equal?",

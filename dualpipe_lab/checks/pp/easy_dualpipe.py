@@ -68,10 +68,11 @@ def numbers(answer: object) -> str:
     "easy_dualpipe-2",
     "Slots without a choice",
     "implement",
-    minutes=20,
+    minutes=35,
     points=3,
     hints=(
-        "Print by_the_rule(4, 4) slot by slot. How many slots apart do microbatches 0 and 1 enter at rank 0?",
+        "Write the rows of by_the_rule(4, 4) into slots, each action as early as it can run. How many slots apart does "
+        "the last stage run the forwards of microbatches 0 and 1?",
         "Direction 0 uses slots of one parity for F on a rank, direction 1 those of the other. Let microbatches enter "
         "2 slots apart; when is the backward at stage s, if it follows the last forward at once?",
         "More than p microbatches come in groups of p, half from each end. A group takes 2 p slots of a rank, so the "
@@ -95,7 +96,7 @@ def slots(fn: Callable[..., Any]) -> str:
     "easy_dualpipe-3",
     "Two ranks, both ways",
     "implement",
-    minutes=30,
+    minutes=35,
     points=4,
     hints=(
         "Per microbatch: forward of `first` on your own input; exchange outputs; forward and backward of `last` on "
@@ -118,7 +119,7 @@ def two_way_step(fn: Callable[..., Any]) -> str:
     "easy_dualpipe-4",
     "Half a gradient",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Compare the gradient of a stage with that of one process: what is their ratio?",

@@ -60,7 +60,7 @@ def numbers(answer: object) -> str:
     "gpipe-2",
     "The program, with its messages",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Write one rank first: for each microbatch RECV_F, F, SEND_F; then for each RECV_B, B, SEND_B.",
@@ -84,7 +84,7 @@ def program(fn: Callable[..., Any]) -> str:
     "gpipe-3",
     "Keep the input, compute again",
     "implement",
-    minutes=30,
+    minutes=35,
     points=4,
     hints=(
         "In the forwards, run the stage under torch.no_grad() and keep only its input.",
@@ -143,7 +143,7 @@ def less_memory(answer: object) -> str:
     "gpipe-5",
     "The mean of means",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Compare the gradients for microbatches of 2 and 2 rows, then of 3 and 1.",

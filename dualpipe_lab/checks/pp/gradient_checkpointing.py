@@ -65,7 +65,7 @@ def numbers(answer: object) -> str:
     "gradient_checkpointing-2",
     "A recomputation of your own",
     "implement",
-    minutes=30,
+    minutes=35,
     points=4,
     hints=(
         "Make an autograd function whose forward runs the segment (no graph is recorded there) and saves its inputs, "
@@ -90,7 +90,7 @@ def function(fn: Callable[..., Any]) -> str:
     "gradient_checkpointing-3",
     "What to forget",
     "puzzle",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Compare units per tick: which operation frees much for little time?",
@@ -117,7 +117,7 @@ def what_to_forget(answer: object) -> str:
     "gradient_checkpointing-4",
     "The masks that come again",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "One step is right. Run two in a row and compare the second with a run that keeps everything.",

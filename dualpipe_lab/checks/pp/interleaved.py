@@ -72,7 +72,7 @@ def numbers(answer: object) -> str:
     "interleaved-2",
     "Any number of microbatches",
     "implement",
-    minutes=30,
+    minutes=35,
     points=4,
     hints=(
         "Make the sizes of the rounds first: m // p rounds, at least one. m % rounds of them get one more.",
@@ -93,7 +93,7 @@ def program(fn: Callable[..., Any]) -> str:
     "interleaved-3",
     "How small, how many at once",
     "puzzle",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "lab.simulate and dualpipe_lab.pp.ranking.score tell the numbers of any choice; try v = 3 and 4 first.",
@@ -128,7 +128,7 @@ def choice(num_virtual_stages: object, round_size: object) -> str:
     "interleaved-4",
     "Twice the memory for nothing",
     "find the bug",
-    minutes=10,
+    minutes=5,
     points=2,
     hints=(
         "Simulate the rows for 4 ranks and 8 microbatches and look at peak_activations(rank).",

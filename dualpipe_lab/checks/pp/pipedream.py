@@ -77,7 +77,7 @@ def versions(answer: object) -> str:
     "pipedream-2",
     "With and without the flush",
     "implement",
-    minutes=20,
+    minutes=15,
     points=3,
     hints=(
         "Start with one step: p - 1 - rank forwards, then one F and one B in turn, then the backwards that are left.",
@@ -101,7 +101,7 @@ def rows(fn: Callable[..., Any]) -> str:
     "pipedream-3",
     "Both neighbours send first",
     "find the bug",
-    minutes=20,
+    minutes=35,
     points=2,
     hints=(
         "Give lab.validate a lowered program and blocking=True: it names the ranks that wait for each other.",

@@ -98,7 +98,7 @@ def any_shape(send_tensor: Callable[..., Any], recv_tensor: Callable[..., Any]) 
     "pp_basic-3",
     "The buffer that nobody fills",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Print the norm of what each rank receives.",

@@ -68,7 +68,7 @@ def numbers(answer: object) -> str:
     "v_shapes-2",
     "Between two schedules",
     "puzzle",
-    minutes=25,
+    minutes=40,
     points=3,
     hints=(
         "21 ticks leave 3 idle ones per rank. The last rank waits 2 ticks for its first input; what else can it spare?",
@@ -103,7 +103,7 @@ def between(answer: object) -> str:
     "v_shapes-3",
     "The turn",
     "find the bug",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Compare with the other ranks: what does a message do to the graph of autograd?",

@@ -47,12 +47,13 @@ def hint(exercise: int | None = None) -> None:
     "zero_bubble-1",
     "W is the longest",
     "predict",
-    minutes=10,
+    minutes=15,
     points=1,
     hints=(
         "The chapter's form for any room K: (p-1)(t_F+t_I) - min{(min(K,p)-1) t_I, (K-1) t_F, (K-1) t_W}.",
         "H1 has room for K = p = 4, H2 for K = 7. Which of the three terms is the least, each time?",
-        "Without barriers the idle time inside a row counts, not the shift of its start. Simulate 3 steps with "
+        "Without barriers the local bubble counts, the idle time inside a row: "
+        "(p-1) max{0, t_I - t_F, t_F + t_I - 2 t_W}. Or simulate 3 steps with "
         "dualpipe_lab.pp.repeat.simulate_steps, and 4; what does the fourth add?",
     ),
 )
@@ -90,7 +91,7 @@ def split(cls: Callable[..., Any]) -> str:
     "zero_bubble-3",
     "Less room than H1",
     "puzzle",
-    minutes=25,
+    minutes=40,
     points=3,
     hints=(
         "Write I and W in place of each B first: 24 ticks, and the memory of 1F1B. Why is it quicker already?",

@@ -60,7 +60,7 @@ def bytes_on_a_ring(answer: object) -> str:
     "ranks-2",
     "A sum along a tree",
     "implement",
-    minutes=20,
+    minutes=25,
     points=3,
     hints=(
         "First bring the sum to rank 0: in round k = 1, 2, 4, ... a rank whose number is an odd multiple of k sends "
@@ -109,7 +109,7 @@ def tree_all_reduce(fn: Callable[..., Any]) -> str:
     "ranks-3",
     "The exchange that stands still",
     "find the bug",
-    minutes=10,
+    minutes=15,
     points=2,
     hints=(
         "Run it on 2 ranks and read who waits for whom. What has each rank done before it waits?",

@@ -98,7 +98,7 @@ def relay(fn: Callable[..., Any]) -> str:
     "time-3",
     "Five messages, one link",
     "puzzle",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Rank 1 is idle until the first message is there. Which message should be first?",
