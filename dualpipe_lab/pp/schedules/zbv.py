@@ -9,6 +9,7 @@ Out: one list of actions per rank.  With the times of a half-size stage:
 With 2P - 1 microbatches or more this is torch's order.  With fewer, torch leaves out of a larger schedule what there is
 not; here F and I keep that order, and weight gradients fill the gaps.  For equal times, 8 ranks and 8 microbatches that
 is 7 idle ticks instead of 14; for any M it is as short as an order on this V can be (see the closed forms).
+Its twin with overlapped pairs is DualPipeV, on the same V.
 Elsewhere: torch ScheduleZBVZeroBubble, d9d the same; V-ZB in Qi et al. 2024 (arXiv 2405.15362).
 Source: Qi et al. 2024 (arXiv 2401.10241), section 6.
 """
