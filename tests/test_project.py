@@ -181,7 +181,7 @@ def test_hooks_and_licences_need_nothing_from_elsewhere():
 @pytest.mark.parametrize("file", CODE, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_a_file_is_a_page_and_a_function_a_paragraph(file):
     text = file.read_text()
-    assert len(text.splitlines()) <= 250
+    assert len(text.splitlines()) <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node, clean=False) or ""
