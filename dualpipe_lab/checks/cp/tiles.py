@@ -201,24 +201,27 @@ def _tiles(row: Row, k: formula.Matrix, v: formula.Matrix) -> "Iterator[tuple[Te
 def _run_blocks(
     rank: int, world_size: int, fn: Callable[..., Any], cases: list[Blocks], inputs: list[Any], expected: list[Any]
 ) -> list[Any]:
-    import gc
+    import weakref
 
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from dualpipe_lab.dp.measure import storage_bytes
 
-    gc.freeze()
-
     class Watch(TorchDispatchMode):  # type: ignore[misc]
         largest = peak = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.alive: dict[int, weakref.ref[Tensor]] = {}
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
             if isinstance(made, torch.Tensor):
-                self.largest = max(self.largest, made.numel())
-            alive = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-            self.peak = max(self.peak, storage_bytes(alive))
+                self.largest, key = max(self.largest, made.numel()), id(made)
+                self.alive[key] = weakref.ref(made, lambda _: self.alive.pop(key, None))
+            known = [tensor for known in list(self.alive.values()) if (tensor := known()) is not None]
+            self.peak = max(self.peak, storage_bytes(known))
             return made
 
     found: list[Any] = []
