@@ -6,8 +6,8 @@ Chapter: book/start/ranks-and-messages.  In: bytes per chunk, ring position.  Ou
   broadcast        binomial tree: in each of ceil(log2 N) rounds every rank that has S sends it to one that has not
   reduce           ring reduce-scatter, then every chunk goes to the root: S, from the root (N-1)/N * S
 Derived, not read off the wire; GLOO of torch 2.13 sends the same (`launch(..., wire=True)` counts it), except for its
-own reduce-scatter, which `comm` does not use.  NCCL has rings for all of them, and trees for small all-reduces: its
-broadcast is a chain, S from every rank but the last.
+own reduce-scatter, which `comm` does not use.  NCCL has rings for all-reduce, reduce-scatter, all-gather, broadcast and
+reduce, and others for some sizes and networks; its broadcast is a chain, S from every rank but the last.
 Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
 
