@@ -13,8 +13,9 @@ warmed up with one, neighbours would wait for each other's pairs in turn, two pa
   messages           2 * (V * P - 1) * M              as without pairs
 ZB-H1's twin splits the backwards outside of the steady phase, where W fills a wait; a pair has a whole backward (B).
 Without twins: GPipe and looped breadth-first run no forward after their first backward; ZB-H2 spends the deeper warm-up
-that pairs need on idle time already, and would be ZB-H1's twin; V-Half and V-Min hold no activation more than a rank
-needs next, so F and B are seldom ready together; ZBV's twin is DualPipeV, on the same V.
+that pairs need on idle time already, and would be ZB-H1's twin; V-Half and V-Min save the very activation that a pair
+needs, a forward in store on every rank; ZBV's twin is DualPipeV, on the same V.
+Two forwards per rank below hide no latency: every message delays the pairs on both of its ends.
 Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batch forward step before the 1f1b stages"
 (core/pipeline_parallel/schedules.py at d98e8a64, which needs V > 1); torch OVERLAP_F_B, in ScheduleDualPipeV only.
 """
