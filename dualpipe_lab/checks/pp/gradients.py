@@ -1,7 +1,7 @@
 """Judging gradients: the learner's step on real ranks against one process, in float64.
 
 equal gradients     max |a - b| <= 1e-12 max(1, max |b|)
-live activations    what autograd keeps for the backward, counted by its own hooks
+what was there      every parameter has a gradient already, to which a step adds
 """
 
 from collections.abc import Callable, Sequence

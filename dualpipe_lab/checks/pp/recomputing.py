@@ -1,4 +1,7 @@
-"""Judging recomputation: gradients bit by bit, runs of the segment, what autograd keeps, and the random stream."""
+"""Judging recomputation: gradients bit by bit, runs of the segment, what is kept meanwhile, and the random stream.
+
+kept    tensors that autograd saves, by its own hooks; numbers in any other tensor that is alive, by the collector
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

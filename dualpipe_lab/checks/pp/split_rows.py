@@ -1,6 +1,8 @@
 """Judging a function that follows one rank's row of F, I and W: what its gradients add up to after each of two steps.
 
 In: the learner's function.  Out: what is wrong, or an empty string.
+  order       F at each start of the stage, I where a gradient of its output first comes
+  products    of a row without W: two per layer, one for F and one for I
 """
 
 from collections.abc import Callable, Sequence
