@@ -13,6 +13,16 @@ TYPICAL = {
         "all tokens": Bad(_PREDICT + "234_881_024, 293_601_280, 10, 134_217_728", "if it has all tokens"),
     },
     "block-2": {
+        "other tensors": Bad(
+            [
+                ("    partial = [grad for name, grad in grads.items()", "    partial = [name for name in grads"),
+                ("grad.flatten() for grad in partial]", "grads[name].flatten() for name in partial]"),
+                ("[grad.numel() for grad in partial]", "[grads[name].numel() for name in partial]"),
+                ("    for grad, total in", "    for name, total in"),
+                ("grad.copy_(total.view_as(grad))", "grads[name] = total.view_as(grads[name])"),
+            ],
+            "is the tensor that it was, and grads has another",
+        ),
         "nothing": Bad("def finish(grads, sequence_parallel):\n    pass", "still a summand"),
         "norms always": Bad(
             [("    if sequence_parallel:\n        endings", "    if True:\n        endings")], "was complete"

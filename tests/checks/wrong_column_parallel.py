@@ -12,41 +12,64 @@ TYPICAL = {
         "own quarter": Bad(_PREDICT + "27, 0, 288, 288", "own quarter does not travel"),
     },
     "column_parallel-2": {
-        "no f": Bad([("CopyToRanks.apply(x)", "x")], "2 rank(s), x [1, 2], weight [2, 2], bias [2]: rank 0: each rank"),
-        "averages": Bad([("all_reduce(total)", 'all_reduce(total, "avg")')], "one over the number of ranks"),
+        "no f": Bad([("    x, z = CopyBoth.apply(x, z)\n", "")], "rank 0: each rank has its own summand of dx"),
+        "averages": Bad([("all_reduce(flat)", 'all_reduce(flat, "avg")')], "one over the number of ranks"),
+        "f for one of the two": Bad(
+            [("x, z = CopyBoth.apply(x, z)", "x, _ = CopyBoth.apply(x, z)")], "rank 0: dz differs from one process"
+        ),
         "f and g": Bad(
             [
                 (
-                    "return linear(CopyToRanks.apply(x), weight, bias)",
-                    "y = linear(CopyToRanks.apply(x), weight, bias)"
+                    "return linear(x, weight, bias) + linear(z, other)",
+                    "y = linear(x, weight, bias) + linear(z, other)"
                     "\n    total = y.detach().clone()\n    comm.all_reduce(total)\n    return y + (total - y).detach()",
                 ),
             ],
             "y differs from one process",
         ),
-        "sums the weights too": Bad(
-            [("CopyToRanks.apply(x), weight, bias", "CopyToRanks.apply(x), CopyToRanks.apply(weight), bias")], "dweight"
-        ),
-        "in place": Bad(
+        "f of the chapter, twice": Bad(
             """
-class Product(torch.autograd.Function):
+class CopyToRanks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return linear(x, weight, bias)
+    def forward(ctx, x):
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        dx = grad @ weight
-        comm.all_reduce(dx)
-        rows = grad.flatten(0, -2)
-        dw, db = rows.t() @ x.flatten(0, -2), rows.sum(0)
-        grad.zero_()
-        return dx, dw, db
+        total = grad.clone(memory_format=torch.contiguous_format)
+        comm.all_reduce(total)
+        return total
 
-def column_linear(x, weight, bias):
-    return Product.apply(x, weight, bias)
+def column_linear(x, z, weight, other, bias):
+    return linear(CopyToRanks.apply(x), weight, bias) + linear(CopyToRanks.apply(z), other)
+""",
+            "a rank sent 2 messages in the backward; one carries dx and dz",
+        ),
+        "sums the weights too": Bad(
+            [("    return linear(x", "    weight, other = CopyBoth.apply(weight, other)\n    return linear(x")],
+            "dweight",
+        ),
+        "exchanged": Bad([("flat.split([dx.numel(), dz.numel()])", "flat.split([dz.numel(), dx.numel()])")], "raised"),
+        "in place": Bad(
+            """
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, z, weight, other, bias):
+        ctx.save_for_backward(x, z, weight, other)
+        return linear(x, weight, bias) + linear(z, other)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, z, weight, other = ctx.saved_tensors
+        flat = torch.cat([(grad @ weight).flatten(), (grad @ other).flatten()])
+        comm.all_reduce(flat)
+        rows = grad.flatten(0, -2)
+        found = rows.t() @ x.flatten(0, -2), rows.t() @ z.flatten(0, -2), rows.sum(0)
+        grad.zero_()
+        return flat[: x.numel()].view_as(x), flat[x.numel() :].view_as(z), *found
+
+def column_linear(*tensors):
+    return Both.apply(*tensors)
 """,
             "send a copy",
         ),
@@ -70,12 +93,12 @@ CHEATS = {
     "column_parallel-2": {
         "the library's own": Bad(
             """
-def column_linear(x, weight, bias):
-    return linear(copy_to_ranks(x), weight, bias)
+def column_linear(x, z, weight, other, bias):
+    return linear(copy_to_ranks(x), weight, bias) + linear(copy_to_ranks(z), other)
 """,
             "the library's own is switched off",
         ),
-        "nothing": Bad("def column_linear(x, weight, bias):\n    return None", "y is missing"),
+        "nothing": Bad("def column_linear(x, z, weight, other, bias):\n    return None", "y is missing"),
     },
     "column_parallel-3": {
         "as it was": Bad(

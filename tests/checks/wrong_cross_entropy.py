@@ -24,6 +24,9 @@ TYPICAL = {
         ),
     },
     "cross_entropy-2": {
+        "spoils y": Bad(
+            [("    return losses.sum()", "    y.zero_()\n    return losses.sum()")], "the argument y has changed"
+        ),
         "own maximum": Bad(
             [('    comm.all_reduce(largest, "max")\n', "")], "2 rank(s), random logits, rank 0: the loss"
         ),

@@ -12,6 +12,9 @@ TYPICAL = {
         "rounded down": Bad(_NAMES + "29_360_128, 0, 6_282", "rounded up"),
     },
     "embedding-2": {
+        "spoils the table": Bad(
+            [("    return found", "    table.zero_()\n    return found")], "the argument table has changed"
+        ),
         "one column": Bad([("return found", "return found[:, 0]")], "rows of shape ["),
         "as it was": Bad(
             [
@@ -62,6 +65,7 @@ TYPICAL = {
         ),
     },
     "embedding-4": {
+        "as the gradient comes": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
         "own tokens only": Bad(
             [
                 ("        comm.all_gather_single(whole, grad.contiguous())\n", ""),

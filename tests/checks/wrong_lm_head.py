@@ -11,6 +11,7 @@ TYPICAL = {
         "no maximum": Bad(_NAMES + "245_760_000, 117_440_512, 114_688", "the maximum is the third"),
     },
     "lm_head-2": {
+        "low enough for small logits": Bad([("-torch.inf", "-30.0")], "logits near -400, rank 0: the loss differs"),
         "as it was": Bad(
             [("    logits = logits.masked_fill(is_padding, -torch.inf)\n", "")],
             "7 entries on 2 rank(s), rank 0: the loss differs",
@@ -22,6 +23,14 @@ TYPICAL = {
         "not low enough": Bad([("-torch.inf", "-10.0")], "7 entries on 2 rank(s), rank 0: the loss differs"),
     },
     "lm_head-3": {
+        "entries in the type of the logits": Bad(
+            [
+                ("torch.full((len(y),), torch.iinfo(torch.int64).max)", "y.new_full((len(y),), torch.inf)"),
+                ("is_largest.int().argmax(1)[has_it]", "is_largest.int().argmax(1)[has_it].to(y.dtype)"),
+                ("return entry", "return entry.long()"),
+            ],
+            "logits in bf16",
+        ),
         "one token short": Bad([("return entry", "return entry[1:]")], "entries of shape"),
         "own largest": Bad(
             [('    comm.all_reduce(largest, "max")\n', "")], "40 entries on 2 rank(s), rank 0: token 1 got entry"

@@ -12,13 +12,14 @@ TYPICAL = {
         "harmless": Bad(_PREDICT + "3_072, 199_680, 384, 1", "complete gradient already"),
     },
     "rmsnorm-2": {
+        "no epsilon": Bad([(" + EPS).sqrt()", ").sqrt()")], "is EPS under the root"),
         "own squares": Bad([("        comm.all_reduce(squares)\n", "")], "y differs from one process"),
         "own products": Bad([("        comm.all_reduce(inner)\n", "")], "at right angles"),
         "mean of its own": Bad(
             [("squares / hidden_size", "squares / max(x.shape[-1], 1)")], "of a token have one root"
         ),
         "outside the root": Bad(
-            [("(squares / hidden_size + EPS).sqrt()", "(squares / hidden_size).sqrt() + EPS")], "y differs"
+            [("(squares / hidden_size + EPS).sqrt()", "(squares / hidden_size).sqrt() + EPS")], "is EPS under the root"
         ),
         "root held fast": Bad([(" - normal * inner / ctx.hidden_size", "")], "dx differs from one process"),
         "gamma forgotten": Bad([("(gamma * dy * normal).sum", "(dy * normal).sum")], "dx differs from one process"),

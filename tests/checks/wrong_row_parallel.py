@@ -13,10 +13,7 @@ TYPICAL = {
         "once": Bad(_PREDICT + "110, 288, 288, 1", "contains it as often"),
     },
     "row_parallel-2": {
-        "no sum": Bad(
-            [("ReduceFromRanks.apply(linear(x, weight)) + bias", "linear(x, weight) + bias / comm.get_world_size()")],
-            "each rank has its own summand of y",
-        ),
+        "no sum": Bad([("ReduceFromRanks.apply(linear", "(linear")], "each rank has its own summand of y"),
         "sums back too": Bad(
             [
                 (
@@ -26,16 +23,20 @@ TYPICAL = {
             ],
             "times that of one process, the number of ranks",
         ),
-        "averages": Bad([("comm.all_reduce(total)", 'comm.all_reduce(total, "avg")')], "rank 0: y differs"),
-        "bias on all": Bad([("linear(x, weight)) + bias", "linear(x, weight, bias))")], "rank 0: y differs"),
-        "sums as f and g": Bad(
+        "averages": Bad([("comm.all_reduce(total)", 'comm.all_reduce(total, "avg")')], "one over the number of ranks"),
+        "behind the sum": Bad(
+            [("(linear(x, weight) + pad(bias, (first, behind)))", "(linear(x, weight)) + pad(bias, (first, behind))")],
+            "rank 0: y differs",
+        ),
+        "at the front": Bad([("(first, behind)", "(0, first + behind)")], "rank 0: y differs"),
+        "the bias gathered": Bad(
             [
                 (
-                    "(linear(x, weight)) + bias",
-                    "(linear(x, weight)) + ReduceFromRanks.apply(bias) / comm.get_world_size()",
+                    "ReduceFromRanks.apply(linear(x, weight) + pad(bias, (first, behind)))",
+                    "ReduceFromRanks.apply(linear(x, weight)) + ReduceFromRanks.apply(pad(bias, (first, behind)))",
                 )
             ],
-            "dbias is 0.5 times",
+            "in the forward the ranks sent",
         ),
     },
     "row_parallel-3": {
@@ -59,17 +60,18 @@ CHEATS = {
     },
     "row_parallel-2": {
         "the library's own": Bad(
-            "def row_linear(x, weight, bias):\n    return reduce_from_ranks(linear(x, weight)) + bias",
+            "def row_linear(x, weight, bias, first):\n"
+            "    return reduce_from_ranks(linear(x, weight) + pad(bias, (first, len(weight) - first - len(bias))))",
             "the library's own is switched off",
         ),
         "gathers everything": Bad(
             """
-def row_linear(x, weight, bias):
+def row_linear(x, weight, bias, first):
     import torch.distributed as dist
     parts = [None] * comm.get_world_size()
-    dist.all_gather_object(parts, linear(x, weight).detach())
-    own = linear(x, weight)
-    return own + (sum(parts) - own.detach()) + bias
+    own = linear(x, weight) + pad(bias, (first, len(weight) - first - len(bias)))
+    dist.all_gather_object(parts, own.detach())
+    return own + (sum(parts) - own.detach())
 """,
             "in the forward the ranks sent 0 bytes",
         ),

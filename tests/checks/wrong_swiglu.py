@@ -25,10 +25,14 @@ TYPICAL = {
             "a rank adds them before it sends",
         ),
         "gate's branch alone": Bad([("da @ gate + du @ up", "da @ gate")], "rank 0: dx differs"),
-        "derivative of the sigmoid": Bad([("s * (1 + a * (1 - s))", "s * (1 - s)")], "rank 0: dx differs"),
+        "derivative of the sigmoid": Bad([("s * (1 + C * a * (1 - s))", "s * (1 - s)")], "rank 0: dx differs"),
+        "the derivative of silu": Bad([("(1 + C * a", "(1 + a")], "rank 0: dx differs"),
+        "spoils a in the end": Bad(
+            [("    return dx, da", "    a.zero_()\n    return dx, da")], "the argument a has changed"
+        ),
         "gate and up exchanged": Bad([("da.T @ x, du.T @ x", "du.T @ x, da.T @ x")], "dgate differs"),
         "averages": Bad([("comm.all_reduce(dx)", 'comm.all_reduce(dx, "avg")')], "dx is 0.5 times that of one process"),
-        "overwrites u": Bad([("da = dh * u * s", "da = u.mul_(dh) * s")], "ddown differs"),
+        "overwrites u": Bad([("da = dh * u * s", "da = u.mul_(dh) * s")], "the argument u has changed"),
     },
     "swiglu-3": {
         "cuts right, joins as before": Bad(
@@ -52,11 +56,11 @@ CHEATS = {
     "swiglu-2": {
         "autograd": Bad(
             """
-def swiglu_backward(dy, x, a, u, gate, up, down):
+def gated_backward(dy, x, a, u, gate, up, down):
     leaves = [t.detach().requires_grad_() for t in (x, gate, up, down)]
     with torch.enable_grad():
         x, gate, up, down = leaves
-        y = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+        y = ((x @ gate.T) * (C * (x @ gate.T)).sigmoid() * (x @ up.T)) @ down.T
     return torch.autograd.grad(y, leaves, dy)
 """,
             "the library's own is switched off",

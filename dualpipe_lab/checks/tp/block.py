@@ -139,6 +139,7 @@ class Found(NamedTuple):
     """What one rank has after a step of one case: by name, numbers before and after and those of one process."""
 
     grads: dict[str, tuple[list[float], list[float], list[float]]]
+    replaced: list[str]  # names under which there is another tensor than before
     partial: list[str]
     messages: int
     sent: int
@@ -167,13 +168,15 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
         before = {name: _plain(grad) for name, grad in grads.items()}
         entries = current().ledger.entries
         entries.clear()
+        originals = dict(grads)
         fn(grads, is_cut)
+        replaced = [name for name, grad in originals.items() if grads.get(name) is not grad]
         expected = {name: value.grad for name, value in plain.named_parameters()}
         parts = {name: shards[name].of(grad) if name in shards else grad for name, grad in expected.items()}
-        numbers = {name: (before[name], _plain(grads.get(name)), _plain(parts[name])) for name in before}
+        numbers = {name: (before[name], _plain(originals[name]), _plain(parts[name])) for name in before}
         partial = [name for name in before if name.endswith(("q_norm.weight", "k_norm.weight") + _NORMS * is_cut)]
         sent = sum(entry.sent for entry in entries.values())
-        found.append(Found(numbers, partial, sum(entry.count for entry in entries.values()), sent))
+        found.append(Found(numbers, replaced, partial, sum(entry.count for entry in entries.values()), sent))
     return found
 
 
@@ -187,6 +190,8 @@ def _judge(results: Sequence[Found], case: str) -> None:
             if _same(after, expected):
                 continue
             where = f"{case}: rank {rank}: the gradient of {name} "
+            if name in found.replaced:
+                raise Wrong(where + "is the tensor that it was, and grads has another; the optimizer reads the old one")
             if name in found.partial and after == before:
                 raise Wrong(where + "is still a summand: this rank used the weight for its own tokens or heads")
             if name not in found.partial and _same(before, expected):

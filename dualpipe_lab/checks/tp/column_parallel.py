@@ -81,25 +81,32 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "column_parallel-2",
-    "The layer",
+    "Two inputs, one message",
     "implement",
     minutes=15,
     points=3,
     hints=(
-        "The forward is torch.nn.functional.linear with this rank's rows. Only dx needs a message.",
-        "Give linear the result of CopyToRanks.apply(x). Its backward gets dy_r W_r, which is this rank's summand.",
-        "total = grad.clone(memory_format=torch.contiguous_format), comm.all_reduce(total), return total.",
+        "The forward is a linear with this rank's rows for each input. Only dx and dz need a message.",
+        "Give the two products what CopyBoth.apply(x, z) returns. Its backward gets this rank's summands of both.",
+        "One flat tensor, torch.cat([dx.flatten(), dz.flatten()]), one comm.all_reduce, and split it again.",
     ),
 )
 def layer(fn: Callable[..., Any]) -> str:
-    """Write `column_linear(x, weight, bias)`: this rank's outputs, with the gradient of x that one process has."""
+    """Write `column_linear(x, z, weight, other, bias)`: this rank's outputs of two inputs, one message backward."""
     needs_function(fn)
     for num_ranks, shape, outputs in SIZES:
-        shapes = {"x": shape, "weight": (outputs, shape[-1]), "bias": (outputs,)}
-        case = layers.Case(num_ranks, shapes, {"x": None, "weight": 0, "bias": 0}, (*shape[:-1], outputs), out_cut=-1)
-        results = layers.check_layer(Without(fn, *layers.LIBRARY), _linear, case, one_sum="dx")
-        layers.check_bytes(results, 0, layers.num_bytes(shape), case, "Only dx is summed, once.")
-    return f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; one sum"
+        z_shape = (*shape[:-1], shape[-1] + 1)
+        shapes = {"x": shape, "z": z_shape, "weight": (outputs, shape[-1]), "other": (outputs, z_shape[-1])}
+        cuts = {"x": None, "z": None, "weight": 0, "other": 0, "bias": 0}
+        case = layers.Case(num_ranks, shapes | {"bias": (outputs,)}, cuts, (*shape[:-1], outputs), out_cut=-1)
+        results = layers.check_layer(Without(fn, *layers.LIBRARY), _two_inputs, case, one_sum="dx")
+        size = layers.num_bytes(shape) + layers.num_bytes(z_shape)
+        layers.check_bytes(results, 0, size, case, "Only dx and dz are summed, once.")
+        if num_ranks > 1 and (most := max(found.backward_messages for found in results)) > 1:
+            raise Wrong(f"{case}: a rank sent {most} messages in the backward; one carries dx and dz, side by side")
+    return (
+        f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; one message"
+    )
 
 
 @exercise(
@@ -144,10 +151,8 @@ def _where(message: str) -> str:
     return ""
 
 
-def _linear(x: "Tensor", weight: "Tensor", bias: "Tensor") -> "Tensor":
-    from torch.nn.functional import linear
-
-    return linear(x, weight, bias)
+def _two_inputs(x: "Tensor", z: "Tensor", weight: "Tensor", other: "Tensor", bias: "Tensor") -> "Tensor":
+    return x @ weight.t() + z @ other.t() + bias
 
 
 def _scaled(x: "Tensor", scale: "Tensor", weight: "Tensor") -> "Tensor":

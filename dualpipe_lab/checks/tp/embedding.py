@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dualpipe_lab import checks
 from dualpipe_lab.checks.differences import shape
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.kept import Kept
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
 from dualpipe_lab.world.launcher import Results
@@ -138,10 +139,10 @@ def tokens(fn: Callable[..., Any]) -> str:
     for num_ranks, rows in CASES:
         case = f"{rows} rows on {num_ranks} rank(s)"
         results = on_ranks(_tokens, num_ranks, Without(fn, *LIBRARY), rows, case=case)
-        for part, what in enumerate(("row", "gradient of row")):
+        for part, what in enumerate(("row", "gradient of row", "gradient of row")):
             _check([found[part] for found in results], case, what)
         why = "A reduce-scatter forward and a gather backward are half a sum each."
-        _check_bytes(results, case, 2 * (num_ranks - 1), why)
+        _check_bytes(results, case, 2 * 2 * (num_ranks - 1), why)
     return "own tokens forward and all gradients backward, for the bytes of one sum"
 
 
@@ -186,7 +187,10 @@ def _look_up(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> F
     part = -(-rows // world_size)
     firsts = range(0, rows, part)
     leaked = table[ids] + sum(table[first] * (ids // part != first // part)[:, None] for first in firsts)
-    found = fn(ids, table[start:stop].clone(), start)
+    own = table[start:stop].clone()
+    kept = Kept(ids=ids, table=own)
+    found = fn(ids, own, start)
+    kept.check()
     slips = {
         "row 0 of another rank's part was added": leaked.tolist(),
         "the ranks' rows were not added up": _own(ids, table, start, stop).tolist(),
@@ -212,7 +216,9 @@ def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> 
     return Found(found.tolist(), whole[start:stop].tolist(), slips)
 
 
-def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tuple[Found, Found]:
+def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tuple[Found, Found, Found]:
+    import torch
+
     from dualpipe_lab.tp.setting import TensorParallel
 
     start, stop = TensorParallel().span(rows)
@@ -222,6 +228,9 @@ def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tu
     x = fn(ids, part, start)
     x.backward(grad[first:last])
     assert part.grad is not None, "the table has no gradient: return it second in backward"
+    again = table[start:stop].clone().requires_grad_()
+    fn(ids, again, start).sum().backward()  # its gradient is one number, expanded
+    assert again.grad is not None
     whole, own = table[ids], _own(ids, table, start, stop)
     masked = grad.clone()
     masked[:first], masked[last:] = 0, 0
@@ -231,4 +240,5 @@ def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tu
     return (
         Found(x.detach().tolist(), whole[first:last].tolist(), forward),
         Found(part.grad.tolist(), expected.tolist(), backward),
+        Found(again.grad.tolist(), _table_gradient(ids, torch.ones_like(grad), rows)[start:stop].tolist(), {}),
     )

@@ -35,11 +35,12 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What one rank has after a step: shape and numbers of its tensors by name, and bytes sent each way."""
+    """What one rank has after a step: shape and numbers of its tensors by name, what it sent each way."""
 
     tensors: dict[str, tuple[Shape, list[float]] | None]
     forward_bytes: int
     backward_bytes: int
+    backward_messages: int
     has_changed: bool
 
 
@@ -104,8 +105,9 @@ def _part(tensor: "Tensor", dim: int | None, rank: int, num_ranks: int) -> "Tens
 def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Found:
     from dualpipe_lab.world.context import current
 
-    def sent() -> int:
-        return sum(entry.sent for entry in current().ledger.entries.values())
+    def sent() -> tuple[int, int]:
+        entries = current().ledger.entries.values()
+        return sum(entry.sent for entry in entries), sum(entry.count for entry in entries)
 
     parts = {
         name: _part(draw(name, shape), case.cuts[name], rank, world_size).requires_grad_()
@@ -122,7 +124,8 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Fou
         y.backward(dy)
     found |= {f"d{name}": _plain(part.grad) for name, part in parts.items()}
     same = all(before[name].equal(part.detach()) for name, part in parts.items()) and kept.equal(dy)
-    return Found(found, middle - began, sent() - middle, not same)
+    end = sent()
+    return Found(found, middle[0] - began[0], end[0] - middle[0], end[1] - middle[1], not same)
 
 
 def _expected(

@@ -79,9 +79,9 @@ def numbers(answer: object) -> str:
 def padded(fn: Callable[..., Any]) -> str:
     """Repair `padded_loss(x, weight, targets, first, vocabulary_size)`, whose padding rows count as words."""
     needs_function(fn)
-    for num_ranks, vocabulary in ((1, 4), (2, 8), (2, 7), (4, 9), (4, 5)):
-        case = f"{vocabulary} entries on {num_ranks} rank(s)"
-        for rank, (found, expected) in enumerate(on_ranks(_padded, num_ranks, fn, vocabulary, case=case)):
+    for num_ranks, vocabulary, level in ((1, 4, 0), (2, 8, 0), (2, 7, 0), (4, 9, 0), (4, 5, 0), (2, 7, -400)):
+        case = f"{vocabulary} entries on {num_ranks} rank(s)" + f", logits near {level}" * (level != 0)
+        for rank, (found, expected) in enumerate(on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case)):
             for name, ours in found.items():
                 if (problem := _why_different(ours, expected[name])) is not None:
                     raise Wrong(f"{case}, rank {rank}: {name} {problem}")
@@ -104,9 +104,15 @@ def likeliest(fn: Callable[..., Any]) -> str:
     """Write `likeliest(y, first)`: the entry with the largest logit, the smallest of several, on every rank."""
     needs_function(fn)
     library = ("dualpipe_lab.tp.operators", "dualpipe_lab.tp.messages")
-    for num_ranks, vocabulary in ((1, 4), (2, 40), (3, 4), (4, 39)):
-        case = f"{vocabulary} entries on {num_ranks} rank(s)"
-        results = on_ranks(_likeliest, num_ranks, Without(fn, *library), vocabulary, case=case)
+    for num_ranks, vocabulary, dtype in (
+        (1, 4, "float64"),
+        (2, 40, "float64"),
+        (3, 4, "float64"),
+        (4, 39, "float64"),
+        (2, 600, "bfloat16"),
+    ):
+        case = f"{vocabulary} entries on {num_ranks} rank(s)" + ", logits in bf16" * (dtype == "bfloat16")
+        results = on_ranks(_likeliest, num_ranks, Without(fn, *library), vocabulary, dtype, case=case)
         for rank, (found, expected) in enumerate(results):
             if shape(found) != shape(expected):
                 raise Wrong(f"{case}, rank {rank}: entries of shape {shape(found)}, expected {shape(expected)}")
@@ -134,13 +140,15 @@ def _why_different(ours: list[float], theirs: list[float]) -> str | None:
 
 
 def _padded(
-    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int
+    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, level: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     import torch
     from torch.nn.functional import cross_entropy
 
     generator = torch.Generator().manual_seed(vocabulary)
     x, weight = (torch.randn(n, WIDTH, generator=generator, dtype=torch.float64) for n in (TOKENS, vocabulary))
+    if level:
+        x[:, 0], weight[:, 0] = 1.0, level
     targets, part = (torch.arange(TOKENS) + 3) % vocabulary, -(-vocabulary // world_size)
     padding = weight.new_zeros(part * world_size - vocabulary, WIDTH)
     first = rank * part
@@ -160,7 +168,9 @@ def _named(loss: "Tensor", dx: "Tensor | None", d_weight: "Tensor | None") -> di
     return {name: [] if value is None else value.detach().flatten().tolist() for name, value in found.items()}
 
 
-def _likeliest(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int) -> tuple[list[int], list[int]]:
+def _likeliest(
+    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, dtype: str
+) -> tuple[list[int], list[int]]:
     import torch
 
     from dualpipe_lab.tp.setting import TensorParallel
@@ -168,6 +178,7 @@ def _likeliest(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: i
     y = torch.randint(-9, 0, (TOKENS, vocabulary), generator=torch.Generator().manual_seed(3)).double()
     y[0, :], y[1, -1], y[2, 0] = -5, 8192, 8192
     y[3, 1], y[3, -1] = -0.5, -0.5
+    y = y.to(getattr(torch, dtype))
     start, stop = TensorParallel().span(vocabulary)
     found = fn(y[:, start:stop].clone(), start)
     expected = [row.index(max(row)) for row in y.tolist()]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab.checks.differences import apart, close, difference
 from dualpipe_lab.checks.exercise import Wrong
+from dualpipe_lab.checks.kept import Kept
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.world.launcher import Results
@@ -123,7 +124,10 @@ def _run(
     results = []
     for case in cases:
         y, targets = batch(case, vocabulary)
-        returned = fn(y[:, start:stop].clone(), targets.clone(), start)
+        given = y[:, start:stop].clone(), targets.clone()
+        kept = Kept(y=given[0], targets=given[1])
+        returned = fn(*given, start)
+        kept.check()
         whole = y.clone().requires_grad_()
         reduction = "sum" if means else "none"
         losses = cross_entropy(whole, targets, ignore_index=IGNORED, reduction=reduction)

@@ -44,6 +44,8 @@ SIZES = (
     (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8),
 )  # fmt: skip
 
+DEALT = (*SIZES, (2, (2, 3), 4), (4, (3, 5), 4))  # with 5 outputs on 4 ranks the biases are 2 2 1 0
+
 
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
@@ -76,22 +78,28 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "row_parallel-2",
-    "The layer that sums",
+    "A bias that is dealt out",
     "implement",
     minutes=15,
     points=3,
     hints=(
-        "linear(x, weight), without the bias, is this rank's summand of every output.",
-        "ReduceFromRanks sums a copy in its forward. Which gradient does one summand of a sum have?",
-        "The backward returns grad as it came: all ranks computed the same loss. The bias is added after the sum.",
+        "linear(x, weight), without the bias, is this rank's summand of every output. Who may add which bias?",
+        "A number that one rank alone adds to its summand is in the sum once. The others' biases need no message.",
+        "pad(bias, (first, outputs - first - len(bias))) has zeros elsewhere. The backward of g returns grad as it is.",
     ),
 )
 def layer(fn: Callable[..., Any]) -> str:
-    """Write `row_linear(x, weight, bias)`: the whole output on every rank, and gradients of one process."""
+    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a bias that is dealt out."""
     needs_function(fn)
-    for size in SIZES:
-        _judge(Without(fn, *layers.LIBRARY), *size)
-    return f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without inputs included; one sum"
+    for num_ranks, shape, inputs in DEALT:
+        outputs = shape[-1]
+        shapes = {"x": (*shape[:-1], inputs), "weight": (outputs, inputs), "bias": (outputs,)}
+        case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": 0}, shape)
+        answer = Without(_First(fn, outputs), *layers.LIBRARY)
+        results = layers.check_layer(answer, _linear, case, one_sum="y")
+        why = "Only y is summed, once: a bias travels inside of it."
+        layers.check_bytes(results, layers.num_bytes(shape), 0, case, why)
+    return f"outputs and gradients equal one process in {len(DEALT)} cases, ranks without a bias included; one sum"
 
 
 @exercise(
@@ -115,6 +123,19 @@ def biased(fn: Callable[..., Any]) -> str:
         except Wrong as wrong:
             raise Wrong(wrong.message + _why(wrong.message)) from None
     return f"outputs and gradients equal one process in {len(SIZES)} cases, with a single sum"
+
+
+class _First:
+    """A function that is told where this rank's biases begin."""
+
+    def __init__(self, fn: Callable[..., Any], outputs: int) -> None:
+        self.fn, self.outputs = fn, outputs
+
+    def __call__(self, *tensors: "Tensor") -> Any:
+        from dualpipe_lab.world import comm
+
+        size = -(-self.outputs // comm.get_world_size())
+        return self.fn(*tensors, min(comm.get_rank() * size, self.outputs))
 
 
 def _judge(fn: Callable[..., Any], num_ranks: int, shape: tuple[int, ...], inputs: int) -> None:

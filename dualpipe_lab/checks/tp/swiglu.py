@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dualpipe_lab import checks
 from dualpipe_lab.checks.differences import TOLERANCE
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
+from dualpipe_lab.checks.kept import Kept
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.tp import layers
 from dualpipe_lab.checks.trial import check_ints, needs_function, on_ranks
@@ -46,6 +47,7 @@ _SLIPS = (
         1728: "down needs no message in the backward",
     },
 )
+C = 1.702  # of the gate a * sigmoid(C a), nearly GELU
 BY_HAND = "torch.autograd:grad", "torch:enable_grad"  # switched off: the equations are the exercise
 # ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
 SIZES = ((1, (3, 2), 2), (2, (1, 2), 2), (2, (2, 3, 4), 5), (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8))
@@ -83,24 +85,24 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "swiglu-2",
-    "The backward, by hand",
+    "The backward of another gate, by hand",
     "implement",
     minutes=15,
     points=4,
     hints=(
-        "dh = dy @ down is the gradient of silu(a) * u. The product rule gives du, and with silu' also da.",
-        "With s = sigmoid(a): silu(a) = a s, and its derivative is s (1 + a (1 - s)).",
+        "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
+        "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
         "dx = da @ gate + du @ up is this rank's summand: sum it once. For dW flatten batch and tokens into rows.",
     ),
 )
 def backward(fn: Callable[..., Any]) -> str:
-    """Write `swiglu_backward(dy, x, a, u, gate, up, down)`: dx on every rank, and this rank's weight gradients."""
+    """Write `gated_backward(dy, x, a, u, gate, up, down)`: dx on every rank, and this rank's weight gradients."""
     needs_function(fn)
     for num_ranks, shape, ffn in SIZES:
         weight, features = (ffn, shape[-1]), (shape[-1], ffn)
         shapes = {"x": shape, "gate": weight, "up": weight, "down": features}
         case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
-        results = layers.check_layer(Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), _whole, case, one_sum="dx")
+        results = layers.check_layer(Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), _nearly_gelu, case, one_sum="dx")
         why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
         layers.check_bytes(results, layers.num_bytes(shape), layers.num_bytes(shape), case, why)
     return f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum"
@@ -148,13 +150,16 @@ class _Layer:
 
                 a, u = x @ gate.t(), x @ up.t()
                 ctx.save_for_backward(x, a, u, gate, up, down)
-                y = (a * torch.sigmoid(a) * u) @ down.t()
+                y = (a * torch.sigmoid(C * a) * u) @ down.t()
                 comm.all_reduce(y)
                 return y
 
             @staticmethod
             def backward(ctx: Any, dy: "Tensor") -> Any:
+                _, a, u, *_ = ctx.saved_tensors
+                kept = Kept(a=a, u=u)
                 found = answer(dy, *ctx.saved_tensors)
+                kept.check()
                 if not isinstance(found, (tuple, list)) or len(found) != 4:
                     raise TypeError("return four tensors: dx, dgate, dup, ddown")
                 return tuple(found)
@@ -167,6 +172,11 @@ def _whole(x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor
     from torch.nn.functional import silu
 
     return (silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+
+
+def _nearly_gelu(x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
+    a = x @ gate.t()
+    return (a * (C * a).sigmoid() * (x @ up.t())) @ down.t()
 
 
 class _Found(NamedTuple):
