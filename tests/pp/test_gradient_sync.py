@@ -307,3 +307,28 @@ def test_a_split_backward_that_nobody_announces_is_refused(name):
         return optimizer.num_steps
 
     lab.launch(fn, 2, output="collect")
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "gathers", "scatters"),
+    [
+        ("Zero2", "1f1b", 0, 2),
+        ("Zero2", "zero_bubble_h1", 0, 2),
+        ("Zero3", "1f1b", 4, 2),
+        ("Zero3", "zero_bubble_h1", 6, 2),
+    ],
+)
+def test_messages_of_each_microbatch(name, schedule, gathers, scatters):
+    """Two units, or two buckets: a scatter of each, and gathers for F and B, or for F, I and W."""
+
+    def act(mesh, program, mine, inputs, targets):
+        stages = {index: nn.Sequential(linear(), nn.Tanh(), linear()) for index in mine}
+        optimizers = [optimize(name, stage, mesh.group("dp")) for stage in stages.values()]
+        runtime = PipelineRuntime(program, stages, nn.functional.mse_loss, group=mesh.group("pp"))
+        runtime.step(inputs, targets, WEIGHTS)
+        return len(optimizers)
+
+    ledger = on_ranks(act, schedule).ledger
+    for rank in (2, 3):  # the last stage: the first one has nobody to send an input's gradient to, and no I of its own
+        assert ledger.count("all_gather_single", rank) == M * gathers
+        assert ledger.count("reduce_scatter_single", rank) == M * scatters
