@@ -113,3 +113,20 @@ def test_refusals_say_the_rule(call, rule):
             call()
 
     lab.launch(fn, 2)
+
+
+def test_from_the_call_to_the_wait_it_holds_as_many_bytes_as_its_input():
+    """What pages about memory add on GLOO, beside a bucket that travels."""
+    from dualpipe_lab.dp.measure import live_tensors, storage_bytes
+
+    def fn(rank, world_size):
+        x = torch.ones(4 * 1_000)
+        own = x.view(4, -1)[rank]
+        before = storage_bytes(live_tensors())
+        work = comm.reduce_scatter_single(own, x, async_op=True)
+        under_way = storage_bytes(live_tensors()) - before
+        work.wait()
+        del work
+        return under_way
+
+    assert lab.launch(fn, 4) == [4 * 4 * 1_000] * 4
