@@ -63,7 +63,7 @@ def clip(shards, replicated, max_norm):
         tensor.mul_(min(1.0, max_norm / (float(norm) + 1e-6)))
     return float(norm)
 """,
-            "rank 0 says the norm is 6.0000, it is 4.4721: a sum of the ranks' norms; squares add up",
+            "rank 0 says the norm is 6, it is 4.47214: a sum of the ranks' norms; squares add up",
         ),
         "own norm": Bad([("    comm.all_reduce(square)\n", "")], "that is the norm of one rank's part"),
         "replicated on all": Bad(
@@ -146,7 +146,7 @@ def adamw_step(weights, grad, decay, state, lr):
         ),
     },
     "distributed_adam-3": {
-        "a constant": Bad("def clip(shards, replicated, max_norm):\n    return 20**0.5", "it is 2.0000"),
+        "a constant": Bad("def clip(shards, replicated, max_norm):\n    return 20**0.5", "it is 2"),
     },
     "distributed_adam-4": {
         "does nothing": Bad(
