@@ -3,12 +3,13 @@ PYTHON ?=
 VENV ?= .venv
 PORT ?= 8000
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 # One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
 NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with solutions/sanitize.cfg \
-  --nbval-cell-timeout 120 -n 2 --dist loadfile
+  --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
 SOURCES := dualpipe_lab tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ SOURCES := dualpipe_lab tests benchmarks tools _ext
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  PYTEST_ARGS='-k gpipe'"
+	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its requirements file exactly when the environment has to be renewed.
 $(INSTALLED): requirements.txt
@@ -39,7 +40,7 @@ test: $(INSTALLED_DEV) ## run all tests
 	@$(BIN)/python tools/install_cell.py --check
 	@$(BIN)/python tools/make_exercises.py --check
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(NBVAL) solutions
 
