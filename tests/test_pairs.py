@@ -56,8 +56,9 @@ def change_kind(page):
 
 
 def add_a_cell(page):
+    number = len(jupytext.read(page).cells)
     page.write_text(page.read_text() + "\n+++\n\nMore.\n")
-    return "has 5 cells, its notebook 4"
+    return f"has {number + 1} cells, its notebook {number}"
 
 
 def remove_the_notebook(page):

@@ -31,8 +31,7 @@ def check_sum(fn: Callable[..., Any], per_node: int, num_nodes: int, numel: int)
             raise Wrong(
                 f"{case}: rank {rank} has {values}, expected {expected}{_whose(values, inputs, per_node, rank)}"
             )
-    for rank, (_, sent) in enumerate(found):
-        _check_bytes(sent, rank, per_node, num_nodes, shard, inside, f"{case}: rank {rank}")
+    _check_bytes([sent for _, sent in found], per_node, num_nodes, shard, inside, case)
 
 
 def check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
@@ -50,27 +49,28 @@ def check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
         if not close(values, expected):
             ratio = values[0] / expected[0]
             raise Wrong(f"{case}: rank {rank} has {values}, expected {expected}{_scale(ratio, per_node, num_nodes)}")
-    for rank, (_, sent, has_changed) in enumerate(found):
-        _check_bytes(sent, rank, per_node, num_nodes, 2, (per_node - 1) * 2 * WIDTH, f"{case}: rank {rank}")
+    _check_bytes([sent for _, sent, _ in found], per_node, num_nodes, 2, (per_node - 1) * 2 * WIDTH, case)
+    for rank, (_, _, has_changed) in enumerate(found):
         if has_changed:
             raise Wrong(f"{case}: rank {rank}: grad has changed; leave it as it is and return a tensor of your own")
 
 
-def _check_bytes(
-    sent: "NodeBytes", rank: int, per_node: int, num_nodes: int, shard: int, inside: int, where: str
-) -> None:
-    """Raise `Wrong` if more than an all-reduce of one shard leaves the node, or more than `inside` stays there."""
+def _check_bytes(by_rank: "list[NodeBytes]", per_node: int, num_nodes: int, shard: int, inside: int, case: str) -> None:
+    """Raise `Wrong` if more than an all-reduce of one shard leaves a node or, less dear, more than `inside` stays."""
     chunks = [WIDTH * size for size in traffic.split(shard, num_nodes)]
-    between = traffic.all_reduce(chunks, rank // per_node).sent
-    if sent.inter > between:
-        raise Wrong(
-            f"{where} sent {sent.inter} bytes to other nodes, {between} are enough: "
-            f"first sum inside the node, so that each rank has a shard of {shard} number(s) left to sum across"
-        )
-    if sent.intra > inside:
-        raise Wrong(
-            f"{where} sent {sent.intra} bytes inside its node, {inside} are enough: one shard to each neighbour"
-        )
+    for rank, sent in enumerate(by_rank):
+        between = traffic.all_reduce(chunks, rank // per_node).sent
+        if sent.inter > between:
+            raise Wrong(
+                f"{case}: rank {rank} sent {sent.inter} bytes to other nodes, {between} are enough: "
+                f"first sum inside the node, so that each rank has a shard of {shard} number(s) left to sum across"
+            )
+    for rank, sent in enumerate(by_rank):
+        if sent.intra > inside:
+            raise Wrong(
+                f"{case}: rank {rank} sent {sent.intra} bytes inside its node, {inside} are enough: "
+                "one shard to each neighbour"
+            )
 
 
 def _numbers(rank: int, numel: int) -> list[int]:
