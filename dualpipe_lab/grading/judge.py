@@ -25,6 +25,12 @@ from dualpipe_lab.grading import wire, worker
 from dualpipe_lab.world import payload, server
 from dualpipe_lab.world.launcher import launch
 
+UNKNOWN_EXIT = 255  # what `multiprocessing` reports when the fork server is gone and nobody knows how its child ended
+
+
+class ForkServerLostError(EOFError):
+    """The fork server ended while it had a worker: it may look alive for a moment longer, and serves nobody."""
+
 
 def main() -> None:
     """Serve tasks until the pipe of tasks ends; `sys.argv` names the two pipes."""
@@ -93,7 +99,8 @@ def judge(task: dict[str, Any]) -> dict[str, Any]:
     try:
         answers, problem = _answers(task, names)
     except (EOFError, OSError, ValueError) as error:
-        return _verdict("wrong", 0, f"the process that ran the answer cell ended without an answer: {error}")
+        verdict = _verdict("wrong", 0, f"the process that ran the answer cell ended without an answer: {error}")
+        return verdict | {"retire": isinstance(error, ForkServerLostError)}
     if missing := [name for name in names if name not in answers]:
         return _verdict("wrong", 0, problem or f"the answer cell does not define {missing[0]}")
     Path(task["place"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
@@ -140,7 +147,8 @@ def _receive(near: "Connection[Any, Any]", process: Any) -> dict[str, Any]:
         reply = json.loads(near.recv_bytes(wire.MAX_BYTES))
     except EOFError:
         process.join(1)
-        raise EOFError(f"it died, exit code {process.exitcode}") from None
+        kind = ForkServerLostError if process.exitcode == UNKNOWN_EXIT else EOFError
+        raise kind(f"it died, exit code {process.exitcode}") from None
     if not isinstance(reply, dict) or not isinstance(reply.get("answers"), dict):
         raise ValueError("it sent something else")
     return reply

@@ -20,7 +20,7 @@ class CutNorm(torch.autograd.Function):
         inner = (g * x).sum(-1, keepdim=True)
         comm.all_reduce(inner)
         dx = r * g - x * r**3 * inner / ctx.size
-        return dx, (dy * x * r).reshape(-1, len(gamma)).sum(0), None
+        return dx, (dy * x * r).flatten(0, -2).sum(0), None
 """,
         "with vector norms": """
 class CutNorm(torch.autograd.Function):

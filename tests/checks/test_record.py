@@ -121,7 +121,12 @@ def test_scores_and_lines_come_from_the_judging_function(capsys):
 
 def test_numbers_must_be_plain():
     assert needs_ints((1, 2), ("a", "b")) == [1, 2]
-    for answer, message in ((1.0, "float"), (True, "bool"), (..., "not answered yet"), ([1, 2, 3], "got 3")):
+    for answer, message in (
+        (1.5, "whole number, got 1.5"),
+        (True, "bool"),
+        (..., "not answered yet"),
+        ([1, 2, 3], "got 3"),
+    ):
         with pytest.raises(Wrong, match=message):
             needs_ints(answer, ("a",))
 

@@ -163,7 +163,7 @@ def slot(p, m, stage, kind, i):
             "switched off",
         ),
         "equal to everything": Bad(
-            EQUAL_TO_ALL + "def slot(p, m, stage, kind, i):\n    return Anything()", "expected int from 0"
+            EQUAL_TO_ALL + "def slot(p, m, stage, kind, i):\n    return Anything()", "which is no data"
         ),
     },
     "easy_dualpipe-3": {

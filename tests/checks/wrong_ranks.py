@@ -8,7 +8,7 @@ TYPICAL = {
         "equal": Bad("bytes_sent = [37, 37, 37]", "do not send equally much"),
         "half": Bad("bytes_sent = [16, 20, 20]", "one of the two halves"),
         "turned": Bad("bytes_sent = [32, 40, 40]", "its distribution is not"),
-        "float": Bad("bytes_sent = [40.0, 40.0, 32.0]", "whole number"),
+        "a fraction": Bad("bytes_sent = [40.5, 40, 32]", "whole number"),
     },
     "ranks-2": {
         "powers of two only": Bad([(" and rank + distance < world_size", "")], "3 ranks"),

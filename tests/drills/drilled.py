@@ -14,7 +14,8 @@ import psutil
 PATIENCE = 120  # seconds; a drill takes a few where nothing else runs
 MARK = "DUALPIPE_LAB_DRILL"
 HEAD = """
-import os, sys, time, threading, torch
+import os, signal, sys, time, threading, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 """

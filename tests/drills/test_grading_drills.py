@@ -6,12 +6,14 @@ Each submission may cost its own points; the others keep theirs, and the report 
 import csv
 import io
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import psutil
@@ -247,3 +249,14 @@ def test_a_killed_grader_leaves_a_folder_that_the_next_one_removes(tmp_path):
     assert scratch.is_dir()
     sweep()
     assert not scratch.exists()
+
+
+@pytest.mark.parametrize(("code", "is_lost"), [(255, True), (1, False), (-9, False)])
+def test_a_worker_whose_fork_server_was_killed_retires_the_judge(code, is_lost):
+    """Killed a moment ago, the fork server may look alive still; the next exercise must not meet it."""
+    near, far = multiprocessing.Pipe()
+    far.close()
+    ended = types.SimpleNamespace(join=lambda seconds: None, exitcode=code)
+    with pytest.raises(EOFError, match=f"exit code {code}") as caught:
+        judge._receive(near, ended)
+    assert isinstance(caught.value, judge.ForkServerLostError) is is_lost

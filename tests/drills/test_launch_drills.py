@@ -197,9 +197,12 @@ SLEEPERS = """
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nobody_survives_the_caller(number, drill):
     with drill.start(SLEEPERS) as process:
-        assert "up" in process.stdout.readline()
-        process.send_signal(number)
-        process.communicate(timeout=60)
+        try:
+            assert "up" in process.stdout.readline()
+            process.send_signal(number)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
     deadline = time.monotonic() + 60
     while drill._processes() and time.monotonic() < deadline:
         time.sleep(0.1)

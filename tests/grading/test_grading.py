@@ -64,7 +64,8 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path):
     results = grade(shop.folder, tmp_path / "out", seconds=10, processes=20)
     found = {label: {mark.name: mark.status for mark in results[label].marks} for label in texts}
     rest = {"ranks-2": mixed.STARTED, "ranks-3": mixed.STARTED}
-    assert found == {label: {"ranks-1": status} | rest for label, (_, status) in texts.items()}
+    messages = {label: results[label].marks[0].message for label in texts}
+    assert found == {label: {"ranks-1": status} | rest for label, (_, status) in texts.items()}, messages
     for label, (_, _, message) in mixed.MISBEHAVIOURS.items():
         assert label == "memory" or message in results[label].marks[0].message
     assert {path: path.read_bytes() for path in shop.folder.rglob("*.ipynb")} == before
