@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ class Row(NamedTuple):
         return [name for cell in self.cells[1:-1] for name in re.findall(r"`([^`]+)`", cell)]
 
 
+@cache
 def systems() -> dict[str, Version]:
     """The versions by system."""
     with (HERE / "systems.csv").open(encoding="utf-8") as file:
@@ -53,6 +55,7 @@ def version_rows() -> list[str]:
     return [f"| {name} | {v.repository} | {v.version} | {v.date or '–'} |" for name, v in systems().items()]
 
 
+@cache
 def found() -> dict[tuple[str, str], tuple[str, str]]:
     """System and file by page and name."""
     with (HERE / "names.csv").open(encoding="utf-8") as file:

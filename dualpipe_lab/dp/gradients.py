@@ -91,10 +91,8 @@ class GradientReducer(Synchronizer):
 
     def zero(self) -> None:
         """Set all gradients to zero, in place: they stay parts of the buckets."""
-        if (
-            self._count or self._works
-        ):  # a backward whose gradients nobody wants: sums under way must end alike on all ranks
-            self.finish()
+        if self._count or self._works:
+            self.finish()  # nobody wants these gradients, but sums under way must end alike on all ranks
         for flat in self.flats:
             flat.zero_()
         self._attach()
