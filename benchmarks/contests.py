@@ -12,12 +12,8 @@ import argparse
 from collections.abc import Iterator
 from fractions import Fraction
 
-from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.optimise import search
-from dualpipe_lab.pp.ranking import Score, score
+from dualpipe_lab.pp import Cost, Score, Variant, score, search, variant
 from dualpipe_lab.pp.schedules import twin_of
-from dualpipe_lab.pp.schedules.variants import Variant, variant
-from dualpipe_lab.timeline.units import number
 
 RANKS = 8
 MICROBATCHES = (20, 24, 64)
@@ -49,6 +45,10 @@ STAIRCASE = (
     ("pairs, two directions, split backward", "dualpipe", True),
     ("pairs, split backward, four stages on a rank", "zero_bubble_h1:num_virtual_stages=4", True),
 )
+
+
+def number(value: float) -> str:
+    return f"{float(value):g}"
 
 
 def contestant(name: str, pairs: bool) -> Variant:

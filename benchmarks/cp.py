@@ -24,13 +24,20 @@ from torch import Tensor
 from torch.nn import functional
 
 import dualpipe_lab as lab
-from dualpipe_lab.cp.flash_attention import FlashTiles, flash_attention
-from dualpipe_lab.cp.flash_attention.torch_kernel import TorchFlash
-from dualpipe_lab.cp.layouts import SequenceLayout, make_layout, visible_pairs
-from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.ring_time import Messages, backward_ns, forward_ns
-from dualpipe_lab.cp.sequence import shard
-from dualpipe_lab.dp.measure import storage_bytes
+from dualpipe_lab.cp import (
+    FlashTiles,
+    Messages,
+    SequenceLayout,
+    TorchFlash,
+    backward_ns,
+    flash_attention,
+    forward_ns,
+    make_layout,
+    ring_attention,
+    shard,
+    visible_pairs,
+)
+from dualpipe_lab.dp import storage_bytes
 
 BATCH, HEADS, SIZE = 1, 8, 64
 PAIR_NS = 120_000  # of sleep, on the emulated link

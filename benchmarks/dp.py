@@ -22,12 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import Hyper
-from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.measure import live_tensors, storage_bytes
-from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.zero1 import Zero1
-from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.dp import Ddp, Hyper, Options, Zero1, Zero3, live_tensors, storage_bytes
 
 RANKS, BATCH = 2, 64
 HYPER = Hyper(1e-3, weight_decay=0.01)

@@ -25,8 +25,7 @@ from _plain_moe import PlainExperts
 from rich.console import Console
 
 import dualpipe_lab as lab
-from dualpipe_lab.ep import eplb
-from dualpipe_lab.ep.smoe import Experts
+from dualpipe_lab.ep import Experts, eplb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ep"))
 import plain_eplb

@@ -17,9 +17,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from dualpipe_lab.grading import report, submissions
-from dualpipe_lab.grading.grader import Grader
-from dualpipe_lab.grading.limits import Limits
+from dualpipe_lab.grading import Grader, Limits, report, submissions
 
 ROOT = Path(__file__).parents[1]
 

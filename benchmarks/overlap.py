@@ -23,15 +23,25 @@ from torch.nn.functional import mse_loss
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
-from dualpipe_lab.ep.overlap import bound, emulated, forward_alone, one_f_one_b_basic, one_f_one_b_overlap, simulate
-from dualpipe_lab.ep.overlap import closed_forms as forms
-from dualpipe_lab.ep.overlap.executor import Passage, execute
-from dualpipe_lab.ep.overlap.operations import ticks_of
-from dualpipe_lab.ep.overlap.order import Order
-from dualpipe_lab.ep.overlap.stage import CutStage, overlapped_forward_backward
-from dualpipe_lab.ep.smoe import ExpertParallel
-from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.runtime.task import one_after_the_other
+from dualpipe_lab.ep import ExpertParallel
+from dualpipe_lab.ep.overlap import (
+    CutStage,
+    Order,
+    Passage,
+    bound,
+    emulated,
+    execute,
+    forward_alone,
+    one_f_one_b_basic,
+    one_f_one_b_overlap,
+    overlapped_forward_backward,
+    simulate,
+    ticks_of,
+)
+from dualpipe_lab.ep.overlap import (
+    closed_forms as forms,
+)
+from dualpipe_lab.pp import Program, one_after_the_other
 
 MS, SIZES = emulated.MS, emulated.Sizes()
 CONTENDERS = {

@@ -34,9 +34,7 @@ from torch import Tensor, nn
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.torch_csv import to_torch_csv
+from dualpipe_lab.pp import Program, schedules, to_torch_csv
 
 MICROBATCHES = {2: 8, 4: 8, 8: 16}
 SIDES = "lab", "torch"

@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp import SplitBackward
 
 LAYERS = 4
 

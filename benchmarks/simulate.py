@@ -23,10 +23,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from dualpipe_lab.pp.lowering import lower
+from dualpipe_lab.pp import lower, simulate, validate
 from dualpipe_lab.pp.schedules import build
-from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import validate
 
 SIZES = [(8, 64), (8, 256), (64, 64)]
 LARGE_SIZES = [(64, 256), (8, 1024), (64, 1024)]

@@ -23,10 +23,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
 import dualpipe_lab as lab
-from dualpipe_lab.models.llama import Llama
-from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.plain_llama import PlainLlama, parallelize
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.models import Llama, LlamaConfig, PlainLlama, parallelize
+from dualpipe_lab.tp import whole_state
 
 RANKS, BATCH = 2, 2
 TITLES = {

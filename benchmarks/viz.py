@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from dualpipe_lab import schedules, simulate
-from dualpipe_lab.viz.embed import inline_script, timeline_html
+from dualpipe_lab.viz import inline_script, timeline_html
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]

@@ -6,54 +6,13 @@ of an IPython kernel the import also starts the fork server in the background, s
 
 import os
 import sys
-from importlib import import_module
 from multiprocessing import parent_process
-from typing import Any
+
+from dualpipe_lab._facade import make_facade
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Timeline": "timeline",
-    "Action": "pp.program",
-    "Overlap": "pp.program",
-    "Program": "pp.program",
-    "Cost": "pp.cost",
-    "simulate": "pp.simulator",
-    "validate": "pp.validator",
-    "InvalidProgram": "pp.validator",
-    "explain": "pp.explain",
-    "lower": "pp.lowering",
-    "PipelineRuntime": "pp.runtime",
-    "Topology": "topology",
-    "Mesh": "world.mesh",
-    "launch": "world.launcher",
-    "reset": "world.server",
-    "warm": "world.server",
-    "RankError": "world.errors",
-    "RankTimeout": "world.errors",
-    "Link": "world.link",
-    "NodeLink": "world.link",
-    "compute": "world.context",
-    "now": "world.context",
-    "progress": "checks.progress_page",
-    "span": "world.context",
-    "nccl_ready": "world.backends",
-}
-_MODULES = {"comm": "world.comm", "schedules": "pp.schedules", "viz": "viz", "checks": "checks"}
-
-__all__ = sorted([*_HOMES, *_MODULES])
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{_MODULES[name]}")
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+make_facade(__name__)
 
 
 def _is_kernel() -> bool:
@@ -63,4 +22,4 @@ def _is_kernel() -> bool:
 
 
 if _is_kernel() and os.name == "posix":
-    __getattr__("warm")()
+    sys.modules[__name__].warm()

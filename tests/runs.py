@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 ORACLES = Path(__file__).parent / "oracles"
 A1 = 1e-12  # relative to the largest number of a tensor: what float64 leaves when a sum has another order
@@ -31,7 +31,7 @@ def launch(fn, world_size, *args, **options):
 
 def counted(action):
     """What this rank sends in `action`: {operation: (calls, bytes sent)}."""
-    entries = current().ledger.entries
+    entries = rank_context().ledger.entries
     before = {name: (entry.count, entry.sent) for name, entry in entries.items()}
     action()
     after = {name: (entry.count, entry.sent) for name, entry in entries.items()}

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from dualpipe_lab.cli import compare, explain, learn, optimise, show
-from dualpipe_lab.pp.problems import InvalidProgram
+from dualpipe_lab.pp.validation.errors import InvalidProgram
 
 
 class OneLine(TyperGroup):

@@ -1,1 +1,5 @@
-"""Context parallelism, from a ring all-reduce by hand to a balanced ring attention: one file per topic."""
+"""Context parallelism, from a ring all-reduce by hand to a balanced ring attention."""
+
+from dualpipe_lab._facade import make_facade
+
+make_facade(__name__)

@@ -12,7 +12,7 @@ A message carries no header here, and one rank sends nothing.
 from typing import Literal, NamedTuple, TypeAlias
 
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.world import traffic
+from dualpipe_lab.world.record import traffic
 
 Form: TypeAlias = Literal["ring", "all-gather"]
 FORMS: tuple[Form, ...] = ("ring", "all-gather")

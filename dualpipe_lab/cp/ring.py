@@ -8,10 +8,10 @@ Elsewhere: torch `_AllToAllRotater`; picotron `ContextCommunicate`.
 
 from torch import Tensor
 
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group, members
-from dualpipe_lab.world.comm.work import Work
-from dualpipe_lab.world.context import current
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.comm.work import Work
+from dualpipe_lab.world.context import rank_context
 
 
 class Turn:
@@ -38,7 +38,7 @@ class Ring:
 
     def __init__(self, group: Group | None = None) -> None:
         self.group, ranks = group, members(group)
-        self.size, self.position = len(ranks), ranks.index(current().rank)
+        self.size, self.position = len(ranks), ranks.index(rank_context().rank)
         self.next_rank, self.prev_rank = ranks[(self.position + 1) % self.size], ranks[self.position - 1]
 
     def behind(self, hops: int) -> int:

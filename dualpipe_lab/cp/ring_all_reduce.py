@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.comm.work import check_contiguous
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.step_log import StepLog
 from dualpipe_lab.viz.steplog import Cell
-from dualpipe_lab.world.comm.groups import Group
-from dualpipe_lab.world.comm.work import check_contiguous
-from dualpipe_lab.world.traffic import split
+from dualpipe_lab.world.record.traffic import split
 
 
 def ring_all_reduce(tensor: Tensor, group: Group | None = None, log: StepLog | None = None) -> None:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.online_softmax import MaxSum
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.softmax import accumulate_in, reference
 from dualpipe_lab.cp.step_log import StepLog
 from dualpipe_lab.viz.steplog import Cell
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 
 def ring_softmax(x: Tensor, group: Group | None = None, log: StepLog | None = None) -> Tensor:

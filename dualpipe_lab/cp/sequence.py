@@ -10,11 +10,11 @@ Elsewhere: torch `context_parallel(buffers=, buffer_seq_dims=)`, `context_parall
 import torch
 from torch import Tensor
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather
 from dualpipe_lab.dp.data_parallel import IGNORED
-from dualpipe_lab.world.comm.groups import Group
 
 
 def positions(layout: SequenceLayout, rank: int, device: torch.device | str = "cpu") -> Tensor:

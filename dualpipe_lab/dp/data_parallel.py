@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group, members
-from dualpipe_lab.world.context import current
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.world.context import rank_context
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
 
@@ -45,7 +45,8 @@ def check_copies(module: nn.Module, group: Group | None = None) -> None:
         if not getattr(layer, "shards", None):
             continue
         sharers = layer if hasattr(layer, "group") else getattr(layer, "ep", None) or getattr(layer, "tp", None)
-        others = set(ranks) & set(members(getattr(sharers, "group", None))) - {current().rank} if sharers else set()
+        me = rank_context().rank
+        others = set(ranks) & set(members(getattr(sharers, "group", None))) - {me} if sharers else set()
         if others:
             remedy = (
                 "give tensor parallel layers the ranks along dp alone"

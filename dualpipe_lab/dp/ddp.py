@@ -8,9 +8,9 @@ Elsewhere: torch `DistributedDataParallel` with torch.optim.AdamW.
 
 from torch import Tensor, nn
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.gradients import GradientReducer
 from dualpipe_lab.dp.sharded import Options, ShardedOptimizer, flatten
-from dualpipe_lab.world.comm.groups import Group
 
 
 class Ddp(ShardedOptimizer):

@@ -14,11 +14,11 @@ from math import nan
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Work
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import Bucket, when_accumulated
 from dualpipe_lab.dp.synchronizer import Synchronizer
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm import Work
-from dualpipe_lab.world.comm.groups import Group
 
 
 class FlatParameter:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from dualpipe_lab import comm
 from dualpipe_lab.dp.buckets import Bucket
 from dualpipe_lab.dp.sharded import ShardedOptimizer, flatten
-from dualpipe_lab.world import comm
 
 
 class GatheredOptimizer(ShardedOptimizer):

@@ -16,8 +16,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 
 
 def global_norm(

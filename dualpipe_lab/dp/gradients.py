@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Work
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, cut, when_accumulated
 from dualpipe_lab.dp.synchronizer import Synchronizer
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm import Work
-from dualpipe_lab.world.comm.groups import Group
 
 
 class GradientReducer(Synchronizer):

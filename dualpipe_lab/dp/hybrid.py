@@ -14,13 +14,13 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.closed_forms import BF16, Precision, Stage, sent_bytes
 from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.comm.groups import Group
-from dualpipe_lab.world.context import current
-from dualpipe_lab.world.ledger import RankLedger
+from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.mesh import Mesh
+from dualpipe_lab.world.record.ledger import RankLedger
 
 
 class NodeBytes(NamedTuple):
@@ -95,7 +95,7 @@ def count_by_node(topology: Topology) -> NodeLedger:
     Raises:
         ValueError: the topology has no `ranks_per_node`.
     """
-    context = current()
+    context = rank_context()
     ledger = NodeLedger(topology, context.rank)
     ledger.entries = context.ledger.entries
     context.books.ledger = ledger

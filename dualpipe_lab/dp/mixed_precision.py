@@ -15,8 +15,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 
 _STATE = ("scale", "growth", "backoff", "interval", "num_good_steps")
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.adam import AdamShard, Hyper, HyperOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket
 from dualpipe_lab.dp.data_parallel import broadcast_module
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 
 class Scaler(Protocol):

@@ -18,7 +18,7 @@ from weakref import WeakMethod
 
 from torch import Tensor, nn
 
-from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab.comm.groups import Group
 
 
 class Piece(NamedTuple):

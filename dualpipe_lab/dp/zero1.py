@@ -10,12 +10,12 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.1.
 
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Work
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.gathered import GatheredOptimizer
 from dualpipe_lab.dp.gradients import GradientReducer
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm import Work
-from dualpipe_lab.world.comm.groups import Group
 
 
 class ScatterReducer(GradientReducer):

@@ -19,13 +19,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Work
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import Bucket, cut, when_accumulated
 from dualpipe_lab.dp.gathered import GatheredOptimizer
 from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.dp.synchronizer import Piece, Synchronizer
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm import Work
-from dualpipe_lab.world.comm.groups import Group
 
 
 class Zero2(GatheredOptimizer, Synchronizer):

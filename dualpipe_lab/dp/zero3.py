@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
 from dualpipe_lab.dp.sharded import Options, ShardedOptimizer
 from dualpipe_lab.dp.synchronizer import Piece, Synchronizer
-from dualpipe_lab.world.comm.groups import Group
 
 
 class Zero3(ShardedOptimizer, Synchronizer):

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm import Work
-from dualpipe_lab.world.comm.groups import Group
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Work
+from dualpipe_lab.comm.groups import Group
 
 
 class Splits(NamedTuple):

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.ep.moe.config import ExpertParallel
+from dualpipe_lab.ep.moe.layer import Experts, SMoE
 from dualpipe_lab.ep.node_dispatch import Nodes, through_nodes
 from dualpipe_lab.ep.router import Routing, TopKRouter, top_experts
-from dualpipe_lab.ep.smoe.layer import Experts, SMoE
-from dualpipe_lab.ep.smoe.setting import ExpertParallel
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 
 class DeepSeekRouter(TopKRouter):

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.all_to_all import Splits, combine, dispatch
 from dualpipe_lab.ep.capacity import DROPPED, capacity, fill_slots, find_slots, read_slots
+from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
-from dualpipe_lab.ep.smoe.setting import ExpertParallel
 from dualpipe_lab.tp.shard import Shard, initialise, load_state
-from dualpipe_lab.world.comm.groups import Group
 
 
 class GShardOutput(NamedTuple):

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.ep.all_to_all import agree, combine, dispatch, start_combine, start_dispatch, start_rows
-from dualpipe_lab.ep.smoe import operators
-from dualpipe_lab.ep.smoe.layer import Experts
-from dualpipe_lab.ep.smoe.routes import check_choices, plan_routes
-from dualpipe_lab.ep.smoe.setting import ExpertParallel
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group, members
+from dualpipe_lab.ep.moe import operators
+from dualpipe_lab.ep.moe.config import ExpertParallel
+from dualpipe_lab.ep.moe.layer import Experts
+from dualpipe_lab.ep.moe.routes import check_choices, plan_routes
 
 
 @dataclass(frozen=True)

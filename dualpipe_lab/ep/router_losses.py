@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.router import Scoring, log_scores, normalised_grad
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 
 def balance_loss(logits: Tensor, load: Tensor, num_tokens: int | None = None, scoring: Scoring = "softmax") -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from dualpipe_lab.checks.registry import find as find_check
-from dualpipe_lab.grading import tree
+from dualpipe_lab.grading import process_tree as tree
 from dualpipe_lab.grading.limits import Limits
 from dualpipe_lab.grading.notebook import Task
 from dualpipe_lab.grading.submissions import Submission, library_digest
@@ -158,7 +158,7 @@ class Grader:
 
     def _start(self, folder: Path) -> "subprocess.Popen[str]":
         """Start a warden; what one before it left behind in this folder, or running, goes first."""
-        code = "from dualpipe_lab.grading.warden import main; main()"
+        code = "from dualpipe_lab.grading.sandbox import main; main()"
         command = [sys.executable, "-c", code, str(folder)]
         with self._changing:
             tree.end(self._own | {warden.pid for warden in self._wardens}, whole=True)

@@ -14,7 +14,7 @@ import types
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dualpipe_lab.grading.wire import encode, pack
+from dualpipe_lab.grading.protocol import encode, pack
 
 
 def main(

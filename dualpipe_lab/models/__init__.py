@@ -1,1 +1,5 @@
-"""Models that the course trains, each the same under every topology."""
+"""Whole models: as one process has them, and spread over the axes of a topology."""
+
+from dualpipe_lab._facade import make_facade
+
+make_facade(__name__)

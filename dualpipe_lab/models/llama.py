@@ -17,20 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.setting import TensorParallel
 from dualpipe_lab.tp.shard import initialise
 from dualpipe_lab.tp.swiglu import SwiGLU
-from dualpipe_lab.world.comm.groups import Group
 from dualpipe_lab.world.mesh import Mesh
 
 

@@ -19,26 +19,26 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
+from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, sum_gradients
 from dualpipe_lab.ep.node_dispatch import Nodes
 from dualpipe_lab.ep.sequence_loss import sequence_loss
-from dualpipe_lab.ep.smoe import ExpertParallel, expert_parameters, sum_gradients
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.setting import TensorParallel
 from dualpipe_lab.tp.shard import initialise, norm_axes, shards_of, whole_of
 from dualpipe_lab.tp.swiglu import SwiGLU
-from dualpipe_lab.world.comm.groups import Group
 from dualpipe_lab.world.mesh import Mesh
 
 

@@ -8,7 +8,7 @@ Chapter: book/ep/v3-moe.  In: sizes.  Out: checked sizes, numbers of parameters.
 from dataclasses import dataclass
 
 from dualpipe_lab.ep.deepseek_moe import check_groups
-from dualpipe_lab.ep.smoe.setting import check_divides
+from dualpipe_lab.ep.moe.config import check_divides
 from dualpipe_lab.models.llama_config import LlamaConfig
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from dualpipe_lab.pp.program import Overlap, Step
 from dualpipe_lab.timeline import Time
-from dualpipe_lab.timeline.exchange import PER_PAIR, pack
+from dualpipe_lab.timeline.json_form import PER_PAIR, pack
 
 PerStage: TypeAlias = Time | Sequence[Time] | Mapping[int, Time]
 

@@ -16,12 +16,12 @@ Elsewhere: torch `_add_send_recv`; d9d's communication pass.
 from typing import TypeAlias
 
 from dualpipe_lab.pp.cost import UNIT_COST
-from dualpipe_lab.pp.delivery import deliveries, strip
-from dualpipe_lab.pp.problems import Problems
 from dualpipe_lab.pp.program import SEND_F, Program, Step
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.survey import survey
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.errors import Problems
+from dualpipe_lab.pp.validation.index import survey
+from dualpipe_lab.pp.validation.messages import deliveries, strip
+from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Time
 
 __all__ = ["lower", "strip"]

@@ -19,7 +19,7 @@ which the ranks are looked at.
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, W
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Message, Span, Time, Timeline
 from dualpipe_lab.timeline.model import Unit
 

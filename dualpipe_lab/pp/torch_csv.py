@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from dualpipe_lab.pp.lowering import lower, strip
 from dualpipe_lab.pp.program import B, Overlap, Program, Step, W, actions_of, parse_action
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.validator import validate
 
 Form: TypeAlias = Literal["compute_only", "compute_comms"]
 

@@ -15,7 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dualpipe_lab.timeline import exchange, gantt, holdings, path, perfetto
+from dualpipe_lab.timeline import gantt, holdings, path, perfetto
+from dualpipe_lab.timeline import json_form as exchange
 from dualpipe_lab.timeline.drawing import draw_svg
 from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
 from dualpipe_lab.timeline.steps import cut_steps, cut_time

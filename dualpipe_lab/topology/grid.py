@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from dualpipe_lab.topology.seat import Seat
+from dualpipe_lab.topology.coordinates import Seat
 
 if TYPE_CHECKING:
     from dualpipe_lab.topology.drawing import GridDrawing

@@ -1,1 +1,5 @@
-"""Tensor parallelism, from two operators to a whole block: one file per topic, every backward written out."""
+"""Tensor parallelism, from two operators to a whole block; every backward is written out."""
+
+from dualpipe_lab._facade import make_facade
+
+make_facade(__name__)

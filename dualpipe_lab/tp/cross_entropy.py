@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab import comm
 from dualpipe_lab.dp.data_parallel import IGNORED
-from dualpipe_lab.tp.messages import start_sum
-from dualpipe_lab.tp.products import rows
-from dualpipe_lab.tp.setting import TensorParallel
-from dualpipe_lab.world import comm
+from dualpipe_lab.tp.async_collectives import start_sum
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.parallel_linear import rows
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 

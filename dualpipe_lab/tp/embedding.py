@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.tp.products import reduced_output, rows, whole_output_grad
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.parallel_linear import reduced_output, rows, whole_output_grad
 from dualpipe_lab.tp.shard import Shard, initialise, load_state, whole_state
 
 

@@ -16,15 +16,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.heads import check_heads
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.products import column_products
+from dualpipe_lab.tp.parallel_linear import column_products
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.setting import TensorParallel
 from dualpipe_lab.tp.shard import Shard
-from dualpipe_lab.world.comm.groups import Group
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -16,9 +16,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.tp.operators import gather_from_ranks
-from dualpipe_lab.tp.products import column_products, row_product
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.mappings import gather_from_ranks
+from dualpipe_lab.tp.parallel_linear import column_products, row_product
 from dualpipe_lab.tp.shard import Shard, initialise, load_state, whole_state
 
 

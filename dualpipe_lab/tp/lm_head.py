@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import cross_entropy
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.linear import ColumnParallelLinear
-from dualpipe_lab.tp.setting import TensorParallel
 
 
 class LMHead(ColumnParallelLinear):

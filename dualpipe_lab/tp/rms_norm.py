@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.tp.messages import Pending, start_sum
-from dualpipe_lab.tp.products import rows
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.async_collectives import Pending, start_sum
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.parallel_linear import rows
 from dualpipe_lab.tp.shard import Shard
 
 Cut: TypeAlias = Literal["none", "tokens", "hidden"]

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.checkpoint.state import Place, PlaceOf
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 
 class Shard(NamedTuple):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.products import column_products, reduced_output, weight_grad, whole_output_grad
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.parallel_linear import column_products, reduced_output, weight_grad, whole_output_grad
 from dualpipe_lab.tp.shard import load_state
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from torch import nn
 
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.shard import norm_axes
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dualpipe_lab.timeline import Span, Timeline
-from dualpipe_lab.timeline.exchange import PER_PAIR
+from dualpipe_lab.timeline.json_form import PER_PAIR
 
 Spec = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The rank's context: its number, its clock, its ledger and its trace.
 
 This is the one piece of state that belongs to the process rather than to a caller.  `launch` makes it in every rank;
-under `torchrun` it is made on first use.  Everything in `comm` finds it through `current()`.
+under `torchrun` it is made on first use.  Everything in `comm` finds it through `rank_context()`.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from time import perf_counter_ns
 
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.timeline.spans import Part
-from dualpipe_lab.world.books import Books
-from dualpipe_lab.world.clock import Clock, WallClock
-from dualpipe_lab.world.emulator import Emulator
-from dualpipe_lab.world.ledger import RankLedger
-from dualpipe_lab.world.operation import Operation
-from dualpipe_lab.world.operation_log import OperationLog
-from dualpipe_lab.world.trace import RankTrace
-from dualpipe_lab.world.whereabouts import Whereabouts
-from dualpipe_lab.world.wire import Wire
+from dualpipe_lab.world.emulate.clock import Clock, WallClock
+from dualpipe_lab.world.emulate.emulator import Emulator
+from dualpipe_lab.world.record.ledger import RankLedger
+from dualpipe_lab.world.record.operation import Operation
+from dualpipe_lab.world.record.operation_log import OperationLog
+from dualpipe_lab.world.record.rank_status import Whereabouts
+from dualpipe_lab.world.record.recorder import Books
+from dualpipe_lab.world.record.trace import RankTrace
+from dualpipe_lab.world.record.wire import Wire
 
 
 class RankContext:
@@ -144,7 +144,7 @@ def peek() -> RankContext | None:
     return _current
 
 
-def current() -> RankContext:
+def rank_context() -> RankContext:
     """The context of this rank.
 
     Raises:
@@ -171,7 +171,7 @@ def compute(ms: float, label: str = "") -> None:
     """
     if ms < 0:
         raise ValueError(f"work takes no less than 0 ms, got {ms}")
-    current().compute(ms, label)
+    rank_context().compute(ms, label)
 
 
 def now() -> int:
@@ -180,7 +180,7 @@ def now() -> int:
     Raises:
         RuntimeError: outside of a rank.
     """
-    return current().clock.now()
+    return rank_context().clock.now()
 
 
 def span(
@@ -191,4 +191,4 @@ def span(
     Raises:
         RuntimeError: outside of a rank.
     """
-    return current().span(kind, stage, microbatch, label)
+    return rank_context().span(kind, stage, microbatch, label)

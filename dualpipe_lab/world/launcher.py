@@ -16,18 +16,18 @@ from typing import Any
 
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.world import context, payload, server, torchrun
-from dualpipe_lab.world.clock import ClockName
-from dualpipe_lab.world.diagnosis import disagreements
-from dualpipe_lab.world.errors import RankError, RankFailure, StartupError
+from dualpipe_lab.world.emulate.clock import ClockName
+from dualpipe_lab.world.emulate.link import Link, NodeLink
 from dualpipe_lab.world.folder import private_folder
-from dualpipe_lab.world.ledger import Ledger
-from dualpipe_lab.world.link import Link, NodeLink
-from dualpipe_lab.world.output import MODES, Output, OutputMode
 from dualpipe_lab.world.rank import Job
+from dualpipe_lab.world.record.ledger import Ledger
+from dualpipe_lab.world.record.trace import match, to_timeline
+from dualpipe_lab.world.record.wire import obstacle as wire_obstacle
 from dualpipe_lab.world.settings import Settings
-from dualpipe_lab.world.supervisor import Supervisor
-from dualpipe_lab.world.trace import match, to_timeline
-from dualpipe_lab.world.wire import obstacle as wire_obstacle
+from dualpipe_lab.world.supervise.diagnosis import disagreements
+from dualpipe_lab.world.supervise.errors import RankError, RankFailure, StartupError
+from dualpipe_lab.world.supervise.output import MODES, Output, OutputMode
+from dualpipe_lab.world.supervise.supervisor import Supervisor
 
 MAX_RANKS = 128  # 20 MB each
 

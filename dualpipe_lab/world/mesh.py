@@ -9,10 +9,10 @@ Elsewhere: torch `DeviceMesh.get_group`; Megatron `get_tensor_model_parallel_gro
 import torch
 from torch.distributed import DeviceMesh
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.topology import Seat, Topology
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 
 class Mesh(Seat):
@@ -23,10 +23,10 @@ class Mesh(Seat):
     """
 
     def __init__(self, topology: Topology) -> None:
-        world_size = current().world_size
+        world_size = rank_context().world_size
         if topology.world_size != world_size:
             raise ValueError(f"{topology} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
-        super().__init__(topology, current().rank)
+        super().__init__(topology, rank_context().rank)
         self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks: axes may share a group
 
     def group(self, *axes: str) -> Group:

@@ -23,13 +23,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from dualpipe_lab.world import backends, context, payload
-from dualpipe_lab.world.clock import VirtualClock, WallClock
-from dualpipe_lab.world.emulator import Emulator
-from dualpipe_lab.world.operation_log import OperationLog
+from dualpipe_lab.world.emulate.clock import VirtualClock, WallClock
+from dualpipe_lab.world.emulate.emulator import Emulator
+from dualpipe_lab.world.record.operation_log import OperationLog
+from dualpipe_lab.world.record.rank_status import Frame, Progress
+from dualpipe_lab.world.record.timestamps import Stamps
+from dualpipe_lab.world.record.wire import Wire
 from dualpipe_lab.world.settings import Settings
-from dualpipe_lab.world.stamps import Stamps
-from dualpipe_lab.world.whereabouts import Frame, Progress
-from dualpipe_lab.world.wire import Wire
 
 PRELOADED = "torch._dynamo"  # its presence shows that the fork server imported everything
 

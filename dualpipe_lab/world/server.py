@@ -23,14 +23,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from dualpipe_lab.world.errors import StartupError
 from dualpipe_lab.world.folder import sweep
+from dualpipe_lab.world.supervise.errors import StartupError
 
 OVERRIDE = "DUALPIPE_LAB_START"
 MAX_TMPDIR_BYTES = 60  # a socket's path has 107 bytes on Linux, 103 on macOS, and multiprocessing appends 32
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  each launch makes a private folder in it
 # torch imports _dynamo lazily, at the first optimizer step, in every rank: seconds there, once here
-_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "dualpipe_lab.world.rank", "dualpipe_lab.world.comm"]
+_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "dualpipe_lab.world.rank", "dualpipe_lab.comm"]
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from dualpipe_lab.world import backends, wire
-from dualpipe_lab.world.clock import ClockName
-from dualpipe_lab.world.link import Link, NodeLink
+from dualpipe_lab.world import backends
+from dualpipe_lab.world.emulate.clock import ClockName
+from dualpipe_lab.world.emulate.link import Link, NodeLink
+from dualpipe_lab.world.record import wire
 
 
 @dataclass(frozen=True)

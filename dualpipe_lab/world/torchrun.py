@@ -10,8 +10,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from dualpipe_lab.world import context
-from dualpipe_lab.world.clock import WallClock
-from dualpipe_lab.world.wire import Wire
+from dualpipe_lab.world.emulate.clock import WallClock
+from dualpipe_lab.world.record.wire import Wire
 
 
 def is_active() -> bool:
@@ -30,7 +30,7 @@ def run(
     import torch
     import torch.distributed as dist
 
-    from dualpipe_lab.world.comm import all_gather_object
+    from dualpipe_lab.comm import all_gather_object
 
     actual = int(os.environ["WORLD_SIZE"])
     if world_size != actual:

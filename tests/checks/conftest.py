@@ -90,7 +90,7 @@ class Book:
 
     def arguments(self, name, text):
         """Run given cells and the answer as a notebook would; return what the check is called with."""
-        from dualpipe_lab.grading.judge import arguments_of
+        from dualpipe_lab.grading.evaluator import arguments_of
 
         topic = name.rpartition("-")[0]
         names = {"__name__": "__main__"}

@@ -57,7 +57,7 @@ def projections_backward(d_queries, d_keys, d_values, x, q, k, v, copies):
                 "    if layer.replicas is not None:\n"
                 "        for weight in (layer.k.weight, layer.v.weight):\n"
                 "            comm.all_reduce(weight.grad, group=layer.replicas)\n",
-                "    from dualpipe_lab.tp.partial import sum_partial_gradients\n    sum_partial_gradients(layer)\n",
+                "    from dualpipe_lab.tp import sum_partial_gradients\n    sum_partial_gradients(layer)\n",
             ),
         ],
     },

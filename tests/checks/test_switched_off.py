@@ -7,7 +7,7 @@ import torch
 
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.ep.deepseek_moe import update_biases
-from dualpipe_lab.tp.operators import CopyToRanks
+from dualpipe_lab.tp.mappings import CopyToRanks
 
 
 def apply_directly():
@@ -30,7 +30,7 @@ def refused(queue, fn, name):
 
 @pytest.mark.parametrize(
     ("fn", "name"),
-    [(apply_directly, "dualpipe_lab.tp.operators"), (call_decorated, "dualpipe_lab.ep.deepseek_moe")],
+    [(apply_directly, "dualpipe_lab.tp.mappings"), (call_decorated, "dualpipe_lab.ep.deepseek_moe")],
 )
 def test_functions_of_autograd_and_decorated_ones_are_switched_off_with_their_module(fn, name):
     context = multiprocessing.get_context("spawn")

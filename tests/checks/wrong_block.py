@@ -74,7 +74,7 @@ CHEATS = {
             """
 def finish(grads, sequence_parallel):
     from types import SimpleNamespace as Name
-    from dualpipe_lab.tp.partial import sum_partial_gradients
+    from dualpipe_lab.tp.partial_grads import sum_partial_gradients
     class Fake(torch.nn.Module):
         pass
     sum_partial_gradients(Fake())
@@ -97,7 +97,7 @@ def finish(grads, sequence_parallel):
         "the library's own": Bad(
             """
 def pair(x, first, second):
-    from dualpipe_lab.tp.operators import gather_tokens, reduce_scatter_tokens
+    from dualpipe_lab.tp.mappings import gather_tokens, reduce_scatter_tokens
     return reduce_scatter_tokens(linear(torch.tanh(linear(gather_tokens(x), first)), second))
 """,
             "the library's own is switched off",

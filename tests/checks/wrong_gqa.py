@@ -124,8 +124,8 @@ CHEATS = {
         "the library's own": Bad(
             """
 def projections_backward(d_queries, d_keys, d_values, x, q, k, v, copies):
-    from dualpipe_lab.tp.products import column_products
-    from dualpipe_lab.tp.setting import TensorParallel
+    from dualpipe_lab.tp.parallel_linear import column_products
+    from dualpipe_lab.tp.config import TensorParallel
     leaves = [t.clone().requires_grad_() for t in (x, q, k, v)]
     outs = column_products(leaves[0], leaves[1:], [None] * 3, TensorParallel(), [None, copies, copies])
     torch.autograd.backward(outs, (d_queries, d_keys, d_values))

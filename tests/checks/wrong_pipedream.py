@@ -87,7 +87,7 @@ CHEATS = {
         ),
         "the library's part": Bad(
             """
-from dualpipe_lab.pp.schedules.steady import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
 
 
 def rows(p, m, steps, flush):

@@ -95,7 +95,7 @@ CHEATS = {
     "smoe-2": {
         "the library's own": Bad(
             """
-from dualpipe_lab.ep.smoe.experts import grouped_product, grouped_weight_grad
+from dualpipe_lab.ep.moe.experts import grouped_product, grouped_weight_grad
 def input_grad(grad, weights, counts):
     return grouped_product(grad, weights.mT, counts)
 weight_grad = grouped_weight_grad

@@ -10,7 +10,7 @@ from runs import launch
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import all_gather_attention, ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 FORMS = {"ring": ring_attention, "all-gather": all_gather_attention}
 HEADS = ((2, 2), (4, 2), (3, 1))
@@ -34,7 +34,7 @@ def run_part(form, layout, rank, tensors, causal, **options):
     """Output and gradients of this rank's part, and the bytes sent in forward and backward."""
     q, k, v, grad = (shard(tensor, layout, rank, 2) for tensor in tensors)
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-    entries = current().ledger.entries
+    entries = rank_context().ledger.entries
     entries.clear()
     out = form(*leaves, layout, causal, **options)
     forward = sum(entry.sent for entry in entries.values())

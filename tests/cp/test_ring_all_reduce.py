@@ -13,8 +13,8 @@ from dualpipe_lab import comm
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from dualpipe_lab.cp.step_log import StepLog, drawing
-from dualpipe_lab.world import traffic
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.record import traffic
 
 VECTORS = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["ring_allreduce"]
 SIZES = (0, 1, 2, 3, 4, 7, 12, 1000)
@@ -23,7 +23,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 
 def counted(call):
     """Messages and bytes that this rank sends during a call, and bytes that it receives."""
-    ledger = current().ledger.entries
+    ledger = rank_context().ledger.entries
 
     def reading():
         sends, receives = (ledger.get(name) for name in ("isend", "irecv"))

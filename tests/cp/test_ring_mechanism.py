@@ -20,7 +20,7 @@ from dualpipe_lab.cp.ring_time import Messages, backward_ns, forward_ns
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.cp.step_log import drawing
 from dualpipe_lab.dp.measure import live_tensors, storage_bytes
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.emulate.link import Link
 
 PAIR_MS = 0.25  # of a forward; a backward takes twice as long
 LINK = Link(gbps=1e-3, latency_ms=0.5)

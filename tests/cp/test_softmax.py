@@ -13,8 +13,8 @@ from dualpipe_lab.cp.online_softmax import MaxSum, online_average, online_softma
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
 from dualpipe_lab.cp.softmax import Softmax, softmax, softmax_backward
 from dualpipe_lab.cp.step_log import StepLog, drawing
-from dualpipe_lab.world import traffic
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.record import traffic
 
 INF = float("inf")
 ROWS = torch.tensor(  # a usual row, ties, huge, tiny, hidden parts, nothing to see
@@ -106,7 +106,7 @@ def test_ring_softmax_equals_one_process_with_the_bytes_of_the_formula(num_ranks
     dy = draw(*ROWS.shape, seed=1)
 
     def fn(rank, world_size):
-        found, entries = [], current().ledger.entries
+        found, entries = [], rank_context().ledger.entries
         for function in (ring_softmax, all_reduce_softmax):
             x = ROWS.split(widths, -1)[rank].clone().requires_grad_()
             entries.clear()

@@ -6,11 +6,11 @@ from torch import nn
 from zero_runs import BATCHES, HYPER, Blocks, build, train
 
 import dualpipe_lab as lab
+from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import save
+from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_weights
-from dualpipe_lab.world import comm
 
 
 class Counting(Blocks):

@@ -15,12 +15,12 @@ from zero_runs import BATCHES, STAGES, Blocks, build, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
-from dualpipe_lab.dp.checkpoint.exchange import from_torch, to_torch
+from dualpipe_lab.dp.checkpoint.torch_checkpoint import from_torch, to_torch
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

@@ -11,11 +11,11 @@ from dualpipe_lab.dp.checkpoint import load, save
 from dualpipe_lab.dp.closed_forms import sent_bytes
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes, shard_within_nodes
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

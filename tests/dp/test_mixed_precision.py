@@ -13,9 +13,9 @@ from torch import nn
 from zero_runs import BATCHES, STAGES, Blocks, build
 
 from dualpipe_lab.dp.adam import AdamShard, Hyper, stochastic_round
+from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_weights
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "adam.json").read_text())["grad_scaler"]
 

@@ -8,9 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 from zero_runs import BATCHES, HYPER, Blocks, build
 
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero3 import Zero3
 

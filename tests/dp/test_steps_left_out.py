@@ -8,9 +8,9 @@ from models import launch, make_batch
 from torch import nn
 from zero_runs import STAGES, Blocks, build
 
+from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_weights
 from dualpipe_lab.dp.zero3 import Zero3
 
 

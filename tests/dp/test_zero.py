@@ -9,9 +9,9 @@ from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyper
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.full import whole_gradients, whole_weights
 from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_gradients, whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

@@ -26,7 +26,7 @@ from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["zero_bytes_per_param"]
 CLASSES = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
@@ -96,7 +96,7 @@ def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
     cases = [(stage, name, True) for stage in STAGES for name in PRECISIONS] + [("zero3", "bf16", False)]
 
     def sent():
-        entries = current().ledger.entries
+        entries = rank_context().ledger.entries
         return sum(entries[kind].sent for kind in collectives if kind in entries)
 
     def fn(rank, world_size):

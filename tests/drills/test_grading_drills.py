@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "grading"))
 import mixed  # noqa: E402
 
-from dualpipe_lab.grading import judge, submissions, warden  # noqa: E402
+from dualpipe_lab.grading import evaluator, sandbox, submissions  # noqa: E402
 from dualpipe_lab.world.folder import PREFIX, sweep  # noqa: E402
 
 sys.path.pop(0)
@@ -60,7 +60,7 @@ KILLS_WARDEN = """
 import psutil, subprocess
 subprocess.Popen(["sleep", "{seconds}"], start_new_session=True)
 for process in psutil.Process().parents():
-    if "grading.warden" in " ".join(process.cmdline()):
+    if "grading.sandbox" in " ".join(process.cmdline()):
         process.kill()
         break
 while True:
@@ -127,7 +127,7 @@ def test_what_ranks_send_is_not_executed_and_marks_stay_their_own(graded):
     assert status(out, "f-honest", "gpipe-1")[0] == "right"
     assert "OWNED" not in (out / "grades.csv").read_text()
     log = out / "who-unpickled"  # the rank itself unpickles its exception, to see whether it can travel
-    assert "grading.judge" not in (log.read_text() if log.exists() else "")
+    assert "grading.evaluator" not in (log.read_text() if log.exists() else "")
 
 
 @pytest.mark.slow
@@ -223,13 +223,13 @@ def test_keys_differ_where_paths_do(tmp_path):
 def test_foreign_lines_on_the_pipes_are_no_tasks_and_no_verdicts():
     task = {"name": "gpipe-1", "given": [], "answer": "", "check": "", "place": {}, "token": "t"}
     junk = ["junk\n", "\n", "[" * 100_000 + "\n", "3\n", '{"name": "gpipe-1"}\n', "\x00\n"]
-    assert list(judge._tasks(io.StringIO("".join([*junk, json.dumps(task) + "\n"])))) == [task]
+    assert list(evaluator._tasks(io.StringIO("".join([*junk, json.dumps(task) + "\n"])))) == [task]
     for line in (b"junk\n", b"\xff\n", b"[" * 50_000 + b"\n"):
         read, write = os.pipe()
         os.write(write, line)
-        forged = object.__new__(warden.Judge)
+        forged = object.__new__(sandbox.Judge)
         forged.verdicts, forged._buffer = read, b""
-        with pytest.raises(warden.Stopped, match="a verdict that the judge did not give"):
+        with pytest.raises(sandbox.Stopped, match="a verdict that the judge did not give"):
             forged.take()
         os.close(read)
         os.close(write)
@@ -258,5 +258,5 @@ def test_a_worker_whose_fork_server_was_killed_retires_the_judge(code, is_lost):
     far.close()
     ended = types.SimpleNamespace(join=lambda seconds: None, exitcode=code)
     with pytest.raises(EOFError, match=f"exit code {code}") as caught:
-        judge._receive(near, ended)
-    assert isinstance(caught.value, judge.ForkServerLostError) is is_lost
+        evaluator._receive(near, ended)
+    assert isinstance(caught.value, evaluator.ForkServerLostError) is is_lost

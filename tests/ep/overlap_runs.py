@@ -5,10 +5,10 @@ from torch.nn.functional import mse_loss
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.overlap import backward_alone, emulated, forward_alone
 from dualpipe_lab.ep.overlap.executor import Passage, execute
 from dualpipe_lab.ep.overlap.stage import CutStage
-from dualpipe_lab.ep.smoe import ExpertParallel
 
 
 def draw(rank, sizes, number=2, tokens=None):
@@ -48,7 +48,7 @@ def pairs(rank, world_size, weights, sizes, orders, ticks=(None,), even=False, t
 
 
 def sent():
-    entries = lab.world.context.current().ledger.entries
+    entries = lab.rank_context().ledger.entries
     return entries["all_to_all_single"].sent if "all_to_all_single" in entries else 0
 
 

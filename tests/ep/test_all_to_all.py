@@ -18,7 +18,7 @@ from dualpipe_lab.ep.all_to_all import (
     start_dispatch,
     start_rows,
 )
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 TABLES = {
     1: [[[3]], [[0]]],
@@ -160,9 +160,9 @@ def test_other_work_lies_between_issue_and_wait_in_both_directions():
         rows = issued.wait() if early else None
         other = Work.apply(x)
         y = other + (issued.wait() if rows is None else rows)
-        times.append(current().clock.now())
+        times.append(rank_context().clock.now())
         y.sum().backward()
-        return [*times, current().clock.now()]
+        return [*times, rank_context().clock.now()]
 
     def run(early):
         return launch(fn, 2, early, clock="virtual", link=lab.Link(gbps=1))

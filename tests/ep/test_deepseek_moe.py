@@ -16,11 +16,11 @@ from dualpipe_lab.ep.deepseek_moe import (
     choose_in_groups,
     update_biases,
 )
+from dualpipe_lab.ep.moe import sum_gradients
 from dualpipe_lab.ep.sequence_loss import sequence_loss
-from dualpipe_lab.ep.smoe import sum_gradients
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.tp.shard import load_state, whole_state
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
 
@@ -81,7 +81,7 @@ class Shared(torch.nn.Linear):
     """A stand-in for the shared expert that looks at what has been sent when it runs."""
 
     def forward(self, x):
-        self.seen = [*getattr(self, "seen", []), current().ledger.entries["all_to_all_single"].count]
+        self.seen = [*getattr(self, "seen", []), rank_context().ledger.entries["all_to_all_single"].count]
         return silu(super().forward(x))
 
 

@@ -10,14 +10,14 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyper
 from dualpipe_lab.dp.data_parallel import broadcast_module
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.full import whole_gradients, whole_weights
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_gradients, whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.gshard import GShardMoE
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, SMoE
 from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.ep.smoe import ExpertParallel, Experts, SMoE
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 
 WIDTH, NUM_EXPERTS, TOKENS, MAX_NORM = 3, 4, 5, 0.01

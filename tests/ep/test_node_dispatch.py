@@ -8,10 +8,10 @@ from runs import A1, counted, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.hybrid import count_by_node
+from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.node_dispatch import Nodes, through_nodes
-from dualpipe_lab.ep.smoe import ExpertParallel, Experts
 from dualpipe_lab.tp.shard import whole_state
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 
 def run(case, rank, nodes, meanwhile=None):
@@ -77,7 +77,7 @@ def test_the_shared_expert_runs_while_rows_travel_between_nodes():
         nodes, seen = Nodes.of(2), []
 
         def shared(x):
-            seen.append(current().ledger.entries["all_to_all_single"].count)
+            seen.append(rank_context().ledger.entries["all_to_all_single"].count)
             return 2 * x
 
         return run(case, rank, nodes, shared)["y"], run(case, rank, nodes)["y"], seen

@@ -10,8 +10,7 @@ from runs import A1, counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import start_rows
-from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.ep.smoe import (
+from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
     SMoE,
@@ -30,6 +29,7 @@ from dualpipe_lab.ep.smoe import (
     weigh,
     weigh_grad,
 )
+from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.shard import whole_state
 
 ROW = HIDDEN * 8

@@ -9,14 +9,14 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.grad_norm import global_norm
-from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.ep.smoe import (
+from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
     SMoE,
     counted_gradients,
     sum_gradients,
 )
+from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.shard import whole_state
 
 

@@ -7,7 +7,7 @@ from runs import draw, launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.ep.smoe import (
+from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
     Weights,

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from dualpipe_lab.grading import notebook, wire
+from dualpipe_lab.grading import notebook
+from dualpipe_lab.grading import protocol as wire
+from dualpipe_lab.grading.evaluator import arguments_of
 from dualpipe_lab.grading.grader import Graded, Mark
-from dualpipe_lab.grading.judge import arguments_of
 from dualpipe_lab.grading.notebook import Cell, Unreadable, overlay, read
 from dualpipe_lab.grading.report import write_csv, write_html
 from dualpipe_lab.grading.worker import run_cell

@@ -11,14 +11,14 @@ from dualpipe_lab import comm
 from dualpipe_lab.dp.adam import AdamW, Hyper
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.full import whole_gradients, whole_weights
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_gradients, whole_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, SMoE
 from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.ep.smoe import ExpertParallel, Experts, SMoE
 from dualpipe_lab.pp.runtime import PipelineRuntime
 from dualpipe_lab.tp.shard import load_state, shards_of
 

@@ -13,7 +13,7 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Action, Overlap, Program
 from dualpipe_lab.pp.schedules.eight_steps import eight_steps
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.validator import validate
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 EVEN_SIZES = st.tuples(st.integers(1, 8), st.integers(1, 32)).map(lambda halves: (2 * halves[0], 2 * halves[1]))

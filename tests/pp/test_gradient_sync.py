@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.full import whole_gradients
 from dualpipe_lab.dp.gradients import GradientReducer
 from dualpipe_lab.dp.sharded import Options
-from dualpipe_lab.dp.whole import whole_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3

@@ -15,7 +15,7 @@ from dualpipe_lab.pp.program import Action, Program
 from dualpipe_lab.pp.schedules import gpipe, interleaved, looped_bfs
 from dualpipe_lab.pp.schedules.interleaved import round_sizes
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 VIRTUAL = (1, 2, 3)
 COSTS = [Cost(), Cost(F=3, B=4), Cost(F=Fraction(7, 3), I=Fraction(2, 7), W=5), Cost(F=5, I=0, W=1)]

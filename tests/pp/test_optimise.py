@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.optimise import lower_bound, optimise, search
-from dualpipe_lab.pp.problems import InvalidProgram
 from dualpipe_lab.pp.program import Program, parse_action
 from dualpipe_lab.pp.ranking import score, share, stage_cost
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.validator import validate
 
 
 def programs(*sizes):

@@ -9,10 +9,10 @@ import pytest
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.optimise import lower_bound, optimise
-from dualpipe_lab.pp.problems import InvalidProgram
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.validator import validate
 
 PLACEMENTS = {
     "a line": schedules.build("1f1b", 2, 2),

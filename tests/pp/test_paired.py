@@ -13,7 +13,7 @@ from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.schedules import interleaved, paired_interleaved, paired_one_f_one_b, paired_zero_bubble_h1
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 VIRTUAL = (1, 2, 3, 4)
 COSTS = [Cost(), Cost(F=2, I=2, W=2, overlap=5), Cost(F=2, I=4, W=1, overlap=6), Cost(F=7, I=1, W=2, overlap=7)]

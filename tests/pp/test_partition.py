@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.partition import partition
-from dualpipe_lab.pp.routes import routes
 from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validation.routes import routes
 
 EXACT = st.one_of(st.integers(0, 6), st.fractions(0, 6, max_denominator=6))
 LAYERS = st.lists(EXACT, min_size=1, max_size=9)

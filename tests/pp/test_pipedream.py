@@ -14,7 +14,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.repeat import repeat
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.pp.versions import double_buffered, updates_before, versions_kept, vertical_sync
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").read_text())

@@ -11,7 +11,7 @@ from slow_reference import how_far, random_program, runs_to_its_end
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower, strip
 from dualpipe_lab.pp.program import Overlap, Program, actions_of, parse_action
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 MOVE = re.compile(r"move (\S+) on rank (\d+) from position (\d+) to position (\d+), (before|behind) (\S+)[;,] ")
 TAKE = re.compile(

@@ -14,7 +14,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, Program, actions_of, parse_action
 from dualpipe_lab.pp.repeat import repeat, simulate_steps, step_time
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.validator import validate
 
 SIZES = [(1, 2), (2, 2), (2, 4), (3, 6), (4, 8), (4, 11), (8, 16)]
 

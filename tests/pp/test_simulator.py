@@ -16,7 +16,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram
+from dualpipe_lab.pp.validation.validator import InvalidProgram
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 NAMES = {"dualpipe": 8, "dualpipev": 4, "zbv": 4}

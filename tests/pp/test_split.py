@@ -12,8 +12,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualpipe_lab.pp.runtime import recompute
+from dualpipe_lab.pp.runtime.graph_split import make_plan
 from dualpipe_lab.pp.runtime.split import SplitBackward
-from dualpipe_lab.pp.runtime.trunk import make_plan
 
 # Norms and convolutions have one kernel for all gradients; it is told which ones to compute, and called twice.
 PRODUCTS = {

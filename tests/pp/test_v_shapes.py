@@ -17,7 +17,7 @@ from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules import v_half, v_min, zbv
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 BUILDERS = {

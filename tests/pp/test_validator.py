@@ -12,7 +12,7 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower, strip
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Action, Overlap, Program, actions_of
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 ORACLE_PROGRAMS = [Program.parse(name, rows) for name, rows in ORACLES.items() if name != "legend"]

@@ -13,7 +13,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 COSTS = [
     Cost(),

@@ -10,11 +10,11 @@ from tp_runs import assert_a1, distance, distances, modes, own
 import dualpipe_lab as lab
 from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import kv_bytes
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import GroupedQueryAttention
 from dualpipe_lab.tp.heads import check_heads
-from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.partial_grads import sum_partial_gradients
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.setting import TensorParallel
 from dualpipe_lab.tp.shard import load_state, whole_state
 
 BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4

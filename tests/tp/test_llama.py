@@ -11,7 +11,7 @@ from dualpipe_lab.models.llama import Llama, check_topology
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, kv_bytes, layer_bytes, norm_bytes, sum_bytes
-from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.partial_grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import load_state, whole_state
 
 CONFIGS = {

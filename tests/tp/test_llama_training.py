@@ -12,7 +12,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.partial_grads import sum_partial_gradients
 from dualpipe_lab.tp.shard import counted_gradients, shards_of, whole_state
 
 

@@ -5,8 +5,8 @@ import torch
 from runs import draw, launch, leaf
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp import operators
-from dualpipe_lab.tp.operators import (
+from dualpipe_lab.tp import mappings as operators
+from dualpipe_lab.tp.mappings import (
     copy_to_ranks,
     gather_from_ranks,
     gather_tokens,

@@ -6,9 +6,9 @@ from runs import counted, draw, launch, leaf
 from tp_runs import TOKENS, assert_a1, distances, oracle, own, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.partial import sum_partial_gradients
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.partial_grads import sum_partial_gradients
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.setting import TensorParallel
 from dualpipe_lab.tp.shard import load_state, whole_state
 
 DIMS = {"none": None, "tokens": -2, "hidden": -1}

@@ -7,7 +7,7 @@ from torch.nn import functional
 from tp_runs import TOKENS, assert_a1, distances, kept_bytes, modes, oracle, own, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.shard import whole_state
 from dualpipe_lab.tp.swiglu import SwiGLU
 

@@ -14,7 +14,7 @@ from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.tp.shard import place_of, whole_state
-from dualpipe_lab.tp.whole_file import load_whole_file, save_whole_file
+from dualpipe_lab.tp.state_dict_file import load_whole_file, save_whole_file
 
 SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
 

@@ -5,7 +5,7 @@ import json
 import torch
 from runs import A1, ORACLES
 
-from dualpipe_lab.tp.setting import TensorParallel
+from dualpipe_lab.tp.config import TensorParallel
 
 TOKENS = 12  # divides among 1, 2, 3 and 4 ranks
 

@@ -5,11 +5,11 @@ import threading
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.books import MAX_NOTES, Books
-from dualpipe_lab.world.context import current
-from dualpipe_lab.world.operation import Operation
-from dualpipe_lab.world.traffic import Traffic
+from dualpipe_lab import comm
+from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.record.operation import Operation
+from dualpipe_lab.world.record.recorder import MAX_NOTES, Books
+from dualpipe_lab.world.record.traffic import Traffic
 
 
 def message(sends, tag=3):
@@ -67,10 +67,10 @@ def test_whoever_writes_each_message_is_written_once():
 
 def _step(rank, num_ranks):
     """What the last stage's loss sees in the middle of the step, and what a caller sees after it."""
-    entries, seen = current().ledger.entries, []
+    entries, seen = rank_context().ledger.entries, []
 
     def loss(y, target):
-        seen.append((len(entries), current().ledger.entries["irecv"].count))
+        seen.append((len(entries), rank_context().ledger.entries["irecv"].count))
         return (y - target).square().mean()
 
     runtime = lab.PipelineRuntime(
@@ -79,7 +79,7 @@ def _step(rank, num_ranks):
     batch = [torch.ones(1, 2)] * 3
     runtime.step(batch, batch)
     comm.barrier()
-    return seen, {name: entry.count for name, entry in entries.items()}, len(current().answer().posted)
+    return seen, {name: entry.count for name, entry in entries.items()}, len(rank_context().answer().posted)
 
 
 def test_a_step_is_in_the_books_when_it_is_over_and_for_those_who_ask_within():

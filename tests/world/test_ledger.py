@@ -5,7 +5,7 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.world import traffic
+from dualpipe_lab.world.record import traffic
 
 WORLD, SIZE = 4, 8
 

@@ -13,9 +13,9 @@ import torch
 import dualpipe_lab as lab
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.world import payload, restricted
-from dualpipe_lab.world.ledger import Entry, RankLedger
-from dualpipe_lab.world.trace import RankTrace
-from dualpipe_lab.world.whereabouts import Whereabouts
+from dualpipe_lab.world.record.ledger import Entry, RankLedger
+from dualpipe_lab.world.record.rank_status import Whereabouts
+from dualpipe_lab.world.record.trace import RankTrace
 
 PLAIN = [
     1, 2.5, "a\ud800", None, ..., True, 10**30, b"x", bytearray(b"y"), [1, (2, {3: 4})], {1, 2}, frozenset([3]),
@@ -98,7 +98,7 @@ TEXT = b"X\x05\x00\x00\x00title"
         crafted(pickle.MARK, TEXT, b"]", b"idualpipe_lab.timeline.model\nTimeline\n"),
         crafted(NAMED, TEXT, b"]", pickle.TUPLE2, pickle.REDUCE),
         crafted(b"cdualpipe_lab.world.payload\n_rebuild_array\n", b"}", TEXT, b"K\x01s", pickle.BUILD),
-        crafted(b"cdualpipe_lab.grading.judge\nmain\n"),
+        crafted(b"cdualpipe_lab.grading.evaluator\nmain\n"),
         crafted(b"cdualpipe_lab.checks.registry\nfind\n"),
         b"",
         b"junk",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpipe_lab.world import traffic
+from dualpipe_lab.world.record import traffic
 
 VECTORS = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["ring_allreduce"]
 

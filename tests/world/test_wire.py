@@ -8,9 +8,9 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.world import wire
-from dualpipe_lab.world.comm.groups import carrier
-from dualpipe_lab.world.ledger import Ledger, RankLedger
+from dualpipe_lab.comm.groups import carrier
+from dualpipe_lab.world.record import wire
+from dualpipe_lab.world.record.ledger import Ledger, RankLedger
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the wire is read from Linux")
 NUMEL = 12 * 2**16  # of float32, 3 MiB: GLOO's headers are less than 0.1% of it, and 2, 3 and 4 ranks divide it

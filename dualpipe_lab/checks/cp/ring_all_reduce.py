@@ -115,11 +115,11 @@ def to_the_left(fn: Callable[..., Any]) -> str:
 def _sum(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> tuple[list[int], int]:
     import torch
 
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     x = torch.full((size,), 10**rank)
     fn(x)
-    return x.tolist(), current().clock.now()
+    return x.tolist(), rank_context().clock.now()
 
 
 def _reals(rank: int, size: int) -> list[float]:

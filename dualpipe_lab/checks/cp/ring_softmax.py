@@ -166,12 +166,12 @@ def _own_pair(rank: int, name: str) -> "tuple[Tensor, Tensor]":
 
 def _pairs(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Pair]:
     """What a rank returns in float32 and in float64, and when."""
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     found = []
     for name in TYPES:
         m, total = fn(*_own_pair(rank, name))
-        found.append(Pair(m.tolist(), total.tolist(), current().clock.now()))
+        found.append(Pair(m.tolist(), total.tolist(), rank_context().clock.now()))
     return found
 
 

@@ -12,7 +12,7 @@ from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.start.ranks import check_messages_only
 from dualpipe_lab.checks.trial import call_each, ended, on_ranks
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.emulate.link import Link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,9 +165,9 @@ def _tokens(case: Case) -> list[list[int]]:
 
 
 def _sent() -> int:
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
-    return sum(entry.sent for entry in current().ledger.entries.values())
+    return sum(entry.sent for entry in rank_context().ledger.entries.values())
 
 
 def _forward(

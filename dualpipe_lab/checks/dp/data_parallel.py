@@ -183,7 +183,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Share
 def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, int]:
     from torch import nn
 
-    from dualpipe_lab.world import comm
+    from dualpipe_lab import comm
 
     model, calls = shares.make_model(), []
 

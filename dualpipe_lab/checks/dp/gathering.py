@@ -138,7 +138,7 @@ class Unit:
         import torch
         from torch.nn.functional import pad
 
-        from dualpipe_lab.world import comm
+        from dualpipe_lab import comm
 
         self._parameters = list(module.parameters())
         self._size, rank = comm.get_world_size(), comm.get_rank()
@@ -155,7 +155,7 @@ class Unit:
 
     def gather(self) -> None:
         """Make the weights whole, unless they are."""
-        from dualpipe_lab.world import comm
+        from dualpipe_lab import comm
 
         if not self.is_whole:
             comm.all_gather_single(self._full, self._shard)
@@ -176,7 +176,7 @@ class Unit:
         import torch
         from torch.nn.functional import pad
 
-        from dualpipe_lab.world import comm
+        from dualpipe_lab import comm
 
         flat = torch.cat([parameter.grad.flatten() for parameter in self._parameters])
         for parameter in self._parameters:

@@ -56,7 +56,7 @@ def _state(adam: Any, random: list[Any], number: int) -> dict[str, Any]:
 def _resume(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
     import torch
 
-    from dualpipe_lab.world import comm
+    from dualpipe_lab import comm
 
     model, adam = _make(0)
     torch.manual_seed(100 + rank)

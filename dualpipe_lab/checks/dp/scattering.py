@@ -163,10 +163,10 @@ def _run(
     import gc
 
     from dualpipe_lab.dp.measure import live_bytes
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     gc.freeze()
-    before, early, ledger = live_bytes(), 0, current().ledger
+    before, early, ledger = live_bytes(), 0, rank_context().ledger
 
     def count() -> int:
         return sum(entry.count for entry in ledger.entries.values())

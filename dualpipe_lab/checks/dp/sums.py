@@ -10,8 +10,8 @@ from dualpipe_lab.checks.dp.shares import LIBRARY
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.checks.trial import on_ranks
+from dualpipe_lab.world.emulate.link import Link
 from dualpipe_lab.world.launcher import Results
-from dualpipe_lab.world.link import Link
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

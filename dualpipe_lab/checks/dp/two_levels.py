@@ -10,7 +10,7 @@ from dualpipe_lab.checks.differences import close
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world import traffic
+from dualpipe_lab.world.record import traffic
 
 if TYPE_CHECKING:
     from dualpipe_lab.dp.hybrid import NodeBytes
@@ -101,10 +101,10 @@ def _scale(ratio: float, per_node: int, num_nodes: int) -> str:
 
 
 def _groups(per_node: int) -> Any:
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
     from dualpipe_lab.world.mesh import Mesh
 
-    topology = Topology([("dp", current().world_size)], ranks_per_node=per_node)
+    topology = Topology([("dp", rank_context().world_size)], ranks_per_node=per_node)
     mesh = Mesh(topology)
     return topology, mesh.group("shard"), mesh.group("replica")
 

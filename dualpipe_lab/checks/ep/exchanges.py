@@ -177,9 +177,9 @@ def _needs_tensor(value: Any) -> "Tensor":
 
 
 def _sent() -> int:
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
-    return sum(entry.sent for entry in current().ledger.entries.values())
+    return sum(entry.sent for entry in rank_context().ledger.entries.values())
 
 
 def _rows(numbers: "Tensor", row: Row) -> "Tensor":

@@ -148,7 +148,7 @@ def _layer(
 ) -> tuple[list[list[float]] | None, list[list[float]], int, tuple[int, int]]:
     import torch
 
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     chosen = [_chosen(other, num_experts, number) for other, number in enumerate(tokens)]
     experts = chosen[rank]
@@ -159,7 +159,7 @@ def _layer(
     ranks_of = [slots.flatten() // share for slots in chosen]
     come = sum(int((ranks == rank).sum()) for other, ranks in enumerate(ranks_of) if other != rank)
     y = fn(x.clone(), experts.clone(), weights, num_experts)
-    sent = sum(entry.sent for entry in current().ledger.entries.values())
+    sent = sum(entry.sent for entry in rank_context().ledger.entries.values())
     expected = x * (experts + 1).sum(1, keepdim=True)
     is_right = isinstance(y, torch.Tensor) and y.shape == x.shape
     traffic = int((ranks_of[rank] != rank).sum()), come
@@ -177,7 +177,7 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp:
     """A gradient of 1 per token and parameter: the mean is the share of tokens that come by."""
     import torch
 
-    from dualpipe_lab.ep.smoe import ExpertParallel
+    from dualpipe_lab.ep.moe import ExpertParallel
     from dualpipe_lab.topology import Topology
     from dualpipe_lab.world.mesh import Mesh
 

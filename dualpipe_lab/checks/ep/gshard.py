@@ -197,13 +197,13 @@ def _there_and_back(
     """Rows say where they come from: 100 * origin + the number of their slot."""
     import torch
 
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     filled = (100.0 * rank + torch.arange(experts * each).double())[:, None].expand(-1, HIDDEN).clone().requires_grad_()
     rows = pair(True, filled, each)
     found = rows[..., 0].tolist()
     returned = pair(False, 2 * rows, each)
-    entries = current().ledger.entries.values()
+    entries = rank_context().ledger.entries.values()
     traffic = sum(entry.count for entry in entries), sum(entry.sent for entry in entries)
     assert returned.shape == filled.shape, f"from_experts returns {list(returned.shape)}, not {list(filled.shape)}"
     returned.backward(torch.arange(experts * each).double()[:, None].expand(-1, HIDDEN))

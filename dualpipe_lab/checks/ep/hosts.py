@@ -136,6 +136,7 @@ class _Journey:
         self._work = comm.all_to_all_single(rows, rows + 1, async_op=True)
 
     def wait(self) -> None:
+        assert self._work is not None
         self._work.wait()
         self._waited.add(self._op)
 

@@ -24,7 +24,7 @@ from dualpipe_lab.ep.overlap import (
     simulate,
     ticks_of,
 )
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.emulate.link import Link
 
 NAMES = ("serial", "overlapped", "W not split", "overlapped on the slow link")
 EXPECTED = (220, 121, 130, 160)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.trial import on_ranks
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.emulate.link import Link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     if y.requires_grad and y.shape == x.shape:
         y.backward((1 + torch.arange(ROWS).double()).unsqueeze(1).expand(-1, COLUMNS))
     end = context.now()
-    sent = sum(entry.sent for entry in context.current().ledger.entries.values())
+    sent = sum(entry.sent for entry in context.rank_context().ledger.entries.values())
     dx = None if x.grad is None else x.grad[:, 0].tolist()
     return Found(y.detach()[:, 0].tolist(), dx, (middle - began) / 1e6, (end - middle) / 1e6, sent)
 

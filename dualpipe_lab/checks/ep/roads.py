@@ -81,7 +81,7 @@ def _draw(num_ranks: int, tokens: int) -> tuple[list["Tensor"], "Tensor"]:
 def _backward(rank: int, world_size: int, fn: Callable[..., Any], tokens: int) -> tuple[list[list[float]], int, str]:
     import torch
 
-    from dualpipe_lab.world import comm
+    from dualpipe_lab import comm
 
     (w_a, w_r, experts), drawn = _draw(world_size, tokens)
     x, dy = drawn[rank]

@@ -106,11 +106,11 @@ def moved(
     rank: int, world_size: int, router: Callable[..., Any], fn: Callable[..., Any], step: Step
 ) -> tuple[list[float], int]:
     """This rank's bias after a step, and how many messages it took part in."""
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     made = _new_router(router, step)
     fn(made, _microbatches(rank, step), SPEED)
-    return made.bias.tolist(), sum(entry.count for entry in current().ledger.entries.values())
+    return made.bias.tolist(), sum(entry.count for entry in rank_context().ledger.entries.values())
 
 
 def plain_move(router: Callable[..., Any], step: Step) -> tuple["Tensor", "Tensor", "Tensor"]:

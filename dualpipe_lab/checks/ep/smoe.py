@@ -74,7 +74,7 @@ def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) ->
     """Write the two halves of a grouped product's backward: `input_grad` and `weight_grad`."""
     needs_function(input_grad)
     needs_function(weight_grad)
-    library = [f"dualpipe_lab.ep.smoe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
+    library = [f"dualpipe_lab.ep.moe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
     by_rows, by_weights = (Without(fn, *library, *AUTOGRAD) for fn in (input_grad, weight_grad))
     for counts in GROUPS:
         for are_whole in (True, False):

@@ -232,10 +232,10 @@ def _share(
 ) -> tuple[float, list[list[float]], int, int]:
     import torch
 
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     def sent() -> int:
-        return sum(entry.sent for entry in current().ledger.entries.values())
+        return sum(entry.sent for entry in rank_context().ledger.entries.values())
 
     part = routed.part(sizes, rank)
     logits = torch.tensor(part.logits, dtype=torch.float64).view(-1, routed.num_experts).requires_grad_()

@@ -119,11 +119,11 @@ class _Watch:
     def starts(self, module: Any, args: tuple["Tensor", ...]) -> None:
         """Called by the stage before each forward."""
         from dualpipe_lab.checks.pp.saved import held
-        from dualpipe_lab.world.context import current
+        from dualpipe_lab.world.context import rank_context
 
         number = self.number_of(args[0])
         self.order.append(-1 if number is None else number)
-        needed = self._number + len(current().in_flight) + IN_WORK
+        needed = self._number + len(rank_context().in_flight) + IN_WORK
         if any(grad != [gradients.OLD] * len(grad) for grad in gradients.grads_of(module)):
             # a backward has been: the inputs may carry their gradients, and the last weights' may have a name
             needed += len(self.order) + sum(p.numel() for p in module.parameters()) // (ROWS * WIDTH) + 1
@@ -136,7 +136,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
 
     from dualpipe_lab.checks.pp.saved import Saved
     from dualpipe_lab.checks.pp.timed import Timed
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     stage, inputs, targets = gradients.make_stage(rank), *gradients.make_batch([ROWS] * num_microbatches)
     probe = Saved()
@@ -155,5 +155,5 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
     with saved:
         fn(rank, world_size, timed, inputs if first else None, targets if last else None, num_microbatches, like)
     all_waited_for()
-    ticks = current().clock.now() / MS
+    ticks = rank_context().clock.now() / MS
     return Step(gradients.added_to(stage), watch.order, watch.excess, saved.peak, one, ticks)

@@ -159,7 +159,7 @@ def _two_way_step(rank: int, world_size: int, fn: Callable[..., Any], num_microb
 
     from dualpipe_lab.checks.pp.saved import Saved
     from dualpipe_lab.checks.pp.timed import Timed
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     inputs, targets = make_batch([ROWS] * num_microbatches)
     stages = [make_stage(0), make_stage(1)]
@@ -182,7 +182,7 @@ def _two_way_step(rank: int, world_size: int, fn: Callable[..., Any], num_microb
         fn(rank, world_size, first, last, inputs[mine], targets[theirs], num_microbatches, like)
     all_waited_for()
     others = _others(seen, inputs[mine], activations)
-    return {s: _flat(stage) for s, stage in enumerate(stages)}, others, current().clock.now() / MS, saved.peak, one
+    return {s: _flat(stage) for s, stage in enumerate(stages)}, others, rank_context().clock.now() / MS, saved.peak, one
 
 
 def _others(seen: "list[list[Tensor]]", mine: "list[Tensor]", activations: "list[Tensor]") -> str:

@@ -18,7 +18,7 @@ from dualpipe_lab.pp.program import MESSAGE_KINDS, Program
 from dualpipe_lab.pp.repeat import repeat
 from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 NAMES = ("used", "newest at B", "kept", "used with vertical sync", "kept with vertical sync", "peak")
 EXPECTED = (7, 9, 3, 6, 4, 2)  # 4 ranks, stage 1, minibatch 9; 1F1B with m = 2

@@ -9,7 +9,7 @@ from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.lowering import strip
 from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_F, B, F, Program, actions_of
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validator import InvalidProgram, validate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 
 def parse(answer: object, num_ranks: int, num_microbatches: int, num_stages: int | None = None) -> Program:

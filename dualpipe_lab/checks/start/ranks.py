@@ -11,8 +11,8 @@ from typing import Any
 from dualpipe_lab import checks
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks
+from dualpipe_lab.world.emulate.link import Link
 from dualpipe_lab.world.launcher import Results
-from dualpipe_lab.world.link import Link
 
 ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model time counts steps
 MS = 1_000_000
@@ -151,9 +151,9 @@ def check_messages_only(results: Results, case: str) -> None:
 
 def all_waited_for() -> None:
     """Raise unless this rank has waited for every message that it has started."""
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
-    if open_works := current().in_flight:
+    if open_works := rank_context().in_flight:
         raise RuntimeError(
             f"{len(open_works)} message(s) that nobody has waited for: until its wait() a message's tensor may neither "
             "be read nor changed"
@@ -163,12 +163,12 @@ def all_waited_for() -> None:
 def _sum(rank: int, world_size: int, fn: Callable[..., Any], shape: tuple[int, ...]) -> tuple[list[int], int]:
     import torch
 
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     x = torch.tensor(_parts(rank, prod(shape))).reshape(shape)
     fn(x)
     all_waited_for()
-    return x.flatten().tolist(), current().clock.now()
+    return x.flatten().tolist(), rank_context().clock.now()
 
 
 def _parts(rank: int, size: int) -> list[int]:

@@ -12,8 +12,8 @@ from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_lab.checks.trial import needs_function, needs_ints, on_ranks
 from dualpipe_lab.timeline import Message, Span, Timeline
+from dualpipe_lab.world.emulate.link import Link
 from dualpipe_lab.world.launcher import Results
-from dualpipe_lab.world.link import Link
 
 MS = 1_000_000
 MAKESPAN_MS = 29

@@ -90,7 +90,7 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_ranks in (1, 2, 4):
         case = f"on {num_ranks} rank(s)"
-        results = list(on_ranks(_step, num_ranks, Without(fn, "dualpipe_lab.tp.partial"), case=case))
+        results = list(on_ranks(_step, num_ranks, Without(fn, "dualpipe_lab.tp.partial_grads"), case=case))
         for place, name in enumerate(CASES):
             _judge([found[place] for found in results], f"{num_ranks} rank(s), {name}")
     return f"all gradients equal one process in {3 * len(CASES)} cases, with one message or none"
@@ -153,7 +153,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
     from dualpipe_lab.models.plain_llama import PlainLlama
     from dualpipe_lab.topology import Topology
     from dualpipe_lab.tp.shard import shards_of, whole_state
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
     from dualpipe_lab.world.mesh import Mesh
 
     found, mesh, ids = [], Mesh(Topology([("tp", world_size)])), torch.arange(16).view(2, 8) * 5 % 12
@@ -166,7 +166,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
             one.loss(ids, (ids + 3) % 12).backward()
         grads, shards = {name: value.grad for name, value in model.named_parameters()}, shards_of(model)
         before = {name: _plain(grad) for name, grad in grads.items()}
-        entries = current().ledger.entries
+        entries = rank_context().ledger.entries
         entries.clear()
         originals = dict(grads)
         fn(grads, is_cut)

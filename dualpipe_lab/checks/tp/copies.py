@@ -109,7 +109,7 @@ def _project(
 ) -> tuple[dict[str, Compared], bool]:
     import torch
 
-    from dualpipe_lab.tp.setting import TensorParallel
+    from dualpipe_lab.tp.config import TensorParallel
 
     group = TensorParallel().neighbours(world_size // num_kv_heads) if world_size > num_kv_heads else None
     spans = _spans(rank, world_size, num_heads, num_kv_heads)
@@ -155,8 +155,8 @@ def _train(
 
     from dualpipe_lab.models.llama_config import LlamaConfig
     from dualpipe_lab.models.plain_llama import PlainAttention
+    from dualpipe_lab.tp.config import TensorParallel
     from dualpipe_lab.tp.gqa import GroupedQueryAttention
-    from dualpipe_lab.tp.setting import TensorParallel
     from dualpipe_lab.tp.shard import load_state, shards_of
 
     torch.manual_seed(num)

@@ -111,7 +111,7 @@ def losses(fn: Callable[..., Any]) -> str:
     hints=(
         "Compare y.grad on 2 and on 4 ranks. By which factor do they differ?",
         "Every rank computes the same loss from the gathered logits. Is the gradient of a column to be added up?",
-        "Look at the table in the docstring of dualpipe_lab.tp.operators: which gather has a slice as its backward?",
+        "Look at the table in the docstring of dualpipe_lab.tp.mappings: which gather has a slice as its backward?",
     ),
 )
 def gathered(fn: Callable[..., Any]) -> str:

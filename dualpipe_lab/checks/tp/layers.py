@@ -103,10 +103,10 @@ def _part(tensor: "Tensor", dim: int | None, rank: int, num_ranks: int) -> "Tens
 
 
 def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Found:
-    from dualpipe_lab.world.context import current
+    from dualpipe_lab.world.context import rank_context
 
     def sent() -> tuple[int, int]:
-        entries = current().ledger.entries.values()
+        entries = rank_context().ledger.entries.values()
         return sum(entry.sent for entry in entries), sum(entry.count for entry in entries)
 
     parts = {

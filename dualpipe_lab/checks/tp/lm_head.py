@@ -103,7 +103,7 @@ def padded(fn: Callable[..., Any]) -> str:
 def likeliest(fn: Callable[..., Any]) -> str:
     """Write `likeliest(y, first)`: the entry with the largest logit, the smallest of several, on every rank."""
     needs_function(fn)
-    library = ("dualpipe_lab.tp.operators", "dualpipe_lab.tp.messages")
+    library = ("dualpipe_lab.tp.mappings", "dualpipe_lab.tp.async_collectives")
     for num_ranks, vocabulary, dtype in (
         (1, 4, "float64"),
         (2, 40, "float64"),
@@ -173,7 +173,7 @@ def _likeliest(
 ) -> tuple[list[int], list[int]]:
     import torch
 
-    from dualpipe_lab.tp.setting import TensorParallel
+    from dualpipe_lab.tp.config import TensorParallel
 
     y = torch.randint(-9, 0, (TOKENS, vocabulary), generator=torch.Generator().manual_seed(3)).double()
     y[0, :], y[1, -1], y[2, 0] = -5, 8192, 8192

@@ -118,7 +118,7 @@ def _run(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from dualpipe_lab.tp.setting import TensorParallel
+    from dualpipe_lab.tp.config import TensorParallel
 
     start, stop = TensorParallel().span(vocabulary)
     results = []

@@ -132,7 +132,7 @@ class _First:
         self.fn, self.outputs = fn, outputs
 
     def __call__(self, *tensors: "Tensor") -> Any:
-        from dualpipe_lab.world import comm
+        from dualpipe_lab import comm
 
         size = -(-self.outputs // comm.get_world_size())
         return self.fn(*tensors, min(comm.get_rank() * size, self.outputs))

@@ -146,7 +146,7 @@ class _Layer:
         class Cut(torch.autograd.Function):  # type: ignore[misc]
             @staticmethod
             def forward(ctx: Any, x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
-                from dualpipe_lab.world import comm
+                from dualpipe_lab import comm
 
                 a, u = x @ gate.t(), x @ up.t()
                 ctx.save_for_backward(x, a, u, gate, up, down)
@@ -191,7 +191,7 @@ def _cut_and_join(rank: int, world_size: int, cut: Callable[..., Any], join: Cal
     import torch
     from torch.nn.functional import silu
 
-    from dualpipe_lab.world import comm
+    from dualpipe_lab import comm
 
     numbered = torch.arange(2.0 * ffn, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
     own = cut(numbered.clone(), rank, world_size)

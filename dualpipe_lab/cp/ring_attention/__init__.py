@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.flash_attention.heads import check_heads, default_scale
 from dualpipe_lab.cp.flash_attention.kernel import FlashTiles, Kernel
 from dualpipe_lab.cp.layouts import SequenceLayout
@@ -27,7 +28,6 @@ from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_attention import gathered, travelling
 from dualpipe_lab.cp.ring_attention.plan import Plan, RingLog, attend
 from dualpipe_lab.cp.sequence import check_part
-from dualpipe_lab.world.comm.groups import Group
 
 __all__ = ["RingLog", "all_gather_attention", "ring_attention"]
 

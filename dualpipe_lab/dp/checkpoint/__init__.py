@@ -5,22 +5,6 @@ Chapter: book/dp/io.  In: an optimizer on N ranks.  Out: a folder; the same stat
   bytes written   every element once: replicas are left to their lowest rank
 """
 
-from dualpipe_lab.dp.checkpoint.drawing import ReadsDrawing
-from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
-from dualpipe_lab.dp.checkpoint.index import CheckpointError
-from dualpipe_lab.dp.checkpoint.reader import Checkpoint, Read
-from dualpipe_lab.dp.checkpoint.session import Restored, load, save
-from dualpipe_lab.dp.checkpoint.state import Place
+from dualpipe_lab._facade import make_facade
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "Place",
-    "Read",
-    "ReadsDrawing",
-    "Restored",
-    "latest",
-    "load",
-    "save",
-    "saved_steps",
-]
+make_facade(__name__)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.checkpoint import folder as folders
 from dualpipe_lab.dp.checkpoint.file import Written, is_known, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
@@ -24,8 +26,6 @@ from dualpipe_lab.dp.checkpoint.state import Fragment, PlaceOf, fragments, rando
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 T = TypeVar("T")
 

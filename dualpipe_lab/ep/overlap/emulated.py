@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.overlap.layer import CutLayer
 from dualpipe_lab.ep.router import TopKRouter, expert_weights
-from dualpipe_lab.ep.smoe import ExpertParallel, Experts
-from dualpipe_lab.world.link import Link
+from dualpipe_lab.world.emulate.link import Link
 
 MS = 1_000_000  # nanoseconds
 

@@ -17,7 +17,7 @@ from dualpipe_lab.ep.overlap.operations import Op, Ticks
 from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.ep.overlap.simulator import Streams, span_kind, span_of
 from dualpipe_lab.timeline import Span, Time
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 
 class Passage:
@@ -132,7 +132,7 @@ class _Log:
     """Takes the time of what it lets a passage do."""
 
     def __init__(self, order: Order, ticks: Ticks | None, traced: bool) -> None:
-        self.order, self.ticks, self.traced, self.context = order, ticks, traced, current()
+        self.order, self.ticks, self.traced, self.context = order, ticks, traced, rank_context()
         self.zero = self.context.clock.now()
         self.compute: list[Span] = []
         self.comm: list[Span] = []

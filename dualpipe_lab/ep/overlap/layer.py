@@ -4,7 +4,7 @@ Chapter: book/ep/one-f-one-b-overlap.  In: `x_TD`, T tokens of this rank.  Out: 
   A  a = front(x), attention with its residual; weights and experts = router(a)
   D  k copies of each token to the ranks of its experts        M  the experts of this rank        C  and back
   y = a + sum over j of w_j Y_j
-The front's backward is autograd's, split into I and W; that of everything else is written out (`dualpipe_lab.ep.smoe`).
+The front's backward is autograd's, split into I and W; that of everything else is written out (`dualpipe_lab.ep.moe`).
 Between M_B and M_W a microbatch keeps the inputs and output gradients of the experts' products, between A_B and A_W
 what the front's forks hold.
 Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from dualpipe_lab.ep import smoe
+from dualpipe_lab.ep import moe as smoe
 from dualpipe_lab.ep.all_to_all import Arriving, start_rows
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.pp.runtime.split import SplitBackward

@@ -14,11 +14,11 @@ from random import Random
 
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.optimise.greedy import searched
-from dualpipe_lab.pp.problems import Problems
 from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Overlap, Program, Step, W, actions_of
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.survey import survey
-from dualpipe_lab.pp.waits import DryRun
+from dualpipe_lab.pp.validation.deadlock import DryRun
+from dualpipe_lab.pp.validation.errors import Problems
+from dualpipe_lab.pp.validation.index import survey
 from dualpipe_lab.timeline import Span, Time, Timeline
 
 _FARTHEST = 6  # places that an action moves at once

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
 
 Extra = Mapping[int, Sequence[Mapping[str, Any]]]
 

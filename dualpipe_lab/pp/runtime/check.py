@@ -14,7 +14,7 @@ from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
 from dualpipe_lab.pp.runtime.shapes import Boundary, Given, spec_of
 from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, as_tensors, has_gradient, scaled
-from dualpipe_lab.pp.validator import validate
+from dualpipe_lab.pp.validation.validator import validate
 
 
 def check_world(program: Program, size: int) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from dualpipe_lab.comm.groups import members
 from dualpipe_lab.dp.synchronizer import Synchronizer, synchronizers_of
 from dualpipe_lab.pp.program import Action, B, I, W
-from dualpipe_lab.pp.runtime.copies import Copies
-from dualpipe_lab.pp.runtime.post import Post
+from dualpipe_lab.pp.runtime.p2p import Post
+from dualpipe_lab.pp.runtime.replicated_grads import Copies
 from dualpipe_lab.pp.runtime.stage import Stage
 from dualpipe_lab.pp.runtime.task import Task
-from dualpipe_lab.world.comm.groups import members
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 
 class GradientSync:
@@ -111,7 +111,7 @@ class GradientSync:
         """Refuse a group along which the gradients of a stage are not those of other data."""
         ranks, holders = set(members(owner.group)), self._copies.holders(index)
         for rank, other in enumerate(self._post.global_ranks):
-            if other not in ranks or other == current().rank:
+            if other not in ranks or other == rank_context().rank:
                 continue
             if rank not in holders:
                 raise ValueError(

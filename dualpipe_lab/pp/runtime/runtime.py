@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import MESSAGE_KINDS, SEND_B, SEND_F, Action, F, Overlap, Program, Step, W, actions_of
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
 from dualpipe_lab.pp.runtime.check import check_fully_sharded, check_output, check_stages, check_world
-from dualpipe_lab.pp.runtime.copies import Copies
 from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
-from dualpipe_lab.pp.runtime.itinerary import Itinerary, plan_rank
-from dualpipe_lab.pp.runtime.mailroom import Mailroom
-from dualpipe_lab.pp.runtime.negotiation import Negotiated
-from dualpipe_lab.pp.runtime.post import Post
+from dualpipe_lab.pp.runtime.p2p import Post
+from dualpipe_lab.pp.runtime.pipeline_comm import Mailroom
+from dualpipe_lab.pp.runtime.rank_plan import Itinerary, plan_rank
+from dualpipe_lab.pp.runtime.replicated_grads import Copies
+from dualpipe_lab.pp.runtime.shape_inference import Negotiated
 from dualpipe_lab.pp.runtime.shapes import Boundary, Given
 from dualpipe_lab.pp.runtime.stage import Stage
 from dualpipe_lab.pp.runtime.task import Overlapped, Task, one_after_the_other, title
-from dualpipe_lab.world import comm
-from dualpipe_lab.world.comm.groups import Group
-from dualpipe_lab.world.context import current
+from dualpipe_lab.world.context import rank_context
 
 
 class PipelineRuntime:
@@ -184,8 +184,8 @@ class PipelineRuntime:
         tasks[0].whole = step in plan.at_once and type(tasks[0].stage) is Stage
         held = sum(stage.num_live for stage in self._stages.values())
         batch.peak = max(batch.peak, held + sum(task.action.kind == F for task in tasks))
-        with current().span(*title(step)):
-            started = current().clock.now()
+        with rank_context().span(*title(step)):
+            started = rank_context().clock.now()
             for task in tasks:
                 self._sync.begin(task, plan.last)
             if isinstance(step, Overlap):
@@ -195,7 +195,7 @@ class PipelineRuntime:
             for task in tasks:
                 self._sync.end(task)
             if self._cost and self._ticks:
-                current().clock.wait_until(started + int(self._cost.of(step, self._ticks)))
+                rank_context().clock.wait_until(started + int(self._cost.of(step, self._ticks)))
         for task in tasks:
             self._finish(task, batch, mail, plan)
 
@@ -257,7 +257,7 @@ class PipelineRuntime:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Leave waiting for messages out of the timeline, where it shows as a gap, and the books for the end."""
-    context = current()
+    context = rank_context()
     before, context.quiet = context.quiet, True
     try:
         yield

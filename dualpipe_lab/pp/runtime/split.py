@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dualpipe_lab.dp.synchronizer import accumulation_hooks, synchronizers_of
-from dualpipe_lab.pp.runtime.savings import free
-from dualpipe_lab.pp.runtime.trunk import Fork, make_plan
+from dualpipe_lab.pp.runtime.graph_split import Fork, make_plan
+from dualpipe_lab.pp.runtime.saved_tensors import free
 
 
 class SplitBackward:

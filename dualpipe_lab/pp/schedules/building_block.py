@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualpipe_lab.pp.program import Action, F, I
-from dualpipe_lab.pp.schedules.eager import Pick, Progress, tick_by_tick
+from dualpipe_lab.pp.schedules.list_scheduling import Pick, Progress, tick_by_tick
 
 INTERVAL = 6  # F, I and W on two stages, one tick each
 

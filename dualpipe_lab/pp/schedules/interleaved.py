@@ -20,7 +20,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
 from collections.abc import Sequence
 
 from dualpipe_lab.pp.program import Cell, Program, Step, check_counts
-from dualpipe_lab.pp.schedules.steady import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
 
 
 def interleaved(

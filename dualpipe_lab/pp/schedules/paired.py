@@ -22,7 +22,7 @@ Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batc
 
 from dualpipe_lab.pp.program import Program, check_counts
 from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
-from dualpipe_lab.pp.schedules.steady import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
 
 
 def paired_one_f_one_b(num_ranks: int, num_microbatches: int) -> Program:

@@ -17,7 +17,7 @@ Source: Qi et al. 2024 (arXiv 2401.10241), section 6.
 from collections.abc import Iterable, Iterator, Sequence
 
 from dualpipe_lab.pp.program import Action, F, I, Program, W, check_counts
-from dualpipe_lab.pp.schedules.eager import Pick, Progress, tick_by_tick
+from dualpipe_lab.pp.schedules.list_scheduling import Pick, Progress, tick_by_tick
 
 
 def zbv(num_ranks: int, num_microbatches: int) -> Program:

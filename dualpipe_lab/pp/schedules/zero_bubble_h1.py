@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from dualpipe_lab.pp.program import Program, Step, check_counts
 from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
-from dualpipe_lab.pp.schedules.steady import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> Program:

@@ -16,7 +16,7 @@ Source: Qi et al. 2024 (arXiv 2401.10241), section 2.2.
 """
 
 from dualpipe_lab.pp.program import Program, Step, check_counts
-from dualpipe_lab.pp.schedules.steady import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
 
 
 def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> Program:

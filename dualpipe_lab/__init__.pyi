@@ -1,0 +1,52 @@
+__version__: str
+
+# A function on ranks
+from .world.launcher import launch as launch
+from .world.supervise.errors import RankError as RankError
+from .world.supervise.errors import RankTimeout as RankTimeout
+from .world.server import warm as warm
+from .world.server import reset as reset
+from .world.backends import nccl_ready as nccl_ready
+
+# Inside a rank: messages, time, places
+from . import comm as comm
+from .world.context import compute as compute
+from .world.context import now as now
+from .world.context import span as span
+from .world.context import rank_context as rank_context
+from .world.mesh import Mesh as Mesh
+from .topology import Topology as Topology
+from .world.emulate.link import Link as Link
+from .world.emulate.link import NodeLink as NodeLink
+
+# Pipelines as data
+from .pp.program import Action as Action
+from .pp.program import Overlap as Overlap
+from .pp.program import Program as Program
+from .pp import schedules as schedules
+from .pp.lowering import lower as lower
+from .pp.validation.validator import validate as validate
+from .pp.validation.errors import InvalidProgram as InvalidProgram
+from .pp.cost import Cost as Cost
+from .pp.simulator import simulate as simulate
+from .pp.explain import explain as explain
+from .pp.runtime import PipelineRuntime as PipelineRuntime
+
+# Timelines
+from .timeline import Timeline as Timeline
+from .timeline import Span as Span
+from .timeline import Message as Message
+
+# The parts
+from . import dp as dp
+from . import tp as tp
+from . import pp as pp
+from . import cp as cp
+from . import ep as ep
+from . import models as models
+from . import viz as viz
+from . import data as data
+
+# The course
+from . import checks as checks
+from .checks.progress_page import progress as progress

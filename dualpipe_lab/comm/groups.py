@@ -1,0 +1,88 @@
+"""Groups of ranks: who belongs to one, and where this rank stands in it."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch.distributed as dist
+
+from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.record.operation import Operation
+from dualpipe_lab.world.record.traffic import Traffic
+
+Group: TypeAlias = dist.ProcessGroup
+
+
+def members(group: Group | None) -> tuple[int, ...]:
+    """Global ranks of a group, in group order.
+
+    Raises:
+        ValueError: if this rank does not belong to the group.
+    """
+    context = rank_context()
+    if group is None:
+        return context.everyone
+    rank = context.rank
+    ranks = () if group is dist.GroupMember.NON_GROUP_MEMBER else tuple(dist.get_process_group_ranks(group))
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not in the group {ranks or '(of other ranks)'}; only its members call it")
+    return ranks
+
+
+def name_of(group: Group | None) -> str:
+    """Torch's name of a group, by which its members know it; empty for the world."""
+    return "" if group is None or group is dist.group.WORLD else str(group.group_name)
+
+
+def carrier(name: str, ranks: tuple[int, ...], group_name: str, group: Group | None) -> Group | None:
+    """The group on which an operation of `group` runs: one for each kind where bytes on the wire are counted."""
+    wire = rank_context().wire
+    return group if wire is None else wire.group(name, ranks, group_name) or group
+
+
+def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
+    """Make a group of some ranks; every rank of the world must call this, in the same order.
+
+    Torch alone hangs where the ranks call it in different orders, or joins the wrong ones; this compares them first.
+
+    Args:
+        ranks: of the group, all different.
+        members_only: only the ranks of the group call this, in the same order among themselves.
+
+    Raises:
+        ValueError: if `ranks` repeats a rank or names one outside the world, or if another rank makes another group.
+    """
+    world_size = rank_context().world_size
+    if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
+        raise ValueError(f"a group holds different ranks of 0..{world_size - 1}, got {list(ranks)}")
+    if not members_only:  # the others do not come, so there is nobody to compare with
+        _check_agreed(tuple(ranks))
+    group: Group = dist.new_group(list(ranks), use_local_synchronization=members_only)
+    if wire := rank_context().wire:
+        wire.add(ranks, "" if group is dist.GroupMember.NON_GROUP_MEMBER else name_of(group), members_only)
+    return group
+
+
+def _check_agreed(ranks: tuple[int, ...]) -> None:
+    context = rank_context()
+    made: list[tuple[int, ...]] = [()] * context.world_size
+    operation = Operation("new_group", context.everyone, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
+    context.books.progress.join(operation)
+    context.books.progress.wait(operation)
+    dist.all_gather_object(made, ranks)
+    context.books.progress.end()
+    other = next((rank for rank, theirs in enumerate(made) if theirs != ranks), None)
+    if other is not None:
+        raise ValueError(
+            f"rank {context.rank} makes a group of ranks {list(ranks)} while rank {other} makes one of "
+            f"{list(made[other])}; every rank must make all groups, its own or not, in one order"
+        )
+
+
+def get_rank(group: Group | None = None) -> int:
+    """This rank's number in `group` (default: the world)."""
+    return rank_context().rank if group is None else members(group).index(rank_context().rank)
+
+
+def get_world_size(group: Group | None = None) -> int:
+    """How many ranks `group` has (default: the world)."""
+    return rank_context().world_size if group is None else len(members(group))

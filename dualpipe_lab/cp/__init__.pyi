@@ -1,0 +1,48 @@
+# Sums that travel round a ring
+from .ring import Ring as Ring
+from .ring_all_reduce import ring_all_reduce as ring_all_reduce
+from .ring_all_reduce import ring_reduce_scatter as ring_reduce_scatter
+from .ring_all_reduce import ring_all_gather as ring_all_gather
+
+# Softmax, piece by piece
+from .softmax import Softmax as Softmax
+from .softmax import softmax as softmax
+from .softmax import softmax_backward as softmax_backward
+from .online_softmax import MaxSum as MaxSum
+from .online_softmax import online_softmax as online_softmax
+from .online_softmax import online_average as online_average
+from .ring_softmax import ring_softmax as ring_softmax
+from .ring_softmax import all_reduce_softmax as all_reduce_softmax
+from .ring_softmax import ring_max_sum as ring_max_sum
+from .ring_softmax import all_reduce_max_sum as all_reduce_max_sum
+from .ring_softmax import sharded_softmax_backward as sharded_softmax_backward
+
+# Attention tile by tile
+from .flash_attention import flash_attention as flash_attention
+from .flash_attention.kernel import FlashTiles as FlashTiles
+from .flash_attention.kernel import Kernel as Kernel
+from .flash_attention.torch_kernel import TorchFlash as TorchFlash
+
+# A sequence on several ranks
+from .layouts import SequenceLayout as SequenceLayout
+from .layouts import LAYOUTS as LAYOUTS
+from .layouts import make_layout as make_layout
+from .layouts import visible_pairs as visible_pairs
+from .layouts import critical_path as critical_path
+from .sequence import positions as positions
+from .sequence import shard as shard
+from .sequence import unshard as unshard
+from .sequence import next_token_labels as next_token_labels
+from .ring_attention import ring_attention as ring_attention
+from .ring_attention import all_gather_attention as all_gather_attention
+from .ring_attention import RingLog as RingLog
+
+# What it sends, keeps and takes
+from .closed_forms import Attention as Attention
+from .closed_forms import sent_bytes as sent_bytes
+from .closed_forms import saved_bytes as saved_bytes
+from .ring_time import Messages as Messages
+from .ring_time import forward_ns as forward_ns
+from .ring_time import backward_ns as backward_ns
+from .step_log import StepLog as StepLog
+from .step_log import drawing as drawing

@@ -1,0 +1,62 @@
+# Equal weights, a part of the batch each, one sum of gradients
+from .data_parallel import broadcast_module as broadcast_module
+from .data_parallel import check_copies as check_copies
+from .data_parallel import token_loss as token_loss
+from .data_parallel import num_valid_tokens as num_valid_tokens
+from .data_parallel import all_reduce_gradients as all_reduce_gradients
+from .data_parallel import IGNORED as IGNORED
+
+# Gradients that travel while the backward still runs
+from .gradients import GradientReducer as GradientReducer
+from .buckets import Bucket as Bucket
+from .ddp import Ddp as Ddp
+
+# Adam, whole and on a shard
+from .adam import Hyper as Hyper
+from .adam import adamw_ as adamw_
+from .adam import AdamW as AdamW
+from .adam import AdamShard as AdamShard
+from .adam import stochastic_round as stochastic_round
+from .grad_norm import global_norm as global_norm
+from .grad_norm import clip_factor as clip_factor
+from .mixed_precision import LossScaler as LossScaler
+
+# ZeRO: who keeps which shard
+from .layout import Layout as Layout
+from .layout import share as share
+from .layout import reshard as reshard
+from .sharded import Options as Options
+from .sharded import StepReport as StepReport
+from .sharded import ShardedOptimizer as ShardedOptimizer
+from .zero1 import Zero1 as Zero1
+from .zero2 import Zero2 as Zero2
+from .zero3 import Zero3 as Zero3
+from .flat_parameter import FlatParameter as FlatParameter
+from .full import whole_weights as whole_weights
+from .full import whole_gradients as whole_gradients
+from .ema import ShardedEma as ShardedEma
+
+# Shards inside a node, replicas across nodes
+from .hybrid import shard_within_nodes as shard_within_nodes
+from .hybrid import count_by_node as count_by_node
+from .hybrid import NodeBytes as NodeBytes
+from .hybrid import hybrid_sent_bytes as hybrid_sent_bytes
+
+# What it sends and holds
+from .closed_forms import Precision as Precision
+from .closed_forms import BF16 as BF16
+from .closed_forms import BF16_FP32_GRADS as BF16_FP32_GRADS
+from .closed_forms import FP32 as FP32
+from .closed_forms import STAGES as STAGES
+from .closed_forms import bytes_per_parameter as bytes_per_parameter
+from .closed_forms import held_bytes as held_bytes
+from .closed_forms import sent_bytes as sent_bytes
+from .measure import storage_bytes as storage_bytes
+from .measure import live_bytes as live_bytes
+from .measure import live_tensors as live_tensors
+
+# Gradients of a pipeline's stages
+from .synchronizer import Synchronizer as Synchronizer
+
+# On disk
+from . import checkpoint as checkpoint

@@ -1,0 +1,13 @@
+# Written by all ranks, read by any number of ranks
+from .session import save as save
+from .session import load as load
+from .session import Restored as Restored
+from .folder import latest as latest
+from .folder import saved_steps as saved_steps
+from .reader import Checkpoint as Checkpoint
+from .reader import Read as Read
+from .index import CheckpointError as CheckpointError
+from .state import Place as Place
+from .drawing import ReadsDrawing as ReadsDrawing
+from .torch_checkpoint import to_torch as to_torch
+from .torch_checkpoint import from_torch as from_torch

@@ -1,0 +1,13 @@
+# Llama
+from .llama_config import LlamaConfig as LlamaConfig
+from .plain_llama import PlainLlama as PlainLlama
+from .plain_llama import PlainAttention as PlainAttention
+from .plain_llama import parallelize as parallelize
+from .plain_llama import turn as turn
+from .llama import Llama as Llama
+from .llama import LlamaLayer as LlamaLayer
+
+# DeepSeek-V3's mixture of experts
+from .v3_moe_config import V3MoEConfig as V3MoEConfig
+from .plain_v3_moe import PlainV3MoE as PlainV3MoE
+from .v3_moe import V3MoE as V3MoE

@@ -1,0 +1,48 @@
+# The ranks that share a layer, and the pairs of operators at its borders
+from .config import TensorParallel as TensorParallel
+from .mappings import copy_to_ranks as copy_to_ranks
+from .mappings import reduce_from_ranks as reduce_from_ranks
+from .mappings import gather_from_ranks as gather_from_ranks
+from .mappings import slice_to_ranks as slice_to_ranks
+from .mappings import gather_tokens as gather_tokens
+from .mappings import reduce_scatter_tokens as reduce_scatter_tokens
+
+# Layers
+from .linear import ColumnParallelLinear as ColumnParallelLinear
+from .linear import RowParallelLinear as RowParallelLinear
+from .swiglu import SwiGLU as SwiGLU
+from .attention import causal_attention as causal_attention
+from .rope import rotation as rotation
+from .rope import rotate as rotate
+from .gqa import GroupedQueryAttention as GroupedQueryAttention
+from .gqa import kv_replicas as kv_replicas
+from .rms_norm import RMSNorm as RMSNorm
+from .embedding import VocabParallelEmbedding as VocabParallelEmbedding
+from .lm_head import LMHead as LMHead
+from .cross_entropy import cross_entropy as cross_entropy
+from .cross_entropy import LossOptions as LossOptions
+from .partial_grads import sum_partial_gradients as sum_partial_gradients
+
+# From one state dict to the ranks' shards, and back
+from .shard import Shard as Shard
+from .shard import shards_of as shards_of
+from .shard import place_of as place_of
+from .shard import load_whole as load_whole
+from .shard import load_state as load_state
+from .shard import whole_state as whole_state
+from .shard import counted_gradients as counted_gradients
+from .shard import norm_axes as norm_axes
+from .shard import initialise as initialise
+from .zero import count_once as count_once
+from .state_dict_file import save_whole_file as save_whole_file
+from .state_dict_file import load_whole_file as load_whole_file
+
+# What it sends and holds
+from .closed_forms import sum_bytes as sum_bytes
+from .closed_forms import layer_bytes as layer_bytes
+from .closed_forms import norm_bytes as norm_bytes
+from .closed_forms import kv_bytes as kv_bytes
+from .closed_forms import cross_entropy_bytes as cross_entropy_bytes
+from .closed_forms import gather_ratio as gather_ratio
+from .closed_forms import layer_parameters as layer_parameters
+from .closed_forms import layer_kept_numbers as layer_kept_numbers

@@ -1,0 +1,26 @@
+# Timelines
+from .comparison import compare as compare
+from .comparison import Comparison as Comparison
+from .widget import TimelineWidget as TimelineWidget
+from .explorer import Explorer as Explorer
+from .plots import plot_timelines as plot_timelines
+from .lanes import Lanes as Lanes
+
+# What ranks hold and send
+from .steplog import steps as steps
+from .steplog import Steps as Steps
+from .collectives import Holdings as Holdings
+from .collectives import Gallery as Gallery
+from .slices import Slices as Slices
+from .slices import Cut as Cut
+from .slices import Step as Step
+from .mosaic import Mosaic as Mosaic
+
+# Numbers
+from .chart import Chart as Chart
+from .stacks import Stacks as Stacks
+
+# Pages without a kernel
+from .embed import timeline_html as timeline_html
+from .embed import inline_script as inline_script
+from .embed import page as page

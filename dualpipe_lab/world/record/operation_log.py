@@ -1,0 +1,95 @@
+"""The last operations of a rank, kept in a file that the launcher can read after the rank has died.
+
+GLOO ends the process (SIGABRT) when more bytes arrive than the tensor has room for, which is what differing shapes or
+dtypes lead to.  A dead rank answers no question, so each rank notes what it calls in its launch's private folder.
+In: operations as they begin and end.  Out: `mismatch`, one sentence on what both sides called.
+"""
+
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualpipe_lab.world.record.operation import Operation
+
+SLOTS, SLOT_BYTES = 64, 512
+_BEGUN, _ENDED = b"B", b"E"
+RULE = "a tensor needs the same shape and dtype on every rank that takes part"
+
+
+@dataclass(frozen=True)
+class Logged:
+    """An operation as the log keeps it; the fields are those of `Operation`."""
+
+    ended: bool
+    text: str
+    signature: str
+    num_bytes: int
+    sends: bool | None
+    peer: int | None
+    stream: int
+    sequence: int
+
+
+class OperationLog:
+    """A ring of the last `SLOTS` operations of one rank."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "w+b") as file:
+            file.truncate(SLOTS * SLOT_BYTES)
+            self._memory = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
+        self._count = 0
+
+    def begin(self, operation: Operation) -> None:
+        """Note an operation that is about to be issued."""
+        operation.slot = self._count % SLOTS
+        self._count += 1
+        moved = operation.traffic.sent if operation.sends else operation.traffic.received
+        entry = (
+            operation.describe(), operation.signature, moved,
+            operation.sends, operation.peer, operation.stream, operation.sequence,
+        )  # fmt: skip
+        data = json.dumps(entry).encode()
+        if len(data) < SLOT_BYTES - 1:
+            start = operation.slot * SLOT_BYTES
+            self._memory[start : start + len(data) + 2] = _BEGUN + data + b"\0"
+
+    def end(self, operation: Operation) -> None:
+        """Note that an operation is over."""
+        start = operation.slot * SLOT_BYTES
+        self._memory[start : start + 1] = _ENDED
+
+
+def read(path: Path) -> list[Logged]:
+    """The operations in a rank's log; empty if there is none."""
+    data = path.read_bytes() if path.exists() else b""
+    slots = (data[start : start + SLOT_BYTES] for start in range(0, len(data), SLOT_BYTES))
+    return [Logged(slot[:1] == _ENDED, *json.loads(slot[1 : slot.index(b"\0")])) for slot in slots if slot[:1] != b"\0"]
+
+
+def mismatch(logs: dict[int, list[Logged]], dead: int) -> str:
+    """What a rank that GLOO ended was doing, and which rank's call did not fit; empty if it was not communicating."""
+    under_way = [entry for entry in logs.get(dead, []) if not entry.ended]
+    for mine in under_way:
+        for rank, entries in logs.items():
+            theirs = next((entry for entry in entries if rank != dead and _clash(mine, entry, dead, rank)), None)
+            if theirs:
+                return f"rank {dead} called {_call(mine)}, rank {rank} {_call(theirs)}; {RULE}"
+    if not under_way:
+        return ""
+    waited = " and ".join(entry.text for entry in under_way[:3])
+    return f"more bytes came than its tensor has room for, in {waited}; {RULE}"
+
+
+def _clash(mine: Logged, theirs: Logged, dead: int, rank: int) -> bool:
+    """Whether two entries are the two sides of one operation and do not fit."""
+    if mine.stream != theirs.stream:
+        return False
+    if mine.sends is None:
+        return mine.sequence == theirs.sequence and mine.signature != theirs.signature
+    meant = theirs.peer == dead and mine.peer in (rank, None)
+    return bool(meant and mine.sends is False and theirs.sends and theirs.num_bytes > mine.num_bytes)
+
+
+def _call(entry: Logged) -> str:
+    return entry.signature if entry.sends is None else entry.text

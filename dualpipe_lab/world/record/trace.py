@@ -1,0 +1,116 @@
+"""The trace: what each rank did when, gathered into one timeline.
+
+Chapter: book/start/time.  In: spans, sends and receives of every rank, in nanoseconds.  Out: a `Timeline`.
+Messages are matched per sender, receiver, group and tag in the order of sending, which is the order of delivery.
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dualpipe_lab.timeline import Message, Span, Timeline
+from dualpipe_lab.timeline.model import Source
+from dualpipe_lab.world.emulate.clock import ClockName
+from dualpipe_lab.world.record.operation import Operation
+
+MAX_EVENTS = 200_000  # per rank: a runaway loop must not fill the memory
+
+
+class _Sent(NamedTuple):
+    peer: int
+    stream: int
+    time_ns: int
+    left_ns: int | None
+    num_bytes: int
+    label: str
+
+
+class _Received(NamedTuple):
+    peer: int
+    stream: int
+    time_ns: int
+    num_bytes: int
+
+
+@dataclass
+class RankTrace:
+    """The events of one rank."""
+
+    rank: int
+    spans: list[Span] = field(default_factory=list)
+    collectives: list[Span] = field(default_factory=list)  # from start to end, whoever waits meanwhile
+    sent: list[_Sent] = field(default_factory=list)
+    received: list[_Received] = field(default_factory=list)
+
+    def span(self, start: int, end: int, kind: str, label: str = "") -> None:
+        """Record that the rank was busy or waiting from `start` to `end`, if it took time."""
+        if end > start:
+            self.add(Span(self.rank, start, end, kind, label=label))
+
+    def add(self, span: Span) -> None:
+        """Record a span."""
+        if len(self.spans) < MAX_EVENTS:
+            self.spans.append(span)
+
+    def collective(self, operation: Operation, end: int) -> None:
+        """Record a collective that is over."""
+        start = operation.issued_ns if operation.left_ns is None else operation.left_ns
+        if end > start and len(self.collectives) < MAX_EVENTS:
+            self.collectives.append(Span(self.rank, start, end, "collective", label=operation.name))
+
+    def send(self, operation: Operation, peer: int) -> None:
+        """Record a message that leaves."""
+        if len(self.sent) < MAX_EVENTS:
+            left_ns, size = operation.left_ns, operation.traffic.sent
+            self.sent.append(_Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
+
+    def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
+        """Record a message that has arrived."""
+        if len(self.received) < MAX_EVENTS:
+            self.received.append(_Received(peer, operation.stream, time_ns, operation.traffic.received))
+
+
+@dataclass
+class Matching:
+    """Messages whose two ends were found, and those whose ends do not fit.
+
+    Attributes:
+        messages: as the timeline draws them.
+        lost: one line for each message that was sent through `comm` and never received there.
+        misfits: by receiving rank, how a message differed in size from the tensor it was received into.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    misfits: dict[int, str] = field(default_factory=dict)
+
+
+def match(traces: list[RankTrace]) -> Matching:
+    """Pair sends with receives in the order of sending."""
+    arrivals: defaultdict[tuple[int, int, int], deque[_Received]] = defaultdict(deque)
+    for trace in traces:
+        for event in trace.received:
+            arrivals[event.peer, trace.rank, event.stream].append(event)
+    found = Matching()
+    for trace in traces:
+        for sent in trace.sent:
+            queue = arrivals[trace.rank, sent.peer, sent.stream]
+            if not queue:
+                what = sent.label or f"{sent.num_bytes} bytes"
+                found.lost.append(f"rank {trace.rank} sent {what} to rank {sent.peer}")
+                continue
+            event = queue.popleft()
+            found.messages.append(
+                Message(trace.rank, sent.peer, sent.time_ns, event.time_ns, sent.label, sent.num_bytes, sent.left_ns)
+            )
+            if event.num_bytes != sent.num_bytes:
+                found.misfits[sent.peer] = (
+                    f"received {sent.num_bytes} bytes from rank {trace.rank} into a tensor of {event.num_bytes}"
+                )
+    return found
+
+
+def to_timeline(traces: list[RankTrace], messages: list[Message], clock: ClockName, name: str) -> Timeline:
+    """One timeline of all ranks."""
+    source: Source = "virtual" if clock == "virtual" else "measured"
+    return Timeline(name, [trace.spans for trace in traces], messages, source=source, unit="ns")

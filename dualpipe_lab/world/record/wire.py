@@ -1,0 +1,128 @@
+"""Bytes on the wire: what really left the sockets of a rank, for each operation.
+
+Chapter: book/start/ranks-and-messages.  In: the process groups of a launch.  Out: bytes that the peers acknowledged.
+Linux counts them for each TCP connection (`TCP_INFO`), and a rank may ask for those of its own descriptors.
+Every kind of operation gets a process group of its own, hence connections of its own: what overlaps is told apart, and
+nothing runs in another order than without.  GLOO's headers are counted too, 50 to 5,000 bytes per collective.
+Elsewhere: `ss -ti` shows the same counters; `nload`, `/proc/net/dev` those of a whole interface.
+"""
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from dualpipe_lab.world.record.operation import Communicator
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+MESSAGES = "isend"  # all of them, for one rank's `send` is another's `irecv`
+KINDS = (
+    MESSAGES,
+    "all_gather",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "scatter",
+)
+_UNACKNOWLEDGED, _ACKNOWLEDGED, _UNSENT = 24, 120, 144  # offsets in struct tcp_info of linux/tcp.h
+_LISTENING = 10
+_PATIENCE = 2.0  # seconds for the last bytes to be acknowledged
+
+
+def obstacle(backend: str) -> str:
+    """Why the wire cannot be read here; empty if it can."""
+    if sys.platform != "linux":
+        return f"the wire cannot be read on {sys.platform}, only on Linux"
+    return "" if backend == "gloo" else f"{backend} does not send through sockets of this process"
+
+
+class Wire:
+    """The connections of one rank, by kind of operation and group; make it on all ranks at once."""
+
+    def __init__(self, world_size: int) -> None:
+        self._groups: dict[tuple[str, Communicator], ProcessGroup] = {}
+        self._sockets: dict[str, list[tuple[socket.socket, int]]] = {kind: [] for kind in KINDS}  # bytes at the start
+        self.add(range(world_size), "")
+
+    def add(self, ranks: Sequence[int], name: str, members_only: bool = False) -> None:
+        """Connect the ranks of a group once more for each kind; called where `new_group` is, by the same ranks."""
+        import torch.distributed as dist
+
+        for kind in KINDS:
+            before = _connections()
+            group = dist.new_group(list(ranks), use_local_synchronization=members_only)
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                self._groups[kind, Communicator(tuple(ranks), name)] = group
+                new = _connections().items() - before.items()
+                self._sockets[kind] += [(opened, _settled(opened)) for opened in map(_duplicate, dict(new).values())]
+
+    def group(self, kind: str, ranks: tuple[int, ...], name: str) -> "ProcessGroup | None":
+        """The group whose connections carry this kind of operation; None if it was not made by `comm.new_group`."""
+        return self._groups.get((kind, Communicator(ranks, name)))
+
+    def close(self) -> None:
+        """Disconnect, where the process goes on after the launch."""
+        import torch.distributed as dist
+
+        for sockets in self._sockets.values():
+            for opened, _ in sockets:
+                opened.close()
+        for group in self._groups.values():
+            dist.destroy_process_group(group)
+
+    def sent(self) -> dict[str, int]:
+        """Bytes sent so far, by kind, once the peers have acknowledged them."""
+        return {
+            kind: sum(_settled(opened) - start for opened, start in sockets) for kind, sockets in self._sockets.items()
+        }
+
+
+def _connections() -> dict[str, int]:
+    """This process's TCP connections: a descriptor for each socket, by the socket's name."""
+    found = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:  # the listing's own descriptor is closed by now
+            continue
+        if name.startswith("socket:") and _is_connection(int(descriptor)):
+            found[name] = int(descriptor)
+    return found
+
+
+def _is_connection(descriptor: int) -> bool:
+    with closing(_duplicate(descriptor)) as opened:
+        is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
+        return is_tcp and _info(opened)[0] != _LISTENING
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=os.dup(descriptor))
+
+
+def _info(opened: socket.socket) -> bytes:
+    return opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+
+
+def _settled(opened: socket.socket) -> int:
+    """Acknowledged bytes, when none are under way any more."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        info = _info(opened)
+        under_way = struct.unpack_from("I", info, _UNACKNOWLEDGED)[0] + struct.unpack_from("I", info, _UNSENT)[0]
+        if not under_way or time.monotonic() > deadline:
+            return int(struct.unpack_from("Q", info, _ACKNOWLEDGED)[0])
+        time.sleep(0.001)

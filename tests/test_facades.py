@@ -1,0 +1,144 @@
+"""The doors of the library: what each part hands out, and that nobody outside goes through another one."""
+
+import ast
+import importlib
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from dualpipe_lab._facade import Facade, first_sentence, public_names
+
+ROOT = Path(__file__).parents[1]
+STUBS = sorted((ROOT / "dualpipe_lab").rglob("__init__.pyi"))
+FACADES = [".".join(stub.relative_to(ROOT).parts[:-1]) for stub in STUBS]
+DOORS = {
+    *FACADES,
+    "dualpipe_lab.comm",
+    "dualpipe_lab.pp.schedules",
+    "dualpipe_lab.pp.closed_forms",
+    "dualpipe_lab.data",
+}
+OUTSIDE = [file for folder in ("book", "solutions", "exercises") for file in sorted((ROOT / folder).rglob("*.md"))]
+OUTSIDE += [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "README.md"]
+IMPORT = re.compile(r"^[ \t]*(?:from (dualpipe_lab[\w.]*) import|import (dualpipe_lab[\w.]+))", re.MULTILINE)
+PARTS = ("dp", "tp", "cp", "pp", "ep", "models", "viz")
+
+
+def deeper_imports(text):
+    return [found for match in IMPORT.finditer(text) if (found := match[1] or match[2]) not in DOORS]
+
+
+@pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_pages_and_benchmarks_import_from_facades(file):
+    deeper = [name for name in deeper_imports(file.read_text()) if not name.startswith("dualpipe_lab.checks")]
+    assert deeper == []
+
+
+def test_a_deeper_import_is_seen():
+    text = "  from dualpipe_lab.dp.zero2 import Zero2\nimport dualpipe_lab.tp.linear\nfrom dualpipe_lab.dp import Zero2"
+    assert deeper_imports(text) == ["dualpipe_lab.dp.zero2", "dualpipe_lab.tp.linear"]
+
+
+def test_every_part_has_a_facade():
+    assert {"dualpipe_lab", *(f"dualpipe_lab.{part}" for part in PARTS)} <= set(FACADES)
+
+
+@pytest.mark.parametrize("package", FACADES)
+def test_every_name_of_a_stub_exists_once_and_has_a_sentence(package):
+    module = importlib.import_module(package)
+    entries = public_names(package)
+    names = [entry.name for entry in entries]
+    assert len(names) == len(set(names))
+    assert names == module.__all__
+    for entry in entries:
+        value = getattr(module, entry.name)
+        assert entry.heading, f"{package}.{entry.name} stands under no heading"
+        if isinstance(value, type) or callable(value):
+            assert first_sentence(value), f"{package}.{entry.name} has no docstring"
+
+
+@pytest.mark.parametrize("package", FACADES)
+def test_a_stub_names_every_constant_of_its_package(package):
+    """What `__init__.py` binds itself and the stub leaves out, type checkers would refuse."""
+    stub = ROOT.joinpath(*package.split("."), "__init__.pyi")
+    bound = {
+        target.id
+        for node in ast.parse(stub.with_suffix(".py").read_text()).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    declared = {node.target.id for node in ast.parse(stub.read_text()).body if isinstance(node, ast.AnnAssign)}
+    assert bound == declared
+
+
+def python(text):
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_a_function_stays_when_its_submodule_is_imported_first():
+    text = """
+import dualpipe_lab.cp.softmax, dualpipe_lab.pp.explain
+from dualpipe_lab import cp, pp
+from dualpipe_lab.cp import softmax
+import types
+assert isinstance(cp.softmax, types.FunctionType) and softmax is cp.softmax
+assert isinstance(pp.explain, types.FunctionType)
+import dualpipe_lab.cp.online_softmax
+assert isinstance(cp.online_softmax, types.FunctionType)
+"""
+    done = python(text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_facade_imports_nothing_until_a_name_is_asked_for():
+    text = """
+import sys, dualpipe_lab as lab
+from dualpipe_lab import cp, dp, ep, models, pp, tp, viz
+assert "torch" not in sys.modules
+pp.simulate(pp.schedules.gpipe(2, 2)), pp.closed_forms.gpipe_makespan
+assert not {"torch", "matplotlib", "numpy"} & set(sys.modules), "pipelines are pure data"
+dp.Layout
+assert "torch" not in sys.modules
+"""
+    done = python(text)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_told_with_the_known_ones():
+    dp = importlib.import_module("dualpipe_lab.dp")
+    with pytest.raises(
+        AttributeError, match=r"module 'dualpipe_lab\.dp' has no attribute 'Zero4'; it has .*Zero1, Zero2"
+    ):
+        _ = dp.Zero4
+    assert not hasattr(dp, "__wrapped__")
+    assert "Zero2" in dir(dp)
+
+
+def test_help_is_a_table_of_contents_in_teaching_order():
+    text = importlib.import_module("dualpipe_lab.dp").__doc__
+    assert text.startswith("Data parallelism")
+    places = [re.search(rf"^  {name} +\w", text, re.MULTILINE).start() for name in ("Ddp", "Zero1", "Zero2", "Zero3")]
+    assert places == sorted(places)
+
+
+def test_a_facade_travels_by_name():
+    dp = importlib.import_module("dualpipe_lab.dp")
+    assert isinstance(dp, Facade)
+    assert pickle.loads(cloudpickle.dumps(dp)) is dp
+
+
+def test_type_checkers_know_the_names_and_refuse_others(tmp_path):
+    page = tmp_path / "page.py"
+    lines = ["import dualpipe_lab as lab", "from dualpipe_lab import dp, tp", "lab.simulate", "lab.simulat", "dp.Zero2"]
+    page.write_text("\n".join([*lines, "tp.ColumnParallelLiner", "reveal_type(lab.simulate)"]) + "\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    wrong = re.findall(r'page\.py:(\d+): error: .*? attribute "(\w+)"', done.stdout)
+    assert wrong == [("4", "simulat"), ("6", "ColumnParallelLiner")], done.stdout + done.stderr
+    assert "Timeline" in done.stdout
