@@ -8,6 +8,7 @@ LSE and D of all keys make P and dS of any part of the keys right: this is what 
 Source: Dao 2023 (arXiv 2307.08691), algorithms 1 and 2.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -69,9 +70,10 @@ class FlashTiles:
         wide = accumulate_in(q.dtype)
         q_groups, k_all, v_all = grouped(q, k.shape[1]), k.flatten(0, 1).to(wide), v.flatten(0, 1).to(wide)
         out, lse = (torch.empty(q_groups.shape[:axes], dtype=wide, device=q.device) for axes in (4, 3))
+        tile = _Buffer(q_groups, self, k.shape[2])
         for rows in self._rows(q.shape[2]):
             q_i = rows_of(q_groups, rows).to(wide) * scale
-            state, weighted = _one_row_of_tiles(q_i, k_all, v_all, self.columns(rows, k.shape[2], offset))
+            state, weighted = _one_row_of_tiles(q_i, k_all, v_all, self.columns(rows, k.shape[2], offset), tile)
             weighted.div_(state.total.masked_fill(state.total == 0, 1)[..., None])
             out[:, :, rows], lse[:, :, rows] = (
                 found.unflatten(1, (q_groups.shape[1], rows.stop - rows.start)) for found in (weighted, state.lse)
@@ -90,17 +92,18 @@ class FlashTiles:
         # a query that sees nothing: exp(s - inf) = 0 for every key
         lse_groups = grouped(lse.masked_fill(lse == NOTHING, float("inf")), kv_heads)
         dq = torch.empty(q_groups.shape, dtype=wide, device=q.device)
+        tile, tile_grad = (_Buffer(q_groups, self, k.shape[2]) for _ in range(2))
         for rows in self._rows(q.shape[2]):
             q_i, do_i = rows_of(q_groups, rows).to(wide) * scale, rows_of(grad_groups, rows).to(wide)
             lse_i, delta_i = (rows_of(x, rows)[..., None] for x in (lse_groups, delta))
             dq_i = torch.zeros_like(q_i)
             for keys, hidden in self.columns(rows, k.shape[2], offset):
                 k_j, v_j = k_all[:, keys], v_all[:, keys]
-                p = _scores(q_i, k_j, hidden).sub_(lse_i).exp_()
-                dv[:, keys] += p.transpose(1, 2) @ do_i
-                ds = (do_i @ v_j.transpose(1, 2)).sub_(delta_i).mul_(p)
+                p = _scores(q_i, k_j, hidden, tile).sub_(lse_i).exp_()
+                dv[:, keys].baddbmm_(p.transpose(1, 2), do_i)
+                ds = tile_grad.product(do_i, v_j).sub_(delta_i).mul_(p)
                 dq_i.baddbmm_(ds, k_j)
-                dk[:, keys] += ds.transpose(1, 2) @ q_i  # q_i carries the scale
+                dk[:, keys].baddbmm_(ds.transpose(1, 2), q_i)  # q_i carries the scale
             dq[:, :, rows] = dq_i.mul_(scale).unflatten(1, (q_groups.shape[1], rows.stop - rows.start))
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
@@ -124,11 +127,12 @@ def _one_row_of_tiles(
     k_all: Tensor,
     v_all: Tensor,
     columns: Iterator[Columns],
+    tile: "_Buffer",
 ) -> tuple[MaxSum, Tensor]:
     """Maximum and sum of the scores of some queries, and the sum of the values that they weigh."""
     state, weighted = MaxSum.nothing(q_i[..., 0]), torch.zeros_like(q_i)
     for keys, hidden in columns:
-        s = _scores(q_i, k_all[:, keys], hidden)
+        s = _scores(q_i, k_all[:, keys], hidden, tile)
         maximum = torch.maximum(state.maximum, s.amax(-1))
         p = s.sub_(reference(maximum)[..., None]).exp_()
         rescaling = state.rescaling(maximum)
@@ -137,9 +141,24 @@ def _one_row_of_tiles(
     return state, weighted
 
 
-def _scores(q_i: Tensor, k_j: Tensor, hidden: Tensor | None) -> Tensor:
+class _Buffer:
+    """Memory for one tile after the other: a fresh tensor per tile would cost its pages anew each time."""
+
+    def __init__(self, q_groups: Tensor, tiles: FlashTiles, num_keys: int) -> None:
+        queries = q_groups.shape[1] * min(tiles.num_queries, q_groups.shape[2])
+        wide = accumulate_in(q_groups.dtype)
+        self._memory = q_groups.new_empty(q_groups.shape[0] * queries * min(tiles.num_keys, num_keys), dtype=wide)
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return x y^T in this memory; the product before it is gone."""
+        shape = (x.shape[0], x.shape[1], y.shape[1])
+        tile = self._memory[: math.prod(shape)].view(shape)
+        return torch.bmm(x, y.transpose(1, 2), out=tile)
+
+
+def _scores(q_i: Tensor, k_j: Tensor, hidden: Tensor | None, tile: _Buffer) -> Tensor:
     """One tile of S, for all heads of a group at once; what a mask hides is -inf."""
-    scores = q_i @ k_j.transpose(1, 2)
+    scores = tile.product(q_i, k_j)
     if hidden is not None:
         scores.view(scores.shape[0], scores.shape[1] // len(hidden), *hidden.shape).masked_fill_(
             hidden.to(scores.device), NOTHING
