@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dualpipe_lab.world.record.rank_status import Frame
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 def name_file(file: str) -> str:
