@@ -17,10 +17,10 @@ WORLD = "dualpipe_lab.world"
 
 # Records: made without their constructor, then given their fields.
 RECORDS = {
-    f"{WORLD}.whereabouts": ("Frame", "Blocked", "Whereabouts"),
-    f"{WORLD}.operation": ("Communicator",),
-    f"{WORLD}.ledger": ("Entry", "RankLedger", "Ledger"),
-    f"{WORLD}.trace": ("RankTrace", "_Sent", "_Received"),
+    f"{WORLD}.record.rank_status": ("Frame", "Blocked", "Whereabouts"),
+    f"{WORLD}.record.operation": ("Communicator",),
+    f"{WORLD}.record.ledger": ("Entry", "RankLedger", "Ledger"),
+    f"{WORLD}.record.trace": ("RankTrace", "_Sent", "_Received"),
     "dualpipe_lab.timeline.spans": ("Span", "Message"),
     "dualpipe_lab.timeline.model": ("Timeline",),
     "dualpipe_lab.pp.program": ("Action", "Overlap", "Program"),
