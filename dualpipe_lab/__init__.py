@@ -2,17 +2,20 @@
 
 Names are handed out lazily, so `import dualpipe_lab` takes milliseconds and never imports torch.  In the main process
 of an IPython kernel the import also starts the fork server in the background, so that the first `launch` is quick.
+Where IPython runs, notebooks show timelines as pictures from then on.
 """
 
 import os
 import sys
 from multiprocessing import parent_process
 
+from dualpipe_lab._display import attach
 from dualpipe_lab._facade import make_facade
 
 __version__ = "0.1.0"
 
 make_facade(__name__)
+attach()
 
 
 def _is_kernel() -> bool:

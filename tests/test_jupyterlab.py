@@ -13,7 +13,8 @@ CELLS = (
     'timeline = simulate(schedules.build("1f1b", num_ranks=4, num_microbatches=8))\n'
     "timeline",
     "import ipywidgets\n"
-    "widget = timeline.widget(time=3)\n"
+    "from dualpipe_lab.viz import TimelineWidget\n"
+    "widget = TimelineWidget(timeline, time=3)\n"
     'slider = ipywidgets.FloatSlider(3, max=100, step=1, description="time")\n'
     'link = ipywidgets.link((slider, "value"), (widget, "time"))\n'
     "ipywidgets.VBox([slider, widget])",

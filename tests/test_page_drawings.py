@@ -86,7 +86,7 @@ def spans_of(track):
     else:
         timeline = Timeline.from_dict({"format": "dualpipe-lab/timeline/1", **track})
     spans = [span for row in timeline.spans_by_rank for span in row if span.kind != "wait"]
-    return [(span.duration, len(span.parts) or 1) for span in spans]
+    return [(span.duration, len(span.actions) or 1) for span in spans]
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])

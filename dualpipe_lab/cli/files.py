@@ -43,7 +43,9 @@ def _export(form: str, program: Program, cost: Cost) -> bytes:
         return _page(program, cost).encode()
     timeline = simulate(program, cost)
     if form == "png":
-        return timeline.to_png()
+        from dualpipe_lab.viz.plots import timeline_png
+
+        return timeline_png(timeline)
     return (timeline.to_svg() if form == "svg" else timeline.to_perfetto()).encode()
 
 

@@ -156,12 +156,12 @@ def _pauses(
 
 
 def _last_message(span: Span, messages: dict[tuple[int, str], Message]) -> Message:
-    keys = [(span.rank, label) for part in span.parts for label in feeds(part)]
+    keys = [(span.rank, label) for part in span.actions for label in feeds(part)]
     return max((messages[key] for key in keys if key in messages), key=attrgetter("arrived"))
 
 
 def _forward_feed(span: Span) -> str:
-    return next((label for part in span.parts if part[1] == "F" for label in feeds(part)), "")
+    return next((label for part in span.actions if part[1] == "F" for label in feeds(part)), "")
 
 
 def _together(pauses: Sequence[Pause]) -> str:

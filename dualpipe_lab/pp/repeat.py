@@ -108,7 +108,7 @@ def _later_action(action: Action, shift: int) -> Action:
 
 
 def _later_span(span: Span, shift: int, time: Time) -> Span:
-    parts = [_later_action(Action(*part), shift) for part in span.parts]
+    parts = [_later_action(Action(*part), shift) for part in span.actions]
     label = str(Overlap(*parts)) if span.pair else str(parts[0])
     pair = (parts[0], parts[1]) if span.pair else None
     start, end = span.start + time, span.end + time

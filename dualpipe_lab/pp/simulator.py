@@ -21,7 +21,7 @@ from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Message, Span, Time, Timeline
-from dualpipe_lab.timeline.model import Unit
+from dualpipe_lab.timeline.data import Unit
 
 _TOWARDS = {F: 1, B: -1, I: -1, W: 0}  # from the stage that makes a result to the stage that needs it
 _NEW = tuple.__new__  # makes a named tuple in half the time; there are hundreds of thousands

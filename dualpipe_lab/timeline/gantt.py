@@ -7,14 +7,11 @@ is too much, an overview in which each column sums up a stretch of time.
 from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil, gcd, lcm
-from typing import TYPE_CHECKING
 
+from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.overview import buckets, symbol
-from dualpipe_lab.timeline.spans import WAIT, Part, Span, Time
+from dualpipe_lab.timeline.spans import WAIT, ActionKey, Span, Time
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
-
-if TYPE_CHECKING:
-    from dualpipe_lab.timeline.model import Timeline
 
 IDLE = "."
 LABELS, LETTERS, OVERVIEW = "labels", "letters", "overview"
@@ -23,7 +20,7 @@ _OTHER = {"compute": "c", WAIT: "~", "collective": "*"}
 _MIN_COLUMNS = 20
 
 
-def draw(timeline: "Timeline", width: int) -> str:
+def draw(timeline: TimelineData, width: int) -> str:
     """Return the picture, at most `width` characters wide."""
     margin = len(f"rank {max(timeline.num_ranks - 1, 0)}") + 2
     room = max(width - margin, _MIN_COLUMNS)
@@ -42,17 +39,17 @@ def draw(timeline: "Timeline", width: int) -> str:
 
 def second_stage(spans: tuple[Span, ...]) -> int | None:
     """Return the higher one of a rank's two stages, which is written in lower case; None if it has not exactly two."""
-    stages = {stage for span in spans for stage, _, _ in span.parts}
+    stages = {stage for span in spans for stage, _, _ in span.actions}
     return max(stages) if len(stages) == 2 else None
 
 
-def cell_label(part: Part, lower: int | None) -> str:
+def cell_label(action: ActionKey, lower: int | None) -> str:
     """Return letter and microbatch of one action: lower case on a rank's second stage."""
-    stage, kind, microbatch = part
+    stage, kind, microbatch = action
     return f"{kind.lower() if stage == lower else kind}{microbatch}"
 
 
-def _scale(timeline: "Timeline", room: int) -> tuple[Fraction, str]:
+def _scale(timeline: TimelineData, room: int) -> tuple[Fraction, str]:
     """Return the number of columns for the makespan, and what fits into them."""
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
     grain = _grain([time for span in spans for time in (span.start, span.end)])
@@ -73,7 +70,7 @@ def _grain(times: list[Time]) -> Fraction:
 
 
 def _longest(span: Span) -> str:
-    return "&".join(cell_label(part, None) for part in span.parts) or _OTHER.get(span.kind, "o")
+    return "&".join(cell_label(action, None) for action in span.actions) or _OTHER.get(span.kind, "o")
 
 
 def _row(spans: tuple[Span, ...], per_time: Fraction, columns: int, scale: str) -> str:
@@ -87,7 +84,7 @@ def _row(spans: tuple[Span, ...], per_time: Fraction, columns: int, scale: str) 
 
 
 def _cell(span: Span, lower: int | None, width: int, scale: str) -> str:
-    labels = [cell_label(part, lower) for part in span.parts]
+    labels = [cell_label(action, lower) for action in span.actions]
     if not labels:
         return _OTHER.get(span.kind, "o") * width
     if scale == LABELS:
@@ -95,7 +92,7 @@ def _cell(span: Span, lower: int | None, width: int, scale: str) -> str:
     return ("&" if span.pair else labels[0][0]).ljust(width)
 
 
-def _axis(timeline: "Timeline", columns: Fraction, margin: int) -> str:
+def _axis(timeline: TimelineData, columns: Fraction, margin: int) -> str:
     divisor, unit = scale_of(timeline.unit, timeline.makespan)
     span = Fraction(timeline.makespan) / divisor
     end = f"{number(span)} {unit}"
@@ -109,7 +106,7 @@ def _axis(timeline: "Timeline", columns: Fraction, margin: int) -> str:
     return line.ljust(margin + round(columns) - len(number(span))) + end
 
 
-def _legend(timeline: "Timeline", columns: Fraction, scale: str) -> Iterator[str]:
+def _legend(timeline: TimelineData, columns: Fraction, scale: str) -> Iterator[str]:
     divisor, unit = scale_of(timeline.unit, timeline.makespan)
     idle = sum(timeline.bubble_time(rank) for rank in range(timeline.num_ranks))
     total = timeline.num_ranks * timeline.makespan
@@ -120,9 +117,9 @@ def _legend(timeline: "Timeline", columns: Fraction, scale: str) -> Iterator[str
     if peak := max((timeline.peak_activations(rank) for rank in range(timeline.num_ranks)), default=0):
         numbers.append(f"peak activations {peak}")
     yield ", ".join(numbers)
-    parts = {kind for spans in timeline.spans_by_rank for span in spans for _, kind, _ in span.parts}
+    actions = {kind for spans in timeline.spans_by_rank for span in spans for _, kind, _ in span.actions}
     kinds = {span.kind for spans in timeline.spans_by_rank for span in spans}
-    letters = [f"{kind} {word}" for kind, word in _WORDS.items() if kind in parts]
+    letters = [f"{kind} {word}" for kind, word in _WORDS.items() if kind in actions]
     if scale != OVERVIEW:
         letters += ["& an overlapped pair"] if "F&B" in kinds else []
         others = sorted(kinds - set(_WORDS) - {"F&B"})

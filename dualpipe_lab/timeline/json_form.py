@@ -7,18 +7,16 @@ costs     those that a simulated timeline was made with, see `Cost.to_dict`; lef
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dualpipe_lab.timeline.spans import Message, Part, Span, Time
-
-if TYPE_CHECKING:
-    from dualpipe_lab.timeline.model import Timeline
+from dualpipe_lab.timeline.data import TimelineData
+from dualpipe_lab.timeline.spans import ActionKey, Message, Span, Time
 
 FORMAT = "dualpipe-lab/timeline/1"
 PER_PAIR = "per pair"  # in costs: every overlapped pair takes as long as its span says
 
 
-def to_dict(timeline: "Timeline") -> dict[str, Any]:
+def to_dict(timeline: TimelineData) -> dict[str, Any]:
     """Return a dictionary of plain JSON values."""
     return {
         "format": FORMAT,
@@ -49,12 +47,12 @@ def from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pack_span(span: Span) -> list[Any]:
     row = [pack(span.start), pack(span.end), span.kind, span.stage, span.microbatch, span.label]
-    return row if span.pair is None else [*row, [list(part) for part in span.pair]]
+    return row if span.pair is None else [*row, [list(action) for action in span.pair]]
 
 
 def _unpack_span(rank: int, row: list[Any]) -> Span:
     start, end, kind, stage, microbatch, label, *pair = row
-    pairs: tuple[Part, Part] | None = None
+    pairs: tuple[ActionKey, ActionKey] | None = None
     if pair:
         first, second = pair[0]
         pairs = (first[0], first[1], first[2]), (second[0], second[1], second[2])

@@ -12,7 +12,7 @@ _PURE = 0.9  # of the work: a letter stands for (almost) one kind
 
 
 def buckets(spans: Iterable[Span], makespan: Time, count: int | Fraction) -> list[Shares]:
-    """Cut 0..makespan into `count` equal stretches and return the share of every kind of work in each.
+    """Excerpt 0..makespan into `count` equal stretches and return the share of every kind of work in each.
 
     A pair counts half as forward and half as backward; waiting counts as idle.
     """
@@ -20,7 +20,7 @@ def buckets(spans: Iterable[Span], makespan: Time, count: int | Fraction) -> lis
     shares: list[Shares] = [{} for _ in range(num_buckets)]
     per_time = float(num_buckets / Fraction(makespan))  # a picture: floating point is exact enough
     for span in spans:
-        kinds = [kind for _, kind, _ in span.parts] or [span.kind]
+        kinds = [kind for _, kind, _ in span.actions] or [span.kind]
         start, end = float(span.start) * per_time, float(span.end) * per_time
         for index in range(int(start), min(int(end) + 1, num_buckets)) if span.kind != WAIT else ():
             covered = min(end, index + 1) - max(start, index)

@@ -7,12 +7,10 @@ Source: "Trace Event Format", phases X (complete), s and f (flow), C (counter) a
 import json
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.spans import Span, Time, feeds
-
-if TYPE_CHECKING:
-    from dualpipe_lab.timeline.model import Timeline
 
 Event: TypeAlias = dict[str, Any]
 Ends: TypeAlias = dict[tuple[int, str], Span]  # (rank, label of a message) -> the span at that end
@@ -20,21 +18,21 @@ Ends: TypeAlias = dict[tuple[int, str], Span]  # (rank, label of a message) -> t
 _SLIVER = Fraction(1, 1000)
 
 
-def to_perfetto(timeline: "Timeline") -> str:
+def to_perfetto(timeline: TimelineData) -> str:
     """Return the JSON text of the trace."""
     per_us = 1000 if timeline.unit == "ns" else 1
     events = [*_names(timeline), *_spans(timeline, per_us), *_flows(timeline, per_us), *_counters(timeline, per_us)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
 
 
-def _names(timeline: "Timeline") -> Iterator[Event]:
+def _names(timeline: TimelineData) -> Iterator[Event]:
     for rank in range(timeline.num_ranks):
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": timeline.name}}
 
 
-def _spans(timeline: "Timeline", per_us: int) -> Iterator[Event]:
+def _spans(timeline: TimelineData, per_us: int) -> Iterator[Event]:
     for rank, spans in enumerate(timeline.spans_by_rank):
         for span in spans:
             yield {
@@ -49,7 +47,7 @@ def _spans(timeline: "Timeline", per_us: int) -> Iterator[Event]:
             }
 
 
-def _flows(timeline: "Timeline", per_us: int) -> Iterator[Event]:
+def _flows(timeline: TimelineData, per_us: int) -> Iterator[Event]:
     maker, user = _ends(timeline)
     for number, message in enumerate(timeline.messages):
         common = {"cat": "message", "name": message.label or "message", "id": number, "tid": 0}
@@ -62,18 +60,18 @@ def _flows(timeline: "Timeline", per_us: int) -> Iterator[Event]:
         yield {**common, "ph": "f", "bp": "e", "pid": message.dst, "ts": arrived}
 
 
-def _ends(timeline: "Timeline") -> tuple[Ends, Ends]:
+def _ends(timeline: TimelineData) -> tuple[Ends, Ends]:
     maker: Ends = {}
     user: Ends = {}
     for rank, spans in enumerate(timeline.spans_by_rank):
         for span in spans:
-            for stage, kind, microbatch in span.parts:
+            for stage, kind, microbatch in span.actions:
                 maker[rank, f"{stage}{kind}{microbatch}"] = span
                 user.update({(rank, label): span for label in feeds((stage, kind, microbatch))})
     return maker, user
 
 
-def _counters(timeline: "Timeline", per_us: int) -> Iterator[Event]:
+def _counters(timeline: TimelineData, per_us: int) -> Iterator[Event]:
     for rank in range(timeline.num_ranks):
         for name, key, peak, steps in (
             ("live activations", "activations", timeline.peak_activations, timeline.live_activations),

@@ -1,19 +1,22 @@
-"""Spans and messages: the two kinds of facts a timeline consists of."""
+"""Spans and messages, the two records of a timeline.
+
+Chapter: book/start/time.  In: times of one rank's work and of one transfer.  Out: named tuples.
+"""
 
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 Time: TypeAlias = int | Fraction
-Part: TypeAlias = tuple[int, str, int]  # (stage, kind, microbatch): an Action is one
+ActionKey: TypeAlias = tuple[int, str, int]  # (stage, kind, microbatch), as an Action
 
 PIPELINE_KINDS = ("F", "B", "I", "W", "F&B")
 WAIT = "wait"
 
 
 class Span(NamedTuple):
-    """What one rank did from `start` to `end`.
+    """One rank's work, or wait, from `start` to `end`.
 
-    `kind` is F, B, I, W or F&B for pipeline work, and a word such as "compute", "collective" or "wait" otherwise.
+    `kind` is F, B, I, W or F&B for pipeline work, and otherwise a word such as "compute", "collective" or "wait".
     An overlapped pair is one span of kind F&B: `stage` and `microbatch` are the forward's, `pair` holds both actions.
     """
 
@@ -24,16 +27,16 @@ class Span(NamedTuple):
     stage: int | None = None
     microbatch: int | None = None
     label: str = ""
-    pair: tuple[Part, Part] | None = None
+    pair: tuple[ActionKey, ActionKey] | None = None
 
     @property
     def duration(self) -> Time:
-        """How long it took."""
+        """The time from `start` to `end`."""
         return self.end - self.start
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The pipeline actions inside: two for a pair, one for F, B, I and W, none for anything else."""
+    def actions(self) -> tuple[ActionKey, ...]:
+        """The pipeline actions of the span: two for a pair, one for F, B, I or W, none for other kinds."""
         if self.pair is not None:
             return self.pair
         if self.kind in PIPELINE_KINDS and self.stage is not None and self.microbatch is not None:
@@ -44,8 +47,9 @@ class Span(NamedTuple):
 class Message(NamedTuple):
     """One message from rank `src` to rank `dst`.
 
-    `sent`: when the sender handed it over.  `left`: when its link was free for it (None: at once).  `arrived`: when the
-    receiver could use it.  For pipeline work `label` is the action whose result it carries, such as "0F3".
+    `sent`: the time at which the sender launched it.  `left`: the time at which its link became free (None: at once).
+    `arrived`: the time at which the receiver may use it.  For pipeline work `label` is the action whose result it
+    carries, such as "0F3".
     """
 
     src: int
@@ -57,13 +61,13 @@ class Message(NamedTuple):
     left: Time | None = None
 
 
-def feeds(part: Part) -> tuple[str, ...]:
-    """Return the labels of the actions whose result this one takes: those of the stage before or after it.
+def feeds(action: ActionKey) -> tuple[str, ...]:
+    """Return the labels of the actions whose result this action reads, on the previous or the next stage.
 
     >>> feeds((2, "F", 0)), feeds((2, "I", 0)), feeds((2, "W", 0))
     (('1F0',), ('3B0', '3I0'), ())
     """
-    stage, kind, microbatch = part
+    stage, kind, microbatch = action
     if kind == "F":
         return (f"{stage - 1}F{microbatch}",)
     return (f"{stage + 1}B{microbatch}", f"{stage + 1}I{microbatch}") if kind in ("B", "I") else ()

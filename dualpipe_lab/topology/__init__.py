@@ -1,6 +1,6 @@
 """Which rank talks to whom: axes, groups and places, as arithmetic.
 
-Chapter: book/dp/topology.  In: axes with their sizes.  Out: groups of ranks, one rank's neighbours, a drawing.
+Chapter: book/dp/topology.  In: axes with their sizes.  Out: groups of ranks, one rank's neighbours.
 """
 
 from dualpipe_lab.topology.coordinates import Seat

@@ -11,12 +11,9 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
 from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from dualpipe_lab.topology.coordinates import Seat
-
-if TYPE_CHECKING:
-    from dualpipe_lab.topology.drawing import GridDrawing
 
 AXES = ("pp", "dp", "cp", "tp", "ep")
 _DATA = ("dp", "ep")  # ranks that differ along these see different data
@@ -128,12 +125,6 @@ class Topology:
     def at(self, rank: int) -> Seat:
         """The topology as one rank sees it."""
         return Seat(self, rank)
-
-    def draw(self, axis: str, rank: int = 0) -> "GridDrawing":
-        """The grid with the group of `rank` along `axis` highlighted; prints as text, displays as SVG."""
-        from dualpipe_lab.topology.drawing import GridDrawing
-
-        return GridDrawing(self, axis, rank)
 
     def __str__(self) -> str:
         return f"{' x '.join(f'{name} {size}' for name, size in self.axes)} = {prod(self.sizes)}"

@@ -4,9 +4,11 @@ from .comparison import Comparison as Comparison
 from .widget import TimelineWidget as TimelineWidget
 from .explorer import Explorer as Explorer
 from .plots import plot_timelines as plot_timelines
+from .plots import timeline_png as timeline_png
 from .lanes import Lanes as Lanes
 
 # What ranks hold and send
+from .grid import GridDrawing as GridDrawing
 from .steplog import steps as steps
 from .steplog import Steps as Steps
 from .collectives import Holdings as Holdings

@@ -1,4 +1,4 @@
-"""Timelines for papers: the same cells drawn by matplotlib, in the size of a column, as vectors or as a PNG.
+"""Timelines for papers: matplotlib draws the same cells in the width of a column, as vectors or as a PNG.
 
 Chapter: book/pp/gpipe.  In: one to three timelines.  Out: a matplotlib figure with one time axis.
 Colours as on the page (Okabe and Ito 2008); idle time is hatched, an overlapped pair shares one border, lower case is a
@@ -7,14 +7,14 @@ rank's second stage.  Where cells get too thin, stretches of time are summed up,
 
 import io
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.timeline.gantt import cell_label, second_stage
 from dualpipe_lab.timeline.overview import buckets
 from dualpipe_lab.timeline.spans import WAIT
-from dualpipe_lab.timeline.svg_rows import LEVELS, runs
-from dualpipe_lab.timeline.svg_shapes import OTHER, PALETTE
+from dualpipe_lab.timeline.svg import LEVELS, OTHER, PALETTE, runs
 from dualpipe_lab.timeline.units import number, scale_of
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ def plot_timelines(*timelines: Timeline, width: float = 7.0, messages: bool = Fa
     return figure
 
 
-def png(timeline: Timeline, width: int) -> bytes:
-    """Return the picture of one timeline as a PNG of `width` pixels."""
-    picture = io.BytesIO()
-    plot_timelines(timeline, width=width / _DPI).savefig(picture, format="png", dpi=_DPI)
-    return picture.getvalue()
+def timeline_png(timeline: Timeline, path: str | Path | None = None, width: int = 1280) -> bytes:
+    """Draw one timeline as a PNG of `width` pixels; return its bytes, and write them to `path` if it is given."""
+    stream = io.BytesIO()
+    plot_timelines(timeline, width=width / _DPI).savefig(stream, format="png", dpi=_DPI)
+    if path is not None:
+        Path(path).write_bytes(stream.getvalue())
+    return stream.getvalue()
 
 
 def draw_timeline(axes: "Axes", timeline: Timeline, inches_per_time: float) -> None:
@@ -103,19 +105,19 @@ def _add_span(axes: "Axes", span: Span, lower: int | None, bars: Bars, room_per_
     start, length = float(span.start), float(span.duration)
     if span.kind == WAIT or not length:
         return
-    parts = span.parts
-    share = _CELL / max(len(parts), 1)
-    if not parts:
+    actions = span.actions
+    share = _CELL / max(len(actions), 1)
+    if not actions:
         bars[span.kind, span.rank - _CELL / 2, _CELL].append((start, length))
-    for index, part in enumerate(parts):
+    for index, action in enumerate(actions):
         bottom = span.rank - _CELL / 2 + index * share
-        bars[part[1], bottom, share].append((start, length))
-        words = cell_label(part, lower)
+        bars[action[1], bottom, share].append((start, length))
+        words = cell_label(action, lower)
         label = next((text for text in (words, words[0]) if len(text) * _LETTER <= length * room_per_time), "")
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6 if len(parts) == 1 else 5, "zorder": 4}
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6 if len(actions) == 1 else 5, "zorder": 4}
         if label:
-            axes.text(start + length / 2, bottom + share / 2, label, color=PALETTE[part[1]][1], **style)
-    if len(parts) > 1:
+            axes.text(start + length / 2, bottom + share / 2, label, color=PALETTE[action[1]][1], **style)
+    if len(actions) > 1:
         box = [(start, length)]
         axes.broken_barh(box, (span.rank - _CELL / 2, _CELL), facecolor="none", edgecolor="#16202b", lw=0.8, zorder=3)
 
@@ -137,7 +139,7 @@ def _add_legend(figure: "Figure", timelines: tuple[Timeline, ...]) -> None:
     from matplotlib.patches import Patch
 
     spans = [span for timeline in timelines for row in timeline.spans_by_rank for span in row if span.kind != WAIT]
-    kinds = {kind for span in spans for kind in ([part[1] for part in span.parts] or [span.kind])}
+    kinds = {kind for span in spans for kind in ([kind for _, kind, _ in span.actions] or [span.kind])}
     known = [PALETTE[kind] for kind in PALETTE if kind in kinds] + ([OTHER] if kinds - set(PALETTE) else [])
     handles = [Patch(color=colour, label=words) for colour, _, words in known]
     if any(span.pair for span in spans):

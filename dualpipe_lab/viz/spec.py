@@ -52,7 +52,7 @@ def _tokens(spans: Sequence[Span]) -> Iterator[str]:
     here: int | None = None
     for span in spans:
         words = []
-        for stage, kind, microbatch in span.parts:
+        for stage, kind, microbatch in span.actions:
             words.append(f"{'' if stage == here else stage}{kind}{microbatch}")
             here = stage
         yield f"({';'.join(words)})" if len(words) > 1 else words[0]

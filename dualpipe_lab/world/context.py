@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
 
 from dualpipe_lab.timeline import Span
-from dualpipe_lab.timeline.spans import Part
+from dualpipe_lab.timeline.spans import ActionKey
 from dualpipe_lab.world.emulate.clock import Clock, WallClock
 from dualpipe_lab.world.emulate.emulator import Emulator
 from dualpipe_lab.world.record.ledger import RankLedger
@@ -111,7 +111,7 @@ class RankContext:
         stage: int | None = None,
         microbatch: int | None = None,
         label: str = "",
-        pair: tuple[Part, Part] | None = None,
+        pair: tuple[ActionKey, ActionKey] | None = None,
     ) -> Iterator[None]:
         """Record what happens inside as one span of the timeline; the arguments are those of `Span`."""
         start = self.clock.now()

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 from shell import output, run, table
 
-from dualpipe_lab import Cost, schedules, simulate
+from dualpipe_lab import Cost, schedules, simulate, viz
 from dualpipe_lab.cli.inputs import CsvFile, read_cost, split, wanted, whole_ticks
 from dualpipe_lab.pp.explain import explain
 from dualpipe_lab.pp.optimise import search
@@ -54,7 +54,7 @@ def test_show_writes_every_form_and_says_which(tmp_path):
     timeline = simulate(program, Cost(F=Fraction(3, 2)))
     assert files["svg"].read_text() == timeline.to_svg()
     assert files["perfetto"].read_text() == timeline.to_perfetto()
-    assert files["png"].read_bytes() == timeline.to_png()
+    assert files["png"].read_bytes() == viz.timeline_png(timeline)
     assert files["csv"].read_text() == to_torch_csv(program)
     ET.fromstring(files["svg"].read_text())
     page = files["html"].read_text()

@@ -31,7 +31,7 @@ def test_whatever_grows_on_the_critical_path_delays_the_end_by_as_much(rng):
     for kind in "FIWB":
         stage = rng.choice(stages)
         times = sum(
-            (stage, kind) == part[:2] for span in route for part in span.parts if not span.pair or overlap is None
+            (stage, kind) == part[:2] for span in route for part in span.actions if not span.pair or overlap is None
         )
         slower = replace(cost, **{kind: [ticks + delta * (s == stage) for s, ticks in enumerate(table[kind])]})
         assert simulate(program, slower).makespan >= timeline.makespan + delta * times
@@ -44,7 +44,7 @@ def test_what_is_off_the_critical_path_alone_cannot_shorten_the_run(rng):
     cost = random_cost(rng, program.num_stages)
     cost = replace(cost, F=[*cost.per_stage(program.num_stages)["F"]])
     timeline = simulate(program, cost)
-    critical = {stage for span in timeline.critical_path() for stage, kind, _ in span.parts if kind == "F"}
+    critical = {stage for span in timeline.critical_path() for stage, kind, _ in span.actions if kind == "F"}
     free = replace(cost, F=[ticks if stage in critical else 0 for stage, ticks in enumerate(cost.F)])
     assert simulate(program, free).makespan == timeline.makespan
 

@@ -33,7 +33,7 @@ def test_without_a_barrier_the_steps_are_one_program(rng, num_steps):
         ]
         assert list(map(tuple, several.actions(rank))) == expected
     found = simulate_steps(program, num_steps, cost)
-    assert {part: (s.start, s.end) for row in found.spans_by_rank for s in row for part in s.parts} == solve(
+    assert {part: (s.start, s.end) for row in found.spans_by_rank for s in row for part in s.actions} == solve(
         several, cost
     )
 
@@ -51,7 +51,7 @@ def test_with_a_barrier_the_steps_are_copies(rng, num_steps):
         for index, span in enumerate(row):
             k = index // len(program.ranks[rank])
             assert span.label == str(repeat(program, num_steps).ranks[rank][index])
-            for stage, kind, m in span.parts:
+            for stage, kind, m in span.actions:
                 start, end = times[stage, kind, m - k * size]
                 assert (span.start, span.end) == (start + k * one.makespan, end + k * one.makespan)
     for index, message in enumerate(several.messages):

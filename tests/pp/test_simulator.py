@@ -35,7 +35,9 @@ def test_every_time_equals_the_slow_reference(rng):
     cost = random_cost(rng, program.num_stages)
     timeline = simulate(program, cost)
     expected = solve(program, cost)
-    found = {part: (span.start, span.end) for spans in timeline.spans_by_rank for span in spans for part in span.parts}
+    found = {
+        part: (span.start, span.end) for spans in timeline.spans_by_rank for span in spans for part in span.actions
+    }
     assert found == expected
     assert simulate(lower(program), cost) == timeline
 
@@ -126,7 +128,7 @@ def test_zbv_row():
 def test_known_programs_equal_the_slow_reference(kind):
     program, cost = oracle(kind), Cost(F=3, I=4, W=2, overlap=8, latency=1, transfer=2)
     found = simulate(program, cost)
-    assert {p: (s.start, s.end) for spans in found.spans_by_rank for s in spans for p in s.parts} == solve(
+    assert {p: (s.start, s.end) for spans in found.spans_by_rank for s in spans for p in s.actions} == solve(
         program, cost
     )
 

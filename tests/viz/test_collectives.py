@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.topology import Topology
+from dualpipe_lab.viz import GridDrawing
 from dualpipe_lab.viz.collectives import Gallery, Holdings
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -98,6 +99,6 @@ def test_a_repr_is_the_same_in_every_run():
     picture = Holdings("sum", [("before", [[1], [2]]), ("after", [[3], [3]])])
     assert repr(picture) == "<Holdings 'sum': 2 ranks, 2 states>"
     assert repr(Gallery([picture, picture])) == "<Gallery of sum, sum>"
-    grid = Topology([("dp", 2), ("tp", 2)]).draw("tp", 3)
+    grid = GridDrawing(Topology([("dp", 2), ("tp", 2)]), "tp", 3)
     assert repr(Gallery([picture, grid])) == "<Gallery of sum, tp group of rank 3>"
     assert Gallery([picture, grid])._repr_html_().count("<svg") == 2

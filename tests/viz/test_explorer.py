@@ -28,7 +28,7 @@ def expected(program, costs, limit, barrier):
     timeline = simulate(program, Cost(**scaled))
     ranks = range(program.num_ranks)
     peak = max(map(timeline.peak_activations, ranks)) * share
-    own = [{stage for span in row for stage, _, _ in span.parts} for row in timeline.spans_by_rank]
+    own = [{stage for span in row for stage, _, _ in span.actions} for row in timeline.spans_by_rank]
     weights = max(map(len, own)) * share
     fits = int(limit is None or peak <= limit)
     lengths = [last - first for first, last in map(timeline.window, ranks)]

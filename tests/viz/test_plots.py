@@ -7,7 +7,7 @@ import pytest
 from timeline_grid import ORACLES
 
 from dualpipe_lab import Cost, Program, Timeline, schedules, simulate
-from dualpipe_lab.viz import plot_timelines
+from dualpipe_lab.viz import plot_timelines, timeline_png
 
 pytest.importorskip("matplotlib")
 
@@ -28,7 +28,7 @@ def test_as_many_bars_as_actions_each_in_its_place():
     timeline = simulate(program)
     (axes,) = plot_timelines(timeline).axes
     boxes = bars(axes)
-    parts = [(span.rank, span.start, span.end) for row in timeline.spans_by_rank for span in row for _ in span.parts]
+    parts = [(span.rank, span.start, span.end) for row in timeline.spans_by_rank for span in row for _ in span.actions]
     assert sorted((round((box.y0 + box.y1) / 2), box.x0, box.x1) for box in boxes) == sorted(parts)
 
 
@@ -57,7 +57,7 @@ def test_a_rank_s_second_stage_is_written_in_lower_case():
 
 
 def program_of(timeline):
-    return [part for row in timeline.spans_by_rank for span in row for part in span.parts]
+    return [part for row in timeline.spans_by_rank for span in row for part in span.actions]
 
 
 def test_a_long_run_is_summed_up_and_keeps_its_shares():
@@ -72,11 +72,11 @@ def test_a_long_run_is_summed_up_and_keeps_its_shares():
 
 def test_a_png_has_the_width_that_was_asked_for(tmp_path):
     timeline = simulate(schedules.build("gpipe", 4, 8))
-    picture = timeline.to_png(tmp_path / "timeline.png", width=900)
+    picture = timeline_png(timeline, tmp_path / "timeline.png", width=900)
     assert picture.startswith(b"\x89PNG")
     assert struct.unpack(">I", picture[16:20]) == (900,)
-    assert (tmp_path / "timeline.png").read_bytes() == picture == timeline.to_png(width=900)
+    assert (tmp_path / "timeline.png").read_bytes() == picture == timeline_png(timeline, width=900)
 
 
 def test_nothing_to_draw_is_no_error():
-    assert Timeline("empty", [[], []]).to_png().startswith(b"\x89PNG")
+    assert timeline_png(Timeline("empty", [[], []])).startswith(b"\x89PNG")

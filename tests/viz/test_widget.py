@@ -6,6 +6,7 @@ import pytest
 from drawing_page import element
 
 from dualpipe_lab import Cost, schedules, simulate
+from dualpipe_lab.viz import TimelineWidget
 from dualpipe_lab.viz.bundle import widget_module
 from dualpipe_lab.viz.spec import timeline_spec
 
@@ -18,14 +19,14 @@ def timeline(name="1f1b"):
 
 
 def test_a_timeline_gives_its_widget():
-    widget = timeline().widget(time=3, selection="1F0")
+    widget = TimelineWidget(timeline(), time=3, selection="1F0")
     assert (widget.time, widget.selection, widget.costs, widget.playing) == (3, "1F0", {}, False)
     assert widget.spec["tracks"][0]["rows"][1] == "1F0 B0 F1 B1 F2 B2"
     assert "export default { render }" in widget._esm
 
 
 def test_python_hears_of_every_change():
-    widget, heard = timeline().widget(), []
+    widget, heard = TimelineWidget(timeline()), []
     widget.observe(lambda change: heard.append((change.name, change.new)), ["time", "costs", "selection"])
     widget.costs = {"F": 2}
     widget.time = 4
@@ -35,18 +36,18 @@ def test_python_hears_of_every_change():
 
 def test_an_unknown_cost_is_refused():
     with pytest.raises(traitlets.TraitError, match="costs has no 'bandwidth'; known are B, F, I"):
-        timeline().widget(costs={"bandwidth": 1})
+        TimelineWidget(timeline(), costs={"bandwidth": 1})
 
 
 def test_showing_another_timeline_starts_anew():
-    widget = timeline().widget(time=2, costs={"F": 3}, selection="0F0")
+    widget = TimelineWidget(timeline(), time=2, costs={"F": 3}, selection="0F0")
     widget.show(timeline("gpipe"))
     assert (widget.time, widget.costs, widget.selection) == (None, {}, "")
     assert widget.spec["tracks"][0]["name"] == "GPipe"
 
 
 def test_published_pages_show_the_element():
-    data, _ = timeline().widget()._repr_mimebundle_()
+    data, _ = TimelineWidget(timeline())._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in data
     assert data["text/html"].startswith("<dp-timeline ")
 

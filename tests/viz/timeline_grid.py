@@ -45,7 +45,7 @@ def numbers(timeline):
     places = {id(span): place for place, span in enumerate(span for row in timeline.spans_by_rank for span in row)}
     ranks = range(timeline.num_ranks)
     return {
-        "spans": [[s.rank, s.start, s.end, list(map(list, s.parts))] for row in timeline.spans_by_rank for s in row],
+        "spans": [[s.rank, s.start, s.end, list(map(list, s.actions))] for row in timeline.spans_by_rank for s in row],
         "messages": sorted(
             [m.src, m.dst, m.sent, m.sent if m.left is None else m.left, m.arrived, m.label] for m in timeline.messages
         ),

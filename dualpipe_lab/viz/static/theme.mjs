@@ -1,7 +1,7 @@
 // Colours, in light and dark, and which of the two the page uses.
 //
 // The cells have the colours of Okabe and Ito (2008), which stay apart for colour-blind readers; every cell also carries
-// its letter.  The same colours as dualpipe_lab/timeline/svg_shapes.py.
+// its letter.  The same colours as dualpipe_lab/timeline/svg.py.
 
 export const CELLS = {
   F: ["#0072b2", "#fff", "forward"],

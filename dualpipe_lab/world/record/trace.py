@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dualpipe_lab.timeline import Message, Span, Timeline
-from dualpipe_lab.timeline.model import Source
+from dualpipe_lab.timeline.data import Source
 from dualpipe_lab.world.emulate.clock import ClockName
 from dualpipe_lab.world.record.operation import Operation
 

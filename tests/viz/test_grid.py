@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from dualpipe_lab.topology import Topology
+from dualpipe_lab.viz import GridDrawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 GRIDS = [
@@ -20,7 +21,7 @@ GRIDS = [
 @pytest.mark.parametrize("axis", ["dp", "model"])
 def test_every_rank_is_drawn_once_and_the_group_is_marked(topology, axis):
     rank = topology.world_size - 1
-    drawing = topology.draw(axis, rank)
+    drawing = GridDrawing(topology, axis, rank)
     group = list(topology.at(rank).ranks(axis))
     marked = sorted(int(number) for number in re.findall(r"\[(\d+)\]", str(drawing)))
     assert marked == group
@@ -35,7 +36,7 @@ def test_every_rank_is_drawn_once_and_the_group_is_marked(topology, axis):
 @pytest.mark.parametrize("topology", GRIDS, ids=str)
 @pytest.mark.parametrize("axis", ["dp", "model"])
 def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(topology, axis):
-    root = ET.fromstring(topology.draw(axis).to_svg())
+    root = ET.fromstring(GridDrawing(topology, axis).to_svg())
     found = []
     for element in root.findall(f"{SVG}g[@class='dp-rank-group']"):
         found.append(tuple(int(text.text) for text in element.findall(f"{SVG}text")))
@@ -46,7 +47,7 @@ def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(topology
 
 @pytest.mark.parametrize("topology", GRIDS, ids=str)
 def test_it_fits_a_phone_and_tells_a_screen_reader(topology):
-    drawing = topology.draw("dp")
+    drawing = GridDrawing(topology, "dp")
     root = ET.fromstring(drawing.to_svg())
     width, height = float(root.get("width")), float(root.get("height"))
     assert width <= 360
@@ -60,7 +61,7 @@ def test_it_fits_a_phone_and_tells_a_screen_reader(topology):
 
 
 def test_text_and_repr():
-    drawing = Topology([("pp", 2), ("tp", 2), ("dp", 4)], edp=2).draw("edp", 5)
+    drawing = GridDrawing(Topology([("pp", 2), ("tp", 2), ("dp", 4)], edp=2), "edp", 5)
     assert str(drawing).splitlines() == [
         "pp 2 x tp 2 x dp 4 = 16 ranks; the edp group of rank 5: 5, 7",
         "pp 0  dp 0  dp 1  dp 2  dp 3",
@@ -71,4 +72,4 @@ def test_text_and_repr():
         "tp 1    12    13    14    15",
     ]
     assert repr(drawing) == f"<GridDrawing of {drawing.title}>"
-    assert str(Topology([("dp", 2)]).draw("dp")).splitlines()[1:] == ["  dp 0  dp 1", "   [0]   [1]"]
+    assert str(GridDrawing(Topology([("dp", 2)]), "dp")).splitlines()[1:] == ["  dp 0  dp 1", "   [0]   [1]"]

@@ -8,10 +8,8 @@ The last axis runs to the right, the one before it downwards, the others make on
 from collections.abc import Iterator
 from html import escape
 from itertools import product
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dualpipe_lab.topology.grid import Topology
+from dualpipe_lab.topology import Topology
 
 _FILL, _INK = "#0072b2", "#fff"  # Okabe and Ito 2008; contrast 5.2 : 1
 _LABEL, _CELL, _ROW, _HEAD, _TOP, _GAP = 46, 36, 28, 18, 28, 8  # px
@@ -26,15 +24,14 @@ _COLUMNS = 8  # a longer last axis is wrapped
 class GridDrawing:
     """The grid with the group of `rank` along `axis` highlighted; prints as text, displays as SVG.
 
-    >>> from dualpipe_lab.topology import Topology
-    >>> print(Topology([("dp", 2), ("tp", 4)]).draw("dp", rank=1))
+    >>> print(GridDrawing(Topology([("dp", 2), ("tp", 4)]), "dp", rank=1))
     dp 2 x tp 4 = 8 ranks; the dp group of rank 1: 1, 5
           tp 0  tp 1  tp 2  tp 3
     dp 0     0   [1]     2     3
     dp 1     4   [5]     6     7
     """
 
-    def __init__(self, topology: "Topology", axis: str, rank: int = 0) -> None:
+    def __init__(self, topology: Topology, axis: str, rank: int = 0) -> None:
         self.topology, self.axis, self.rank = topology, axis, rank
         self.group = topology.at(rank).ranks(axis)
         self.name = f"{axis} group of rank {rank}"

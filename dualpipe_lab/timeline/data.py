@@ -1,0 +1,170 @@
+"""`TimelineData`: the spans and messages of a run, and the numbers that follow from them.
+
+Chapter: book/start/time.  In: spans per rank and messages.  Out: makespan, bubble, live activations, critical path.
+
+  bubble_time(rank)   makespan - busy_time(rank)
+  bubble_fraction     sum of bubble times / (num_ranks * makespan)    idle over makespan, not over useful work
+  local_bubble(rank)  last end - first start - busy_time(rank)        the zero-bubble papers' bubble
+  live activations    from the start of F to the end of B, or of W where the backward is split: W still needs them
+  pending W           from the end of I to the end of W; a full backward B leaves none
+"""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from dualpipe_lab.timeline.critical_path import critical_path
+from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
+
+Source: TypeAlias = Literal["simulated", "virtual", "measured"]
+Unit: TypeAlias = Literal["ticks", "ns"]
+
+
+class TimelineData:
+    """Spans by rank, messages, and the numbers that follow from them; `Timeline` adds the printed and drawn forms.
+
+    Attributes:
+        spans_by_rank: for each rank its spans, in the order of their starts.
+        messages: all messages of the run.
+        source, unit: where the times come from, and what they count.
+        costs: the costs of a simulation (`Cost.to_dict`), or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spans_by_rank: Iterable[Iterable[Span]],
+        messages: Iterable[Message] = (),
+        source: Source = "simulated",
+        unit: Unit = "ticks",
+        costs: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.spans_by_rank = tuple(tuple(sorted(spans, key=itemgetter(1))) for spans in spans_by_rank)
+        self.messages = tuple(messages)
+        self.source: Source = source
+        self.unit: Unit = unit
+        self.costs = costs
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks, idle ranks included."""
+        return len(self.spans_by_rank)
+
+    @cached_property
+    def makespan(self) -> Time:
+        """The time from 0 to the end of the last span."""
+        return max((span.end for spans in self.spans_by_rank for span in spans), default=0)
+
+    @cached_property
+    def _busy(self) -> tuple[Time, ...]:
+        return tuple(_covered(span for span in spans if span.kind != WAIT) for spans in self.spans_by_rank)
+
+    def busy_time(self, rank: int) -> Time:
+        """Return the busy time of a rank; time covered by several spans counts once."""
+        return self._busy[rank]
+
+    def bubble_time(self, rank: int) -> Time:
+        """Return the idle time of a rank between time 0 and the makespan."""
+        return self.makespan - self.busy_time(rank)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The idle share of all ranks' time, 0 to 1: idle / (num_ranks * makespan)."""
+        total = self.num_ranks * self.makespan
+        return float(Fraction(total - sum(self._busy)) / total) if total else 0.0
+
+    def window(self, rank: int) -> tuple[Time, Time]:
+        """Return the start of a rank's first busy span and the end of its last; (0, 0) for a rank without any."""
+        work = [span for span in self.spans_by_rank[rank] if span.kind != WAIT]
+        return (work[0].start, max(span.end for span in work)) if work else (0, 0)
+
+    def local_bubble(self, rank: int) -> Time:
+        """Return the idle time inside a rank's window, the bubble of the zero-bubble papers.
+
+        `bubble_time` also includes the wait for the first input and the wait for the last rank to end.  Only a step
+        without a barrier can fill these two (see `dualpipe_lab.pp.repeat`).
+        """
+        first, last = self.window(rank)
+        return last - first - self.busy_time(rank)
+
+    def live_activations(self, rank: int) -> list[tuple[Time, int]]:
+        """Return the number of live activations as a step function [(time, count)], starting at time 0.
+
+        The activation of one stage and microbatch is live from the start of its F to the end of its B.  Where the
+        backward is split, it is live to the end of its W, which reads it.  A count is valid until the next entry.
+        """
+        return _step_function(self.spans_by_rank[rank], _ACTIVATIONS)
+
+    def peak_activations(self, rank: int) -> int:
+        """Return the largest number of activations that are live on a rank at one time."""
+        return _peak(self.spans_by_rank[rank], _ACTIVATIONS)
+
+    def pending_weight_grads(self, rank: int) -> list[tuple[Time, int]]:
+        """Return the number of pending weight gradients, [(time, count)]: I has ended, W has not.
+
+        Each keeps the input and the output gradient of its microbatch.  A full backward leaves none.
+        """
+        return _step_function(self.spans_by_rank[rank], _PENDING_WEIGHT_GRADS)
+
+    def peak_pending_weight_grads(self, rank: int) -> int:
+        """Return the largest number of weight gradients that are pending on a rank at one time."""
+        return _peak(self.spans_by_rank[rank], _PENDING_WEIGHT_GRADS)
+
+    def critical_path(self) -> list[Span]:
+        """Return the spans of one critical path, in order of time.
+
+        Each span starts when the previous one ends, or when its message arrives.  Shortening a span outside the path
+        does not shorten the run.
+        """
+        return critical_path(self.spans_by_rank, self.messages)
+
+
+def _covered(spans: Iterable[Span]) -> Time:
+    total: Time = 0
+    reached: Time = 0
+    for span in spans:  # in order of their starts
+        if span.end > reached:
+            total += span.end - max(span.start, reached)
+            reached = span.end
+    return total
+
+
+class LiveCount(NamedTuple):
+    """The kind of action that raises a count, at its start or its end, and the kinds whose end lowers it."""
+
+    opens: str
+    at_start: bool
+    closes: str
+
+
+_ACTIVATIONS = LiveCount("F", True, "BW")
+_PENDING_WEIGHT_GRADS = LiveCount("I", False, "W")
+
+
+def _step_function(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time, int]]:
+    """Return [(time, count)]; a count is valid until the time of the next entry."""
+    changes = _changes(spans, counted)
+    steps: dict[Time, int] = {0: 0}
+    for (time, _), count in zip(changes, accumulate(delta for _, delta in changes), strict=True):
+        steps[time] = count  # the last change at a time decides
+    counts = list(steps.items())
+    return [entry for i, entry in enumerate(counts) if i == 0 or entry[1] != counts[i - 1][1]]
+
+
+def _peak(spans: Sequence[Span], counted: LiveCount) -> int:
+    """Return the largest count, counts of zero duration included."""
+    return max(accumulate((delta for _, delta in _changes(spans, counted)), initial=0))
+
+
+def _changes(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time, int]]:
+    changes: list[tuple[Time, int]] = []
+    for span in spans:
+        kinds = [kind for _, kind, _ in span.actions]
+        changes += [(span.start if counted.at_start else span.end, 1) for kind in kinds if kind == counted.opens]
+        changes += [(span.end, -1) for kind in kinds if kind in counted.closes]
+    # Stable: where one span ends and the next begins, the activation is freed before the next one is made.
+    return sorted(changes, key=itemgetter(0))

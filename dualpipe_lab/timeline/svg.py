@@ -1,0 +1,284 @@
+"""A timeline as one static SVG element: no script, no fonts, no ids, so that it works wherever HTML or images do.
+
+All cells of one kind are one <path>, which keeps the file small.  Text and lines take the page's text colour
+(currentColor), cells have colours that stay apart for colour-blind readers (Okabe and Ito 2008) and carry their letter.
+A pair shares one border: its forward above its backward.  Where cells get too thin, stretches of time are summed up.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
+from html import escape
+from itertools import accumulate
+from typing import NamedTuple
+
+from dualpipe_lab.timeline.data import TimelineData
+from dualpipe_lab.timeline.gantt import cell_label, second_stage
+from dualpipe_lab.timeline.overview import Shares, buckets
+from dualpipe_lab.timeline.spans import WAIT, Span
+from dualpipe_lab.timeline.units import axis_step, number, scale_of
+
+# kind -> colour of the cell, colour of its letter (contrast at least 5 : 1), word in the legend
+PALETTE = {
+    "F": ("#0072b2", "#fff", "F forward"),
+    "B": ("#e69f00", "#000", "B backward"),
+    "I": ("#56b4e9", "#000", "I backward, input"),
+    "W": ("#009e73", "#000", "W backward, weights"),
+    "compute": ("#0072b2", "#fff", "compute"),
+    "collective": ("#cc79a7", "#000", "collective"),
+    WAIT: ("none", "currentColor", "wait"),
+}
+OTHER = ("#f0e442", "#000", "other")
+
+LEFT, RIGHT, TOP, BOTTOM = 62, 96, 44, 34  # px around the rows
+FONT, SMALLEST_FONT = 11.0, 9.0  # px, of the letters in the cells
+LETTER = 6.4  # px, width of a letter of that font
+_MIN_CELL = 3  # px: thinner cells are summed up
+_BUCKET = 4  # px
+LEVELS = 4  # heights of a summed stretch
+_STICKY = 0.7  # levels
+
+
+class Geometry(NamedTuple):
+    """Where things are, in px."""
+
+    width: float
+    height: float
+    row: float
+    per_time: float
+    font: float
+
+    @property
+    def plot(self) -> float:
+        """Return the width of the rows."""
+        return self.width - LEFT - RIGHT
+
+    def top(self, rank: int) -> float:
+        """Return where a rank's row begins."""
+        return TOP + rank * self.row
+
+
+def draw_svg(timeline: TimelineData, width: int) -> str:
+    """Return the SVG element, at most `width` pixels wide (at least 400)."""
+    frame = _frame(timeline, max(width, 400))
+    spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
+    shortest = min((float(span.duration) for span in spans if span.kind != WAIT), default=1.0)
+    is_cells = shortest * frame.per_time >= _MIN_CELL
+    picture = cells(timeline, frame) if is_cells else stretches(timeline, frame)
+    title = f"Timeline of {timeline.name}: {timeline.num_ranks} ranks"
+    size = f'viewBox="0 0 {px(frame.width)} {px(frame.height)}" width="{px(frame.width)}" height="{px(frame.height)}"'
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}" ',
+            'fill="currentColor" font-family="system-ui,sans-serif" font-size="12">',
+            f"<title>{escape(title)}</title><desc>{escape(_description(timeline))}</desc>",
+            *_scaffold(timeline, frame),
+            *picture,
+            *_legend(timeline, frame, is_cells),
+            "</svg>",
+        ]
+    )
+
+
+def _frame(timeline: TimelineData, width: int) -> Geometry:
+    room = width - LEFT - RIGHT
+    spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
+    # Wide enough for the longest label of each cell, but not wider than the room; then the letters shrink a little.
+    wanted = max((_label_width(span) / float(span.duration) for span in spans), default=1.0)
+    makespan = float(timeline.makespan) or 1.0
+    plot = max(min(room, wanted * makespan), 240)
+    row = 28.0 if timeline.num_ranks <= 16 else max(448 / timeline.num_ranks, 6.0)
+    font = min(max(FONT * plot / (wanted * makespan), SMALLEST_FONT), FONT)
+    return Geometry(LEFT + plot + RIGHT, TOP + row * timeline.num_ranks + BOTTOM, row, plot / makespan, font)
+
+
+def _label_width(span: Span) -> float:
+    return max((len(cell_label(action, None)) for action in span.actions), default=1) * LETTER + 4
+
+
+def _description(timeline: TimelineData) -> str:
+    divisor, unit = scale_of(timeline.unit, timeline.makespan)
+    idle = [number(timeline.bubble_time(rank), divisor) for rank in range(timeline.num_ranks)]
+    peak = [str(timeline.peak_activations(rank)) for rank in range(timeline.num_ranks)]
+    return (
+        f"Makespan {number(timeline.makespan, divisor)} {unit}, "
+        f"bubble {timeline.bubble_fraction:.1%} of all ranks' time. "
+        f"Idle per rank: {' '.join(idle)}. Peak of live activations per rank: {' '.join(peak)}."
+    )
+
+
+def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
+    """Title, time axis, and for each rank its name, its background and its idle time."""
+    divisor, unit = scale_of(timeline.unit, timeline.makespan)
+    makespan = number(timeline.makespan, divisor)
+    yield f'<text x="4" y="15"><tspan font-weight="600">{escape(timeline.name)}</tspan>'
+    yield f" {makespan} {unit}, bubble {timeline.bubble_fraction:.1%}</text>"
+    bottom = px(frame.top(timeline.num_ranks))
+    span = Fraction(timeline.makespan) / divisor
+    step = axis_step(span, most=max(int(frame.plot / 60), 1)) if span else Fraction(1)
+    marks = (
+        [(number(k * step), LEFT + frame.plot * float(k * step / span)) for k in range(int(span / step) + 1)]
+        if span
+        else []
+    )
+    yield '<g font-size="11" text-anchor="middle" opacity=".75">'
+    yield "".join(f'<text x="{px(x)}" y="36">{text}</text>' for text, x in marks)
+    yield f'</g><path d="{"".join(f"M{px(x)} 39V{bottom}" for _, x in marks)}" stroke="currentColor" opacity=".2"/>'
+    gap = min(2.0, frame.row / 6)
+    tracks = "".join(box(LEFT, frame.top(r) + gap, frame.plot, frame.row - 2 * gap) for r in range(timeline.num_ranks))
+    yield f'<path d="{tracks}" opacity=".08"/>'
+    every = max(round(14 / frame.row), 1)  # thin rows: name only every few ranks
+    for rank in range(0, timeline.num_ranks, every):
+        y = px(frame.top(rank) + frame.row / 2 + 4)
+        idle = number(timeline.bubble_time(rank), divisor)
+        yield f'<text x="{LEFT - 6}" y="{y}" text-anchor="end">rank {rank}</text>'
+        yield f'<text x="{px(frame.width - RIGHT + 6)}" y="{y}" font-size="11" opacity=".75">idle {idle} {unit}</text>'
+
+
+def _legend(timeline: TimelineData, frame: Geometry, is_cells: bool) -> Iterator[str]:
+    spans = [span for row in timeline.spans_by_rank for span in row]
+    kinds = {kind for span in spans for kind in ([action[1] for action in span.actions] or [span.kind])}
+    x, y = float(LEFT), frame.height - 12
+    for kind in [*(kind for kind in PALETTE if kind in kinds), *(["other"] if kinds - set(PALETTE) else [])]:
+        word = PALETTE.get(kind, OTHER)[2]
+        yield path(kind, box(x, y - 10, 12, 12)) + f'<text x="{px(x + 16)}" y="{px(y)}" font-size="11">{word}</text>'
+        x += 28 + len(word) * 6.2
+    notes = ["framed: an overlapped pair"] if is_cells and any(span.pair for span in spans) else []
+    if is_cells and any(second_stage(row) is not None for row in timeline.spans_by_rank):
+        notes.append("lower case, dark bar: the rank's second stage")
+    if not is_cells:
+        notes.append("heights: shares of a stretch of time")
+    yield f'<text x="{px(x)}" y="{px(y)}" font-size="11">{escape("; ".join(notes))}</text>' if notes else ""
+
+
+class Label(NamedTuple):
+    """What stands in a cell, and where its middle is."""
+
+    text: str
+    x: str
+    y: str
+
+
+def cells(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
+    """Draw every span; all cells of one kind are one path."""
+    paths: defaultdict[str, list[str]] = defaultdict(list)
+    labels: defaultdict[str, list[Label]] = defaultdict(list)
+    for rank, spans in enumerate(timeline.spans_by_rank):
+        lower = second_stage(spans)
+        for span in spans:
+            for kind, shape, label in _cell(span, lower, frame.top(rank), frame):
+                paths[kind].append(shape)
+                labels[kind] += label
+    # The borders of pairs and the bars under a rank's second stage lie above all cells.
+    for kind in sorted(paths, key=lambda kind: kind.startswith("mark ")):
+        yield path(kind, "".join(paths[kind]))
+    for kind, found in labels.items():
+        if found:
+            fill, size = PALETTE.get(kind, OTHER)[1], px(frame.font)
+            yield f'<g fill="{fill}" text-anchor="middle" font-size="{size}">{"".join(_texts(found))}</g>'
+
+
+def _texts(labels: list[Label]) -> Iterator[str]:
+    """Write labels; letters alone on one line are one <text> with a list of places, a fifth of the size."""
+    lines: defaultdict[str, list[Label]] = defaultdict(list)
+    for label in labels:
+        if len(label.text) == 1:
+            lines[label.y].append(label)
+        else:
+            yield f'<text x="{label.x}" y="{label.y}">{label.text}</text>'
+    for y, line in lines.items():
+        places = " ".join(label.x for label in line)
+        yield f'<text y="{y}" x="{places}">{"".join(label.text for label in line)}</text>'
+
+
+def _cell(span: Span, lower: int | None, top: float, frame: Geometry) -> Iterator[tuple[str, str, list[Label]]]:
+    """Yield (kind, shape, label if there is one) of everything that one span draws."""
+    x, width = LEFT + float(span.start) * frame.per_time, float(span.duration) * frame.per_time
+    gap = min(0.5, width / 8)
+    x, width, y, height = x + gap, width - 2 * gap, top + 2, frame.row - 4
+    if not width:
+        return
+    actions = span.actions
+    if not actions:
+        yield span.kind, box(x, y, width, height), []
+    share = height / max(len(actions), 1)
+    for index, action in enumerate(actions):
+        base = y + index * share
+        yield (
+            action[1],
+            box(x, base, width, share),
+            _label(cell_label(action, lower), x, base, width, share, frame.font),
+        )
+        if action[0] == lower:
+            yield "mark second", f"M{px(x)} {px(base + share - 1.25)}h{px(width)}", []
+    if len(actions) > 1:
+        yield "mark pair", box(x, y, width, height), []
+
+
+def _label(label: str, x: float, y: float, width: float, height: float, font: float) -> list[Label]:
+    letter = LETTER * font / FONT
+    if len(label) * letter > width + 0.5:
+        label = label[0]  # the letter alone
+    if letter > width or height < 10:
+        return []
+    return [Label(label, px(x + width / 2), px(y + height / 2 + 0.33 * font))]
+
+
+def stretches(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
+    """Draw for each stretch of a few pixels how much of it is which work, stacked; similar neighbours merge."""
+    count = int(frame.plot / _BUCKET)
+    step = frame.plot / count
+    gap = min(2.0, frame.row / 6)
+    unit = (frame.row - 2 * gap) / LEVELS
+    paths: defaultdict[str, list[str]] = defaultdict(list)
+    for rank, spans in enumerate(timeline.spans_by_rank):
+        bottom = frame.top(rank) + frame.row - gap
+        for start, end, tops in runs(buckets(spans, timeline.makespan, count)):
+            x, reached = LEFT + start * step, 0
+            for kind, top in tops.items():
+                if top > reached:
+                    paths[kind].append(box(x, bottom - top * unit, (end - start) * step, (top - reached) * unit))
+                    reached = top
+    for kind, shapes in paths.items():
+        yield path(kind, "".join(shapes))
+
+
+def runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
+    """Yield (first, end, the level up to which each kind reaches, 0 to LEVELS) of stretches that look alike.
+
+    A run goes on while the exact levels stay near its own: else the steady state of 1F1B, whose stretches hold now one
+    forward more, now one less, would fall into thousands of pieces.
+    """
+    order = sorted({kind for share in shares for kind in share}, key=lambda kind: [*PALETTE, kind].index(kind))
+    begin, tops = 0, dict.fromkeys(order, 0)
+    for index, share in enumerate(shares):
+        exact = list(accumulate(share.get(kind, 0.0) * LEVELS for kind in order))
+        if any(abs(value - top) > _STICKY for value, top in zip(exact, tops.values(), strict=True)):
+            yield begin, index, tops
+            begin, tops = index, dict(zip(order, map(round, exact), strict=True))
+    yield begin, len(shares), tops
+
+
+def px(value: float) -> str:
+    """Write a length with at most one digit after the point.
+
+    >>> px(3.0), px(3.14)
+    ('3', '3.1')
+    """
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def box(x: float, y: float, width: float, height: float) -> str:
+    """Return a rectangle as a piece of path data."""
+    return f"M{px(x)} {px(y)}h{px(width)}v{px(height)}h-{px(width)}z"
+
+
+def path(kind: str, shape: str) -> str:
+    """Return the <path> of all shapes of one kind."""
+    if kind == "mark pair":
+        return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+    if kind == "mark second":
+        return f'<path d="{shape}" stroke="#000" stroke-width="2.5" opacity=".45"/>'
+    if kind == WAIT:
+        return f'<path d="{shape}" fill="none" stroke="currentColor" stroke-dasharray="2" opacity=".5"/>'
+    return f'<path d="{shape}" fill="{PALETTE.get(kind, OTHER)[0]}"/>'
