@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dualpipe_lab._private import source_rank
 from dualpipe_lab.world.context import RankContext, rank_context
 from dualpipe_lab.world.record.operation import Operation
 
@@ -32,7 +33,7 @@ class Work:
         if self._handle is not None:
             self._handle.wait()
         if self._operation.sends is False and self._operation.peer is None:
-            self._operation.peer = self._handle._source_rank()  # torch's only way to say who sent it
+            self._operation.peer = source_rank(self._handle)
         if self._finish is not None:
             self._finish()
         self._context.settle(self._operation, waited_from)

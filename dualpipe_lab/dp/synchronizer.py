@@ -13,11 +13,12 @@ Elsewhere: torch's pipelining calls `set_requires_gradient_sync` of FSDP; Megatr
 """
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakMethod
 
 from torch import Tensor, nn
 
+from dualpipe_lab._private import post_accumulate_grad_hooks
 from dualpipe_lab.comm.groups import Group
 
 
@@ -88,8 +89,7 @@ class AccumulationHook:
 
 def accumulation_hooks(parameter: Tensor) -> list[Callable[[Tensor], None]]:
     """What torch calls when a backward has added to a gradient."""
-    hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return list(hooks.values())
+    return post_accumulate_grad_hooks(parameter)
 
 
 def synchronizers_of(parameter: Tensor) -> list[Synchronizer]:

@@ -16,10 +16,10 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.2.
 from collections.abc import Collection
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab._private import call_after_backward
 from dualpipe_lab.comm import Work
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import Bucket, cut, when_accumulated
@@ -123,7 +123,7 @@ class Zero2(GatheredOptimizer, Synchronizer):
                 f"num_backwards={self.num_backwards}; set it to the microbatches of a step"
             )
         try:
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self.end_backward, self._place))
+            call_after_backward(partial(self.end_backward, self._place))
         except RuntimeError as error:
             raise ValueError(_OUTSIDE) from error
         self.begin_backward(self._place, False)

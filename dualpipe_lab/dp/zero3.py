@@ -22,8 +22,8 @@ from itertools import groupby
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from dualpipe_lab._private import call_after_backward, tree_leaves
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
 from dualpipe_lab.dp.sharded import Options, ShardedOptimizer
@@ -118,7 +118,7 @@ class Zero3(ShardedOptimizer, Synchronizer):
         if not self.in_backward:
             self.in_backward = True
             if self._due is None:
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+                call_after_backward(self._end_backward)
         if unit in self._open:
             return
         for flat in unit.flats:

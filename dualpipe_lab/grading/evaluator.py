@@ -15,11 +15,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
+from dualpipe_lab._private import assume_fork_server, fork_server_pid
 from dualpipe_lab.checks.registry import find
 from dualpipe_lab.grading import protocol as wire
 from dualpipe_lab.grading import worker
@@ -41,7 +41,7 @@ def main() -> None:
     server.warm()
     find("")  # imports every check
     launch(_nothing, 1)  # the fork server has imported torch when this returns
-    fork_server = _fork_server()
+    fork_server = fork_server_pid()
     print(json.dumps({"ready": True}), file=verdicts, flush=True)
     for task in _tasks(tasks):
         verdict = in_a_fork(task, (tasks, verdicts))
@@ -70,7 +70,7 @@ def in_a_fork(task: dict[str, Any], private: tuple[TextIO, ...] = ()) -> dict[st
 def _judge_and_tell(task: dict[str, Any], channel: "Connection[Any, Any]", private: tuple[TextIO, ...]) -> None:
     for pipe in private:
         os.close(pipe.fileno())
-    _share_the_fork_server()
+    assume_fork_server()
     try:
         worker.settle(task["place"])
         with payload.data_only():
@@ -159,21 +159,14 @@ def _verdict(status: str, score: float, message: str) -> dict[str, Any]:
     return {"status": status, "score": score, "message": message[:4000]}
 
 
-def _fork_server() -> int:
-    server: Any = forkserver._forkserver
-    return int(server._forkserver_pid)
-
-
-def _share_the_fork_server() -> None:
-    """Use the parent's fork server: asked whether it runs, `multiprocessing` would wait for it as for an own child."""
-    server: Any = forkserver
-    server.ensure_running = server._forkserver.ensure_running = lambda: None
-
-
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid: int | None) -> bool:
     """Whether this is still the fork server, and it has not ended."""
     try:
-        return pid == _fork_server() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return (
+            pid is not None
+            and pid == fork_server_pid()
+            and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        )
     except ChildProcessError:
         return False
 

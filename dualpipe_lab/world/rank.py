@@ -16,12 +16,13 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from multiprocessing import forkserver, parent_process
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from dualpipe_lab._private import LATE_IMPORT, release_fork_server
 from dualpipe_lab.world import backends, context, payload
 from dualpipe_lab.world.emulate.clock import VirtualClock, WallClock
 from dualpipe_lab.world.emulate.emulator import Emulator
@@ -30,8 +31,6 @@ from dualpipe_lab.world.record.rank_status import Frame, Progress
 from dualpipe_lab.world.record.timestamps import Stamps
 from dualpipe_lab.world.record.wire import Wire
 from dualpipe_lab.world.settings import Settings
-
-PRELOADED = "torch._dynamo"  # its presence shows that the fork server imported everything
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err:
     """Serve jobs until the launcher kills this process or is gone."""
     _detach(out, err)
     mailbox = _Mailbox(channel)
-    mailbox.send("hello", PRELOADED in sys.modules)
+    mailbox.send("hello", LATE_IMPORT in sys.modules)
     while True:
         job: Job = mailbox.receive()
         try:
@@ -200,10 +199,9 @@ def _detach(out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
 
 def _die_with_the_fork_server() -> None:
     """The server ends with the kernel, and this rank with the server, even while it holds the interpreter's lock."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_alive_fd is not None:  # inherited: as long as a rank keeps it open, the server lives
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
+    inherited = release_fork_server()
+    if inherited is not None:  # as long as a rank keeps it open, the server lives
+        os.close(inherited)
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)

@@ -13,6 +13,8 @@ from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
+from dualpipe_lab._private import REBUILDERS, PythonUnpickler
+
 WORLD = "dualpipe_lab.world"
 
 # Records: made without their constructor, then given their fields.
@@ -30,7 +32,7 @@ CHECKS = "dualpipe_lab.checks."  # here every named tuple and dataclass is a rec
 # Called with what the pickle holds: they build a value and do nothing else.
 BUILDERS = {
     f"{WORLD}.payload": ("_rebuild", "_rebuild_array", "_rebuild_scalar"),
-    "torch._utils": ("_rebuild_parameter", "_rebuild_parameter_with_state"),
+    **REBUILDERS,
     "torch": ("Size", "device"),
     "builtins": ("complex", "range", "slice", "set", "frozenset"),
     "collections": ("Counter", "OrderedDict", "defaultdict", "deque"),
@@ -60,10 +62,10 @@ def loads(data: bytes) -> Any:
         raise Refused(f"what a rank sent cannot be read as data ({type(error).__name__}: {error}); {RULE}") from None
 
 
-class _Unpickler(pickle._Unpickler):
+class _Unpickler(PythonUnpickler):
     """Python's own unpickler, which lets every opcode that calls or sets something be replaced; C's does not."""
 
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = dict(PythonUnpickler.dispatch)
     stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:

@@ -23,14 +23,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from dualpipe_lab._private import LATE_IMPORT, stop_fork_server
 from dualpipe_lab.world.folder import sweep
 from dualpipe_lab.world.supervise.errors import StartupError
 
 OVERRIDE = "DUALPIPE_LAB_START"
 MAX_TMPDIR_BYTES = 60  # a socket's path has 107 bytes on Linux, 103 on macOS, and multiprocessing appends 32
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  each launch makes a private folder in it
-# torch imports _dynamo lazily, at the first optimizer step, in every rank: seconds there, once here
-_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "dualpipe_lab.world.rank", "dualpipe_lab.comm"]
+# torch imports LATE_IMPORT at the first optimizer step, in every rank: seconds there, once here
+_PRELOAD = ["torch", LATE_IMPORT, "torch.distributed", "dualpipe_lab.world.rank", "dualpipe_lab.comm"]
 
 
 @dataclass
@@ -99,7 +100,7 @@ def _keep_socket_paths_short() -> None:
 def reset() -> None:
     """Start afresh: a new fork server (after editing an imported module) or an empty pool."""
     _discard_pool()
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the only way to restart it
+    stop_fork_server()
     warm()
 
 

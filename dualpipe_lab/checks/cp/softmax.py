@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab import checks
+from dualpipe_lab._private import dispatch_mode
 from dualpipe_lab.checks.differences import apart, multiple
 from dualpipe_lab.checks.exercise import Wrong, exercise, hint_of
 from dualpipe_lab.checks.switched_off import AUTOGRAD, Without
@@ -192,9 +193,8 @@ def _in_one(
 ) -> list[tuple[str, list[Found], int, str, int, int]]:
     """Run the answer on every case: what it returned beside what is expected, the largest tensor, ready-made calls."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Sizes(TorchDispatchMode):  # type: ignore[misc]
+    class Sizes(dispatch_mode()):  # type: ignore[misc]
         largest, ready_made = 0, ""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dualpipe_lab._private import dispatch_mode
 from dualpipe_lab.checks.cp import formula
 from dualpipe_lab.checks.cp.formula import check_close
 from dualpipe_lab.checks.cp.passing import SPOILT, check_once, once
@@ -204,11 +205,10 @@ def _run_blocks(
     import weakref
 
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     from dualpipe_lab.dp.measure import storage_bytes
 
-    class Watch(TorchDispatchMode):  # type: ignore[misc]
+    class Watch(dispatch_mode()):  # type: ignore[misc]
         largest = peak = 0
 
         def __init__(self) -> None:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from dualpipe_lab._private import dispatch_mode
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.addmm, _aten.addmm_, _aten.bmm, _aten.baddbmm, _aten.baddbmm_}
 
 
-class Products(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy
+class Products(dispatch_mode()):  # type: ignore[misc]  # torch is untyped to mypy
     """Counts matrix products in `number`, those that autograd makes among them."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ A backward is known by its number: autograd says in a hook which call of backwar
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dualpipe_lab._private import backward_id
 from dualpipe_lab.checks.differences import difference
 from dualpipe_lab.checks.exercise import Wrong
 from dualpipe_lab.checks.pp.gradients import (
@@ -87,7 +88,7 @@ def _v_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches
     calls: list[list[int]] = [[], []]
     for stage, seen in zip(stages, calls, strict=True):
         # the last layer's output, since the first stage's input has no gradient
-        stage[-1].register_full_backward_hook(lambda *_, seen=seen: seen.append(torch._C._current_graph_task_id()))
+        stage[-1].register_full_backward_hook(lambda *_, seen=seen: seen.append(backward_id()))
     batch = list(zip(*make_batch([ROWS] * num_microbatches), strict=True))
     if rank > 0:  # only the first rank has data
         batch = [(torch.full_like(x, float("nan")), torch.full_like(y, float("nan"))) for x, y in batch]

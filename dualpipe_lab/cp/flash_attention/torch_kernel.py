@@ -5,9 +5,9 @@ It knows whole blocks and triangles, which is all that a ring asks for.  Its LSE
 not -inf, which would spoil a merge; no layout asks for such a row.
 """
 
-import torch
 from torch import Tensor
 
+from dualpipe_lab._private import flash_attention_for_cpu, flash_attention_for_cpu_backward
 from dualpipe_lab.cp.flash_attention.kernel import Grads
 
 
@@ -21,7 +21,7 @@ class TorchFlash:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, offset: int | None, scale: float) -> tuple[Tensor, Tensor]:
         """Return `out_BHSD` and `lse_BHS`; arguments as in `Kernel`."""
         k, v = (_repeated(tensor, q) for tensor in (k, v))
-        operation = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        operation = flash_attention_for_cpu()
         out, lse = operation(q, k, v, 0.0, _is_triangle(offset), scale=scale)
         return out, lse
 
@@ -31,7 +31,7 @@ class TorchFlash:
         """Return the gradients of q, k, v; arguments as in `Kernel`."""
         heads = k.shape[1]
         k, v = (_repeated(tensor, q) for tensor in (k, v))
-        operation = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        operation = flash_attention_for_cpu_backward()
         lse = lse.contiguous()  # it reads a strided one as if it were dense
         dq, dk, dv = operation(grad, q, k, v, out.to(q.dtype), lse, 0.0, _is_triangle(offset), scale=scale)
         return dq, _summed(dk, heads), _summed(dv, heads)

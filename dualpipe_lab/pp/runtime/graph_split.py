@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.checkpoint import CheckpointFunction
 
+from dualpipe_lab._private import accumulate_grad_node, reentrant_checkpoint_node
 from dualpipe_lab.pp.runtime.saved_tensors import held_by_others
 
 Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it
 Children: TypeAlias = dict[Node, list[Node]]  # for each node, leaves first: the nodes that its gradients go to
 _MANY = object()  # the owner of what more than one fork leads to
-_LEAF = torch._C._functions.AccumulateGrad
-_REENTRANT = CheckpointFunction._backward_cls
+_LEAF = accumulate_grad_node()
+_REENTRANT = reentrant_checkpoint_node()
 
 
 @dataclass

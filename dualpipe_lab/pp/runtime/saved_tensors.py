@@ -3,19 +3,17 @@
 In: nodes of a graph that stays alive.  Out: memory, once nothing but the node held it.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable
 from typing import Any
 
+from dualpipe_lab._private import saved_tensors
 from dualpipe_lab.pp.runtime.recompute import Saved
-
-_PREFIX = "_raw_saved_"
 
 
 def free(nodes: Iterable[Any]) -> None:
     """Drop the saved tensors of nodes that will not run again."""
     for node in nodes:
-        for saved in _saved_by(node):
+        for saved in saved_tensors(node):
             if saved.unpack_hook is None:
                 saved.register_hooks(_drop, _refuse)
             elif isinstance(saved.data, Saved):
@@ -24,21 +22,7 @@ def free(nodes: Iterable[Any]) -> None:
 
 def held_by_others(node: Any) -> bool:
     """Whether somebody's own hooks keep what the node saved: to unpack it may cost a forward (or a trip to a disk)."""
-    return any(saved.unpack_hook is not None and not isinstance(saved.data, Saved) for saved in _saved_by(node))
-
-
-def _saved_by(node: Any) -> Iterator[Any]:
-    kind: Any = type(node)
-    for name in _names(kind):
-        value = getattr(node, name)
-        for saved in value if isinstance(value, tuple) else (value,):
-            if saved.data is not None:
-                yield saved
-
-
-@cache
-def _names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith(_PREFIX))
+    return any(saved.unpack_hook is not None and not isinstance(saved.data, Saved) for saved in saved_tensors(node))
 
 
 def _drop(tensor: object) -> None:
