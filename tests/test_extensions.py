@@ -75,3 +75,32 @@ def test_a_module_s_tables_are_shown_as_they_are():
     keep_layout(None, "module", "m", None, None, lines)
     table = [".. code-block:: text", "", "   a   1", "   b   2", ""]
     assert lines == ["What it is.", "", "", "Chapter: one.", "", *table, "", "Source: a paper."]
+
+
+GLOSSARY_CONF = """import sys
+sys.path.insert(0, {ext!r})
+extensions, html_theme, project = ["myst_parser", "dp_glossary"], "basic", "p"
+"""
+
+
+def test_the_first_use_of_a_term_links_to_the_glossary(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "book" / "dp").mkdir(parents=True)
+    (source / "conf.py").write_text(GLOSSARY_CONF.format(ext=str(ROOT / "_ext")))
+    (source / "index.md").write_text("# Index\n\nA rank.\n\n```{toctree}\nglossary\nbook/dp/page\n```\n")
+    (source / "glossary.md").write_text(
+        "# Words\n\n```{glossary}\nrank\n  A process.\n\nlocal rank\n  On a node.\n```\n"
+    )
+    text = "# Ranks\n\nCode `rank`, [a rank](../../index.md), a drank, then *two Ranks* and a rank; a local rank.\n"
+    (source / "book" / "dp" / "page.md").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", str(source), str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    links = r'<a class="dp-term reference internal" href="([^"]*)">([^<]*)</a>'
+    page = (out / "book" / "dp" / "page.html").read_text()
+    assert re.findall(links, page) == [
+        ("../../glossary.html#term-rank", "Ranks"),
+        ("../../glossary.html#term-local-rank", "local rank"),
+    ]
+    assert re.findall(links, (out / "index.html").read_text()) == []
