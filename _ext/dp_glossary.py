@@ -16,13 +16,13 @@ _CLOSED = (nodes.title, nodes.literal, nodes.literal_block, nodes.reference, nod
 
 
 def pattern_of(terms: list[str]) -> re.Pattern[str]:
-    """Match any of the terms as whole words, the longest first; a plural ends in s.
+    """Match any of the terms as whole words, the longest first; a plural ends in s or es.
 
-    >>> pattern_of(["stage", "rank"]).findall("Stages of two ranks, staged")
+    >>> pattern_of(["stage", "rank"]).findall("Stages of two ranks, staged batches")
     ['Stages', 'ranks']
     """
     words = sorted(terms, key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, words))})s?(?![\w-])", re.IGNORECASE)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, words))})(?:e?s)?(?![\w-])", re.IGNORECASE)
 
 
 def split(text: str, pattern: re.Pattern[str], open_terms: set[str]) -> Iterator[tuple[str, str | None]]:
@@ -34,8 +34,8 @@ def split(text: str, pattern: re.Pattern[str], open_terms: set[str]) -> Iterator
     start = 0
     for match in pattern.finditer(text):
         found = match[0].lower()
-        term = found if found in open_terms else found.removesuffix("s")
-        if term in open_terms:
+        term = next((word for word in (found, found[:-1], found[:-2]) if word in open_terms), None)
+        if term is not None:
             open_terms.remove(term)
             if match.start() > start:
                 yield text[start : match.start()], None

@@ -4,7 +4,6 @@
 """
 
 import sys
-import traceback
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 import dualpipe_lab as lab
 
+TORCH = "torch/distributed/distributed_c10d.py"
 PACKAGE = str(Path(lab.__file__).parent)
 MOST_CALLS, MOST_FILES = 5, 4
 ENTRIES = (
@@ -22,28 +22,24 @@ ENTRIES = (
 
 def walks(body):
     """Run `body` and return, for each call of torch, the library's functions between the two as (file, function)."""
-    import torch.distributed as dist
+    found = []
 
-    found, originals = [], {name: getattr(dist, name) for name in ENTRIES if hasattr(dist, name)}
+    def watch(frame, event, argument):
+        if event != "call" or frame.f_code.co_name not in ENTRIES or not frame.f_code.co_filename.endswith(TORCH):
+            return
+        walk, frame = [], frame.f_back
+        while frame is not None and frame.f_code.co_name != "the_cell":
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                name = frame.f_code.co_filename.removeprefix(PACKAGE).lstrip("/")
+                walk.append((name, frame.f_code.co_name))
+            frame = frame.f_back
+        found.append(walk[::-1])
 
-    def watched(original):
-        def call(*args, **kwargs):
-            stack = traceback.extract_stack()[:-1]
-            start = max(index for index, frame in enumerate(stack) if frame.name == "the_cell")
-            ours = [frame for frame in stack[start:] if frame.filename.startswith(PACKAGE)]
-            found.append([(frame.filename.removeprefix(PACKAGE).lstrip("/"), frame.name) for frame in ours])
-            return original(*args, **kwargs)
-
-        return call
-
-    patched = [module for name, module in sys.modules.items() if name.startswith("dualpipe_lab.")]
-    for name, original in originals.items():
-        setattr(dist, name, watched(original))
-        for module in patched:  # names that a module took at its import
-            for key, value in list(vars(module).items()):
-                if value is original:
-                    setattr(module, key, watched(original))
-    body()
+    sys.setprofile(watch)
+    try:
+        body()
+    finally:
+        sys.setprofile(None)
     return found
 
 
@@ -88,8 +84,7 @@ def ring_attention(rank, world_size):
 def moe(rank, world_size):
     from dualpipe_lab import ep
 
-    layer = getattr(ep, "MoE", None) or ep.SMoE
-    layer = layer(8, 16, 4, 2, ep.ExpertParallel())
+    layer = (getattr(ep, "MoE", None) or ep.SMoE)(ep.TopKRouter(8, 4, 2), ep.Experts(8, 16, 4))
     x = torch.randn(6, 8, requires_grad=True)
 
     def the_cell():
@@ -102,7 +97,7 @@ def dualpipe(rank, world_size):
     from dualpipe_lab import pp
 
     program = pp.schedules.dualpipe(world_size, 2 * world_size)
-    stages = {stage: torch.nn.Linear(4, 4) for stage in program.stages_of(rank)}
+    stages = {stage: torch.nn.Linear(4, 4) for stage in range(program.num_stages)}
     runtime = pp.PipelineRuntime(program, stages, torch.nn.functional.mse_loss)
     data = [torch.randn(2, 4) for _ in range(2 * world_size)]
 
