@@ -1,14 +1,16 @@
-"""Grading: a folder of submitted notebooks in, a table that can be trusted out.
+"""Grading: a folder of submitted notebooks in, a table of marks that a submission cannot forge out.
 
-  notebook   the learner's answer cells over the pristine exercise; everything else of the submission counts for nothing
-  worker     runs given cells and one answer cell; the only process besides the ranks that runs the learner's code
-  judge      runs the pristine check, in a fresh process for each exercise; gets plain values and opaque functions from
-             the worker and data from ranks, never the learner's code
-  warden     watches judge, worker and ranks: time, output, memory, processes; ends what goes beyond
-  grader     hands out the work, two submissions at a time, and remembers what is done
-  report     table, CSV, HTML
-A submission cannot print its verdict, because what it prints is not looked at; it cannot patch its check, because the
-check runs in another process.  It runs as the user who grades: hostile code belongs in a container.
+  notebook      lays the learner's answer cells over the pristine exercise; other cells of a submission are ignored
+  worker        runs the given cells and one answer cell; only the worker and the ranks run the learner's code
+  evaluator     runs the pristine check, in a fresh process per exercise; it receives plain values and opaque functions
+                from the worker, and data from ranks
+  sandbox       limits time, output, memory and processes of evaluator, worker and ranks, and kills what exceeds them
+  protocol      the form of answers between worker and evaluator
+  process_tree  finds, measures and kills all descendants of a process
+  grader        distributes the submissions, two at a time, and keeps the results
+  report        writes the table, CSV and HTML
+Printed text is not read, so a submission cannot print its verdict.  The check runs in another process, so a submission
+cannot patch it.  Submissions run as the user who grades: hostile code belongs in a container.
 """
 
 from dualpipe_lab._facade import make_facade

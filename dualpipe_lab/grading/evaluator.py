@@ -1,10 +1,10 @@
-"""The judge: runs pristine checks on answers, each in a process of its own that ends with its verdict.
+"""The evaluator: runs pristine checks on answers, one process per exercise.
 
-In: one task per line (JSON).  Out: one verdict per line, on a pipe of its own that the fork server, and so the worker
-and the ranks, do not inherit.  Everything on standard output is the learner's and is not looked at.
-The process that reads the tasks imports all checks and then only forks; so one exercise cannot touch the next one's
-judge.  No line of the learner's code runs in either: answers come as JSON (`wire`), and what ranks send is opened as
-data (`world.restricted`).
+In: one task per line (JSON).  Out: one verdict per line, on a pipe that the fork server, the worker and the ranks do
+not inherit.  Standard output belongs to the learner's code and is not read.
+The process that reads the tasks imports all checks and then only forks, so one exercise cannot change the evaluator of
+the next.  Neither process runs the learner's code: answers arrive as JSON (`protocol`), and messages of ranks are
+unpickled as data (`world.restricted`).
 """
 
 import ast
@@ -21,8 +21,7 @@ from typing import Any, TextIO
 
 from dualpipe_lab._private import assume_fork_server, fork_server_pid
 from dualpipe_lab.checks.registry import find
-from dualpipe_lab.grading import protocol as wire
-from dualpipe_lab.grading import worker
+from dualpipe_lab.grading import protocol, worker
 from dualpipe_lab.world import payload, server
 from dualpipe_lab.world.launcher import launch
 
@@ -30,11 +29,11 @@ UNKNOWN_EXIT = 255  # what `multiprocessing` reports when the fork server is gon
 
 
 class ForkServerLostError(EOFError):
-    """The fork server ended while it had a worker: it may look alive for a moment longer, and serves nobody."""
+    """The fork server ended while its worker ran; it may still be listed as alive, but starts no more processes."""
 
 
 def main() -> None:
-    """Serve tasks until the pipe of tasks ends; `sys.argv` names the two pipes."""
+    """Evaluate tasks until the pipe of tasks is closed; `sys.argv` names the two pipes."""
     tasks, verdicts = os.fdopen(int(sys.argv[1]), errors="replace"), os.fdopen(int(sys.argv[2]), "w")
     os.set_inheritable(tasks.fileno(), False)
     os.set_inheritable(verdicts.fileno(), False)
@@ -44,54 +43,54 @@ def main() -> None:
     fork_server = fork_server_pid()
     print(json.dumps({"ready": True}), file=verdicts, flush=True)
     for task in _tasks(tasks):
-        verdict = in_a_fork(task, (tasks, verdicts))
+        verdict = evaluate_in_fork(task, (tasks, verdicts))
         if not _is_alive(fork_server):  # a new one imports torch first: that must not cost the next exercise its time
             verdict["retire"] = True
         print(json.dumps(verdict | {"token": task["token"]}), file=verdicts, flush=True)
 
 
-def in_a_fork(task: dict[str, Any], private: tuple[TextIO, ...] = ()) -> dict[str, Any]:
-    """Judge one task in a fresh process; it closes `private`."""
+def evaluate_in_fork(task: dict[str, Any], private: tuple[TextIO, ...] = ()) -> dict[str, Any]:
+    """Evaluate one task in a forked process, which first closes the pipes in `private`."""
     near, far = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_judge_and_tell, args=(task, far, private))
+    process = multiprocessing.get_context("fork").Process(target=_evaluate_and_send, args=(task, far, private))
     process.start()
     far.close()
     try:
         verdict: dict[str, Any] = json.loads(near.recv_bytes())
     except (EOFError, OSError, ValueError):
         process.join(1)
-        verdict = _verdict("stopped", 0, f"the process that judged it ended, exit code {process.exitcode}")
+        verdict = _verdict("stopped", 0, f"the process that evaluated it ended, exit code {process.exitcode}")
     near.close()
     process.kill()
     process.join()
     return verdict
 
 
-def _judge_and_tell(task: dict[str, Any], channel: "Connection[Any, Any]", private: tuple[TextIO, ...]) -> None:
+def _evaluate_and_send(task: dict[str, Any], channel: "Connection[Any, Any]", private: tuple[TextIO, ...]) -> None:
     for pipe in private:
         os.close(pipe.fileno())
     assume_fork_server()
     try:
-        worker.settle(task["place"])
+        worker.enter(task["folders"])
         with payload.data_only():
-            verdict = judge(task)
+            verdict = evaluate(task)
     except Exception as error:  # whatever the learner did to the scratch folder or the fork server
         message = f"it broke what runs it: {type(error).__name__}: {error}"
         verdict = _verdict("stopped", 0, message) | {"retire": True}
-    channel.send_bytes(wire.encode(verdict))
+    channel.send_bytes(protocol.encode(verdict))
     os._exit(0)  # what libraries do at exit is the first process's business
 
 
 def _tasks(lines: TextIO) -> Iterator[dict[str, Any]]:
-    """The tasks; other lines are not the warden's (every process of this user can write into its pipes)."""
+    """Yield the tasks; skip lines of another form, because every process of this user can write into the pipe."""
     for line in lines:
         with suppress(ValueError, RecursionError):
             task = json.loads(line)
-            if isinstance(task, dict) and {"name", "given", "answer", "check", "place", "token"} <= task.keys():
+            if isinstance(task, dict) and {"name", "given", "answer", "check", "folders", "token"} <= task.keys():
                 yield task
 
 
-def judge(task: dict[str, Any]) -> dict[str, Any]:
+def evaluate(task: dict[str, Any]) -> dict[str, Any]:
     """Return status, score and message of one task."""
     check = find(task["name"])
     assert check is not None, task["name"]
@@ -104,8 +103,8 @@ def judge(task: dict[str, Any]) -> dict[str, Any]:
         return verdict | {"retire": isinstance(error, ForkServerLostError)}
     if missing := [name for name in names if name not in answers]:
         return _verdict("wrong", 0, problem or f"the answer cell does not define {missing[0]}")
-    Path(task["place"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
-    os.chdir(task["place"]["work"])
+    Path(task["folders"]["work"]).mkdir(exist_ok=True)  # the answer cell may have removed it
+    os.chdir(task["folders"]["work"])
     values = [eval(compile(ast.Expression(part), "check", "eval"), {}, answers) for part in arguments]  # noqa: S307
     found = check.verdict(*values)
     message = found.message if found.passed or not problem else f"{found.message}\n(the answer cell raised: {problem})"
@@ -113,7 +112,7 @@ def judge(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(source: str) -> list[ast.expr]:
-    """The arguments of a check cell, which is one call and nothing else."""
+    """Return the arguments of a check cell, which consists of one call."""
     (statement,) = ast.parse(source).body
     assert isinstance(statement, ast.Expr)
     assert isinstance(statement.value, ast.Call)
@@ -121,19 +120,19 @@ def arguments_of(source: str) -> list[ast.expr]:
 
 
 def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], str]:
-    """Run the cells in a worker; return the values of `names` and what the answer cell raised."""
+    """Run the cells in a worker; return the values of `names` and the error of the answer cell."""
     title = f"answer-{task['name']}"
     cells = [*((f"given cell {number}", source) for number, source in enumerate(task["given"], 1))]
     cells.append((title, task["answer"]))
     worker.remember(title, task["answer"])  # errors on ranks then show the learner's line
     near, far = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=worker.main, args=(far, cells, names, task["place"]))
+    process = context.Process(target=worker.main, args=(far, cells, names, task["folders"]))
     process.start()
     far.close()
     try:
         reply = _receive(near, process)
-        answers = {name: wire.unpack(value) for name, value in reply["answers"].items() if "error" not in value}
+        answers = {name: protocol.unpack(value) for name, value in reply["answers"].items() if "error" not in value}
         errors = [value["error"] for value in reply["answers"].values() if "error" in value]
         return answers, str((errors or [reply["problem"]])[0])
     finally:
@@ -145,7 +144,7 @@ def _answers(task: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], st
 
 def _receive(near: "Connection[Any, Any]", process: Any) -> dict[str, Any]:
     try:
-        reply = json.loads(near.recv_bytes(wire.MAX_BYTES))
+        reply = json.loads(near.recv_bytes(protocol.MAX_BYTES))
     except EOFError:
         process.join(1)
         kind = ForkServerLostError if process.exitcode == UNKNOWN_EXIT else EOFError

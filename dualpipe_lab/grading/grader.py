@@ -1,5 +1,6 @@
-"""The grader: submissions to wardens, two at a time; results to a folder, so that an interrupted run goes on.
+"""The grader: distributes submissions to sandboxes, two at a time, and keeps each result in a folder.
 
+An interrupted run continues with the submissions that have no result.
 In: a folder of submissions, the folder of exercises.  Out: one `Graded` per submission.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import psutil
 
 from dualpipe_lab.checks.registry import find as find_check
-from dualpipe_lab.grading import process_tree as tree
+from dualpipe_lab.grading import process_tree
 from dualpipe_lab.grading.limits import Limits
 from dualpipe_lab.grading.notebook import Task
 from dualpipe_lab.grading.submissions import Submission, library_digest
@@ -44,7 +45,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Graded:
-    """One submission's marks, and notes on what was edited."""
+    """The marks of one submission, and notes on its edited cells."""
 
     learner: str
     notebook: str
@@ -54,35 +55,35 @@ class Graded:
 
     @property
     def points(self) -> float:
-        """Points earned."""
+        """The points earned."""
         return round(sum(mark.points for mark in self.marks), 2)
 
     @property
     def out_of(self) -> int:
-        """Points to be had."""
+        """The points available."""
         return sum(mark.out_of for mark in self.marks)
 
     @property
     def seconds(self) -> float:
-        """Time taken."""
+        """The seconds taken."""
         return round(sum(mark.seconds for mark in self.marks), 1)
 
 
 class GradingStopped(Exception):  # noqa: N818
-    """The rest of the submissions was not graded; those before it are kept."""
+    """Grading ended early; the results before it are kept."""
 
 
 class Grader:
-    """Grades submissions; use it as a context manager, so that nothing is left behind.
+    """Grades submissions; a context manager, which removes all processes and scratch files at its end.
 
-    While it is open, this process takes over what submissions leave running, and ends it: start no others meanwhile.
+    While it is open, this process adopts and kills processes that submissions leave running: start no others meanwhile.
     """
 
     def __init__(self, out: Path, limits: Limits = Limits(), fresh: bool = False) -> None:  # noqa: B008 - frozen
         self._results, self._limits, self._fresh = out / "results", limits, fresh
         self._library = library_digest()
-        self._wardens: list[subprocess.Popen[str]] = []
-        self._changing = threading.Lock()  # the list of wardens
+        self._sandboxes: list[subprocess.Popen[str]] = []
+        self._changing = threading.Lock()  # the list of sandboxes
         self._open = ExitStack()
         self._stopping = False
 
@@ -90,28 +91,28 @@ class Grader:
         self._results.mkdir(parents=True, exist_ok=True)
         sweep()  # of graders that were killed
         self._scratch = self._open.enter_context(private_folder())
-        self._own = frozenset(child.pid for child in psutil.Process().children())
-        tree.adopt_orphans()
+        self._earlier_children = frozenset(child.pid for child in psutil.Process().children())
+        process_tree.adopt_orphans()
         return self
 
     def __exit__(self, *details: object) -> None:
         self._stopping = True
-        for warden in self._wardens:
-            warden.terminate()
-        for warden in self._wardens:
-            with warden, suppress(BrokenPipeError):  # waits for its end, and closes its pipes
+        for sandbox in self._sandboxes:
+            sandbox.terminate()
+        for sandbox in self._sandboxes:
+            with sandbox, suppress(BrokenPipeError):  # waits for its end, and closes its pipes
                 pass
-        tree.end(self._own, whole=True)
-        tree.adopt_orphans(False)
+        process_tree.kill_descendants(self._earlier_children, subtrees=True)
+        process_tree.adopt_orphans(False)
         self._open.close()
 
     def grade(
         self, submissions: list[Submission], at_once: int = 2, report: Callable[[Graded], None] = lambda graded: None
     ) -> list[Graded]:
-        """Grade all submissions; `report` is called in this thread as each one is done.
+        """Grade all submissions; call `report` in this thread after each one.
 
         Raises:
-            GradingStopped: the checks changed on disk meanwhile, or the results cannot be kept.
+            GradingStopped: the checks changed on disk meanwhile, or the results cannot be written.
         """
         assert len({submission.key for submission in submissions}) == len(submissions)
         done: dict[str, Graded] = {}
@@ -140,16 +141,16 @@ class Grader:
         finished: "queue.SimpleQueue[tuple[str, Graded | Exception]]",
     ) -> None:
         folder = self._scratch / str(number)
-        warden = self._start(folder)
+        sandbox = self._start(folder)
         while not self._stopping:
             try:
                 submission = todo.get_nowait()
             except queue.Empty:
                 break
             try:
-                if warden.poll() is not None:
-                    warden = self._start(folder)
-                graded = self._one(warden, submission)
+                if sandbox.poll() is not None:
+                    sandbox = self._start(folder)
+                graded = self._one(sandbox, submission)
                 self._keep(submission, graded)
             except Exception as error:
                 finished.put((submission.key, error))
@@ -157,35 +158,36 @@ class Grader:
             finished.put((submission.key, graded))
 
     def _start(self, folder: Path) -> "subprocess.Popen[str]":
-        """Start a warden; what one before it left behind in this folder, or running, goes first."""
+        """Start a sandbox; first remove the files and processes that an earlier one left."""
         code = "from dualpipe_lab.grading.sandbox import main; main()"
         command = [sys.executable, "-c", code, str(folder)]
         with self._changing:
-            tree.end(self._own | {warden.pid for warden in self._wardens}, whole=True)
+            spared = self._earlier_children | {sandbox.pid for sandbox in self._sandboxes}
+            process_tree.kill_descendants(spared, subtrees=True)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(exist_ok=True)
-            warden = subprocess.Popen(  # noqa: S603
+            sandbox = subprocess.Popen(  # noqa: S603
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
-            self._wardens.append(warden)
-        return warden
+            self._sandboxes.append(sandbox)
+        return sandbox
 
-    def _one(self, warden: "subprocess.Popen[str]", submission: Submission) -> Graded:
-        tasks = submission.paper.tasks
+    def _one(self, sandbox: "subprocess.Popen[str]", submission: Submission) -> Graded:
+        tasks = submission.overlay.tasks
         marks = {task.name: mark for task in tasks if (mark := _without_running(submission, task))}
         job = {"tasks": [asdict(task) for task in tasks if task.name not in marks], "limits": self._limits.to_dict()}
         if job["tasks"]:
             try:
-                for verdict in _verdicts(warden, job):
+                for verdict in _verdicts(sandbox, job):
                     marks[verdict["name"]] = _mark(verdict)
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                warden.kill()
-                warden.wait()
+                sandbox.kill()
+                sandbox.wait()
         for task in tasks:
             marks.setdefault(task.name, _mark({"name": task.name, "status": "stopped", "message": UNWATCHED}))
         if library_digest() != self._library:
             raise GradingStopped("the checks in dualpipe_lab changed on disk meanwhile; grade everything again")
-        notes = [submission.problem] if submission.problem else submission.paper.notes
+        notes = [submission.problem] if submission.problem else submission.overlay.notes
         ordered = [marks[task.name] for task in tasks]
         return Graded(submission.learner, submission.notebook, submission.digest, ordered, notes)
 
@@ -206,28 +208,28 @@ class Grader:
         temporary.replace(target)
 
 
-def _verdicts(warden: "subprocess.Popen[str]", job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Hand a job to a warden and read one verdict per task.
+def _verdicts(sandbox: "subprocess.Popen[str]", job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send a job to a sandbox and read one verdict per task.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, RecursionError: it died, or the lines are not its own.
+        OSError, ValueError, KeyError, TypeError, RecursionError: it ended, or others wrote the lines.
     """
-    assert warden.stdin is not None
-    assert warden.stdout is not None
+    assert sandbox.stdin is not None
+    assert sandbox.stdout is not None
     token = secrets.token_hex(16)
-    warden.stdin.write(json.dumps(job | {"token": token}) + "\n")
-    warden.stdin.flush()
+    sandbox.stdin.write(json.dumps(job | {"token": token}) + "\n")
+    sandbox.stdin.flush()
     while True:
-        verdict = json.loads(warden.stdout.readline())
+        verdict = json.loads(sandbox.stdout.readline())
         if verdict["token"] != token:
-            raise ValueError("a verdict that the warden did not give")
+            raise ValueError("a verdict that the sandbox did not give")
         if "done" in verdict:
             return
         yield verdict
 
 
 def _without_running(submission: Submission, task: Task) -> Mark | None:
-    """The mark of an exercise that needs no judge."""
+    """Return the mark of an exercise that needs no evaluation, or None."""
     if submission.problem:
         return _mark({"name": task.name, "status": "unreadable", "message": submission.problem})
     if task.answer is None:

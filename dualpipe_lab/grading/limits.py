@@ -1,4 +1,4 @@
-"""What one exercise of a submission may use."""
+"""The limits of one exercise of a submission."""
 
 from dataclasses import asdict, dataclass
 
@@ -8,10 +8,10 @@ class Limits:
     """Limits of one exercise.
 
     Attributes:
-        seconds: from its first line to its verdict; a launch of ranks has a limit of its own, 20 s.
-        output_bytes: printed by the answer cell and all ranks together.
-        memory_mib: of all its processes; what they share with one another counts once.
-        processes: at one time, besides the three that judge it.
+        seconds: time from its first line to its verdict; a launch of ranks has its own limit of 20 s.
+        output_bytes: output of the answer cell and of all ranks, summed.
+        memory_mib: memory of all its processes; shared pages count once.
+        processes: processes at one time, besides the three that evaluate it.
     """
 
     seconds: float = 60
@@ -20,5 +20,5 @@ class Limits:
     processes: int = 64
 
     def to_dict(self) -> dict[str, float]:
-        """As plain JSON values."""
+        """Return the limits as plain JSON values."""
         return asdict(self)

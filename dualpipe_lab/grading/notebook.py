@@ -1,7 +1,7 @@
-"""A submission laid over the pristine exercise: known by tags, whatever else was edited.
+"""Overlay of a submission on its pristine exercise: answer cells are found by their tags.
 
 In: two notebooks.  Out: per exercise the given cells, the learner's answer and the pristine check; notes on edits.
-A notebook is read as JSON; nothing in it is executed here.
+A notebook is read as JSON; no cell is executed here.
 """
 
 import json
@@ -17,7 +17,7 @@ MAX_BYTES = 20_000_000
 
 
 class Unreadable(ValueError):  # noqa: N818
-    """A file that is no notebook."""
+    """The file is not a readable notebook."""
 
 
 class Cell(NamedTuple):
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """One exercise of one submission; `answer` is None where the submission has no such cell."""
+    """One exercise of one submission; `answer` is None if the submission lacks the answer cell."""
 
     name: str
     given: list[str]
@@ -39,13 +39,13 @@ class Task:
 
     @property
     def untouched(self) -> bool:
-        """Whether the answer is still the starter's."""
+        """Whether the answer cell is unchanged."""
         return self.answer is not None and self.answer.strip() == self.starter.strip()
 
 
 @dataclass(frozen=True)
-class Paper:
-    """A submission, ready to be judged."""
+class Overlay:
+    """The tasks of a submission, and notes on its edited cells."""
 
     tasks: list[Task]
     notes: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ def read(path: Path) -> list[Cell]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file, once; a link is not followed and a pipe not waited for.
+    """Read a regular file once; do not follow a link or wait for a pipe.
 
     Raises:
         Unreadable: it is something else, larger than 20 MB, or cannot be read.
@@ -91,8 +91,8 @@ def parse(data: bytes) -> list[Cell]:
         raise Unreadable(f"no notebook of format 4 ({type(error).__name__}); save it from Jupyter again") from None
 
 
-def overlay(pristine: list[Cell], submitted: list[Cell]) -> Paper:
-    """Lay the learner's answers over the pristine cells.  A split answer cell is joined again, in its order."""
+def overlay(pristine: list[Cell], submitted: list[Cell]) -> Overlay:
+    """Combine the learner's answers with the pristine cells; the pieces of a split answer cell are joined in order."""
     answers: dict[str, list[str]] = {}
     for tag, source in submitted:
         if tag.startswith("answer-"):
@@ -106,11 +106,11 @@ def overlay(pristine: list[Cell], submitted: list[Cell]) -> Paper:
             parts = answers.get(tag)
             answer = "\n".join(parts) if parts is not None else None
             tasks.append(Task(name, given, answer, starter, checks[f"check-{name}"]))
-    return Paper(tasks, list(_notes(pristine, submitted, answers)))
+    return Overlay(tasks, list(_notes(pristine, submitted, answers)))
 
 
 def topic_tags(cells: Iterable[Cell]) -> Counter[str]:
-    """How often each topic occurs in the answer tags."""
+    """Count the occurrences of each topic in the answer tags."""
     names = [cell.tag.removeprefix("answer-").rpartition("-")[0] for cell in cells if cell.tag.startswith("answer-")]
     return Counter(names)
 

@@ -1,10 +1,10 @@
-"""A tree of processes: all of it, also those that tried to leave, its memory, and its end.
+"""The process tree below this process: its members, their memory, and their end.
 
-On Linux a process can adopt the orphans among its descendants, so that a double fork does not escape.
+In: this process.  Out: its descendants as `psutil.Process`.
+On Linux a process can adopt its orphaned descendants, so that a double fork does not leave the tree.
 """
 
 import ctypes
-import os
 import signal
 import sys
 import time
@@ -17,24 +17,24 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Make this process the parent of every descendant whose own parent ends (Linux), or no longer."""
+    """Make this process adopt every descendant whose parent ends (Linux); `adopt=False` ends that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
-def die_with_the_parent() -> None:
-    """Let this process be killed when its parent ends (Linux)."""
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def descendants() -> list[psutil.Process]:
-    """All living descendants of this process."""
-    return [process for process in psutil.Process().children(recursive=True) if _lives(process)]
+    """Return all living descendants of this process."""
+    return [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
 
 
 def memory_mib(processes: Iterable[psutil.Process]) -> float:
-    """Memory of the processes, in MiB; pages that they share count once (a forked rank shares nearly all of torch)."""
+    """Return the memory of the processes in MiB; a page that several of them share counts once."""
     total = 0
     for process in processes:
         with suppress(psutil.Error, AttributeError):
@@ -43,7 +43,7 @@ def memory_mib(processes: Iterable[psutil.Process]) -> float:
 
 
 def resident_mib(processes: Iterable[psutil.Process]) -> float:
-    """An upper bound of `memory_mib` that is quick to have."""
+    """Return the sum of resident memory in MiB, a cheap upper bound of `memory_mib`."""
     total = 0
     for process in processes:
         with suppress(psutil.Error):
@@ -51,19 +51,22 @@ def resident_mib(processes: Iterable[psutil.Process]) -> float:
     return total / 2**20
 
 
-def end(spared: frozenset[int] = frozenset(), seconds: float = 15, whole: bool = False) -> int:
-    """Kill all descendants but the spared; return how many there were.  Stops them first: a stopped one cannot fork.
+def kill_descendants(spared: frozenset[int] = frozenset(), seconds: float = 15, subtrees: bool = False) -> int:
+    """Kill all descendants except the spared pids; return the number of killed processes.
 
-    `whole`: what descends from a spared child is spared too.
+    Processes are suspended first, because a suspended process cannot fork.
+    `subtrees`: spare the descendants of a spared child too.
     """
     seen: set[int] = set()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found = _strangers(spared) if whole else [found for found in descendants() if found.pid not in spared]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
+        found = (
+            _unspared_subtrees(spared) if subtrees else [found for found in descendants() if found.pid not in spared]
+        )
+        for action in (psutil.Process.suspend, psutil.Process.kill):
             for process in found:
                 with suppress(psutil.Error, ProcessLookupError):
-                    process.send_signal(number)
+                    action(process)
         seen |= {process.pid for process in found}
         reap(spared)
         if not found:
@@ -73,24 +76,22 @@ def end(spared: frozenset[int] = frozenset(), seconds: float = 15, whole: bool =
 
 
 def reap(spared: frozenset[int] = frozenset()) -> None:
-    """Collect dead children, adopted ones too; the spared are for whoever started them."""
-    for child in psutil.Process().children():
-        if child.pid not in spared:
-            with suppress(ChildProcessError):
-                os.waitpid(child.pid, os.WNOHANG)
+    """Collect the exit codes of dead children, adopted ones too, except of the spared pids."""
+    children = [child for child in psutil.Process().children() if child.pid not in spared]
+    psutil.wait_procs(children, timeout=0)
 
 
-def _strangers(known: frozenset[int]) -> list[psutil.Process]:
-    """The children that are not known, and what descends from them."""
+def _unspared_subtrees(spared: frozenset[int]) -> list[psutil.Process]:
+    """Return the children that are not spared, and their descendants."""
     found = []
     for child in psutil.Process().children():
-        if child.pid not in known and _lives(child):
+        if child.pid not in spared and _is_alive(child):
             with suppress(psutil.Error):
                 found += [child, *child.children(recursive=True)]
     return found
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

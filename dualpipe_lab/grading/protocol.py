@@ -1,7 +1,8 @@
-"""How answers reach the judge: plain values as JSON, functions as bytes that the judge never opens.
+"""The form of answers between worker and evaluator: plain values as JSON, functions as opaque bytes.
 
-Unpickling runs code, so nothing from the worker is unpickled in the judge: a rank opens the sealed function.  What
-that rank sends back is a pickle, which the judge opens as data only (`world.restricted`).
+In: values of the learner's names.  Out: JSON, and values again in the evaluator.
+Unpickling runs code, so the evaluator unpickles nothing from the worker: a rank unpickles the sealed function.  The
+result of that rank is a pickle, which the evaluator reads as data only (`world.restricted`).
 """
 
 import base64
@@ -15,13 +16,13 @@ MAX_DEPTH = 20
 
 
 class SealedFunction:
-    """A learner's function that can be sent to ranks, but not called here."""
+    """A learner's function that can be sent to ranks but not called in this process."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: the judge runs none of the learner's code."""
+        """Raise TypeError: the evaluator does not run the learner's code."""
         raise TypeError("a submitted function runs on ranks only")
 
     def __reduce__(self) -> tuple[Any, tuple[bytes]]:
@@ -29,7 +30,7 @@ class SealedFunction:
 
 
 def pack(value: object) -> Any:
-    """Make JSON of an answer; a value that is not plain becomes the name of its type."""
+    """Return an answer as JSON values; a value that is neither plain nor callable becomes the name of its type."""
     plain = _plain(value, 0)
     if plain is not None:
         return {"plain": plain}
@@ -42,7 +43,7 @@ def pack(value: object) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The inverse of `pack`; ValueError for what `pack` does not make."""
+    """Return the value that `pack` wrote; ValueError for any other JSON value."""
     match packed:
         case {"plain": value}:
             return _restore(value)
@@ -54,12 +55,12 @@ def unpack(packed: Any) -> Any:
 
 
 def encode(message: object) -> bytes:
-    """JSON in bytes."""
+    """Return a message as JSON in bytes."""
     return json.dumps(message).encode()
 
 
 def _plain(value: object, depth: int) -> Any:
-    """Exact types only: a subclass of int may claim to equal everything."""
+    """Accept exact types only: a subclass of int could define `==` as always true."""
     if depth > MAX_DEPTH:
         return None
     if value is ...:

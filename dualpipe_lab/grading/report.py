@@ -1,7 +1,7 @@
-"""The results as a table on the screen, as CSV (one row per exercise) and as one HTML page.
+"""The results as a table in the terminal, as CSV (one row per exercise) and as one HTML page.
 
-Learners' words are shown as text: never as markup, never as the formula of a spreadsheet.  Characters that UTF-8 does
-not have (half of a surrogate pair, a file name in another encoding) and those that control a terminal are escaped.
+Text of learners is written as text, never as markup or as a spreadsheet formula.  Control characters, and characters
+without a UTF-8 encoding (half of a surrogate pair, a file name in another encoding), are escaped.
 """
 
 import csv
@@ -25,7 +25,7 @@ pre{margin:0;white-space:pre-wrap;max-width:60rem}details{margin:.2rem 0}.right{
 
 
 def screen(results: list[Graded]) -> Table:
-    """One row per submission, for rich."""
+    """Return a rich table with one row per submission."""
     table = Table(title="Grades: ✓ right  ✗ wrong  ⊘ stopped  · not started  ? missing or unreadable")
     for name in ("learner", "notebook", "exercises", "points", "seconds", "notes"):
         table.add_column(name, justify="right" if name in ("points", "seconds") else "left")
@@ -39,7 +39,7 @@ def screen(results: list[Graded]) -> Table:
 
 
 def write_csv(results: list[Graded], path: Path) -> None:
-    """One row per exercise, or one for a submission without any."""
+    """Write one row per exercise, and one row for a submission without exercises."""
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -51,7 +51,7 @@ def write_csv(results: list[Graded], path: Path) -> None:
 
 
 def write_html(results: list[Graded], path: Path) -> None:
-    """One page without anything from elsewhere: a table, and each message to unfold."""
+    """Write one self-contained page: a table, and each message in a foldable element."""
     rows = "\n".join(_row(graded) for graded in results)
     earned, possible = sum(graded.points for graded in results), sum(graded.out_of for graded in results)
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
@@ -66,7 +66,7 @@ def write_html(results: list[Graded], path: Path) -> None:
 
 
 def plain(text: str) -> str:
-    r"""Text for a terminal: what would control it, or what it cannot show, as an escape.
+    r"""Return text for a terminal, with control and unencodable characters escaped.
 
     >>> print(plain("a" + chr(27) + "[2J" + chr(0xD800)))
     a\x1b[2J\ud800
@@ -88,5 +88,5 @@ def _row(graded: Graded) -> str:
 
 
 def _harmless(value: object) -> object:
-    """A cell that begins like a formula would be executed by a spreadsheet."""
+    """Quote text that a spreadsheet would execute as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value

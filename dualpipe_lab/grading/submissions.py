@@ -1,7 +1,7 @@
-"""Finding submissions, and the exercise that each one answers.
+"""Submissions: find them in a folder, and the exercise that each one answers.
 
-`folder/maria/gpipe.ipynb` is Maria's; in a flat folder `maria-gpipe.ipynb` belongs to "maria-gpipe".  The exercise is
-told by the answer tags, and where there are none by the file's name.
+`folder/maria/gpipe.ipynb` belongs to "maria"; in a flat folder `maria-gpipe.ipynb` belongs to "maria-gpipe".
+The answer tags determine the exercise; without any, the file name does.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualpipe_lab.grading.notebook import Cell, Paper, Unreadable, overlay, parse, read, read_bytes, topic_tags
+from dualpipe_lab.grading.notebook import Cell, Overlay, Unreadable, overlay, parse, read, read_bytes, topic_tags
 
 LIBRARY = Path(__file__).parents[1]
 
@@ -20,26 +20,26 @@ class Submission:
     """One submitted notebook.
 
     Attributes:
-        learner, notebook: whose it is, and the exercise notebook it answers ("" if that cannot be told).
-        key: names it in the folder of results; no two paths have the same.
-        digest: changes with the submission, the exercise and the checks.
-        paper: what there is to judge.
-        problem: why there is nothing to judge, or an empty string.
+        learner, notebook: the learner, and the exercise notebook that it answers ("" if unknown).
+        key: its name in the folder of results, unique per path.
+        digest: hash of the submission, the exercise and the checks.
+        overlay: its tasks.
+        problem: why it cannot be evaluated, or an empty string.
     """
 
     learner: str
     notebook: str
     key: str
     digest: str
-    paper: Paper
+    overlay: Overlay
     problem: str = ""
 
 
 def exercises(folder: Path) -> dict[str, list[Cell]]:
-    """The pristine notebooks by name.
+    """Return the pristine notebooks by name.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the folder has none.
     """
     paths = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
     if not paths:
@@ -48,7 +48,7 @@ def exercises(folder: Path) -> dict[str, list[Cell]]:
 
 
 def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submission]:
-    """All submissions below a folder, in the order of their paths.
+    """Return all submissions below a folder, in the order of their paths.
 
     Raises:
         ValueError: the folder holds no notebook.
@@ -62,7 +62,7 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
 
 
 def library_digest() -> str:
-    """A digest of the code that decides: it must not change while submissions run."""
+    """Return a digest of checks and grading, which must not change while submissions run."""
     digest = hashlib.sha256()
     for part in ("checks", "grading"):
         for path in sorted((LIBRARY / part).rglob("*.py")):
@@ -75,32 +75,32 @@ def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], libra
     learner = relative.parts[0] if len(relative.parts) > 1 else path.stem
     problem, data, cells = "", b"", []
     try:
-        data = _own_bytes(path, folder / relative.parts[0] if len(relative.parts) > 1 else folder)
+        data = _read_inside(path, folder / relative.parts[0] if len(relative.parts) > 1 else folder)
         cells = parse(data)
     except Unreadable as error:
         problem = str(error)
     name = _exercise_of(path, cells, pristine)
     if not name:
         problem = problem or f"it answers none of {', '.join(pristine)}: no answer cell, and another file name"
-    paper = overlay(pristine[name], cells) if name else Paper([])
+    found = overlay(pristine[name], cells) if name else Overlay([])
     digest = hashlib.sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
     digest.update(data)
-    return Submission(learner, name, _key(relative), digest.hexdigest(), paper, problem)
+    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem)
 
 
-def _own_bytes(path: Path, own: Path) -> bytes:
-    """Read a notebook that lies in the learner's own folder.
+def _read_inside(path: Path, folder: Path) -> bytes:
+    """Read a notebook inside the learner's folder.
 
     Raises:
-        Unreadable: it does not, or it is no file.
+        Unreadable: it lies elsewhere, or is not a file.
     """
-    if not path.parent.resolve().is_relative_to(own.resolve()):
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
         raise Unreadable("it lies outside of the learner's folder; submit a copy of the notebook itself")
     return read_bytes(path)
 
 
 def _key(relative: Path) -> str:
-    """A short name for a path that is no other path's: what can be read of it, and a digest of all of it."""
+    """Return a short unique name of a path: its readable characters and a digest."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", str(relative.with_suffix("")))
     return f"{readable[:80]}-{hashlib.sha256(os.fsencode(relative)).hexdigest()[:16]}"
 

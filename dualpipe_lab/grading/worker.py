@@ -1,6 +1,7 @@
-"""The worker: runs the given cells and one answer cell, as a notebook would, and hands over the names asked for.
+"""The worker: runs the given cells and one answer cell as a notebook does, and sends the requested names.
 
-It is a fresh process in a session of its own.  An error in the answer cell does not undo what was defined before it.
+In: cells, names.  Out: the values of the names (`protocol.pack`) and the first error.
+The worker is a fresh process in its own session.  Names that were defined before an error are sent too.
 """
 
 import ast
@@ -18,12 +19,12 @@ from dualpipe_lab.grading.protocol import encode, pack
 
 
 def main(
-    channel: "Connection[Any, Any]", cells: list[tuple[str, str]], names: list[str], place: dict[str, str]
+    channel: "Connection[Any, Any]", cells: list[tuple[str, str]], names: list[str], folders: dict[str, str]
 ) -> None:
-    """Run cells (title, source) in `place` (folder and environment); send the values of `names` and the first error."""
+    """Run cells (title, source) in the scratch folders; send the values of `names` and the first error."""
     with contextlib.suppress(PermissionError):  # the fork server's child may lead a session already
         os.setsid()
-    settle(place)
+    enter(folders)
     module = types.ModuleType("__main__")  # what is defined here travels to the ranks by value, as from a notebook
     sys.modules["__main__"] = module
     problem = ""
@@ -35,15 +36,15 @@ def main(
     channel.close()
 
 
-def settle(place: dict[str, str]) -> None:
-    """Go to the scratch folder, so that whatever is written without a full path lands there."""
-    os.chdir(place["work"])
-    os.environ.update({"HOME": place["home"], "TMPDIR": place["tmp"], "XDG_CACHE_HOME": place["home"]})
+def enter(folders: dict[str, str]) -> None:
+    """Make the scratch folders the working directory, home and temporary directory of this process."""
+    os.chdir(folders["work"])
+    os.environ.update({"HOME": folders["home"], "TMPDIR": folders["tmp"], "XDG_CACHE_HOME": folders["home"]})
     tempfile.tempdir = None  # it was chosen from the old TMPDIR
 
 
 def run_cell(title: str, source: str, names: dict[str, Any]) -> str:
-    """Execute one cell; return what it raised, or an empty string."""
+    """Execute one cell; return its error as text, or an empty string."""
     try:
         code = compile(_tree(source, title), title, "exec")
         remember(title, source)
@@ -58,12 +59,12 @@ def run_cell(title: str, source: str, names: dict[str, Any]) -> str:
 
 
 def remember(title: str, source: str) -> None:
-    """Let tracebacks show the lines of a cell."""
+    """Store the lines of a cell for tracebacks."""
     linecache.cache[title] = (len(source), None, source.splitlines(keepends=True), title)
 
 
 def _tree(source: str, title: str) -> ast.Module:
-    """Parse a cell; its magics and shell lines are left out, because there is no notebook here."""
+    """Parse a cell without its magics and shell lines: the worker has no notebook kernel."""
     try:
         return ast.parse(source, title)
     except SyntaxError:

@@ -13,9 +13,9 @@ from .steplog import steps as steps
 from .steplog import Steps as Steps
 from .collectives import Holdings as Holdings
 from .collectives import Gallery as Gallery
-from .slices import Slices as Slices
-from .slices import Cut as Cut
-from .slices import Step as Step
+from .shards import Shards as Shards
+from .shards import ShardedTensor as ShardedTensor
+from .shards import Transition as Transition
 from .mosaic import Mosaic as Mosaic
 
 # Numbers

@@ -56,7 +56,7 @@ def gpipe_rows(num_ranks, num_microbatches):
     return []
 """
 SECONDS = f"4{os.getpid()}"  # tells what this run left behind
-KILLS_WARDEN = """
+KILLS_SANDBOX = """
 import psutil, subprocess
 subprocess.Popen(["sleep", "{seconds}"], start_new_session=True)
 for process in psutil.Process().parents():
@@ -102,7 +102,7 @@ def graded(tmp_path_factory):
     forger = FORGER.replace("{log!r}", repr(log))
     for learner, text in ((b"a-returns", RETURNS), (b"b-raises", RAISES), (b"c-sends", SENDS)):
         hand_in(folder, learner, "gpipe", _2=forger + text)
-    hand_in(folder, b"d-kills", "ranks-and-messages", _1=KILLS_WARDEN.replace("{seconds}", SECONDS))
+    hand_in(folder, b"d-kills", "ranks-and-messages", _1=KILLS_SANDBOX.replace("{seconds}", SECONDS))
     hand_in(folder, b"e-victim", "gpipe", _1="makespan, bubble, peak = 1, 2, 3")
     hand_in(folder, b"f-honest", "gpipe", _1="makespan, bubble, peak = 60, 24, 6")
     hand_in(folder, b"g-surrogate", "ranks-and-messages", _1="raise ValueError('\\ud800 \\x1b[2J')")
@@ -131,7 +131,7 @@ def test_what_ranks_send_is_not_executed_and_marks_stay_their_own(graded):
 
 
 @pytest.mark.slow
-def test_a_killed_warden_costs_its_own_submission_and_is_remembered(graded):
+def test_a_killed_sandbox_costs_its_own_submission_and_is_remembered(graded):
     folder, out, run = graded
     found, message = status(out, "d-kills", "ranks-1")
     assert (found, message) == ("stopped", "the process that watches this submission was ended from inside it")
@@ -221,15 +221,15 @@ def test_keys_differ_where_paths_do(tmp_path):
 
 
 def test_foreign_lines_on_the_pipes_are_no_tasks_and_no_verdicts():
-    task = {"name": "gpipe-1", "given": [], "answer": "", "check": "", "place": {}, "token": "t"}
+    task = {"name": "gpipe-1", "given": [], "answer": "", "check": "", "folders": {}, "token": "t"}
     junk = ["junk\n", "\n", "[" * 100_000 + "\n", "3\n", '{"name": "gpipe-1"}\n', "\x00\n"]
     assert list(evaluator._tasks(io.StringIO("".join([*junk, json.dumps(task) + "\n"])))) == [task]
     for line in (b"junk\n", b"\xff\n", b"[" * 50_000 + b"\n"):
         read, write = os.pipe()
         os.write(write, line)
-        forged = object.__new__(sandbox.Judge)
+        forged = object.__new__(sandbox.EvaluatorProcess)
         forged.verdicts, forged._buffer = read, b""
-        with pytest.raises(sandbox.Stopped, match="a verdict that the judge did not give"):
+        with pytest.raises(sandbox.Stopped, match="a verdict that the evaluator did not give"):
             forged.take()
         os.close(read)
         os.close(write)
@@ -252,7 +252,7 @@ def test_a_killed_grader_leaves_a_folder_that_the_next_one_removes(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "is_lost"), [(255, True), (1, False), (-9, False)])
-def test_a_worker_whose_fork_server_was_killed_retires_the_judge(code, is_lost):
+def test_a_worker_whose_fork_server_was_killed_retires_the_evaluator(code, is_lost):
     """Killed a moment ago, the fork server may look alive still; the next exercise must not meet it."""
     near, far = multiprocessing.Pipe()
     far.close()

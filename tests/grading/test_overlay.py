@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from dualpipe_lab.grading import notebook
-from dualpipe_lab.grading import protocol as wire
+from dualpipe_lab.grading import notebook, protocol
 from dualpipe_lab.grading.evaluator import arguments_of
 from dualpipe_lab.grading.grader import Graded, Mark
 from dualpipe_lab.grading.notebook import Cell, Unreadable, overlay, read
@@ -16,12 +15,12 @@ PRISTINE = [Cell("", "import x"), Cell("answer-a-1", "raise"), Cell("check-a-1",
 
 
 def test_the_answer_is_taken_and_everything_else_is_pristine():
-    paper = overlay(
+    found = overlay(
         PRISTINE, [Cell("", "import y"), Cell("answer-a-1", "one = 1"), Cell("check-a-1", "print('solved')")]
     )
-    (task,) = paper.tasks
+    (task,) = found.tasks
     assert (task.given, task.answer, task.check) == (["import x"], "one = 1", "check.a.one(one)")
-    assert paper.notes == ["check-a-1 was edited: ignored", "1 extra or edited cell: ignored"]
+    assert found.notes == ["check-a-1 was edited: ignored", "1 extra or edited cell: ignored"]
 
 
 def test_a_split_answer_is_joined_and_a_missing_one_is_none():
@@ -63,18 +62,18 @@ class Liar(int):
 
 @pytest.mark.parametrize("value", [3, 1.5, "a", True, None, ..., [1, [2]], (1, "b", (...,)), []])
 def test_plain_answers_arrive_as_they_are(value):
-    assert wire.unpack(json.loads(json.dumps(wire.pack(value)))) == value
+    assert protocol.unpack(json.loads(json.dumps(protocol.pack(value)))) == value
 
 
 @pytest.mark.parametrize("value", [Liar(3), [Liar(3)], {1: 2}, object(), b"x"])
 def test_other_answers_arrive_as_strangers(value):
-    arrived = wire.unpack(wire.pack(value))
+    arrived = protocol.unpack(protocol.pack(value))
     assert type(arrived).__name__ == type(value).__name__
     assert arrived != value
 
 
-def test_a_function_stays_sealed_in_the_judge():
-    sealed = wire.unpack(wire.pack(lambda: print("run")))
+def test_a_function_stays_sealed_in_the_evaluator():
+    sealed = protocol.unpack(protocol.pack(lambda: print("run")))
     with pytest.raises(TypeError, match="runs on ranks only"):
         sealed()
     loads, (data,) = sealed.__reduce__()
@@ -84,7 +83,7 @@ def test_a_function_stays_sealed_in_the_judge():
 @pytest.mark.parametrize("packed", [{}, [], 3, {"plain": {"list": 3}}, {"plain": {"what": []}}, {"function": 3}])
 def test_forged_answers_are_refused(packed):
     with pytest.raises(ValueError, match="something else"):
-        wire.unpack(packed)
+        protocol.unpack(packed)
 
 
 def test_a_cell_runs_as_in_a_notebook():

@@ -1,10 +1,10 @@
-"""Which part lives where: every part at its place and in its owner's colour, messages as bars, as text too."""
+"""Which shard lives where: every piece at its place and in its owner's colour, messages as bars, as text too."""
 
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from dualpipe_lab.viz.slices import Cut, Slices, Step
+from dualpipe_lab.viz import ShardedTensor, Shards, Transition
 
 SVG = "{http://www.w3.org/2000/svg}"
 BLUE, ORANGE = "#0072b2", "#e69f00"
@@ -26,36 +26,40 @@ def parts(picture):
 
 
 def test_rows_columns_and_pieces_lie_where_they_belong():
-    rows = Slices("rows", 2, [Cut("W", (8, 4), axis=0)])
+    rows = Shards("rows", 2, [ShardedTensor("W", (8, 4), dim=0)])
     assert parts(rows) == [(0, 0, 1, 0.5, BLUE), (0, 0.5, 1, 0.5, ORANGE)]
-    columns = Slices("columns", 2, [Cut("y", (4, 8), axis=1)])
+    columns = Shards("columns", 2, [ShardedTensor("y", (4, 8), dim=1)])
     assert parts(columns) == [(0, 0, 0.5, 1, BLUE), (0.5, 0, 0.5, 1, ORANGE)]
-    pieces = Slices("halves", 2, [Cut("[gate; up]", (8, 4), 0, [((0, 2), (4, 6)), ((2, 4), (6, 8))])])
+    pieces = Shards("halves", 2, [ShardedTensor("[gate; up]", (8, 4), 0, [((0, 2), (4, 6)), ((2, 4), (6, 8))])])
     assert [part[1] for part in parts(pieces)] == [0, 0.5, 0.2, 0.8]  # a quarter, at one digit
 
 
 def test_what_all_hold_has_no_colour_and_a_replica_that_of_its_first_rank():
-    assert [part[-1] for part in parts(Slices("x", 2, [Cut("x", (2, 2))]))] == ["currentColor"] * 2
-    replicas = Cut("W_k", (4, 2), 0, [((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),)])
-    assert [part[-1] for part in parts(Slices("k", 4, [replicas]))] == [BLUE, BLUE, "#009e73", "#009e73"]
-    summands = Slices("y", 2, [Cut("y", (2, 2), is_summand=True)])
+    assert [part[-1] for part in parts(Shards("x", 2, [ShardedTensor("x", (2, 2))]))] == ["currentColor"] * 2
+    replicas = ShardedTensor("W_k", (4, 2), 0, [((0, 2),), ((0, 2),), ((2, 4),), ((2, 4),)])
+    assert [part[-1] for part in parts(Shards("k", 4, [replicas]))] == [BLUE, BLUE, "#009e73", "#009e73"]
+    summands = Shards("y", 2, [ShardedTensor("y", (2, 2), is_summand=True)])
     assert [part[-1] for part in parts(summands)] == [BLUE, ORANGE]
     assert summands.to_svg().count(">+<") == 2
 
 
 def test_a_message_is_a_bar_through_all_ranks_and_the_rest_is_not():
     def bars(step):
-        svg = ET.fromstring(Slices("s", 3, [Cut("x", (2, 2)), step, Cut("y", (2, 2))]).to_svg())
+        svg = ET.fromstring(Shards("s", 3, [ShardedTensor("x", (2, 2)), step, ShardedTensor("y", (2, 2))]).to_svg())
         return [path for path in svg.findall(f"{SVG}path") if path.get("stroke-width") == "3"]
 
-    assert not bars(Step("copy", "none"))
-    assert len(bars(Step("copy", "all-reduce", 0, 96))) == 1
-    assert len(bars(Step("a", "b", 8, 96))) == 2
+    assert not bars(Transition("copy", "none"))
+    assert len(bars(Transition("copy", "all-reduce", 0, 96))) == 1
+    assert len(bars(Transition("a", "b", 8, 96))) == 2
 
 
 def test_everything_lies_inside_and_is_written_too():
-    path = [Cut("x", (6, 5)), Step("copy", "all-reduce & more", 0, 1536), Cut("W", (7, 5), axis=0)]
-    picture = Slices("rows < columns", 4, path)
+    path = [
+        ShardedTensor("x", (6, 5)),
+        Transition("copy", "all-reduce & more", 0, 1536),
+        ShardedTensor("W", (7, 5), dim=0),
+    ]
+    picture = Shards("rows < columns", 4, path)
     root = ET.fromstring(picture.to_svg())
     width, height = float(root.get("width")), float(root.get("height"))
     for box in root.findall(f"{SVG}rect"):
@@ -64,10 +68,15 @@ def test_everything_lies_inside_and_is_written_too():
     assert {"all-reduce & more", "1,536 B", "7 × 5"} <= {text.text for text in root.findall(f"{SVG}text")}
     text = str(picture).splitlines()
     assert [line.split("rows ")[1] for line in text[2:6]] == ["0-1", "2-3", "4-5", "6-6"]
-    assert "nothing" in str(Slices("few", 3, [Cut("W", (2, 1), axis=0)]))
+    assert "nothing" in str(Shards("few", 3, [ShardedTensor("W", (2, 1), dim=0)]))
 
 
 def test_a_path_that_does_not_alternate_is_refused():
-    for path in ([], [Step()], [Cut("x", (1, 1)), Cut("y", (1, 1))], [Cut("x", (1, 1)), Step()]):
-        with pytest.raises(ValueError, match="tensors with one step between each two"):
-            Slices("wrong", 2, path)
+    for path in (
+        [],
+        [Transition()],
+        [ShardedTensor("x", (1, 1)), ShardedTensor("y", (1, 1))],
+        [ShardedTensor("x", (1, 1)), Transition()],
+    ):
+        with pytest.raises(ValueError, match="tensors with one transition between each two"):
+            Shards("wrong", 2, path)
