@@ -238,10 +238,20 @@ def test_an_emulated_transfer_is_no_deadlock():
     assert lab.launch(fn, 2, link=lab.Link(gbps=0.0016, latency_ms=0)) == ["arrived"] * 2  # 5 s in flight
 
 
-def test_work_sleeps_under_the_wall_clock_and_shares_two_cores_between_eight_ranks():
-    timeline = lab.launch(lambda rank, world_size: lab.compute(200, "work"), 8).timeline
-    assert 0.2e9 <= timeline.makespan < 0.4e9
-    assert timeline.source == "measured"
+def test_work_sleeps_under_the_wall_clock_so_that_eight_ranks_share_two_cores():
+    """Processor time and not time on the wall: a busy machine wakes a sleeper late."""
+
+    def fn(rank, world_size):
+        import time
+
+        before = time.process_time()
+        lab.compute(200, "work")
+        return time.process_time() - before
+
+    found = lab.launch(fn, 8)
+    assert max(found) < 0.05
+    assert found.timeline.makespan >= 0.2e9
+    assert found.timeline.source == "measured"
 
 
 def test_links_are_checked():
@@ -266,8 +276,11 @@ def test_a_collective_is_seen_from_its_start_to_its_end_while_the_rank_works(clo
         assert [span.label for span in spans] == ["all_reduce"] * 2
         first, second = spans
         assert first.duration == second.duration == 20_000_000
-        assert second.start == first.end
-        assert first.start == 10_000_000 if clock == "virtual" else first.start >= 10_000_000
+        if clock == "virtual":
+            assert (first.start, second.start) == (10_000_000, first.end)
+        else:  # a busy machine may be late with either call, and never early
+            assert first.start >= 10_000_000
+            assert second.start >= first.end
 
 
 def test_two_speeds_are_told_apart_by_the_nodes():
