@@ -24,7 +24,7 @@ from torch.nn import functional
 
 import dualpipe_lab as lab
 from dualpipe_lab.models import Llama, LlamaConfig, PlainLlama, parallelize
-from dualpipe_lab.tp import whole_state
+from dualpipe_lab.tp import full_state_dict
 
 RANKS, BATCH = 2, 2
 TITLES = {
@@ -47,7 +47,7 @@ def contenders(kind: str, config: LlamaConfig) -> dict[str, Step]:
     attend = {} if kind == "attention" else {"attend": torch_attention}
     ours = Llama(config, mesh, is_cut, regather=kind != "sequence, kept", **attend)
     theirs = PlainLlama(config)
-    theirs.load_state_dict(whole_state(ours, ours.tp.group))
+    theirs.load_state_dict(full_state_dict(ours, ours.tp.group))
     theirs = parallelize(theirs, mesh.device_mesh(), is_cut)
 
     def step_of(model: torch.nn.Module, context: Callable) -> Step:

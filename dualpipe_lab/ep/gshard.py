@@ -28,7 +28,7 @@ from dualpipe_lab.ep.capacity import DROPPED, capacity, fill_slots, find_slots, 
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
-from dualpipe_lab.tp.shard import Shard, initialise, load_state
+from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
 
 
 class GShardOutput(NamedTuple):
@@ -91,11 +91,11 @@ class GShardMoE(nn.Module):
         self.second = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
         mine = Shard(0, start, stop, num_experts)
         self.shards = {"first": mine, "second": mine}
-        initialise(self)
+        initialize_parameters(self)
 
-    def load_whole(self, state: Mapping[str, Tensor]) -> None:
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's part of a whole state: `router.weight` [E, h], `first` [E, h, f], `second` [E, f, h]."""
-        load_state(self, state)
+        load_full_state_dict(self, state)
 
     def forward(self, x: Tensor) -> GShardOutput:
         """Pass `x_TD` through its experts; all ranks call this, also one without tokens.

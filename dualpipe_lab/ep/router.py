@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, logsigmoid
 
-from dualpipe_lab.tp.shard import initialise
+from dualpipe_lab.tp.shard import initialize_parameters
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
@@ -79,7 +79,7 @@ class TopKRouter(nn.Module):
         self.scoring: Scoring = scoring
         self.normalise, self.scale = normalise, scale
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype))
-        initialise(self)
+        initialize_parameters(self)
 
     def forward(self, x: Tensor) -> Routing:
         """Route `x_TD`; T may be 0.

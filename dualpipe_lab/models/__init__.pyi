@@ -3,7 +3,7 @@ from .llama_config import LlamaConfig as LlamaConfig
 from .plain_llama import PlainLlama as PlainLlama
 from .plain_llama import PlainAttention as PlainAttention
 from .plain_llama import parallelize as parallelize
-from .plain_llama import turn as turn
+from .plain_llama import plain_rotate as plain_rotate
 from .llama import Llama as Llama
 from .llama import LlamaLayer as LlamaLayer
 

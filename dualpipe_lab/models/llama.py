@@ -29,7 +29,7 @@ from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import initialise
+from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.tp.swiglu import SwiGLU
 from dualpipe_lab.world.mesh import Mesh
 
@@ -108,7 +108,7 @@ class Llama(nn.Module):
         self.norm = _norm(config, tp, dtype)
         tied = self.embedding if config.tied else None
         self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, tied, dtype)
-        initialise(self, seed)
+        initialize_parameters(self, seed)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """logits_BSV of this rank's part of the vocabulary.

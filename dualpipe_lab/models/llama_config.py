@@ -5,8 +5,7 @@ Chapter: book/tp/block.  In: sizes.  Out: checked sizes.
 
 from dataclasses import dataclass
 
-from dualpipe_lab.tp.closed_forms import layer_parameters
-from dualpipe_lab.tp.heads import check_heads
+from dualpipe_lab.tp.closed_forms import check_heads, layer_parameters
 
 
 @dataclass(frozen=True)

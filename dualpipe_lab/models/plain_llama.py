@@ -39,7 +39,7 @@ class PlainAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         angles = rotation(positions, self.config.size_of_head, self.config.rope_base, x.dtype)
         mixed = functional.scaled_dot_product_attention(
-            turn(q, *angles), turn(k, *angles), v, is_causal=True, enable_gqa=True
+            plain_rotate(q, *angles), plain_rotate(k, *angles), v, is_causal=True, enable_gqa=True
         )
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
@@ -104,7 +104,7 @@ class PlainLlama(nn.Module):
         return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, **options)
 
 
-def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def plain_rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotary positions by autograd; the arguments are those of `dualpipe_lab.tp.rope.rotate`."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)

@@ -35,9 +35,10 @@ from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
+from dualpipe_lab.tp.grads import norm_axes
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import initialise, norm_axes, shards_of, whole_of
+from dualpipe_lab.tp.shard import full_tensor, initialize_parameters, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 from dualpipe_lab.world.mesh import Mesh
 
@@ -122,7 +123,7 @@ class V3MoE(nn.Module):
         self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, nodes, replicas, attend, dtype) for ep in experts)
         self.norm = RMSNorm(config.hidden_size, config.eps, self.tp, dtype=dtype)
         self.head = LMHead(config.hidden_size, config.vocabulary_size, self.tp, dtype=dtype)
-        initialise(self, seed)
+        initialize_parameters(self, seed)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
         """`logits_BSV` of `ids_BS`, and the sum over the layers of this rank's shares of the losses per sequence.
@@ -170,14 +171,14 @@ class V3MoE(nn.Module):
         loads: list[Tensor] = update_biases(self, speed, self.data)
         return loads
 
-    def whole_state(self, of: str = "parameter") -> dict[str, Tensor]:
+    def full_state_dict(self, of: str = "parameter") -> dict[str, Tensor]:
         """Every parameter, or with "grad" every gradient, whole on every rank; every rank of the world calls this."""
         shards, found = shards_of(self), {}
         for name, parameter in self.named_parameters():
             tensor = parameter if of == "parameter" else parameter.grad
             if tensor is not None:
                 group = self.ep.group if ".experts." in name else self.tp.group
-                found[name] = whole_of(tensor, shards.get(name), group)
+                found[name] = full_tensor(tensor, shards.get(name), group)
         return found
 
 

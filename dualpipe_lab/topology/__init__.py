@@ -3,7 +3,7 @@
 Chapter: book/dp/topology.  In: axes with their sizes.  Out: groups of ranks, one rank's neighbours.
 """
 
-from dualpipe_lab.topology.coordinates import Seat
+from dualpipe_lab.topology.coordinates import RankCoordinates
 from dualpipe_lab.topology.grid import AXES, Topology
 
-__all__ = ["AXES", "Seat", "Topology"]
+__all__ = ["AXES", "RankCoordinates", "Topology"]

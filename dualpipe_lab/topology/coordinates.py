@@ -1,4 +1,4 @@
-"""`Seat`: a topology as one rank sees it, by axis.
+"""`RankCoordinates`: a topology as one rank sees it, by axis.
 
 Chapter: book/dp/topology.  In: a topology, a rank.  Out: the rank's number, neighbours and partners along each axis.
 Everything is a global rank but `rank(axis)`, which counts within the group: peer messages take global ranks.
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.topology.grid import Topology
 
 
-class Seat:
+class RankCoordinates:
     """One rank's place; every method takes an axis or a derived kind of `Topology.groups`.
 
     An axis that the grid lacks is one of size 1: the rank is alone in it, its first and its last.

@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
-from dualpipe_lab.topology.coordinates import Seat
+from dualpipe_lab.topology.coordinates import RankCoordinates
 
 AXES = ("pp", "dp", "cp", "tp", "ep")
 _DATA = ("dp", "ep")  # ranks that differ along these see different data
@@ -122,9 +122,9 @@ class Topology:
             return 1
         return len(self.groups(axis)[0])
 
-    def at(self, rank: int) -> Seat:
+    def at(self, rank: int) -> RankCoordinates:
         """The topology as one rank sees it."""
-        return Seat(self, rank)
+        return RankCoordinates(self, rank)
 
     def __str__(self) -> str:
         return f"{' x '.join(f'{name} {size}' for name, size in self.axes)} = {prod(self.sizes)}"

@@ -1,4 +1,4 @@
-# The ranks that share a layer, and the pairs of operators at its borders
+# The ranks that share a layer, and the conjugate operators at its borders
 from .config import TensorParallel as TensorParallel
 from .mappings import copy_to_ranks as copy_to_ranks
 from .mappings import reduce_from_ranks as reduce_from_ranks
@@ -10,6 +10,7 @@ from .mappings import reduce_scatter_tokens as reduce_scatter_tokens
 # Layers
 from .linear import ColumnParallelLinear as ColumnParallelLinear
 from .linear import RowParallelLinear as RowParallelLinear
+from .fused_linear import fused_column_linear as fused_column_linear
 from .swiglu import SwiGLU as SwiGLU
 from .attention import causal_attention as causal_attention
 from .rope import rotation as rotation
@@ -21,23 +22,25 @@ from .embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from .lm_head import LMHead as LMHead
 from .cross_entropy import cross_entropy as cross_entropy
 from .cross_entropy import LossOptions as LossOptions
-from .partial_grads import sum_partial_gradients as sum_partial_gradients
 
-# From one state dict to the ranks' shards, and back
+# From one full state dict to the ranks' shards, and back
 from .shard import Shard as Shard
 from .shard import shards_of as shards_of
-from .shard import place_of as place_of
-from .shard import load_whole as load_whole
-from .shard import load_state as load_state
-from .shard import whole_state as whole_state
-from .shard import counted_gradients as counted_gradients
-from .shard import norm_axes as norm_axes
-from .shard import initialise as initialise
-from .zero import count_once as count_once
-from .state_dict_file import save_whole_file as save_whole_file
-from .state_dict_file import load_whole_file as load_whole_file
+from .shard import load_full_state_dict as load_full_state_dict
+from .shard import load_shards as load_shards
+from .shard import full_state_dict as full_state_dict
+from .shard import initialize_parameters as initialize_parameters
+from .checkpoint import save_state_dict_file as save_state_dict_file
+from .checkpoint import load_state_dict_file as load_state_dict_file
+from .checkpoint import place_of as place_of
 
-# What it sends and holds
+# Gradients of replicated weights, and the norm of all
+from .grads import sum_partial_gradients as sum_partial_gradients
+from .grads import counted_gradients as counted_gradients
+from .grads import norm_axes as norm_axes
+from .grads import zero_options as zero_options
+
+# Bytes that it sends, numbers that it holds
 from .closed_forms import sum_bytes as sum_bytes
 from .closed_forms import layer_bytes as layer_bytes
 from .closed_forms import norm_bytes as norm_bytes

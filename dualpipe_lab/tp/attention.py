@@ -1,9 +1,9 @@
-"""Causal attention of a rank's own heads, with its backward written out; groups of query heads share a key head.
+"""Causal attention of a rank's local heads, with its backward written out; groups of query heads share a key head.
 
 Chapter: book/tp/gqa.  In: q_BHSK, k_BGSK, v_BGSK.  Out: o_BHSK; query head i uses key head i // (H / G).
   s = q k^T / sqrt(K)    p = softmax of s over the earlier tokens and the token itself    o = p v
   dv = p^T do    dp = do v^T    ds = p (dp - sum over keys of dp p)    dq = ds k / sqrt(K)    dk = ds^T q / sqrt(K)
-dk and dv are sums over the query heads of the group.  p is computed again in the backward: q, k, v are kept.
+dk and dv are sums over the query heads of the group.  Only q, k and v are kept; the backward recomputes p.
 Elsewhere: torch `scaled_dot_product_attention(is_causal=True, enable_gqa=True)`.
 Source: Ainslie et al. 2023 (arXiv 2305.13245), section 2.
 """
@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """o_BHSK of q_BHSK, k_BGSK and v_BGSK; G divides H."""
+    """Causal softmax attention: o_BHSK of q_BHSK, k_BGSK and v_BGSK; G key heads divide H query heads."""
     out: Tensor = CausalAttention.apply(q, k, v)
     return out
 
 
 class CausalAttention(torch.autograd.Function):
-    """Softmax attention; the query heads of a group lie below one another, so that each product is one per key head."""
+    """Softmax attention; the query heads of a group are stacked, so that each key head needs one matrix product."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -44,12 +44,12 @@ class CausalAttention(torch.autograd.Function):
 
 
 def _grouped(q: Tensor, k: Tensor) -> Tensor:
-    """q_BHSK as _BGRK: for every key head the tokens of its query heads, one head below the other."""
+    """Return q_BHSK as _BGRK: for every key head, the tokens of its query heads stacked."""
     return q.reshape(*k.shape[:2], -1, q.shape[-1])
 
 
 def _weights(grouped: Tensor, k: Tensor) -> Tensor:
-    """p_BGRS: what each query takes from each key."""
+    """Return p_BGRS, the softmax weight of each key for each query."""
     num_tokens = k.shape[2]
     scores = (grouped @ k.transpose(-1, -2)).mul_(k.shape[-1] ** -0.5)
     later = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=k.device).triu(1)

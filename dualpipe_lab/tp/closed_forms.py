@@ -1,15 +1,16 @@
-"""What tensor parallelism sends and holds, as exact numbers.
+"""Bytes that tensor parallelism sends, numbers that it holds, and the head counts that it can shard; no torch.
 
-Chapter: book/tp/block.  In: sizes, t ranks.  Out: bytes.
+Chapters: book/tp/block, book/tp/gqa.  In: sizes, t ranks.  Out: exact numbers per rank.
   a layer's messages        8 (t - 1) / t * T h beta per microbatch: two sums forward, two backward, of T h numbers
-  with a cut sequence       the same, each sum as a reduce-scatter and a gather; 10 where the two inputs of the
-                            column-parallel products are gathered again in the backward, which keeps t times less
+  sequence parallelism      the same, each sum as a reduce-scatter and a gather; 10 where the two inputs of the
+                            column-parallel products are gathered again in the backward, which keeps 1 / t of them
   cross-entropy             2 (t - 1) / t * 3 T beta_s with beta_s = 4 bytes of a sum; label smoothing: 4 T
-  gathering the logits      (t - 1) / t * T V beta, which is V beta / (2 * 3 beta_s) times as much
-  a layer keeps             the inputs of two norms and of two products, 4 T h, cut by t where the sequence is; and of
-                            what lies between them T (2 a d + 2 f) / t + 2 T d max(a_kv / t, 1)
+  gathering the logits      (t - 1) / t * T V beta, which is V beta / (2 * 3 beta_s) times the bytes of the loss
+  a layer keeps             the inputs of two norms and of two products, 4 T h, sharded where the sequence is; between
+                            them q, the attention's output, gate and up, T (2 a d + 2 f) / t, and k and v,
+                            2 T d max(a_kv / t, 1)
   a layer's weights         (2 h a d + 3 h f) / t + 2 h d max(a_kv / t, 1), and two norms of h
-Numbers per rank; all hold for sizes that divide, and are those of the ledger then.
+All hold for sizes that divide among the ranks; the bytes are then those of the ledger.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, written for a block without dropout.
 """
 
@@ -17,7 +18,7 @@ from fractions import Fraction
 
 
 def sum_bytes(num_bytes: int, tp_size: int) -> Fraction:
-    """Bytes that a rank sends to sum (or reduce-scatter and gather) a tensor.
+    """Bytes that a rank sends to all-reduce a tensor, or to reduce-scatter and gather it.
 
     >>> sum_bytes(1200, 4)
     Fraction(1800, 1)
@@ -43,7 +44,7 @@ def layer_bytes(
         ValueError: no rank, or sizes whose bytes do not divide among the ranks.
     """
     halves = 10 if sequence_parallel and regather else 8
-    return _whole(sum_bytes(num_tokens * hidden_size * element_bytes, tp_size) * halves / 2)
+    return _integer(sum_bytes(num_tokens * hidden_size * element_bytes, tp_size) * halves / 2)
 
 
 def norm_bytes(hidden_size: int, element_bytes: int, tp_size: int) -> int:
@@ -52,7 +53,7 @@ def norm_bytes(hidden_size: int, element_bytes: int, tp_size: int) -> int:
     >>> norm_bytes(64, 4, 2)
     256
     """
-    return _whole(sum_bytes(hidden_size * element_bytes, tp_size))
+    return _integer(sum_bytes(hidden_size * element_bytes, tp_size))
 
 
 def kv_bytes(hidden_size: int, head_size: int, num_kv_heads: int, element_bytes: int, tp_size: int) -> int:
@@ -63,7 +64,7 @@ def kv_bytes(hidden_size: int, head_size: int, num_kv_heads: int, element_bytes:
     """
     _check_ranks(tp_size)
     num_replicas = max(tp_size // num_kv_heads, 1)
-    return _whole(sum_bytes(2 * hidden_size * head_size * element_bytes, num_replicas))
+    return _integer(sum_bytes(2 * hidden_size * head_size * element_bytes, num_replicas))
 
 
 def cross_entropy_bytes(num_tokens: int, tp_size: int, numbers: int = 3, sum_element_bytes: int = 4) -> int:
@@ -72,11 +73,11 @@ def cross_entropy_bytes(num_tokens: int, tp_size: int, numbers: int = 3, sum_ele
     >>> cross_entropy_bytes(128, 2)
     1536
     """
-    return _whole(sum_bytes(numbers * num_tokens * sum_element_bytes, tp_size))
+    return _integer(sum_bytes(numbers * num_tokens * sum_element_bytes, tp_size))
 
 
 def gather_ratio(vocabulary_size: int, element_bytes: int, sum_element_bytes: int = 4, numbers: int = 3) -> Fraction:
-    """How many times as much gathering the logits sends.
+    """Bytes of gathering the logits, divided by those that the loss sends.
 
     >>> gather_ratio(32_000, element_bytes=2)
     Fraction(8000, 3)
@@ -95,7 +96,7 @@ def layer_parameters(
     _check_ranks(tp_size)
     shared = Fraction(2 * hidden_size * num_heads * head_size + 3 * hidden_size * ffn_size, tp_size)
     heads = max(Fraction(num_kv_heads, tp_size), Fraction(1))
-    return _whole(shared + 2 * hidden_size * head_size * heads + 2 * hidden_size)
+    return _integer(shared + 2 * hidden_size * head_size * heads + 2 * hidden_size)
 
 
 def layer_kept_numbers(
@@ -105,7 +106,7 @@ def layer_kept_numbers(
     sequence_parallel: bool = False,
     regather: bool = True,
 ) -> int:
-    """Numbers that one layer of `dualpipe_lab.models.llama` keeps for its backward on one rank, weights left out.
+    """Numbers that one Llama layer keeps for its backward on one rank, weights left out.
 
     Args:
         sizes: sequences and tokens per sequence.
@@ -121,12 +122,35 @@ def layer_kept_numbers(
     _check_ranks(tp_size)
     (batch, length), (hidden, ffn, heads, kv_heads, head) = sizes, config
     tokens = batch * length
-    cut = tp_size if sequence_parallel else 1
-    norms = Fraction(2 * tokens * (hidden + 1), cut)  # x, and one scale per token
-    products = Fraction(2 * tokens * hidden, cut if regather else 1)
-    inner = Fraction(tokens * (2 * heads * head + 2 * ffn), tp_size)  # q and what leaves the heads; gate and up
+    num_shards = tp_size if sequence_parallel else 1  # of the tokens
+    norms = Fraction(2 * tokens * (hidden + 1), num_shards)  # x, and one scale per token
+    products = Fraction(2 * tokens * hidden, num_shards if regather else 1)
+    inner = Fraction(tokens * (2 * heads * head + 2 * ffn), tp_size)  # q and the output of the heads; gate and up
     shared = 2 * tokens * head * max(Fraction(kv_heads, tp_size), Fraction(1))
-    return _whole(norms + products + inner + shared + length * head)  # and the cosines and sines of all positions
+    return _integer(norms + products + inner + shared + length * head)  # and the cosines and sines of all positions
+
+
+def check_heads(
+    hidden_size: int, num_heads: int, num_kv_heads: int, tp_size: int, head_size: int | None = None
+) -> None:
+    """Refuse numbers of heads that cannot be sharded over the ranks.
+
+    Raises:
+        ValueError: naming the rule and the values.
+    """
+    if head_size is None and hidden_size % num_heads:
+        raise ValueError(f"hidden_size must divide by num_heads, got {hidden_size} and {num_heads}; or give head_size")
+    if (head_size or hidden_size // num_heads) % 2:
+        raise ValueError(f"rotary positions need an even head_size, got {head_size or hidden_size // num_heads}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"every key head serves as many query heads, got {num_heads} for {num_kv_heads} key heads")
+    if num_heads % tp_size:
+        raise ValueError(f"num_heads must divide among the ranks, got {num_heads} on {tp_size} ranks")
+    if num_kv_heads % tp_size and tp_size % num_kv_heads:
+        raise ValueError(
+            f"key heads must divide among the ranks, or ranks among key heads, got {num_kv_heads} heads on {tp_size} "
+            "ranks"
+        )
 
 
 def _check_ranks(tp_size: int) -> None:
@@ -134,7 +158,7 @@ def _check_ranks(tp_size: int) -> None:
         raise ValueError(f"tensor parallelism has at least 1 rank, got {tp_size}")
 
 
-def _whole(value: Fraction) -> int:
+def _integer(value: Fraction) -> int:
     if value.denominator != 1:
         raise ValueError(f"{value} is not whole; the closed forms hold for sizes that divide among the ranks")
     return int(value)

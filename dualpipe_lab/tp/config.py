@@ -1,6 +1,6 @@
 """`TensorParallel`: the ranks that share a layer, and how they share it.
 
-Chapter: book/tp/column-parallel.  In: a process group of t ranks.  Out: what every layer of this part is given.
+Chapter: book/tp/column-parallel.  In: a process group of t ranks.  Out: the argument `tp` of every layer of this part.
 Elsewhere: Megatron `ModelParallelConfig`; torch `parallelize_module(module, mesh, plan)`.
 """
 
@@ -13,16 +13,16 @@ from dualpipe_lab.dp.layout import share
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """How a group of ranks shares its layers; the layers of one model are given the same one.
+    """How a group of ranks shares its layers; all layers of one model are given the same one.
 
     Attributes:
         group: the ranks (default: the world).
-        sequence_parallel: between the layers, each rank holds its part of the tokens instead of all of them.
-        regather: under sequence parallelism, keep the rank's part of a layer's input and gather it again in the
-            backward (10 collectives' worth of bytes per layer); False keeps the whole input (8, and more memory).
-        overlap: the sum of dX travels while dW is computed; False waits for it first.
-        coalesce: leave partial the gradients of replicated weights (norms under sequence parallelism, shared key and
-            value heads), for `sum_partial_gradients` to sum in one message per step.
+        sequence_parallel: between the layers, each rank holds its shard of the tokens instead of all of them.
+        regather: under sequence parallelism, keep the shard of a layer's input and gather the input again in the
+            backward (10 half sums of bytes per layer); False keeps the full input (8, and more memory).
+        overlap: compute dW while the sum of dX travels; False waits for the sum first.
+        coalesce: leave the gradients of replicated weights partial (norms under sequence parallelism, replicated key
+            and value heads); `sum_partial_gradients` sums them in one message per step.
     """
 
     group: Group | None = None
@@ -33,23 +33,23 @@ class TensorParallel:
 
     @property
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """This rank's number within the group: tp_rank."""
         return comm.get_rank(self.group)
 
     @property
     def size(self) -> int:
-        """Ranks of the group: t."""
+        """The number of ranks in the group: tp_size, or t in formulas."""
         return comm.get_world_size(self.group)
 
-    def span(self, size: int) -> tuple[int, int]:
-        """Where this rank's part of `size` things begins and ends; the last ranks may have fewer, or none."""
-        part = share(size, self.size, self.rank)
+    def span(self, length: int) -> tuple[int, int]:
+        """Return start and stop of this rank's shard of `length` elements; the last shards may be shorter, or empty."""
+        part = share(length, self.size, self.rank)
         return part.start, part.stop
 
     def neighbours(self, num_ranks: int) -> Group:
-        """A new group of this rank and its neighbours: the ranks in consecutive groups of `num_ranks`.
+        """Make a group of `num_ranks` consecutive ranks, this rank among them.
 
-        All ranks of the group call this, in the same order as their other groups.
+        All ranks of the tp group call this, in the same order as they make their other groups.
 
         Raises:
             ValueError: the ranks do not divide into such groups.

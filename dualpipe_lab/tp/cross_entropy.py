@@ -1,12 +1,12 @@
-"""Cross-entropy of logits whose vocabulary is spread over the ranks: three numbers per token travel, no logits.
+"""Cross-entropy of logits whose vocabulary is sharded over the ranks: ranks exchange three numbers per token.
 
-Chapter: book/tp/cross-entropy.  In: `logits_..V` of this rank's part of the vocabulary, whole targets.  Out: the loss.
-  messages     max: T numbers;  then sum of exp(z - max) and the target's z - max: 2 T, packed in one or in two
+Chapter: book/tp/cross-entropy.  In: `logits_..V` of this rank's shard of the vocabulary, all targets.  Out: the loss.
+  messages     max: T numbers;  then the sums of exp(z - max) and of the target's z - max: 2 T, in one message or two
                label smoothing adds the sum of z - max: T more
   bytes sent   2 (t - 1) / t * 3 T * 4 per rank (8 in float64); gathering the logits takes (t - 1) / t * T V beta
   backward     dz = (softmax - one-hot) * dloss: no message
-  memory       the logits are kept, the softmax is computed again in the backward, in one buffer of their size
-With z' = z - max, log_sum that of the summed exponentials, and both options of the loss at work:
+  memory       the logits are kept; the backward recomputes the softmax in one buffer of their size
+With z' = z - max and log_sum = log of the sum of exp(z'), the loss with both options is
   loss = log_sum - (1 - smoothing) z'_target - smoothing / V * sum of z' + z_loss * (max + log_sum)^2
 Elsewhere: Megatron `vocab_parallel_cross_entropy`; torch `loss_parallel`.
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3 (fusing the head with the loss).
@@ -20,29 +20,28 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
-from dualpipe_lab.dp.data_parallel import IGNORED
-from dualpipe_lab.tp.async_collectives import start_sum
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.parallel_linear import rows
+from dualpipe_lab.tp.linear import flat_tokens
+from dualpipe_lab.tp.mappings import start_all_reduce
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What the loss adds to the negative log-likelihood.
+    """Terms that the loss adds to the negative log-likelihood, and targets that it leaves out.
 
     Attributes:
-        ignored: the target of a token that has no loss.
+        ignored: the target of a token that has no loss; torch calls it `ignore_index`.
         label_smoothing: the weight of the uniform distribution over the whole vocabulary.
         z_loss: the weight of the squared log of the softmax's denominator.
-        packed: two messages; False sends the target's logits and the sums on their own.
+        packed: sum all numbers in one message after the maximum; False launches one message for each.
 
     Raises:
         ValueError: `label_smoothing` outside of 0 to 1, `z_loss` below 0.
     """
 
-    ignored: int = IGNORED
+    ignored: int = -100
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     packed: bool = True
@@ -64,26 +63,26 @@ def cross_entropy(
     reduction: Reduction = "mean",
     num_tokens: int | None = None,
 ) -> Tensor:
-    """The loss of a batch, the same on every rank; each rank's gradient is that of its own logits.
+    """Compute the loss of a batch, the same on every rank; each rank gets the gradient of its local logits.
 
     Args:
-        logits: `logits_..V`; V: this rank's part of the vocabulary, which may be empty.
+        logits: `logits_..V`; V: this rank's shard of the vocabulary, which may be empty.
         targets: `targets_..`, the same on every rank.
         vocabulary_size: of all ranks.
         tp: the ranks (default: the world).
-        options: default: ignored targets are -100, and nothing is added.
+        options: of the loss (default: `LossOptions()`, which ignores the target -100 and adds nothing).
         reduction: "mean" divides by `num_tokens`, "sum" does not, "none" gives the loss of every token.
-        num_tokens: of the step (default: the valid targets here); a batch without any has loss 0, and is not NaN.
+        num_tokens: of the step (default: the valid targets of this batch); a batch without any has loss 0, not NaN.
 
     Raises:
-        ValueError: a target that is no whole number or outside of the vocabulary; logits of another size than this
-            rank's part.
+        ValueError: a target of a floating type or outside of the vocabulary; logits of another size than this rank's
+            shard.
     """
     tp, options = tp or TensorParallel(), options or LossOptions()
     _check(logits, targets, vocabulary_size, tp, options)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"a reduction is mean, sum or none, got {reduction!r}")
-    losses: Tensor = CrossEntropy.apply(rows(logits), targets.reshape(-1), vocabulary_size, tp, options)
+    losses: Tensor = CrossEntropy.apply(flat_tokens(logits), targets.reshape(-1), vocabulary_size, tp, options)
     if reduction == "none":
         return losses.view(targets.shape)
     if reduction == "sum":
@@ -99,16 +98,16 @@ class CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorParallel, options: LossOptions
     ) -> Tensor:
-        wide = _wide(logits)
-        largest = wide.amax(1) if wide.shape[1] else wide.new_full((len(wide),), -torch.inf)  # an empty part
+        wide = _at_least_float32(logits)
+        largest = wide.amax(1) if wide.shape[1] else wide.new_full((len(wide),), -torch.inf)  # an empty shard
         comm.all_reduce(largest, "max", tp.group)
         shifted = wide - largest[:, None]
-        mine, place = _own_targets(targets, vocabulary_size, tp)
-        parts = [_at(shifted, mine, place)]
+        local, column = _local_targets(targets, vocabulary_size, tp)
+        summands = [_at(shifted, local, column)]
         if options.label_smoothing:
-            parts.append(shifted.sum(1))
-        parts.append(shifted.exp_().sum(1))
-        log_sum, at_target, shifted_sum = _summed(parts, tp, options)
+            summands.append(shifted.sum(1))
+        summands.append(shifted.exp_().sum(1))
+        log_sum, at_target, shifted_sum = _reduce(summands, tp, options)
         smoothing, log_z = options.label_smoothing, largest + log_sum
         likely = (1 - smoothing) * at_target + smoothing / vocabulary_size * shifted_sum
         losses = log_sum - likely + options.z_loss * log_z.square()
@@ -121,40 +120,40 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, largest, log_sum, targets = ctx.saved_tensors
         smoothing, options = ctx.options.label_smoothing, ctx.options
-        grad = _wide(grad).masked_fill(targets == options.ignored, 0.0)
-        dz = (_wide(logits) - largest[:, None]).sub_(log_sum[:, None]).exp_()  # the softmax
+        grad = _at_least_float32(grad).masked_fill(targets == options.ignored, 0.0)
+        dz = (_at_least_float32(logits) - largest[:, None]).sub_(log_sum[:, None]).exp_()  # the softmax
         dz.mul_((grad * (1 + 2 * options.z_loss * (largest + log_sum)))[:, None])
-        mine, place = _own_targets(targets, ctx.vocabulary_size, ctx.tp)
-        dz[mine, place] -= (1 - smoothing) * grad[mine]
+        local, column = _local_targets(targets, ctx.vocabulary_size, ctx.tp)
+        dz[local, column] -= (1 - smoothing) * grad[local]
         if smoothing:
             dz.sub_((smoothing / ctx.vocabulary_size * grad)[:, None])
         return dz.to(logits.dtype), None, None, None, None
 
 
-def _summed(parts: list[Tensor], tp: TensorParallel, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum over the ranks: log of the denominator, the target's shifted logit, the sum of all shifted logits."""
+def _reduce(summands: list[Tensor], tp: TensorParallel, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum over the ranks; return the log of the denominator, the target's shifted logit, the sum of shifted logits."""
     if options.packed:
-        parts = list(start_sum(torch.stack(parts), tp.group).wait())
+        sums = list(start_all_reduce(torch.stack(summands), tp.group).wait())
     else:
-        parts = [pending.wait() for pending in [start_sum(part, tp.group) for part in parts]]
-    shifted_sum = parts[1] if options.label_smoothing else torch.zeros_like(parts[0])
-    return parts[-1].log(), parts[0], shifted_sum
+        sums = [pending.wait() for pending in [start_all_reduce(summand, tp.group) for summand in summands]]
+    shifted_sum = sums[1] if options.label_smoothing else torch.zeros_like(sums[0])
+    return sums[-1].log(), sums[0], shifted_sum
 
 
-def _own_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Which tokens have their target in this rank's part, and where in it."""
+def _local_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+    """Return the tokens whose target lies in this rank's shard, and the target's column there."""
     start, stop = tp.span(vocabulary_size)
-    mine = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
-    return mine, targets[mine] - start
+    local = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
+    return local, targets[local] - start
 
 
-def _at(values: Tensor, mine: Tensor, place: Tensor) -> Tensor:
+def _at(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     found = values.new_zeros(len(values))
-    found[mine] = values[mine, place]
+    found[rows] = values[rows, columns]
     return found
 
 
-def _wide(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 

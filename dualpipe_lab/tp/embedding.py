@@ -1,9 +1,9 @@
-"""`VocabParallelEmbedding`: each rank looks up the tokens of its part of the vocabulary; the sum has them all.
+"""`VocabParallelEmbedding`: each rank looks up tokens in its shard of the vocabulary; the ranks sum their results.
 
 Chapter: book/tp/embedding.  In: token ids, the same on every rank.  Out: `x_..SD`.
   forward      rows of other ranks' tokens are zero; sum over the ranks: T * h * bytes
-  backward     dE_r[id] += dy for own tokens, every repetition: no message (sequence parallelism: gather dy first)
-  bits         those of one table: sums of one number and zeros
+  backward     dE_r[id] += dy for every occurrence of a local token: no message (sequence parallelism: gather dy first)
+  bits         equal to one full table: each sum adds one number to zeros
 Elsewhere: Megatron `VocabParallelEmbedding`; torch `RowwiseParallel` on `nn.Embedding`.
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.parallel_linear import reduced_output, rows, whole_output_grad
-from dualpipe_lab.tp.shard import Shard, initialise, load_state, whole_state
+from dualpipe_lab.tp.linear import flat_tokens
+from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
+from dualpipe_lab.tp.shard import Shard, full_state_dict, initialize_parameters, load_full_state_dict
 
 
 class VocabParallelEmbedding(nn.Module):
-    """A table whose rows are spread over the ranks.
+    """An embedding table whose rows are sharded over the ranks.
 
     Args:
-        vocabulary_size, hidden_size: of the whole table; the last ranks may have fewer rows, or none.
+        vocabulary_size, hidden_size: of the full table; the last ranks may have fewer rows, or none.
         tp: the ranks (default: the world).
         padding_id: a token whose row gets no gradient.
         dtype: of the table.
@@ -48,25 +49,25 @@ class VocabParallelEmbedding(nn.Module):
         self.start, stop = self.tp.span(vocabulary_size)
         self.weight = nn.Parameter(torch.empty(stop - self.start, hidden_size, dtype=dtype))
         self.shards = {"weight": Shard(0, self.start, stop, vocabulary_size)}
-        initialise(self)
+        initialize_parameters(self)
 
     @classmethod
     def from_full(cls, full: nn.Embedding, tp: TensorParallel | None = None) -> "VocabParallelEmbedding":
-        """This rank's part of a table that every rank has whole."""
+        """Shard a table that every rank has in full."""
         table = cls(full.num_embeddings, full.embedding_dim, tp, full.padding_idx, full.weight.dtype)
-        load_state(table, full.state_dict())
+        load_full_state_dict(table, full.state_dict())
         return table
 
     def to_full(self) -> nn.Embedding:
-        """The whole table, on every rank; all ranks call this together."""
-        (weight,) = whole_state(self, self.tp.group).values()
+        """Gather the full table on every rank; all ranks of the group call this together."""
+        (weight,) = full_state_dict(self, self.tp.group).values()
         return nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=self.padding_id)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """`x_..SD` of `ids_..S`; under sequence parallelism the rank's tokens of it.
+        """Return `x_..SD` of `ids_..S`; under sequence parallelism, the rank's tokens of it.
 
         Raises:
-            ValueError: an id outside of the vocabulary, or ids that are no whole numbers.
+            ValueError: an id outside of the vocabulary, or ids of a floating type.
         """
         if ids.is_floating_point():
             raise ValueError(f"token ids are whole numbers, got {ids.dtype}; use ids.long()")
@@ -78,28 +79,28 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class Lookup(torch.autograd.Function):
-    """Own rows where the token is one's own, zeros elsewhere; then the sum over the ranks."""
+    """Look up local tokens, leave zeros for all others, and sum over the ranks."""
 
     @staticmethod
     def forward(
         ctx: Any, ids: Tensor, weight: Tensor, start: int, padding_id: int | None, tp: TensorParallel
     ) -> Tensor:
-        place = ids.reshape(-1) - start
-        mine = ((place >= 0) & (place < len(weight))).nonzero().squeeze(1)
-        place = place[mine]
+        row = ids.reshape(-1) - start
+        local = ((row >= 0) & (row < len(weight))).nonzero().squeeze(1)  # tokens whose rows this rank holds
+        row = row[local]
         found = weight.new_zeros(ids.numel(), weight.shape[1])
-        found[mine] = weight[place]
-        ctx.save_for_backward(mine, place)
+        found[local] = weight[row]
+        ctx.save_for_backward(local, row)
         ctx.num_rows, ctx.tp = len(weight), tp
         ctx.padding = None if padding_id is None else padding_id - start
-        return reduced_output(found.view(*ids.shape, weight.shape[1]), None, tp)
+        return reduce_output(found.view(*ids.shape, weight.shape[1]), tp)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        mine, place = ctx.saved_tensors
-        grad = rows(whole_output_grad(grad, ctx.tp))
-        table = grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add_(0, place, grad[mine])
+        local, row = ctx.saved_tensors
+        grad = flat_tokens(gather_output_grad(grad, ctx.tp))
+        table = grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add_(0, row, grad[local])
         if ctx.padding is not None and 0 <= ctx.padding < ctx.num_rows:
             table[ctx.padding] = 0
         return None, table, None, None, None

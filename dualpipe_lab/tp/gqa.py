@@ -1,11 +1,11 @@
-"""`GroupedQueryAttention`: each rank has some of the heads; a group's query heads stay with their key head.
+"""`GroupedQueryAttention`: heads are sharded over the ranks; a group's query heads stay with their key head.
 
 Chapter: book/tp/gqa.  In: `x_..SD`.  Out: `y_..SD`.
-  t <= key heads    rank r has key heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
-  t >  key heads    key head j is on t / a_kv neighbouring ranks, each with its part of the group's query heads:
-                    dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes
+  t <= key heads    rank r holds key heads r a_kv / t to (r + 1) a_kv / t and the query heads of their groups
+  t >  key heads    key head j is replicated on t / a_kv neighbouring ranks, each with a shard of the group's query
+                    heads: dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes
   messages          forward: the sum of y; backward: one sum of dx for q, k and v; T * h * bytes each
-Each copy of a key head adds the part of its own query heads to dx, so the usual sum of dx needs no correction.
+Each replica of a key head contributes the summand of its local query heads to dx, so the usual sum of dx is right.
 Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= key heads.
 Source: Ainslie et al. 2023 (arXiv 2305.13245), section 2; Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.closed_forms import check_heads
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.heads import check_heads
+from dualpipe_lab.tp.fused_linear import fused_column_linear
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.parallel_linear import column_products
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import rotate, rotation
 from dualpipe_lab.tp.shard import Shard
@@ -33,18 +33,18 @@ class GroupedQueryAttention(nn.Module):
     """Attention with fewer key and value heads than query heads, rotary positions, and no biases.
 
     Args:
-        hidden_size: of the whole layer.
-        num_heads, num_kv_heads: of the whole layer.
+        hidden_size: of the full layer.
+        num_heads, num_kv_heads: of the full layer.
         head_size: of one head (default: hidden_size / num_heads).
         tp: the ranks (default: the world).
-        replicas: the ranks with this rank's key heads, where another layer has made the group (`kv_replicas`).
+        replicas: the ranks that hold the same key heads (default: a new group, made by `kv_replicas`).
         rope_base: of the rotary angles.
         qk_norm: normalise each head's queries and keys, with weights that all heads share.
-        attend: what the heads do with q_BHSK, k_BGSK, v_BGSK (default: `causal_attention`).
+        attend: the attention function of q_BHSK, k_BGSK, v_BGSK (default: `causal_attention`).
         dtype: of the weights.
 
     Raises:
-        ValueError: heads that do not divide as they must; see `dualpipe_lab.tp.heads`.
+        ValueError: heads that do not divide as they must; see `check_heads` in `dualpipe_lab.tp.closed_forms`.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class GroupedQueryAttention(nn.Module):
         self.rope_base, self.attend = rope_base, attend
         self.replicas = replicas or kv_replicas(num_kv_heads, tp)
         kv_size = num_kv_heads * self.head_size
-        num_parts = min(tp.size, num_kv_heads)
-        part, width = tp.rank * num_parts // tp.size, kv_size // num_parts
-        is_copy = tp.rank * num_parts % tp.size >= num_parts
-        shard = Shard(0, part * width, (part + 1) * width, kv_size, is_copy)
+        num_shards = min(tp.size, num_kv_heads)
+        index, width = tp.rank * num_shards // tp.size, kv_size // num_shards
+        is_copy = tp.rank * num_shards % tp.size >= num_shards
+        shard = Shard(0, index * width, (index + 1) * width, kv_size, is_copy)
         self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_size, False, tp, dtype=dtype)
         self.k = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
         self.v = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
@@ -78,11 +78,11 @@ class GroupedQueryAttention(nn.Module):
         self.partial: dict[str, Group] = {}
         if self.replicas is not None and tp.coalesce:
             self.partial = {"k.weight": self.replicas, "v.weight": self.replicas}
-        norms = [RMSNorm(self.head_size, tp=tp, cut="tokens", dtype=dtype) if qk_norm else None for _ in range(2)]
-        self.q_norm, self.k_norm = norms  # a head is to its norm what a token is: each rank has others
+        norms = [RMSNorm(self.head_size, tp=tp, sharded="tokens", dtype=dtype) if qk_norm else None for _ in range(2)]
+        self.q_norm, self.k_norm = norms  # a norm over one head treats heads as tokens: each rank holds other ones
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """y_BSD of x_BSD; under sequence parallelism both have the rank's tokens.
+        """Return y_BSD of x_BSD; under sequence parallelism both hold the rank's tokens.
 
         Args:
             x: the input.
@@ -90,8 +90,8 @@ class GroupedQueryAttention(nn.Module):
         """
         replicas = None if self.tp.coalesce else self.replicas
         weights = [self.q.weight, self.k.weight, self.v.weight]
-        products = column_products(x, weights, [None] * 3, self.tp, [None, replicas, replicas])
-        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in products)
+        products = fused_column_linear(x, weights, self.tp, [None, replicas, replicas])
+        q, k, v = (y.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for y in products)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         positions = torch.arange(q.shape[2], device=x.device) if positions is None else positions
@@ -102,5 +102,8 @@ class GroupedQueryAttention(nn.Module):
 
 
 def kv_replicas(num_kv_heads: int, tp: TensorParallel) -> Group | None:
-    """The ranks that hold this rank's key head, where there are more ranks than heads; all ranks of tp call this."""
+    """Make the group of ranks that hold the same key head; None if key heads are not replicated.
+
+    There are replicas where the ranks outnumber the key heads.  All ranks of the tp group call this.
+    """
     return tp.neighbours(tp.size // num_kv_heads) if tp.size > num_kv_heads else None

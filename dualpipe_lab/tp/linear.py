@@ -1,33 +1,136 @@
-"""`ColumnParallelLinear` and `RowParallelLinear`: a layer's outputs, or its inputs, spread over the ranks.
+"""`ColumnParallelLinear` and `RowParallelLinear`: linear layers whose outputs, or inputs, are sharded over the ranks.
 
-Chapters: book/tp/column-parallel, book/tp/row-parallel.  In: sizes of the whole layer.  Out: a module with this
-rank's part of it.
-             weight [out, in]   bias     sums in the forward       sums in the backward
-  column     rows of W          cut      none                      T * in * bytes (dx)
-  row        columns of W       whole    T * out * bytes (y)       none
-A column-parallel layer followed by a row-parallel one needs one sum in each direction: what lies between stays cut,
-and may be any function of single features.
-Elsewhere: Megatron layers of the same names; torch `ColwiseParallel`, `RowwiseParallel`.
-Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
+Chapters: book/tp/column-parallel, book/tp/row-parallel.  In: sizes of the full layer.  Out: a module with this rank's
+shard of it; weights are stored [out, in].
+           shard     forward                          backward
+  column   rows      y_r = x W_r^T + b_r              dx = sum over r of dy_r W_r    dW_r = dy_r^T x    db_r = sum dy_r
+  row      columns   y = sum over r of x_r W_r^T + b  dx_r = dy W_r                  dW_r = dy^T x_r    db = sum dy
+The sums over r are the only messages: `T * in * bytes` are summed in column's backward, `T * out * bytes` in row's
+forward.  Column's backward computes dx, launches its sum, computes dW meanwhile, and waits at the end.
+A column-parallel layer followed by a row-parallel one needs one sum in each direction: the tensor between them stays
+sharded, so only functions of single features may stand there.
+Under sequence parallelism each rank holds its tokens of the replicated x and y: a gather or a reduce-scatter of tokens
+replaces each sum; each sends half the bytes of a sum.
+Elsewhere: Megatron layers of the same names and `LinearWithGradAccumulationAndAsyncCommunication`; torch
+`ColwiseParallel`, `RowwiseParallel`; picotron `LinearWithAsyncAllReduce`.
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.
 """
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
+from dualpipe_lab import comm
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.mappings import gather_from_ranks
-from dualpipe_lab.tp.parallel_linear import column_products, row_product
-from dualpipe_lab.tp.shard import Shard, initialise, load_state, whole_state
+from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, start_all_gather, start_reduce_scatter
+from dualpipe_lab.tp.shard import Shard, full_state_dict, initialize_parameters, load_full_state_dict
 
 
-class CutLinear(nn.Module):
-    """A linear layer of which this rank holds a part.
+class ColumnParallel(torch.autograd.Function):
+    """y_r = x W_r^T + b_r of a replicated x; the sum of dx travels while dW is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        ctx.save_for_backward(x, weight)
+        return linear(x, weight, bias)  # y_..SO of x_..SD and weight_OD: every rank has all of x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_dx, needs_dw, needs_db, _ = ctx.needs_input_grad
+        dx = dw = summing = None
+        if needs_dx:
+            dx = input_grad(dy, weight)  # dx_..SD, of which this rank has one summand
+            summing = comm.all_reduce(dx, group=ctx.tp.group, async_op=ctx.tp.overlap)
+        if needs_dw:
+            dw = weight_grad(dy, x)  # dW_OD, while the sum of dx travels
+        db = flat_tokens(dy).sum(0) if needs_db else None
+        if summing is not None:
+            summing.wait()
+        return dx, dw, db, None
+
+
+class SequenceColumnParallel(torch.autograd.Function):
+    """The same under sequence parallelism: all-gather the tokens of x, reduce-scatter those of dx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+        full = start_all_gather(x, TOKENS, tp.group).wait()
+        ctx.tp = tp
+        ctx.save_for_backward(x if tp.regather else full, weight)
+        return linear(full, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        tp, (needs_dx, needs_dw, needs_db, _) = ctx.tp, ctx.needs_input_grad
+        dw = gathering = scattering = None
+        if needs_dw and tp.regather:
+            gathering = start_all_gather(x, TOKENS, tp.group)  # while dx is computed
+        if needs_dx:
+            scattering = start_reduce_scatter(input_grad(dy, weight), TOKENS, tp.group)  # while dW is computed
+            if not tp.overlap:
+                scattering.wait()
+        if needs_dw:
+            dw = weight_grad(dy, x if gathering is None else gathering.wait())
+        db = flat_tokens(dy).sum(0) if needs_db else None
+        return None if scattering is None else scattering.wait(), dw, db, None
+
+
+class RowParallel(torch.autograd.Function):
+    """y = sum over r of x_r W_r^T, plus b once; the backward sends nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = x @ weight.t()  # y_..SD of x_..SI and weight_DI: this rank's summand
+        comm.all_reduce(y, group=tp.group)
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return *_row_grads(dy, x, weight, ctx.needs_input_grad), None
+
+
+class SequenceRowParallel(torch.autograd.Function):
+    """The same under sequence parallelism: reduce-scatter the tokens of y, all-gather those of dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        ctx.save_for_backward(x, weight)
+        y = start_reduce_scatter(x @ weight.t(), TOKENS, tp.group).wait()
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dy = start_all_gather(dy, TOKENS, ctx.tp.group).wait()
+        x, weight = ctx.saved_tensors
+        return *_row_grads(dy, x, weight, ctx.needs_input_grad), None
+
+
+def _row_grads(dy: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """dx_..SI, dW_DI and db_D; every rank has all tokens of dy, so each gradient is complete."""
+    dx = dy @ weight if needs[0] else None
+    dw = weight_grad(dy, x) if needs[1] else None
+    return dx, dw, flat_tokens(dy).sum(0) if needs[2] else None
+
+
+class ShardedLinear(nn.Module):
+    """A linear layer of which each rank holds a shard: the base of both layers.
 
     Attributes:
-        in_features, out_features: of the whole layer.
-        shards: which part each cut parameter is.
+        in_features, out_features: of the full layer.
+        shards: the `Shard` of each parameter that is sharded.
     """
 
     def __init__(
@@ -48,37 +151,37 @@ class CutLinear(nn.Module):
         self.shards = {"weight": shard}
         if bias and shard.axis == 0:
             self.shards["bias"] = shard
-        initialise(self)
+        initialize_parameters(self)
 
     @classmethod
     def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: bool) -> Self:
-        """This rank's part of a layer that every rank has whole; `options` are those of the class."""
+        """Shard a layer that every rank has in full; `options` are those of the class."""
         has_bias = full.bias is not None
         layer = cls(full.in_features, full.out_features, has_bias, tp, dtype=full.weight.dtype, **options)  # type: ignore[arg-type]
-        load_state(layer, full.state_dict())
+        load_full_state_dict(layer, full.state_dict())
         return layer
 
     def to_full(self) -> nn.Linear:
-        """The whole layer, on every rank; all ranks call this together."""
-        state = whole_state(self, self.tp.group)
+        """Gather the full layer on every rank; all ranks of the group call this together."""
+        state = full_state_dict(self, self.tp.group)
         full = nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=self.weight.dtype)
         full.load_state_dict(state)
         return full
 
     def extra_repr(self) -> str:
-        """The whole layer, and what this rank has of it."""
+        """Sizes of the full layer, and the shape of this rank's shard."""
         return f"{self.in_features} -> {self.out_features}, here {tuple(self.weight.shape)}"
 
 
-class ColumnParallelLinear(CutLinear):
-    """y = x W^T + b, with the rows of W and the elements of b spread over the ranks.
+class ColumnParallelLinear(ShardedLinear):
+    """y = x W^T + b, with the rows of W and the elements of b sharded over the ranks.
 
     Args:
-        in_features, out_features: of the whole layer; with outputs that do not divide, the last ranks have fewer.
+        in_features, out_features: of the full layer; with outputs that do not divide, the last ranks have fewer.
         bias: whether there is one.
         tp: the ranks (default: the world).
-        gather_output: give every rank all outputs instead of its own.
-        shard: which rows this rank holds, if not those of its turn.
+        gather_output: give every rank all outputs instead of its shard.
+        shard: the rows that this rank holds (default: the rank's equal share).
         dtype: of the parameters.
 
     Raises:
@@ -99,26 +202,28 @@ class ColumnParallelLinear(CutLinear):
         if gather_output and out_features % tp.size:
             raise ValueError(
                 f"gather_output needs outputs that divide among the ranks, got {out_features} on {tp.size} ranks; "
-                "leave the outputs cut"
+                "leave the outputs sharded"
             )
         shard = shard or Shard(0, *tp.span(out_features), out_features)
         super().__init__(in_features, out_features, bias, shard, tp, dtype)
         self.gather_output = gather_output
 
     def forward(self, x: Tensor) -> Tensor:
-        """`y_..SO` of `x_..SD`; O: this rank's outputs, or all with `gather_output`.
+        """Return `y_..SO` of `x_..SD`; O: this rank's outputs, or all of them with `gather_output`.
 
-        Under sequence parallelism x has the rank's tokens and y all of them.
+        Under sequence parallelism x holds the rank's tokens and y all tokens.
         """
-        (y,) = column_products(x, [self.weight], [self.bias], self.tp)
+        check_tokens(x)
+        product = SequenceColumnParallel if self.tp.sequence_parallel else ColumnParallel
+        y: Tensor = product.apply(x, self.weight, self.bias, self.tp)
         return gather_from_ranks(y, -1, self.tp.group) if self.gather_output else y
 
 
-class RowParallelLinear(CutLinear):
-    """y = sum over the ranks of x_r W_r^T, plus b: the columns of W are spread over the ranks, b is on all of them.
+class RowParallelLinear(ShardedLinear):
+    """y = sum over the ranks of x_r W_r^T, plus b: the columns of W are sharded, b is replicated.
 
     Args:
-        in_features, out_features: of the whole layer; with inputs that do not divide, the last ranks have fewer.
+        in_features, out_features: of the full layer; with inputs that do not divide, the last ranks have fewer.
         bias: whether there is one; it is added once, after the sum.
         tp: the ranks (default: the world).
         dtype: of the parameters.
@@ -136,5 +241,33 @@ class RowParallelLinear(CutLinear):
         super().__init__(in_features, out_features, bias, Shard(1, *tp.span(in_features), in_features), tp, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`y_..SD` of `x_..SI`; I: this rank's inputs; under sequence parallelism y has the rank's tokens."""
-        return row_product(x, self.weight, self.bias, self.tp)
+        """Return `y_..SD` of `x_..SI`; I: this rank's inputs; under sequence parallelism y holds the rank's tokens."""
+        check_tokens(x)
+        product = SequenceRowParallel if self.tp.sequence_parallel else RowParallel
+        y: Tensor = product.apply(x, self.weight, self.bias, self.tp)
+        return y
+
+
+def input_grad(dy: Tensor, weight: Tensor) -> Tensor:
+    """Return dx = dy W: `dx_..SD` of `dy_..SO` and `weight_OD`."""
+    return (flat_tokens(dy) @ weight).unflatten(0, dy.shape[:-1])
+
+
+def weight_grad(dy: Tensor, x: Tensor) -> Tensor:
+    """Return dW = dy^T x, summed over all tokens: `dW_OD` of `dy_..SO` and `x_..SD`."""
+    return flat_tokens(dy).t() @ flat_tokens(x)
+
+
+def flat_tokens(x: Tensor) -> Tensor:
+    """Return `x_..SD` as `x_TD`: the tokens of all sequences as rows of one matrix."""
+    return x.flatten(0, -2)  # which, unlike a view as (-1, ...), takes the empty shard of a rank without features
+
+
+def check_tokens(x: Tensor) -> None:
+    """Refuse a tensor without a dimension for tokens.
+
+    Raises:
+        ValueError: fewer than two dimensions.
+    """
+    if x.dim() < 2:
+        raise ValueError(f"a parallel layer takes [..., tokens, features], got shape {tuple(x.shape)}; pass x[None]")

@@ -1,7 +1,7 @@
-"""`LMHead`: logits of each rank's part of the vocabulary, and the loss over all of it, without ever joining them.
+"""`LMHead`: each rank computes the logits of its shard of the vocabulary; the loss never gathers them.
 
 Chapter: book/tp/lm-head.  In: `x_..SD`, the same on every rank (under sequence parallelism the rank's tokens).
-Out: `logits_..SV` of this rank's part; the loss.
+Out: `logits_..SV` of this rank's shard; the loss.
   bytes     backward: sum of dx, T * h * bytes; the loss: 3 numbers per token
   instead   gathering the logits: (t - 1) / t * T V beta per rank, V beta / 24 times what the loss sends (fp32 sums)
   memory    T * V / t logits
@@ -24,9 +24,9 @@ class LMHead(ColumnParallelLinear):
     """The output layer: column-parallel over the vocabulary, without a bias.
 
     Args:
-        hidden_size, vocabulary_size: of the whole layer; the last ranks may have fewer tokens, or none.
+        hidden_size, vocabulary_size: of the full layer; the last ranks may have fewer entries, or none.
         tp: the ranks (default: the world).
-        tied: use this embedding's table; its gradient is then the sum of both uses, on the rank that has the row.
+        tied: share this embedding's table; the rank that holds a row then adds the gradients of both uses.
         dtype: of the weight.
     """
 
@@ -43,9 +43,9 @@ class LMHead(ColumnParallelLinear):
             self.weight: nn.Parameter = tied.weight
 
     def loss(self, x: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """The loss of the tokens `x_..SD`; `options` are those of `cross_entropy`."""
+        """Compute the loss of the tokens `x_..SD`; `options` are those of `cross_entropy`."""
         return self.loss_of(self(x), targets, **options)
 
     def loss_of(self, logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """The loss of `logits_..SV` of this rank's part of the vocabulary."""
+        """Compute the loss of `logits_..SV`, V: this rank's shard of the vocabulary; `options` as in `loss`."""
         return cross_entropy(logits, targets, self.out_features, self.tp, **options)

@@ -1,15 +1,22 @@
-"""The conjugate operators: what enters and leaves a region whose weights are cut, and what its gradient does.
+"""The conjugate operators at the borders of a tensor-parallel region, and the collectives that they launch.
 
 Chapter: book/tp/column-parallel.  In: a tensor of every rank.  Out: a new tensor; arguments are never changed.
   operator                  forward          backward         for
   copy_to_ranks (f)         identity         all-reduce       a replicated input of column-parallel layers
   reduce_from_ranks (g)     all-reduce       identity         the partial outputs of row-parallel layers
-  gather_from_ranks         all-gather       slice            cut features that every rank needs whole
-  slice_to_ranks            slice            all-gather       whole features that go on cut
+  gather_from_ranks         all-gather       slice            sharded features that every rank needs in full
+  slice_to_ranks            slice            all-gather       full features of which each rank needs its shard
   gather_tokens             all-gather       reduce-scatter   f under sequence parallelism
   reduce_scatter_tokens     reduce-scatter   all-gather       g under sequence parallelism
 The rule behind the table: the backward of a copy is a sum; the backward of a sum that all ranks use alike is a copy.
 `torch.distributed.nn.functional.all_reduce` holds another rule, each rank's loss being its own: t times the gradient.
+
+Bytes that a rank sends, with S the bytes of the full tensor:
+  start_all_reduce      2 (t - 1) / t * S
+  start_all_gather          (t - 1) / t * S      along any dimension
+  start_reduce_scatter      (t - 1) / t * S      along any dimension
+Collectives concatenate along the first dimension, and the batch is the first; gathering along another dimension costs
+a copy, except with one sequence per batch.
 Elsewhere: Megatron mappings.py.  Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; Korthikanti et al. 2022
 (arXiv 2205.05198), section 4.2.
 """
@@ -20,32 +27,37 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.tp.async_collectives import own_slice, start_gather, start_reduce_scatter, start_sum
+from dualpipe_lab.comm.pending import Pending
+from dualpipe_lab.tp.config import TensorParallel
 
 TOKENS = -2  # x_..SD: tokens are the last dimension but one, with or without a batch
 
 
 def copy_to_ranks(x: Tensor, group: Group | None = None) -> Tensor:
-    """f: the same tensor; its gradient is the sum of what the ranks' uses of it contribute."""
+    """Return x unchanged; the backward sums the gradient over the ranks (Megatron's f)."""
     out: Tensor = CopyToRanks.apply(x, group)
     return out
 
 
 def reduce_from_ranks(x: Tensor, group: Group | None = None) -> Tensor:
-    """g: the sum of the ranks' tensors; every summand's gradient is the gradient of the sum."""
+    """Sum x over the ranks; the backward passes the gradient on unchanged (Megatron's g)."""
     out: Tensor = ReduceFromRanks.apply(x, group)
     return out
 
 
 def gather_from_ranks(x: Tensor, dim: int = -1, group: Group | None = None) -> Tensor:
-    """The ranks' tensors joined along `dim`, for uses that are the same on every rank: the gradient is sliced."""
+    """Gather the shards along `dim`; the backward keeps this rank's slice of the gradient.
+
+    The gradient is right if every rank uses the result in the same way; otherwise use `gather_tokens`.
+    """
     out: Tensor = GatherFromRanks.apply(x, dim, group)
     return out
 
 
 def slice_to_ranks(x: Tensor, dim: int = -1, group: Group | None = None) -> Tensor:
-    """This rank's part of a replicated tensor; the gradients of the parts are joined.
+    """Keep this rank's shard of a replicated tensor along `dim`; the backward gathers the gradient.
 
     Raises:
         ValueError: the dimension does not divide among the ranks.
@@ -55,24 +67,24 @@ def slice_to_ranks(x: Tensor, dim: int = -1, group: Group | None = None) -> Tens
 
 
 def gather_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> Tensor:
-    """All tokens, of which each rank has a part; uses differ by rank, so the gradient is summed and cut.
+    """Gather the tokens of all ranks; the backward reduce-scatters the gradient, since each rank uses them differently.
 
     Args:
         x: `x_..SD`; S: this rank's tokens, D: features.
         group: the ranks.
-        dim: that of the tokens.
+        dim: the dimension of the tokens.
     """
     out: Tensor = GatherTokens.apply(x, dim, group)
     return out
 
 
 def reduce_scatter_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> Tensor:
-    """This rank's tokens of the sum of the ranks' tensors; the gradients of the parts are joined.
+    """Sum over the ranks and keep this rank's tokens of the sum; the backward gathers the gradient.
 
     Args:
         x: `x_..SD`; S: all tokens, D: features.
         group: the ranks.
-        dim: that of the tokens.
+        dim: the dimension of the tokens.
 
     Raises:
         ValueError: the tokens do not divide among the ranks.
@@ -92,8 +104,8 @@ class CopyToRanks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # others may hold this gradient too, so the sum gets memory of its own
-        return start_sum(grad.clone(memory_format=torch.contiguous_format), ctx.group).wait(), None
+        # autograd may hand this gradient to other functions too, so the sum gets memory of its own
+        return start_all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group).wait(), None
 
 
 class ReduceFromRanks(torch.autograd.Function):
@@ -101,7 +113,7 @@ class ReduceFromRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group | None) -> Tensor:
-        return start_sum(x.clone(memory_format=torch.contiguous_format), group).wait()
+        return start_all_reduce(x.clone(memory_format=torch.contiguous_format), group).wait()
 
     @staticmethod
     @once_differentiable
@@ -115,12 +127,12 @@ class GatherFromRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return start_gather(x, dim, group).wait()
+        return start_all_gather(x, dim, group).wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return own_slice(grad, ctx.dim, ctx.group), None, None
+        return local_slice(grad, ctx.dim, ctx.group), None, None
 
 
 class SliceToRanks(torch.autograd.Function):
@@ -129,12 +141,12 @@ class SliceToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return own_slice(x, dim, group)
+        return local_slice(x, dim, group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return start_gather(grad, ctx.dim, ctx.group).wait(), None, None
+        return start_all_gather(grad, ctx.dim, ctx.group).wait(), None, None
 
 
 class GatherTokens(torch.autograd.Function):
@@ -143,7 +155,7 @@ class GatherTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: Group | None) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return start_gather(x, dim, group).wait()
+        return start_all_gather(x, dim, group).wait()
 
     @staticmethod
     @once_differentiable
@@ -162,4 +174,64 @@ class ReduceScatterTokens(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return start_gather(grad, ctx.dim, ctx.group).wait(), None, None
+        return start_all_gather(grad, ctx.dim, ctx.group).wait(), None, None
+
+
+def start_all_reduce(x: Tensor, group: Group | None) -> Pending[Tensor]:
+    """Launch the sum over the ranks, in place where x is contiguous: nothing else may read x meanwhile."""
+    x = x.contiguous()
+    return Pending([comm.all_reduce(x, group=group, async_op=True)], lambda: x)
+
+
+def start_all_gather(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
+    """Launch the concatenation of the ranks' tensors, all of one shape, along a dimension."""
+    x, dim = x.contiguous(), dim % x.dim()
+    shards = x.new_empty(comm.get_world_size(group), *x.shape)
+    work = comm.all_gather_single(shards.flatten(0, 1), x, group, async_op=True)
+    return Pending([work], lambda: shards.movedim(0, dim).flatten(dim, dim + 1))
+
+
+def start_reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
+    """Launch the sum over the ranks, of which each rank keeps its shard along a dimension.
+
+    Raises:
+        ValueError: the dimension does not divide among the ranks.
+    """
+    size = comm.get_world_size(group)
+    _check_divides(x.shape[dim], size, "a reduce-scatter")
+    shards = x.unflatten(dim, (size, -1)).movedim(dim % x.dim(), 0).contiguous()
+    local = shards.new_empty(shards.shape[1:])
+    work = comm.reduce_scatter_single(local, shards.flatten(0, 1), group=group, async_op=True)
+    return Pending([work], lambda: local)
+
+
+def local_slice(x: Tensor, dim: int, group: Group | None) -> Tensor:
+    """Return this rank's shard of a replicated tensor; sends nothing.
+
+    Raises:
+        ValueError: the dimension does not divide among the ranks.
+    """
+    size = comm.get_world_size(group)
+    _check_divides(x.shape[dim], size, "a slice")
+    return x.chunk(size, dim)[comm.get_rank(group)]
+
+
+def reduce_output(partial: Tensor, tp: TensorParallel) -> Tensor:
+    """Sum the ranks' partial outputs, in place; under sequence parallelism, return the rank's tokens of the sum."""
+    if tp.sequence_parallel:
+        return start_reduce_scatter(partial, TOKENS, tp.group).wait()
+    return start_all_reduce(partial, tp.group).wait()
+
+
+def gather_output_grad(grad: Tensor, tp: TensorParallel) -> Tensor:
+    """Return the gradient of all tokens: under sequence parallelism each rank gives that of its own."""
+    return start_all_gather(grad, TOKENS, tp.group).wait() if tp.sequence_parallel else grad
+
+
+def _check_divides(length: int, num_ranks: int, what: str) -> None:
+    """Refuse a dimension that does not divide, before any message is sent."""
+    if length % num_ranks:
+        raise ValueError(
+            f"{what} needs a dimension that divides among the ranks, got {length} on {num_ranks} ranks; "
+            f"pad it to {-(-length // num_ranks) * num_ranks}"
+        )

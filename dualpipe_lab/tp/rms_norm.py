@@ -1,12 +1,12 @@
-"""`RMSNorm`, replicated, on a part of the tokens, or on a part of the features.
+"""`RMSNorm`, replicated, or with the tokens or the features of its input sharded over the ranks.
 
 Chapter: book/tp/rmsnorm.  In: `x_..D`.  Out: y = gamma * n with n = x * scale, scale = (mean of x^2 + eps)^(-1/2).
   dgamma = sum over tokens of dy * n             dx = scale * (gamma * dy - n * mean of (gamma * dy * n))
-  cut       each rank has               messages forward     messages backward
+  sharded   each rank holds             messages forward     messages backward
   none      all of x                    none                 none: dgamma is complete on every rank
   tokens    some tokens                 none                 the sum of dgamma: D numbers
-  hidden    some features of all        sum of x^2: T        sum of gamma * dy * n: T; dgamma is the rank's own
-The sum of dgamma is a sum, not a mean, and it belongs to `tokens` alone: with `none` it would multiply by t.
+  hidden    some features of all        sum of x^2: T        sum of gamma * dy * n: T; dgamma is complete for them
+dgamma is summed, not averaged, and only for `tokens`: with `none` the sum would multiply it by t.
 Elsewhere: torch `SequenceParallel`; Megatron marks such weights `sequence_parallel`.
 Source: Zhang and Sennrich 2019 (arXiv 1910.07467); Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.
 """
@@ -17,30 +17,30 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.tp.async_collectives import Pending, start_sum
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.parallel_linear import rows
+from dualpipe_lab.tp.linear import flat_tokens
+from dualpipe_lab.tp.mappings import start_all_reduce
 from dualpipe_lab.tp.shard import Shard
 
-Cut: TypeAlias = Literal["none", "tokens", "hidden"]
+Sharded: TypeAlias = Literal["none", "tokens", "hidden"]
 
 
 class RMSNorm(nn.Module):
     """Root mean square normalisation with a weight.
 
     Args:
-        hidden_size: of the whole layer.
+        hidden_size: of the full layer.
         eps: added to the mean of squares, inside of the root.
         tp: the ranks (default: the world).
-        cut: what of x differs between the ranks.
+        sharded: the dimension of x along which the ranks hold different shards.
         dtype: of the weight; in 16 bits the arithmetic is fp32.
 
     Attributes:
-        shards: the part of the weight that the rank holds, with cut="hidden".
-        partial: the weight, where its gradient is left partial: see `sum_partial_gradients`.
+        shards: the shard of the weight, with sharded="hidden".
+        partial: the weight and its group, if its gradient is left partial: see `sum_partial_gradients`.
 
     Raises:
-        ValueError: an unknown cut.
+        ValueError: an unknown value of `sharded`.
     """
 
     def __init__(
@@ -48,59 +48,63 @@ class RMSNorm(nn.Module):
         hidden_size: int,
         eps: float = 1e-6,
         tp: TensorParallel | None = None,
-        cut: Cut = "none",
+        sharded: Sharded = "none",
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if cut not in ("none", "tokens", "hidden"):
-            raise ValueError(f"a norm's input is cut by none, tokens or hidden, got {cut!r}")
+        if sharded not in ("none", "tokens", "hidden"):
+            raise ValueError(f"a norm's input is sharded by none, tokens or hidden, got {sharded!r}")
         self.tp = tp or TensorParallel()
-        self.hidden_size, self.eps, self.cut = hidden_size, eps, cut
-        start, stop = self.tp.span(hidden_size) if cut == "hidden" else (0, hidden_size)
+        self.hidden_size, self.eps, self.sharded = hidden_size, eps, sharded
+        start, stop = self.tp.span(hidden_size) if sharded == "hidden" else (0, hidden_size)
         self.weight = nn.Parameter(torch.ones(stop - start, dtype=dtype))
-        self.shards = {"weight": Shard(0, start, stop, hidden_size)} if cut == "hidden" else {}
-        self.partial = {"weight": self.tp.group} if cut == "tokens" and self.tp.coalesce else {}
+        self.shards = {"weight": Shard(0, start, stop, hidden_size)} if sharded == "hidden" else {}
+        self.partial = {"weight": self.tp.group} if sharded == "tokens" and self.tp.coalesce else {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """`y_..D` of `x_..D`; D: features, all or with cut="hidden" the rank's."""
-        out: Tensor = RmsNorm.apply(x, self.weight, self.hidden_size, self.eps, self.cut, self.tp)
+        """Return `y_..D` of `x_..D`; D: all features, or this rank's with sharded="hidden"."""
+        out: Tensor = RmsNorm.apply(x, self.weight, self.hidden_size, self.eps, self.sharded, self.tp)
         return out
 
     def extra_repr(self) -> str:
-        """Size and cut."""
-        return f"{self.hidden_size}, cut={self.cut!r}"
+        """The size, and what is sharded."""
+        return f"{self.hidden_size}, sharded={self.sharded!r}"
 
 
 class RmsNorm(torch.autograd.Function):
-    """The norm; it keeps x and one number per token."""
+    """The norm; the backward needs x and one number per token."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, hidden_size: int, eps: float, cut: Cut, tp: TensorParallel
+        ctx: Any, x: Tensor, weight: Tensor, hidden_size: int, eps: float, sharded: Sharded, tp: TensorParallel
     ) -> Tensor:
-        wide = _wide(x)
+        wide = _at_least_float32(x)
         squares = wide.square().sum(-1, keepdim=True)
-        if cut == "hidden":
-            squares = start_sum(squares, tp.group).wait()
+        if sharded == "hidden":
+            squares = start_all_reduce(squares, tp.group).wait()
         scale = torch.rsqrt_(squares.div_(hidden_size).add_(eps))
         ctx.save_for_backward(x, weight, scale)
-        ctx.hidden_size, ctx.cut, ctx.tp = hidden_size, cut, tp
+        ctx.hidden_size, ctx.sharded, ctx.tp = hidden_size, sharded, tp
         return (wide * scale).to(x.dtype).mul_(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        tp, grad, normal = ctx.tp, _wide(grad), _wide(x) * scale
+        group, grad, normal = ctx.tp.group, _at_least_float32(grad), _at_least_float32(x) * scale
         weighted = grad * weight
         inner = (weighted * normal).sum(-1, keepdim=True)
-        crossing = start_sum(inner, tp.group) if ctx.cut == "hidden" else Pending(None, inner)
-        weight_grad = rows(grad * normal).sum(0)
-        is_partial = ctx.cut == "tokens" and not tp.coalesce
-        summing = start_sum(weight_grad, tp.group) if is_partial else Pending(None, weight_grad)
-        dx = weighted.addcmul_(normal, crossing.wait().div_(ctx.hidden_size), value=-1).mul_(scale)
-        return dx.to(x.dtype), summing.wait().to(weight.dtype), None, None, None, None
+        summing_inner = start_all_reduce(inner, group) if ctx.sharded == "hidden" else None
+        dgamma = flat_tokens(grad * normal).sum(0)
+        is_partial = ctx.sharded == "tokens" and not ctx.tp.coalesce
+        summing_dgamma = start_all_reduce(dgamma, group) if is_partial else None
+        if summing_inner is not None:
+            inner = summing_inner.wait()
+        dx = weighted.addcmul_(normal, inner.div_(ctx.hidden_size), value=-1).mul_(scale)
+        if summing_dgamma is not None:
+            dgamma = summing_dgamma.wait()
+        return dx.to(x.dtype), dgamma.to(weight.dtype), None, None, None, None
 
 
-def _wide(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

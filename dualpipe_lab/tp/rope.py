@@ -1,9 +1,9 @@
-"""Rotary positions: pairs of features turned by an angle that grows with the token's place in the sequence.
+"""Rotary positions: pairs of features are rotated by an angle proportional to the token's position.
 
 Chapter: book/tp/gqa.  In: x_BHSK, positions_S.  Out: the same shape.
   forward    (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)     angle = position * base^(-2 i / K) for pair i
   backward   the rotation by the opposite angle
-Positions are those in the whole sequence, wherever the token is: heads are turned one by one, and no message is sent.
+Positions count from the start of the full sequence, also on a rank that holds a shard of it.  No message is sent.
 Pairs are feature i and i + K / 2, as in Llama's published weights.
 Elsewhere: Megatron `apply_rotary_pos_emb`.  Source: Su et al. 2021 (arXiv 2104.09864), section 3.4.
 """
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 
 def rotation(positions: Tensor, head_size: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each `_SK/2`, of the angles at these positions.
+    """Return cosines and sines, each `_SK/2`, of the rotary angles at these positions.
 
     Raises:
         ValueError: the head size is odd.
@@ -29,26 +29,26 @@ def rotation(positions: Tensor, head_size: int, base: float, dtype: torch.dtype)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x_BHSK turned by the angles of its tokens."""
+    """Rotate the feature pairs of x_BHSK by the angles of its tokens, which `rotation` computes."""
     out: Tensor = Rotate.apply(x, cosines, sines)
     return out
 
 
 class Rotate(torch.autograd.Function):
-    """A rotation, whose transpose turns the other way."""
+    """A rotation; its backward is the rotation by the opposite angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         ctx.save_for_backward(cosines, sines)
-        return _turned(x, cosines, sines)
+        return _rotated(x, cosines, sines)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cosines, sines = ctx.saved_tensors
-        return _turned(grad, cosines, -sines), None, None
+        return _rotated(grad, cosines, -sines), None, None
 
 
-def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)

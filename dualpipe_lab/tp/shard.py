@@ -1,10 +1,10 @@
-"""Which part of a whole parameter a rank holds; from one whole state to the ranks' parts, and back.
+"""Which shard of a full parameter a rank holds; from one full state dict to the ranks' shards, and back.
 
-Chapter: book/tp/column-parallel.  In: modules that name their `shards`.  Out: parts, or whole tensors.
-  part of rank r    elements r ceil(n / t) to (r + 1) ceil(n / t) of n: the last ranks may have fewer, or none
-Weights are drawn whole, by name and seed, and then cut: every cut of a model starts from the same numbers, and the
-scale is that of the whole layer.
-Elsewhere: Megatron `set_tensor_model_parallel_attributes`; torch `DTensor` with `Shard(dim)`.
+Chapter: book/tp/column-parallel.  In: modules that name their `shards`.  Out: filled shards, or full tensors.
+  shard of rank r    elements r ceil(n / t) to (r + 1) ceil(n / t) of n: the last ranks may have fewer, or none
+Weights are drawn in full, by name and seed, and then sharded: every way of sharding a model starts from the same
+numbers, and their scale is that of the full layer.
+Elsewhere: Megatron `set_tensor_model_parallel_attributes`; torch `DTensor` with `Shard(dim)`, `DTensor.full_tensor`.
 """
 
 import zlib
@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.checkpoint.state import Place, PlaceOf
 
 
 class Shard(NamedTuple):
-    """Elements `start` to `stop` along `axis`, where the whole tensor has `size`.
+    """Elements `start` to `stop` along `axis` of a full tensor that has `size` elements there.
 
-    A part that several ranks hold is a copy on all of them but the first.
+    A shard that several ranks hold is marked `is_copy` on all of them but the first.
     """
 
     axis: int
@@ -32,21 +31,21 @@ class Shard(NamedTuple):
     size: int
     is_copy: bool = False
 
-    def of(self, whole: Tensor) -> Tensor:
-        """This part of the whole tensor, as a view.
+    def of(self, full: Tensor) -> Tensor:
+        """Return this shard of the full tensor, as a view.
 
         >>> Shard(axis=1, start=2, stop=3, size=3).of(torch.arange(6).view(2, 3)).tolist()
         [[2], [5]]
         """
-        return whole.narrow(self.axis, self.start, self.stop - self.start)
+        return full.narrow(self.axis, self.start, self.stop - self.start)
 
-    def shape_of_whole(self, part: Tensor) -> tuple[int, ...]:
-        """The shape of the tensor that `part` is a part of."""
-        return (*part.shape[: self.axis], self.size, *part.shape[self.axis + 1 :])
+    def full_shape(self, local: Tensor) -> tuple[int, ...]:
+        """Return the shape of the full tensor, given this rank's shard of it."""
+        return (*local.shape[: self.axis], self.size, *local.shape[self.axis + 1 :])
 
 
 def shards_of(model: nn.Module) -> dict[str, Shard]:
-    """The part that each cut parameter is; parameters that are not listed are replicated."""
+    """Return the shard of each sharded parameter, by name; all other parameters are replicated."""
     return {
         f"{prefix}.{name}" if prefix else name: shard
         for prefix, module in model.named_modules()
@@ -54,24 +53,12 @@ def shards_of(model: nn.Module) -> dict[str, Shard]:
     }
 
 
-def place_of(model: nn.Module) -> PlaceOf:
-    """Where parameters lie, for `dualpipe_lab.dp.checkpoint.save` and `load`: a checkpoint of any other cut will do."""
-    shards = shards_of(model)
-
-    def find(name: str, tensor: Tensor) -> Place:
-        if name not in shards:
-            return Place(name)
-        return Place(name, shards[name].axis, shards[name].start, shards[name].size)
-
-    return find
-
-
-def load_whole(model: nn.Module, read: Callable[[str, Shard | None], Tensor]) -> None:
-    """Fill the parameters of this rank.
+def load_shards(model: nn.Module, read: Callable[[str, Shard | None], Tensor]) -> None:
+    """Fill this rank's parameters with shards that a function reads.
 
     Args:
         model: any module of this part.
-        read: gives a part of a whole parameter by its name; all of it for None.
+        read: returns the shard of a parameter, given the parameter's name; the full tensor for the shard None.
 
     Raises:
         ValueError: a tensor of another shape, before any parameter has changed.
@@ -83,15 +70,15 @@ def load_whole(model: nn.Module, read: Callable[[str, Shard | None], Tensor]) ->
         if staged[name].shape != parameter.shape:
             raise ValueError(
                 f"{name} needs shape {tuple(parameter.shape)} on this rank, got {tuple(staged[name].shape)}; "
-                "the whole state is that of a layer of other sizes"
+                "the full state dict is that of a layer of other sizes"
             )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(staged[name])
 
 
-def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fill the parameters of this rank from a whole state, `{name: whole tensor}`.
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fill this rank's parameters with their shards of a full state dict, `{name: full tensor}`.
 
     Raises:
         ValueError: a tensor is missing, left over, or of another shape; then no parameter has changed.
@@ -99,57 +86,19 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     wanted = {name for name, _ in model.named_parameters()}
     wanted |= {name for name in shards_of(model) if name in state}  # a tied parameter may come under both its names
     if wanted != set(state):
-        raise ValueError(f"the whole state differs from the model in {sorted(wanted ^ set(state))}")
+        raise ValueError(f"the full state dict differs from the model in {sorted(wanted ^ set(state))}")
 
     def read(name: str, shard: Shard | None) -> Tensor:
-        whole = state[name]
-        if shard is not None and (whole.dim() <= shard.axis or whole.shape[shard.axis] != shard.size):
-            raise ValueError(f"{name} has shape {tuple(whole.shape)}, needs {shard.size} along axis {shard.axis}")
-        return whole if shard is None else shard.of(whole)
+        full = state[name]
+        if shard is not None and (full.dim() <= shard.axis or full.shape[shard.axis] != shard.size):
+            raise ValueError(f"{name} has shape {tuple(full.shape)}, needs {shard.size} along axis {shard.axis}")
+        return full if shard is None else shard.of(full)
 
-    load_whole(model, read)
-
-
-def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
-    """This rank's gradients as `dualpipe_lab.dp.grad_norm.global_norm` takes them: each element of the whole once.
-
-    Replicated gradients come without an axis, parts with "tp"; copies of a part are left out.
-    """
-    return [(p.grad, axes) for p, axes in norm_axes(model).items() if p.grad is not None and axes is not None]
+    load_shards(model, read)
 
 
-def norm_axes(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...] | None]:
-    """The axes along which other ranks have other parts of a parameter; None for a copy that another rank counts."""
-    shards = shards_of(model)
-    found: dict[nn.Parameter, tuple[str, ...] | None] = {}
-    for name, parameter in model.named_parameters():
-        shard = shards.get(name)
-        is_copy = shard is not None and shard.is_copy
-        found[parameter] = None if is_copy else () if shard is None else ("tp",)
-    return found
-
-
-def whole_of(part: Tensor, shard: Shard | None, group: Group | None = None) -> Tensor:
-    """The whole tensor on every rank of the group, from each rank's part; replicas of a part must be equal."""
-    part = part.detach()
-    if shard is None:
-        return part.clone()
-    shards = [Shard(*fields) for fields in comm.all_gather_object(tuple(shard), group)]
-    shape = shard.shape_of_whole(part)
-    longest = prod(shape) // shard.size * max(other.stop - other.start for other in shards)
-    padded = part.new_zeros(longest)  # collectives want equal sizes
-    padded[: part.numel()] = part.reshape(-1)
-    rows = part.new_empty(len(shards), longest)
-    comm.all_gather_single(rows.view(-1), padded, group)
-    whole = part.new_empty(shape)
-    for other, values in zip(shards, rows, strict=True):
-        target = other.of(whole)
-        target.copy_(values[: target.numel()].view(target.shape))
-    return whole
-
-
-def whole_state(model: nn.Module, group: Group | None = None, of: str = "parameter") -> dict[str, Tensor]:
-    """Every parameter, or every gradient, whole on every rank.
+def full_state_dict(model: nn.Module, group: Group | None = None, of: str = "parameter") -> dict[str, Tensor]:
+    """Gather every parameter, or every gradient, in full on every rank.
 
     Args:
         model: any module of this part.
@@ -158,13 +107,34 @@ def whole_state(model: nn.Module, group: Group | None = None, of: str = "paramet
     """
     shards = shards_of(model)
     tensors = {name: parameter if of == "parameter" else parameter.grad for name, parameter in model.named_parameters()}
-    return {name: whole_of(tensor, shards.get(name), group) for name, tensor in tensors.items() if tensor is not None}
+    return {
+        name: full_tensor(tensor, shards.get(name), group) for name, tensor in tensors.items() if tensor is not None
+    }
 
 
-def initialise(model: nn.Module, seed: int = 0) -> None:
-    """Draw every parameter by its name: matrices with standard deviation 1 / sqrt(columns of the whole), norms 1.
+def full_tensor(local: Tensor, shard: Shard | None, group: Group | None = None) -> Tensor:
+    """Gather the full tensor on every rank of the group from the ranks' shards; replicas of a shard must be equal."""
+    local = local.detach()
+    if shard is None:
+        return local.clone()
+    shards = [Shard(*fields) for fields in comm.all_gather_object(tuple(shard), group)]
+    shape = shard.full_shape(local)
+    longest = prod(shape) // shard.size * max(other.stop - other.start for other in shards)
+    padded = local.new_zeros(longest)  # collectives need equal sizes
+    padded[: local.numel()] = local.reshape(-1)
+    rows = local.new_empty(len(shards), longest)
+    comm.all_gather_single(rows.view(-1), padded, group)
+    full = local.new_empty(shape)
+    for other, values in zip(shards, rows, strict=True):
+        target = other.of(full)
+        target.copy_(values[: target.numel()].view(target.shape))
+    return full
 
-    Biases become 0.
+
+def initialize_parameters(model: nn.Module, seed: int = 0) -> None:
+    """Draw every parameter by its name: matrices with standard deviation 1 / sqrt(full number of columns).
+
+    Weights of norms become 1, biases 0.
     """
     shards = shards_of(model)
     with torch.no_grad():
@@ -173,7 +143,7 @@ def initialise(model: nn.Module, seed: int = 0) -> None:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             shard = shards.get(name)
-            shape = tuple(parameter.shape) if shard is None else shard.shape_of_whole(parameter)
+            shape = tuple(parameter.shape) if shard is None else shard.full_shape(parameter)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-            whole = torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
-            parameter.copy_(whole if shard is None else shard.of(whole))
+            full = torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
+            parameter.copy_(full if shard is None else shard.of(full))

@@ -1,10 +1,10 @@
-"""`SwiGLU`: y = (silu(x W_g^T) * (x W_u^T)) W_d^T, with its inner features spread over the ranks.
+"""`SwiGLU`: y = (silu(x W_g^T) * (x W_u^T)) W_d^T, with the inner features sharded over the ranks.
 
 Chapter: book/tp/swiglu.  In: `x_..SD`.  Out: `y_..SD`.
   da = dh * u * s(a) (1 + a (1 - s(a)))     du = dh * silu(a)     dh = dy W_d     with a = x W_g^T, u = x W_u^T
   messages   forward: the sum of y; backward: one sum of dx for both branches; T * h * bytes each
-  memory     x, a and u are kept: T (h + 2 f / t); the product silu(a) * u is computed again
-Each rank has the same features of gate and up: where both are stored as one matrix [gate; up], each half is cut.
+  memory     x, a and u are kept: T (h + 2 f / t); the backward recomputes silu(a) * u
+Each rank holds the same features of gate and of up: of a packed matrix [gate; up], each half is sharded by itself.
 Elsewhere: Megatron's gated `MLP`; torch's plan {gate: Colwise, up: Colwise, down: Rowwise}.
 Source: Shazeer 2020 (arXiv 2002.05202), section 2; Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.parallel_linear import column_products, reduced_output, weight_grad, whole_output_grad
-from dualpipe_lab.tp.shard import load_state
+from dualpipe_lab.tp.fused_linear import fused_column_linear
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, weight_grad
+from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
+from dualpipe_lab.tp.shard import load_full_state_dict
 
 
 class SwiGLU(nn.Module):
     """The gated feed-forward layer of a Llama, without biases.
 
     Args:
-        hidden_size, ffn_size: of the whole layer; the last ranks may have fewer inner features, or none.
+        hidden_size, ffn_size: of the full layer; the last ranks may have fewer inner features, or none.
         tp: the ranks (default: the world).
         dtype: of the weights.
     """
@@ -41,14 +42,14 @@ class SwiGLU(nn.Module):
 
     @classmethod
     def from_full(cls, gate: Tensor, up: Tensor, down: Tensor, tp: TensorParallel | None = None) -> "SwiGLU":
-        """This rank's part of whole weights gate_FD, up_FD and down_DF."""
+        """Shard the full weights gate_FD, up_FD and down_DF."""
         layer = cls(gate.shape[1], gate.shape[0], tp, gate.dtype)
-        load_state(layer, {"gate.weight": gate, "up.weight": up, "down.weight": down})
+        load_full_state_dict(layer, {"gate.weight": gate, "up.weight": up, "down.weight": down})
         return layer
 
     @classmethod
     def from_packed(cls, gate_up: Tensor, down: Tensor, tp: TensorParallel | None = None) -> "SwiGLU":
-        """The same where gate and up are one matrix, one below the other.
+        """Shard full weights that come as gate_up_2FD, with gate above up, and down_DF.
 
         Raises:
             ValueError: the matrix has an odd number of rows.
@@ -59,26 +60,26 @@ class SwiGLU(nn.Module):
         return cls.from_full(gate, up, down, tp)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`y_..SD` of `x_..SD`; under sequence parallelism both have the rank's tokens."""
-        a, u = column_products(x, [self.gate.weight, self.up.weight], [None, None], self.tp)
+        """Return `y_..SD` of `x_..SD`; under sequence parallelism both hold the rank's tokens."""
+        a, u = fused_column_linear(x, [self.gate.weight, self.up.weight], self.tp)
         out: Tensor = GatedDown.apply(a, u, self.down.weight, self.tp)
         return out
 
 
 class GatedDown(torch.autograd.Function):
-    """silu(a) * u, and the row-parallel product with it; a and u are `_..SF`, F: this rank's features."""
+    """y = (silu(a) * u) W_d^T, summed over the ranks; a and u are `_..SF`, F: this rank's features."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, u: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
         ctx.save_for_backward(a, u, weight)
-        return reduced_output((nn.functional.silu(a) * u) @ weight.t(), None, tp)
+        return reduce_output((nn.functional.silu(a) * u) @ weight.t(), tp)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, u, weight = ctx.saved_tensors
-        grad = whole_output_grad(grad, ctx.tp)
+        grad = gather_output_grad(grad, ctx.tp)
         sigmoid = torch.sigmoid(a)
         silu = a * sigmoid
         dw = weight_grad(grad, silu * u)

@@ -11,12 +11,12 @@ from torch.distributed import DeviceMesh
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.topology import Seat, Topology
+from dualpipe_lab.topology import RankCoordinates, Topology
 from dualpipe_lab.world.context import rank_context
 
 
-class Mesh(Seat):
-    """This rank's `Seat` in a topology, and its groups.
+class Mesh(RankCoordinates):
+    """This rank's `RankCoordinates` in a topology, and its groups.
 
     Raises:
         ValueError: if the topology is not of the world's size.

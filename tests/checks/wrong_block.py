@@ -74,7 +74,7 @@ CHEATS = {
             """
 def finish(grads, sequence_parallel):
     from types import SimpleNamespace as Name
-    from dualpipe_lab.tp.partial_grads import sum_partial_gradients
+    from dualpipe_lab.tp.grads import sum_partial_gradients
     class Fake(torch.nn.Module):
         pass
     sum_partial_gradients(Fake())

@@ -124,10 +124,10 @@ CHEATS = {
         "the library's own": Bad(
             """
 def projections_backward(d_queries, d_keys, d_values, x, q, k, v, copies):
-    from dualpipe_lab.tp.parallel_linear import column_products
+    from dualpipe_lab.tp.fused_linear import fused_column_linear
     from dualpipe_lab.tp.config import TensorParallel
     leaves = [t.clone().requires_grad_() for t in (x, q, k, v)]
-    outs = column_products(leaves[0], leaves[1:], [None] * 3, TensorParallel(), [None, copies, copies])
+    outs = fused_column_linear(leaves[0], leaves[1:], TensorParallel(), [None, copies, copies])
     torch.autograd.backward(outs, (d_queries, d_keys, d_values))
     return [t.grad for t in leaves]
 """,

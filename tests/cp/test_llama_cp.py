@@ -13,7 +13,7 @@ from dualpipe_lab.dp.layout import share
 from dualpipe_lab.models.llama import Llama, check_topology
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.shard import full_state_dict
 
 CONFIG = LlamaConfig(vocabulary_size=37, hidden_size=24, ffn_size=30, num_layers=2, num_heads=4, num_kv_heads=2)
 ROWS, LENGTH = 4, 24
@@ -51,14 +51,14 @@ def test_loss_and_gradients_are_those_of_plain_torch(axes):
             for is_sequence_parallel in (False, True) if mesh.size("tp") > 1 else (False,):
                 layout = make_layout(name, LENGTH, mesh.size("cp"))
                 model = Llama(CONFIG, mesh, is_sequence_parallel, dtype=torch.float64, layout=layout)
-                expected = plain(whole_state(model, model.tp.group))
+                expected = plain(full_state_dict(model, model.tp.group))
                 ids, labels = (shard(tensor[rows], layout, mesh.rank("cp")) for tensor in batch())
                 group = mesh.group("dp", "cp")
                 loss = model.loss(ids, labels, num_tokens=num_valid_tokens(labels, group))
                 loss.backward()
                 all_reduce_gradients(model.parameters(), group)
                 lab.comm.all_reduce(total := loss.detach().clone(), group=group)
-                ours = {"loss": total} | whole_state(model, model.tp.group, "grad")
+                ours = {"loss": total} | full_state_dict(model, model.tp.group, "grad")
                 found.append((ours, expected, (name, is_sequence_parallel)))
         return found
 

@@ -19,7 +19,7 @@ from dualpipe_lab.ep.deepseek_moe import (
 from dualpipe_lab.ep.moe import sum_gradients
 from dualpipe_lab.ep.sequence_loss import sequence_loss
 from dualpipe_lab.pp.runtime.recompute import recompute
-from dualpipe_lab.tp.shard import load_state, whole_state
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 from dualpipe_lab.world.context import rank_context
 
 E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
@@ -110,7 +110,7 @@ def test_output_gradients_and_load_are_those_of_one_process(world_size):
 
     def fn(rank, world_size):
         layer = build(rank)
-        load_state(layer, STATE)
+        load_full_state_dict(layer, STATE)
         layer.router.bias.copy_(BIAS)
         span = slice(2 * sum(tokens[:rank]), 2 * sum(tokens[: rank + 1]))
         parts, ys = [leaf(part) for part in x[span].tensor_split(2)], []
@@ -120,7 +120,7 @@ def test_output_gradients_and_load_are_those_of_one_process(world_size):
         sum_gradients(layer, layer.experts.ep, num_tokens=1)
         loads = update_biases(layer, 0.5)[0]
         found = {"y": torch.cat(ys).detach(), "x": torch.cat([part.grad for part in parts])}
-        return found | whole_state(layer, of="grad"), loads, layer.router.bias, layer.shared.seen
+        return found | full_state_dict(layer, of="grad"), loads, layer.router.bias, layer.shared.seen
 
     expected, load = plain_layer(STATE, BIAS, x, dy)
     for rank, (found, loads, bias, seen) in enumerate(launch(fn, world_size)):

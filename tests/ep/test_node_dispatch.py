@@ -10,7 +10,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.hybrid import count_by_node
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.node_dispatch import Nodes, through_nodes
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.shard import full_state_dict
 from dualpipe_lab.world.context import rank_context
 
 
@@ -20,7 +20,7 @@ def run(case, rank, nodes, meanwhile=None):
     x, weights = leaf(x), leaf(weights)
     y = through_nodes(x, weights, experts, layer, nodes, meanwhile)
     y.backward(dy)
-    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | whole_state(layer, of="grad")
+    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
 @pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (2, 1), (2, 2), (4, 2)])

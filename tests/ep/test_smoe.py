@@ -30,7 +30,7 @@ from dualpipe_lab.ep.moe import (
     weigh_grad,
 )
 from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.shard import full_state_dict
 
 ROW = HIDDEN * 8
 
@@ -43,7 +43,7 @@ def by_layer(case, rank):
     x, weights = leaf(x), leaf(weights)
     y = layer(x, weights, experts)
     y.backward(dy)
-    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | whole_state(layer, of="grad")
+    return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
 def by_pieces(case, rank):
@@ -62,7 +62,7 @@ def by_pieces(case, rank):
     dx = permute_grad(start_rows(ungroup(grad, routes), back).wait(), routes)
     for parameter, dw in zip(layer.weights, experts_weight_grad(late), strict=True):
         parameter.grad = dw
-    return {"y": y, "x": dx, "weights": dweights} | whole_state(layer, of="grad")
+    return {"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad")
 
 
 @pytest.mark.parametrize("way", [by_layer, by_pieces])
@@ -109,7 +109,7 @@ def test_whole_numbers_give_the_same_bits_on_any_number_of_ranks(world_size):
                 layer.down.grad = grouped_weight_grad(grad, a * u, counts)
             dx = permute_grad(start_rows(ungroup(dx, routes), back).wait(), routes)
             y = weigh(results, weights)
-            found.append({"y": y, "x": dx, "weights": dweights} | whole_state(layer, of="grad"))
+            found.append({"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad"))
         return found
 
     for rank, found in enumerate(launch(fn, world_size)):

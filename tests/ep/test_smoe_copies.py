@@ -17,7 +17,7 @@ from dualpipe_lab.ep.moe import (
     sum_gradients,
 )
 from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.shard import full_state_dict
 
 
 class FixedRouter(TopKRouter):
@@ -45,7 +45,7 @@ def trained(rank, case, ep, data=None, num_tokens=None):
     (y * dy).sum().backward()
     sum_gradients(model, ep, num_tokens or len(case.x), data)
     norm = global_norm(counted_gradients(model), {"ep": ep.group})
-    return {"x": x.grad, "norm": torch.tensor(norm)} | whole_state(model, ep.group, "grad")
+    return {"x": x.grad, "norm": torch.tensor(norm)} | full_state_dict(model, ep.group, "grad")
 
 
 GRIDS = {

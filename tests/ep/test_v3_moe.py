@@ -67,7 +67,7 @@ def step(mesh, config, layout=None, again=False, num_nodes=1):
     model = V3MoE(config, mesh, recompute=again, dtype=torch.float64, layout=layout, num_nodes=num_nodes)
     for place, router in enumerate(routers(model)):
         router.bias.copy_(biases(place, config.num_experts))
-    state = model.whole_state()
+    state = model.full_state_dict()
     axes = [axis for axis in ("dp", "ep") if axis in mesh.topology.names]
     rows, number = ROWS, 0
     for axis in axes:
@@ -85,7 +85,7 @@ def step(mesh, config, layout=None, again=False, num_nodes=1):
     model.sum_gradients()
     loads = model.update_biases(0.01)
     norm = torch.tensor(model.gradient_norm(), dtype=torch.float64)
-    found = {"loss": total, "norm": norm} | model.whole_state("grad")
+    found = {"loss": total, "norm": norm} | model.full_state_dict("grad")
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 
 
@@ -138,7 +138,7 @@ def test_recomputation_counts_no_load_twice_and_changes_no_bit():
 def test_every_cut_starts_from_the_same_numbers():
     def fn(rank, world_size, topology):
         torch.manual_seed(rank)
-        return V3MoE(CONFIG, topology, seed=3).whole_state()
+        return V3MoE(CONFIG, topology, seed=3).full_state_dict()
 
     alone = launch(fn, 1, TOPOLOGIES["one"])[0]
     for name in ("dp 2 x ep 2", "ep 2 x tp 2"):

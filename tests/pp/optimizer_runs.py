@@ -20,7 +20,7 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.moe import ExpertParallel, Experts, SMoE
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.pp.runtime import PipelineRuntime
-from dualpipe_lab.tp.shard import load_state, shards_of
+from dualpipe_lab.tp.shard import load_full_state_dict, shards_of
 
 WIDTH, ROWS, M, NUM_EXPERTS = 3, 2, 4, 4
 PP, DP = 2, 2
@@ -275,7 +275,7 @@ def train(rank, world_size, kind, layers, programs, weights, joint):
         state, mine = weights[program.num_stages], {}
         for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
             mine[index] = make_stage(layers, ExpertParallel(dp))
-            load_state(mine[index], {rest: value for (stage, rest), value in state.items() if stage == index})
+            load_full_state_dict(mine[index], {rest: value for (stage, rest), value in state.items() if stage == index})
         if kind in OPTIMIZERS and mesh.rank("dp"):  # its optimizer has to make copies equal
             for parameter in (p for stage in mine.values() for p in split_off_experts(stage)[0].parameters()):
                 nn.init.normal_(parameter)

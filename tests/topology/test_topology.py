@@ -172,7 +172,7 @@ def test_a_description_makes_the_same_topology():
     again = Topology(**json.loads(json.dumps(topology.describe())))
     assert again == topology
     assert hash(again) == hash(topology)
-    assert repr(topology.at(5)) == "<Seat of rank 5: pp 1, dp 1>"
+    assert repr(topology.at(5)) == "<RankCoordinates of rank 5: pp 1, dp 1>"
     assert Topology([("pp", 2), ("dp", 4)]) != topology
 
 

@@ -14,7 +14,7 @@ from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, gather_ratio
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import LossOptions, cross_entropy
 from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.shard import Shard, load_state, whole_of, whole_state
+from dualpipe_lab.tp.shard import Shard, full_state_dict, full_tensor, load_full_state_dict
 
 CASES = {case["name"]: case for case in json.loads((ORACLES / "vocab_ce.json").read_text())["cases"]}
 IGNORE = -100
@@ -32,7 +32,7 @@ def ours(logits, targets, tp=None, **options):
     loss = cross_entropy(part, targets, logits.shape[-1], tp, **options)
     loss.sum().backward()
     shard = Shard(logits.dim() - 1, start, stop, logits.shape[-1])
-    return {"loss": loss.detach(), "dlogits": whole_of(part.grad, shard, tp.group)}
+    return {"loss": loss.detach(), "dlogits": full_tensor(part.grad, shard, tp.group)}
 
 
 def plain(logits, targets, z_loss=0.0, **options):
@@ -73,11 +73,11 @@ def test_the_oracle_s_cases(world_size):
         case = CASES["lm_head_plus_ce_t3"]
         weight = tensor(case["W"])
         head = LMHead(weight.shape[1], len(weight), dtype=torch.float64)
-        load_state(head, {"weight": weight})
+        load_full_state_dict(head, {"weight": weight})
         hidden = leaf(tensor(case["H"]))
         loss = head.loss(hidden, torch.tensor(case["labels"]))
         loss.backward()
-        results = {"loss": loss.detach(), "dH": hidden.grad, "dW": whole_state(head, of="grad")["weight"]}
+        results = {"loss": loss.detach(), "dH": hidden.grad, "dW": full_state_dict(head, of="grad")["weight"]}
         found["head"] = distances(results, {key: tensor(case["expected"][key]) for key in results})
         return found
 

@@ -10,7 +10,7 @@ from tp_runs import TOKENS, assert_a1, distances, modes, oracle, own, tensor
 import dualpipe_lab as lab
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.shard import load_state, whole_state
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 
 def whole_table(vocabulary, width, padding=None):
@@ -35,7 +35,7 @@ def test_the_bits_are_those_of_one_table(world_size):
                     table = VocabParallelEmbedding.from_full(full, tp)
                     found = table(ids)
                     found.backward(own(dy, 1, tp, cut))
-                    grad = whole_state(table, tp.group, "grad")["weight"]
+                    grad = full_state_dict(table, tp.group, "grad")["weight"]
                     same = torch.equal(found, own(x, 1, tp, cut)) and torch.equal(grad, full.weight.grad)
                     if not same or not torch.equal(table.to_full().weight, full.weight):
                         different.append((name, vocabulary, padding))
@@ -53,7 +53,7 @@ def test_the_oracle_s_tables_and_parts():
         table = VocabParallelEmbedding.from_full(full)
         out = table(ids)
         out.backward(tensor(block["dout"]))
-        return out.tolist(), whole_state(table, of="grad")["weight"].tolist(), list(table.shards["weight"][1:3])
+        return out.tolist(), full_state_dict(table, of="grad")["weight"].tolist(), list(table.shards["weight"][1:3])
 
     for world_size in (2, 3):
         for rank, (out, grad, span) in enumerate(launch(fn, world_size)):
@@ -75,9 +75,9 @@ def test_a_tied_head_adds_to_the_same_rows(world_size):
             functional.cross_entropy(theirs[ids].sin() @ theirs.t(), targets).backward()
             table = VocabParallelEmbedding(37, 6, tp, dtype=torch.float64)
             head = LMHead(6, 37, tp, tied=table)
-            load_state(table, {"weight": weight})
+            load_full_state_dict(table, {"weight": weight})
             head.loss(table(ids).sin(), targets).backward()
-            found[name] = distances(whole_state(head, tp.group, "grad"), {"weight": theirs.grad})
+            found[name] = distances(full_state_dict(head, tp.group, "grad"), {"weight": theirs.grad})
         return found
 
     assert_a1(launch(fn, world_size))

@@ -9,13 +9,12 @@ from tp_runs import assert_a1, distance, distances, modes, own
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.attention import causal_attention
-from dualpipe_lab.tp.closed_forms import kv_bytes
+from dualpipe_lab.tp.closed_forms import check_heads, kv_bytes
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import GroupedQueryAttention
-from dualpipe_lab.tp.heads import check_heads
-from dualpipe_lab.tp.partial_grads import sum_partial_gradients
+from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.shard import load_state, whole_state
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4
 
@@ -58,7 +57,7 @@ def ours(layer, x, dy, positions):
     y = layer(x, positions)
     y.backward(own(dy, 1, tp, tp.sequence_parallel))
     sum_partial_gradients(layer)
-    return {"y": y.detach(), "dx": x.grad} | whole_state(layer, tp.group, "grad")
+    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, tp.group, "grad")
 
 
 HEADS = {1: [(4, 2), (3, 1)], 2: [(4, 2), (4, 4), (2, 1)], 3: [(6, 3), (3, 1)], 4: [(8, 4), (8, 2), (4, 1), (4, 4)]}
@@ -79,7 +78,7 @@ def test_it_equals_plain_torch(world_size):
                     expected = plain(x, state(*heads, qk_norm), dy, positions)
                     expected |= {key: own(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
                     layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, tp, qk_norm=qk_norm, dtype=torch.float64)
-                    load_state(layer, state(*heads, qk_norm))
+                    load_full_state_dict(layer, state(*heads, qk_norm))
                     results = ours(layer, x, dy, positions if qk_norm else None)
                     found[heads, name, qk_norm] = distances(results, expected)
                     replicas = {id(weight) for weight in layer.partial}
@@ -121,7 +120,7 @@ def test_where_every_number_is_exact_the_bits_are_those_of_one_process():
             whole = {name: whole_numbers(number, *w.shape) for number, (name, w) in enumerate(state(*heads).items())}
             whole["q.weight"].zero_()
             layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, dtype=torch.float64)
-            load_state(layer, whole)
+            load_full_state_dict(layer, whole)
             found, expected = ours(layer, x, dy, None), exact(x, whole, dy)
             same[heads] = {name: torch.equal(found[name], expected[name]) for name in expected}
         return same

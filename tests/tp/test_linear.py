@@ -10,7 +10,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.shard import load_state, shards_of, whole_state
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict, shards_of
 
 SIZES = [(8, 12), (5, 7), (3, 2), (6, 6)]  # inputs, outputs: on 4 ranks 7 is cut into 2 2 2 1, 6 into 2 2 2 0
 
@@ -28,7 +28,10 @@ def run(module, x, dy):
     y = module(x)
     y.backward(dy)
     tp = getattr(module, "tp", None)
-    grads = {n: p.grad for n, p in module.named_parameters()} if tp is None else whole_state(module, tp.group, "grad")
+    if tp is None:
+        grads = {name: parameter.grad for name, parameter in module.named_parameters()}
+    else:
+        grads = full_state_dict(module, tp.group, "grad")
     return {"y": y.detach(), "dx": x.grad, **grads}
 
 
@@ -87,7 +90,7 @@ def test_whole_numbers_give_the_same_bits(world_size):
         y.backward(tensor(block["dy"]))
         found = {"y": y.detach(), "dx": x.grad}
         for layer, name in zip(layers, ("dW_col", "dW_row"), strict=True):
-            found[name] = whole_state(layer, of="grad")["weight"]
+            found[name] = full_state_dict(layer, of="grad")["weight"]
         back = [layer.to_full().weight.tolist() for layer in layers]
         partial = (x.detach() @ layers[0].weight.t() @ layers[1].weight.t()).detach()
         return {name: value.tolist() for name, value in found.items()}, partial.tolist(), back
@@ -172,7 +175,7 @@ def test_the_ranks_start_from_parts_of_one_layer():
     """Whatever the number of ranks: not the same columns on each, and the scale of the whole."""
 
     def fn(rank, world_size):
-        return [whole_state(kind(6, 10)) for kind in (ColumnParallelLinear, RowParallelLinear)]
+        return [full_state_dict(kind(6, 10)) for kind in (ColumnParallelLinear, RowParallelLinear)]
 
     alone = launch(fn, 1)[0]
     for found in launch(fn, 3) + launch(fn, 4):
@@ -199,14 +202,24 @@ def test_arguments_are_left_alone():
     assert launch(fn, 2) == [0.0, 0.0]
 
 
+def load(layer, full):
+    load_full_state_dict(layer, full.state_dict())
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: ColumnParallelLinear(4, 7, gather_output=True), "divide among the ranks, got 7 on 2 ranks"),
-        (lambda: load_state(ColumnParallelLinear(4, 6), nn.Linear(4, 7).state_dict()), "needs 6 along axis 0"),
-        (lambda: load_state(RowParallelLinear(4, 6), nn.Linear(4, 6, False).state_dict()), r"differs .* in \['bias'\]"),
         (
-            lambda: load_state(RowParallelLinear(4, 6), nn.Linear(4, 7).state_dict()),
+            lambda: load(ColumnParallelLinear(4, 6), nn.Linear(4, 7)),
+            "needs 6 along axis 0",
+        ),
+        (
+            lambda: load(RowParallelLinear(4, 6), nn.Linear(4, 6, False)),
+            r"differs .* in \['bias'\]",
+        ),
+        (
+            lambda: load(RowParallelLinear(4, 6), nn.Linear(4, 7)),
             r"needs shape \(6, 2\) .* \(7, 2\)",
         ),
         (

@@ -11,8 +11,8 @@ from dualpipe_lab.models.llama import Llama, check_topology
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, kv_bytes, layer_bytes, norm_bytes, sum_bytes
-from dualpipe_lab.tp.partial_grads import sum_partial_gradients
-from dualpipe_lab.tp.shard import load_state, whole_state
+from dualpipe_lab.tp.grads import sum_partial_gradients
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 CONFIGS = {
     1: [LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2)],
@@ -41,11 +41,11 @@ def test_loss_and_gradients_are_those_of_plain_torch(world_size):
                 for coalesce in (False, True) if name.startswith("sequence") else (False,):
                     options = {"regather": tp.regather, "overlap": tp.overlap, "coalesce": coalesce}
                     model = Llama(config, topology, tp.sequence_parallel, **options, dtype=torch.float64)
-                    expected = expected or plain(config, whole_state(model, model.tp.group), ids, targets)
+                    expected = expected or plain(config, full_state_dict(model, model.tp.group), ids, targets)
                     loss = model.loss(ids, targets)
                     loss.backward()
                     sum_partial_gradients(model)
-                    results = {"loss": loss.detach()} | whole_state(model, model.tp.group, "grad")
+                    results = {"loss": loss.detach()} | full_state_dict(model, model.tp.group, "grad")
                     found[number, name, coalesce] = distances(results, expected)
         return found
 
@@ -57,7 +57,7 @@ def test_every_cut_starts_from_the_same_numbers_and_dp_ranks_are_equal():
 
     def fn(rank, world_size, axes):
         model = Llama(config, lab.Topology(axes), seed=3)
-        return whole_state(model, model.tp.group)
+        return full_state_dict(model, model.tp.group)
 
     alone = launch(fn, 1, [("tp", 1)])[0]
     for axes in ([("tp", 4)], [("dp", 2), ("tp", 2)]):
@@ -130,7 +130,7 @@ def test_ranks_refuse_a_sequence_that_does_not_divide():
 def test_a_state_of_another_model_is_refused():
     def fn(rank, world_size):
         model = Llama(LlamaConfig(), lab.Topology([("tp", 2)]))
-        load_state(model, PlainLlama(LlamaConfig(vocabulary_size=257)).state_dict())
+        load_full_state_dict(model, PlainLlama(LlamaConfig(vocabulary_size=257)).state_dict())
 
     with pytest.raises(lab.RankError, match=r"embedding.weight has shape \(257, 64\), needs 256 along axis 0"):
         launch(fn, 2)

@@ -12,8 +12,8 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.tp.partial_grads import sum_partial_gradients
-from dualpipe_lab.tp.shard import counted_gradients, shards_of, whole_state
+from dualpipe_lab.tp.grads import counted_gradients, sum_partial_gradients
+from dualpipe_lab.tp.shard import full_state_dict, shards_of
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -69,7 +69,7 @@ def test_the_norm_of_the_gradient_counts_every_element_once(world_size):
         model = Llama(config, lab.Topology([("tp", world_size)]), dtype=torch.float64)
         model.loss(*batch(37)).backward()
         norm = global_norm(counted_gradients(model), {"tp": model.tp.group})
-        return norm, torch.cat([grad.flatten() for grad in whole_state(model, of="grad").values()]).norm()
+        return norm, torch.cat([grad.flatten() for grad in full_state_dict(model, of="grad").values()]).norm()
 
     for norm, expected in launch(fn, world_size):
         assert norm == pytest.approx(float(expected), rel=1e-12)
@@ -87,13 +87,13 @@ def test_16_bits_are_no_worse_than_on_one_process():
         found = []
         for dtype, sequence_parallel in ((torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)):
             model = Llama(config, lab.Topology([("tp", 2)]), sequence_parallel, dtype=dtype)
-            state = whole_state(model)
+            state = full_state_dict(model)
             ids, targets = batch(37)
             exact = plain(config, {name: value.double() for name, value in state.items()}, ids, targets)
             usual = plain(config, state, ids, targets, dtype)
             loss = model.loss(ids, targets)
             loss.backward()
-            ours = {"loss": loss.detach()} | whole_state(model, of="grad")
+            ours = {"loss": loss.detach()} | full_state_dict(model, of="grad")
             errors = [
                 {
                     name: float((value.double() - exact[name]).norm() / exact[name].norm())
@@ -124,11 +124,11 @@ def test_microbatches_add_up():
         found = []
         for coalesce in (False, True):
             model = Llama(config, lab.Topology([("tp", 2)]), True, coalesce=coalesce, dtype=torch.float64)
-            expected = plain(config, whole_state(model, model.tp.group), ids, targets)
+            expected = plain(config, full_state_dict(model, model.tp.group), ids, targets)
             for row in range(BATCH):
                 model.loss(ids[row : row + 1], targets[row : row + 1], num_tokens=num_tokens).backward()
             sum_partial_gradients(model)
-            grads = whole_state(model, of="grad")
+            grads = full_state_dict(model, of="grad")
             found.append(max(distance(grads[name], expected[name]) for name in grads))
         return found
 

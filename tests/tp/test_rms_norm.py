@@ -7,9 +7,9 @@ from tp_runs import TOKENS, assert_a1, distances, oracle, own, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.partial_grads import sum_partial_gradients
+from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import load_state, whole_state
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 DIMS = {"none": None, "tokens": -2, "hidden": -1}
 
@@ -23,13 +23,13 @@ def plain(x, gamma, dy, eps):
 
 def ours(cut, x, gamma, dy, eps, tp):
     norm = RMSNorm(len(gamma), eps, tp, cut, torch.float64)
-    load_state(norm, {"weight": gamma})
+    load_full_state_dict(norm, {"weight": gamma})
     part = [value if DIMS[cut] is None else own(value, DIMS[cut], tp) for value in (x, dy)]
     x = leaf(part[0])
     y = norm(x)
     y.backward(part[1])
     sum_partial_gradients(norm)
-    return {"y": y.detach(), "dx": x.grad} | whole_state(norm, tp.group, "grad")
+    return {"y": y.detach(), "dx": x.grad} | full_state_dict(norm, tp.group, "grad")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
@@ -66,7 +66,7 @@ def test_the_numbers_that_travel_are_those_of_the_oracle():
     def fn(rank, world_size):
         tp = TensorParallel(coalesce=True)
         norm = RMSNorm(8, block["eps"], tp, "tokens", torch.float64)
-        load_state(norm, {"weight": gamma})
+        load_full_state_dict(norm, {"weight": gamma})
         norm(own(x, 0, tp)).backward(own(dy, 0, tp))
         squares = own(x, 1, tp).square().sum(1)
         return norm.weight.grad, squares
@@ -87,7 +87,9 @@ def test_bytes_of_every_cut_and_of_the_sum_at_the_end():
         for coalesce in (False, True):
             tp = TensorParallel(coalesce=coalesce)
             for cut in DIMS:
-                norms = torch.nn.Sequential(*(RMSNorm(width, tp=tp, cut=cut, dtype=torch.float64) for _ in range(3)))
+                norms = torch.nn.Sequential(
+                    *(RMSNorm(width, tp=tp, sharded=cut, dtype=torch.float64) for _ in range(3))
+                )
                 x = leaf(draw(1, TOKENS, width if cut != "hidden" else width // world_size))
                 found[cut, coalesce] = counted(lambda norms=norms, x=x: norms(x).sum().backward())
                 found["end", cut, coalesce] = counted(lambda norms=norms: sum_partial_gradients(norms))
@@ -114,5 +116,5 @@ def test_16_bit_inputs_are_normalised_in_fp32():
 
 
 def test_an_unknown_cut_is_refused():
-    with pytest.raises(lab.RankError, match="cut by none, tokens or hidden, got 'rows'"):
-        launch(lambda rank, world_size: RMSNorm(4, cut="rows"), 1)
+    with pytest.raises(lab.RankError, match="sharded by none, tokens or hidden, got 'rows'"):
+        launch(lambda rank, world_size: RMSNorm(4, sharded="rows"), 1)

@@ -8,7 +8,7 @@ from tp_runs import TOKENS, assert_a1, distances, kept_bytes, modes, oracle, own
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.shard import full_state_dict
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 NAMES = ("gate.weight", "up.weight", "down.weight")
@@ -26,7 +26,7 @@ def ours(layer, x, dy):
     x = leaf(x)
     y = layer(x)
     y.backward(dy)
-    return {"y": y.detach(), "dx": x.grad} | whole_state(layer, layer.tp.group, "grad")
+    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, layer.tp.group, "grad")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

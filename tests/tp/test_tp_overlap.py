@@ -8,7 +8,7 @@ from tp_runs import kept_bytes, modes
 import dualpipe_lab as lab
 from dualpipe_lab.models.llama import LlamaLayer
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.tp import parallel_linear as products
+from dualpipe_lab.tp import linear as products
 from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.tp.gqa import kv_replicas

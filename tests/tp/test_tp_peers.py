@@ -9,7 +9,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama, parallelize
-from dualpipe_lab.tp.shard import whole_state
+from dualpipe_lab.tp.shard import full_state_dict
 
 CONFIG = LlamaConfig(vocabulary_size=37, hidden_size=24, ffn_size=32, num_layers=2, num_heads=4, num_kv_heads=2)
 
@@ -29,7 +29,7 @@ def test_torch_s_plan_gives_our_numbers():
         for sequence_parallel in (False, True):
             model = Llama(CONFIG, mesh, sequence_parallel, dtype=torch.float64)
             theirs = PlainLlama(CONFIG, torch.float64)
-            theirs.load_state_dict(whole_state(model, model.tp.group))
+            theirs.load_state_dict(full_state_dict(model, model.tp.group))
             theirs = parallelize(theirs, mesh.device_mesh(), sequence_parallel)
             loss = model.loss(ids, targets)
             loss.backward()
@@ -39,7 +39,7 @@ def test_torch_s_plan_gives_our_numbers():
             expected = {name: whole(value.grad) for name, value in theirs.named_parameters()}
             expected["loss"] = whole(other.detach())
             found[sequence_parallel] = distances(
-                {"loss": loss.detach()} | whole_state(model, model.tp.group, "grad"), expected
+                {"loss": loss.detach()} | full_state_dict(model, model.tp.group, "grad"), expected
             )
         return found
 

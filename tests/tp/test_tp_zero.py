@@ -17,8 +17,8 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.tp.shard import shards_of, whole_state
-from dualpipe_lab.tp.zero import count_once
+from dualpipe_lab.tp.grads import zero_options
+from dualpipe_lab.tp.shard import full_state_dict, shards_of
 
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
@@ -78,14 +78,14 @@ def test_norms_and_weights_are_those_of_one_process(name):
         for stage in (Ddp, Zero1, Zero2, Zero3):
             for sequence_parallel in (False, True):
                 model = Llama(config, mesh, sequence_parallel, dtype=torch.float64)
-                state = whole_state(model, model.tp.group)
-                optimizer = build(stage, model, count_once(model, model.tp, Options(HYPER)))
+                state = full_state_dict(model, model.tp.group)
+                optimizer = build(stage, model, zero_options(model, model.tp, Options(HYPER)))
                 norms = train(optimizer, rank)
                 if stage is Zero3:
                     with optimizer.gathered():
-                        weights = whole_state(model, model.tp.group)
+                        weights = full_state_dict(model, model.tp.group)
                 else:
-                    weights = whole_state(model, model.tp.group)
+                    weights = full_state_dict(model, model.tp.group)
                 expected_norms, expected = one_process(config, state)
                 assert min(expected_norms) > 2 * MAX_NORM  # it does clip
                 assert expected.keys() - weights.keys() <= {"head.weight"}  # tied: known as the embedding's
@@ -107,7 +107,7 @@ def test_copies_and_replicas_counted_by_every_rank_make_the_norm_too_large():
         mesh, found = lab.Mesh(TOPOLOGY), []
         for kind in ("right", "all are parts", "copies are parts"):
             model = Llama(MODELS["copies"], mesh, dtype=torch.float64)
-            options, names = count_once(model, model.tp, Options(HYPER)), shards_of(model)
+            options, names = zero_options(model, model.tp, Options(HYPER)), shards_of(model)
             if kind == "all are parts":
                 options = Options(HYPER, norm_groups={"tp": model.tp.group})
             if kind == "copies are parts":
@@ -129,7 +129,7 @@ def test_other_axes_are_kept():
     def fn(rank, world_size):
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), dtype=torch.float64)
         axes = [
-            count_once(model, model.tp, options).axes_of
+            zero_options(model, model.tp, options).axes_of
             for options in (Options(), Options(norm_groups={"pp": None}), Options(axes_of=lambda *_: None))
         ]
         named = dict(model.named_parameters())
@@ -145,7 +145,7 @@ def test_other_axes_are_kept():
 def test_gradients_that_stay_partial_are_refused():
     def fn(rank, world_size):
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), coalesce=True)
-        count_once(model, model.tp)
+        zero_options(model, model.tp)
 
     with pytest.raises(lab.RankError, match="coalesce=False"):
         launch(fn, 2)

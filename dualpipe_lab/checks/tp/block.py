@@ -90,7 +90,9 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_ranks in (1, 2, 4):
         case = f"on {num_ranks} rank(s)"
-        results = list(on_ranks(_step, num_ranks, Without(fn, "dualpipe_lab.tp.partial_grads"), case=case))
+        results = list(
+            on_ranks(_step, num_ranks, Without(fn, "dualpipe_lab.tp.grads:sum_partial_gradients"), case=case)
+        )
         for place, name in enumerate(CASES):
             _judge([found[place] for found in results], f"{num_ranks} rank(s), {name}")
     return f"all gradients equal one process in {3 * len(CASES)} cases, with one message or none"
@@ -152,7 +154,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
     from dualpipe_lab.models.llama_config import LlamaConfig
     from dualpipe_lab.models.plain_llama import PlainLlama
     from dualpipe_lab.topology import Topology
-    from dualpipe_lab.tp.shard import shards_of, whole_state
+    from dualpipe_lab.tp.shard import full_state_dict, shards_of
     from dualpipe_lab.world.context import rank_context
     from dualpipe_lab.world.mesh import Mesh
 
@@ -161,7 +163,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
         config = LlamaConfig(12, hidden_size=8, ffn_size=8, num_layers=1, num_heads=4, num_kv_heads=4, qk_norm=qk_norm)
         model = Llama(config, mesh, is_cut, coalesce=True, dtype=torch.float64)
         plain = PlainLlama(config, torch.float64)
-        plain.load_state_dict(whole_state(model))
+        plain.load_state_dict(full_state_dict(model))
         for one in (model, plain):
             one.loss(ids, (ids + 3) % 12).backward()
         grads, shards = {name: value.grad for name, value in model.named_parameters()}, shards_of(model)

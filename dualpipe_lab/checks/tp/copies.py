@@ -157,7 +157,7 @@ def _train(
     from dualpipe_lab.models.plain_llama import PlainAttention
     from dualpipe_lab.tp.config import TensorParallel
     from dualpipe_lab.tp.gqa import GroupedQueryAttention
-    from dualpipe_lab.tp.shard import load_state, shards_of
+    from dualpipe_lab.tp.shard import load_full_state_dict, shards_of
 
     torch.manual_seed(num)
     plain = PlainAttention(LlamaConfig(2, HIDDEN, 1, 1, num_heads, num_kv_heads, head_size=HEAD), torch.float64)
@@ -165,7 +165,7 @@ def _train(
     layer = GroupedQueryAttention(
         HIDDEN, num_heads, num_kv_heads, HEAD, TensorParallel(coalesce=True), dtype=torch.float64
     )
-    load_state(layer, plain.state_dict())
+    load_full_state_dict(layer, plain.state_dict())
     before = {name: weight.detach().clone() for name, weight in plain.named_parameters()}
     fn(layer, torch.optim.SGD(layer.parameters(), lr=RATE), [(x.clone(), target.clone()) for x, target in batch])
     for x, target in batch:

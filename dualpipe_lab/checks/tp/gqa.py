@@ -123,7 +123,7 @@ def projections(fn: Callable[..., Any]) -> str:
         "Four query heads read one key head on four ranks. Compare its four copies after a step.",
         "Each copy has the gradient that its own query heads ask for. Who has the others?",
         "All-reduce the gradients of layer.k and layer.v over layer.replicas, once, after the last microbatch; or call "
-        "sum_partial_gradients of dualpipe_lab.tp.partial_grads there.",
+        "sum_partial_gradients of dualpipe_lab.tp.grads there.",
     ),
 )
 def step(fn: Callable[..., Any]) -> str:

@@ -103,7 +103,7 @@ def padded(fn: Callable[..., Any]) -> str:
 def likeliest(fn: Callable[..., Any]) -> str:
     """Write `likeliest(y, first)`: the entry with the largest logit, the smallest of several, on every rank."""
     needs_function(fn)
-    library = ("dualpipe_lab.tp.mappings", "dualpipe_lab.tp.async_collectives")
+    library = ("dualpipe_lab.tp.mappings",)
     for num_ranks, vocabulary, dtype in (
         (1, 4, "float64"),
         (2, 40, "float64"),

@@ -20,7 +20,7 @@ from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.experts import Weights
 from dualpipe_lab.ep.moe.routes import plan_routes
 from dualpipe_lab.ep.router import Routing
-from dualpipe_lab.tp.shard import Shard, initialise, load_state
+from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
 
 
 class Experts(nn.Module):
@@ -55,14 +55,14 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
         self.down = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype))
         self.shards = {name: Shard(0, start, stop, num_experts) for name in ("gate", "up", "down")}
-        initialise(self)
+        initialize_parameters(self)
 
     @classmethod
     def from_full(cls, gate: Tensor, up: Tensor, down: Tensor, ep: ExpertParallel | None = None) -> "Experts":
         """This rank's experts of all, `gate_EFD`, `up_EFD` and `down_EDF`."""
         num_experts, ffn_size, hidden_size = gate.shape
         experts = cls(hidden_size, ffn_size, num_experts, ep, gate.dtype)
-        load_state(experts, {"gate": gate, "up": up, "down": down})
+        load_full_state_dict(experts, {"gate": gate, "up": up, "down": down})
         return experts
 
     @property

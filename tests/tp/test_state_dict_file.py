@@ -13,23 +13,23 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.tp.shard import place_of, whole_state
-from dualpipe_lab.tp.state_dict_file import load_whole_file, save_whole_file
+from dualpipe_lab.tp.checkpoint import load_state_dict_file, place_of, save_state_dict_file
+from dualpipe_lab.tp.shard import full_state_dict
 
 SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
 
 
 def saving(rank, world_size, configs):
     for path, config in configs.items():
-        save_whole_file(Llama(config, lab.Topology([("tp", world_size)]), seed=1), path)
+        save_state_dict_file(Llama(config, lab.Topology([("tp", world_size)]), seed=1), path)
 
 
 def loading(rank, world_size, configs):
     found = []
     for path, config in configs.items():
         model = Llama(config, lab.Topology([("tp", world_size)]), seed=2)
-        load_whole_file(model, path)
-        found.append(whole_state(model))
+        load_state_dict_file(model, path)
+        found.append(full_state_dict(model))
     return found
 
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
         optimizer.zero_grad()
         model.loss(rows, (rows + 1) % 37, num_tokens=ids.numel()).backward()
         optimizer.step()
-        return whole_state(model, model.tp.group)
+        return full_state_dict(model, model.tp.group)
 
     def train(rank, world_size):
         model, optimizer = build([("dp", 2), ("tp", 2)])
