@@ -41,13 +41,13 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.ep.overlap import (
     closed_forms as forms,
 )
-from dualpipe_lab.pp import Program, one_after_the_other
+from dualpipe_lab.pp import Program, run_pair_serially
 
 MS, SIZES = emulated.MS, emulated.Sizes()
 CONTENDERS = {
-    "1F1B": ("1f1b", one_after_the_other),
-    "ZB-H1": ("zero_bubble_h1", one_after_the_other),
-    "DualPipe, serial pairs": ("dualpipe", one_after_the_other),
+    "1F1B": ("1f1b", run_pair_serially),
+    "ZB-H1": ("zero_bubble_h1", run_pair_serially),
+    "DualPipe, serial pairs": ("dualpipe", run_pair_serially),
     "DualPipe, overlapped": ("dualpipe", overlapped_forward_backward),
 }
 

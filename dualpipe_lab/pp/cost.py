@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any, TypeAlias
 
-from dualpipe_lab.pp.program import Overlap, Step
+from dualpipe_lab.pp.program import Overlap, ProgramStep
 from dualpipe_lab.timeline import Time
 from dualpipe_lab.timeline.json_form import PER_PAIR, pack
 
@@ -61,7 +61,7 @@ class Cost:
         table["B"] = whole if self.B is None else _spread("B", self.B, num_stages)
         return table
 
-    def of(self, step: Step, table: Mapping[str, Sequence[Time]]) -> Time:
+    def of(self, step: ProgramStep, table: Mapping[str, Sequence[Time]]) -> Time:
         """Return the ticks of an action or a pair; `table` is what `per_stage` returned."""
         return self.of_pair(step, table) if isinstance(step, Overlap) else table[step.kind][step.stage]
 

@@ -1,38 +1,38 @@
-"""Lowering: insert the sends and receives that a program needs.
+"""Lowering: inserts the sends and receives that a program needs.
 
 Chapter: book/pp/gpipe.  In: a plain `Program`.  Out: the same program with SEND_F, RECV_F, SEND_B and RECV_B.
 
   messages     2 * (num_stages - 1) * num_microbatches if no two neighbouring stages share a rank
-  `1SEND_F0`   hand the activation that stage 1 made of microbatch 0 to the rank of stage 2
-  `2RECV_F0`   expect it there; the rank waits for it only before `2F0`
+  `1SEND_F0`   send the activation of microbatch 0 from stage 1 to the rank of stage 2
+  `2RECV_F0`   receive it there; the rank waits for it only before `2F0`
 
-Every message gets one moment, the end of the step that makes it when all work takes unit time, and every rank lists
-its steps and messages in the order of their moments.  As all ranks follow one common order, the program ends even where
-sends and receives block until both ranks are there (rendezvous), and both ends of a link agree on the order.
-Stages that meet on one rank (the tip of a V) hand over without a message.
+Every message gets one time: the end of the step that makes it, if all work takes unit time.  Every rank lists its steps
+and messages by these times.  As all ranks follow one common order, the program ends even if sends and receives block
+until both ranks have reached them (rendezvous), and both ends of a link have one order.
+Neighbouring stages on one rank (the tip of a V) need no message.
 Elsewhere: torch `_add_send_recv`; d9d's communication pass.
 """
 
 from typing import TypeAlias
 
 from dualpipe_lab.pp.cost import UNIT_COST
-from dualpipe_lab.pp.program import SEND_F, Program, Step
+from dualpipe_lab.pp.program import SEND_F, Program, ProgramStep
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import Problems
-from dualpipe_lab.pp.validation.index import survey
-from dualpipe_lab.pp.validation.messages import deliveries, strip
+from dualpipe_lab.pp.validation.errors import ProblemList
+from dualpipe_lab.pp.validation.index import index_actions
+from dualpipe_lab.pp.validation.messages import required_messages, strip
 from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Time
 
 __all__ = ["lower", "strip"]
 
-# When; messages (0) before steps (1) of that time; forward (0) before backward (1); the stage, downstream first, so
-# that a rank passes its result on before it looks for its next input; the microbatch tells DualPipe's directions apart.
-Moment: TypeAlias = tuple[Time, int, int, int, int]
+# Time; messages (0) before steps (1) of that time; forward (0) before backward (1); the stage, downstream first, so
+# that a rank sends its result before it receives its next input; the microbatch tells DualPipe's directions apart.
+OrderKey: TypeAlias = tuple[Time, int, int, int, int]
 
 
 def lower(program: Program) -> Program:
-    """Return the program with its sends and receives; a lowered one gets fresh ones in the same places.
+    """Return the program with its sends and receives; those of a lowered program are replaced by new ones.
 
     Raises InvalidProgram for a program that is incomplete or would deadlock.
 
@@ -46,18 +46,18 @@ def lower(program: Program) -> Program:
     return plain.with_ranks(_merge(plain))
 
 
-def _merge(program: Program) -> list[list[Step]]:
+def _merge(program: Program) -> list[list[ProgramStep]]:
     timeline = simulate(program, UNIT_COST)
-    found = survey(program, Problems())
-    lists: list[list[tuple[Moment, Step]]] = [
+    index = index_actions(program, ProblemList())
+    lists: list[list[tuple[OrderKey, ProgramStep]]] = [
         [((span.start, 1, 0, 0, 0), step) for span, step in zip(spans, steps, strict=True)]
         for spans, steps in zip(timeline.spans_by_rank, program.ranks, strict=True)
     ]
-    for send, recv, made_by, used_by in deliveries(program, found):
-        rank, position = found.place(made_by)
+    for send, recv, made_by, used_by in required_messages(program, index):
+        rank, position = index.locate(made_by)
         end = timeline.spans_by_rank[rank][position].end
         is_forward = send.kind == SEND_F
-        moment = (end, 0, not is_forward, -send.stage if is_forward else send.stage, send.microbatch)
-        lists[rank].append((moment, send))
-        lists[found.place(used_by)[0]].append((moment, recv))
+        key = (end, 0, not is_forward, -send.stage if is_forward else send.stage, send.microbatch)
+        lists[rank].append((key, send))
+        lists[index.locate(used_by)[0]].append((key, recv))
     return [[step for _, step in sorted(entries)] for entries in lists]

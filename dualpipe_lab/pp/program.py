@@ -59,11 +59,11 @@ class Overlap(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Step: TypeAlias = Action | Overlap
+ProgramStep: TypeAlias = Action | Overlap
 Cell: TypeAlias = tuple[int, int]  # (stage, microbatch)
 
 
-def parse_action(token: str) -> Step:
+def parse_action(token: str) -> ProgramStep:
     """Read one action or overlapped pair; anything else, such as trailing junk, raises ValueError.
 
     >>> parse_action("2F0")
@@ -79,7 +79,7 @@ def parse_action(token: str) -> Step:
     )
 
 
-def actions_of(step: Step) -> tuple[Action, ...]:
+def actions_of(step: ProgramStep) -> tuple[Action, ...]:
     """Return the one action of a plain step, or the two of an overlapped pair, forward first."""
     return (step,) if isinstance(step, Action) else step
 
@@ -107,13 +107,13 @@ class Program:
     def __init__(
         self,
         name: str,
-        ranks: Iterable[Iterable[Step]],
+        ranks: Iterable[Iterable[ProgramStep]],
         num_stages: int | None = None,
         num_microbatches: int | None = None,
         num_directions: int | None = None,
     ) -> None:
         self.name, self.num_directions = name, num_directions
-        self.ranks: tuple[tuple[Step, ...], ...] = tuple(tuple(steps) for steps in ranks)
+        self.ranks: tuple[tuple[ProgramStep, ...], ...] = tuple(tuple(steps) for steps in ranks)
         self._stated = (num_stages, num_microbatches)
         # Set by validate(), as turns (rank, end position): a program never changes, so one look is enough.
         self.feasible_order: list[tuple[int, int]] | None = None
@@ -136,7 +136,7 @@ class Program:
             rows = [line for line in rows.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         return cls(name, [_parse_row(rank, row) for rank, row in enumerate(rows)])
 
-    def with_ranks(self, ranks: Iterable[Iterable[Step]]) -> "Program":
+    def with_ranks(self, ranks: Iterable[Iterable[ProgramStep]]) -> "Program":
         """Return a program with other steps, and the name, counts and directions of this one."""
         return Program(self.name, ranks, self.num_stages, self.num_microbatches, self.num_directions)
 
@@ -220,7 +220,7 @@ def check_counts(builder: str, **counts: Any) -> None:
             )
 
 
-def _parse_row(rank: int, row: str) -> list[Step]:
+def _parse_row(rank: int, row: str) -> list[ProgramStep]:
     if label := _ROW_LABEL.match(row):
         if int(label[1]) != rank:
             raise ValueError(f"row {rank} is labelled rank {label[1]}; list the rows in rank order, from 0")

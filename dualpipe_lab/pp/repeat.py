@@ -20,7 +20,7 @@ from itertools import count
 from typing import TypeAlias
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
-from dualpipe_lab.pp.program import Action, Overlap, Program, Step, actions_of, check_counts, parse_action
+from dualpipe_lab.pp.program import Action, Overlap, Program, ProgramStep, actions_of, check_counts, parse_action
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.timeline import Message, Span, Time, Timeline
 
@@ -97,7 +97,7 @@ def _states(program: Program, num_steps: int, cost: Cost) -> list[State]:
     return [(*ends, *links_free.values()) for ends, links_free in zip(spans, free, strict=True)]
 
 
-def _later(step: Step, shift: int) -> Step:
+def _later(step: ProgramStep, shift: int) -> ProgramStep:
     if isinstance(step, Action):
         return _later_action(step, shift)
     return Overlap(_later_action(step.forward, shift), _later_action(step.backward, shift))

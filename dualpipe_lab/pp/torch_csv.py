@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dualpipe_lab.pp.lowering import lower, strip
-from dualpipe_lab.pp.program import B, Overlap, Program, Step, W, actions_of, parse_action
+from dualpipe_lab.pp.program import B, Overlap, Program, ProgramStep, W, actions_of, parse_action
 from dualpipe_lab.pp.validation.validator import validate
 
 Form: TypeAlias = Literal["compute_only", "compute_comms"]
@@ -48,7 +48,7 @@ def to_torch_csv(program: Program, form: Form = "compute_only") -> str:
     return text.getvalue()
 
 
-def _with_reduction(steps: Sequence[Step]) -> list[str]:
+def _with_reduction(steps: Sequence[ProgramStep]) -> list[str]:
     """Write a rank's steps, and REDUCE_GRAD after the last B or W of each of its stages."""
     last: dict[int, int] = {}
     for position, step in enumerate(steps):
@@ -91,7 +91,7 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path} is not text in UTF-8; export the table as CSV") from None
 
 
-def _parse_row(number: int, cells: list[str]) -> list[Step]:
+def _parse_row(number: int, cells: list[str]) -> list[ProgramStep]:
     steps = []
     for place, cell in enumerate(cells, 1):
         token = re.sub(r"\s*([(;)])\s*", r"\1", cell.strip())  # torch allows spaces inside a pair

@@ -87,12 +87,12 @@ CHEATS = {
         ),
         "the library's part": Bad(
             """
-from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_cooldown
 
 
 def rows(p, m, steps, flush):
     cells = [[(r, i) for i in range(m * steps)] for r in range(p)]
-    return [" ".join(map(str, in_turn(cells[r], cells[r], p - 1 - r))) for r in range(p)]
+    return [" ".join(map(str, warmup_steady_cooldown(cells[r], cells[r], p - 1 - r))) for r in range(p)]
 """,
             "switched off",
         ),

@@ -24,8 +24,8 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.ep.overlap import closed_forms as forms
 from dualpipe_lab.ep.overlap.executor import Passage, execute
 from dualpipe_lab.ep.overlap.stage import CutStage, overlapped_forward_backward
-from dualpipe_lab.pp.runtime import Stage, Task
-from dualpipe_lab.pp.runtime.task import one_after_the_other
+from dualpipe_lab.pp.runtime import ReadyAction, Stage
+from dualpipe_lab.pp.runtime.stage import run_pair_serially
 
 MS = emulated.MS
 SIZES = emulated.Sizes()
@@ -127,7 +127,7 @@ def test_pipelines_overlap_with_the_same_bits_in_the_simulated_time(name, num_ra
     work, comm = 4 * MS, 4 * MS
     link = lab.NodeLink(SIZES.link(comm / MS), lab.Link(gbps=1e9), ranks_per_node=2)
     runs = {}
-    for hook in (one_after_the_other, overlapped_forward_backward):
+    for hook in (run_pair_serially, overlapped_forward_backward):
         options = {"even": True, "ticks": ticks_of(work, comm), "hook": hook}
         arguments = program, weights, SIZES, batch, options
         runs[hook] = out = lab.launch(pipeline, 2 * num_ranks, *arguments, clock="virtual", link=link)
@@ -168,7 +168,7 @@ def test_a_program_of_i_and_w_runs_too():
     program = schedules.build("zero_bubble_h1", 2, 3)
     weights = emulated.make_weights(2)
     batch = torch.randn(2, 2, 3, SIZES.tokens, SIZES.hidden, dtype=torch.float64)
-    options = {"even": True, "ticks": None, "hook": one_after_the_other}
+    options = {"even": True, "ticks": None, "hook": run_pair_serially}
     out = lab.launch(pipeline, 4, program, weights, SIZES, batch, options)
     check_against_one_process(program, weights, batch, [results[0] for results in out])
 
@@ -180,8 +180,8 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():
         x = torch.randn(2, SIZES.tokens, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         stage = CutStage(1, emulated.make_layers(weights))
         stage.forward(0, (x[0],))
-        up = Task(stage, lab.Action(1, "F", 1), (x[1],))
-        down = Task(stage, lab.Action(1, "I", 0), (x[1],))
+        up = ReadyAction(stage, lab.Action(1, "F", 1), (x[1],))
+        down = ReadyAction(stage, lab.Action(1, "I", 0), (x[1],))
         hook(up, down)
         assert stage.num_live == 2
         before = stage.layers[1].experts.down.grad
@@ -190,7 +190,7 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():
         assert stage.num_live == 0
         return before, found + [p.grad for p in stage.module.parameters()]
 
-    serial, overlapped = (lab.launch(fn, 1, hook)[0] for hook in (one_after_the_other, overlapped_forward_backward))
+    serial, overlapped = (lab.launch(fn, 1, hook)[0] for hook in (run_pair_serially, overlapped_forward_backward))
     assert serial[0] is None
     assert overlapped[0] is None
     assert all(map(torch.equal, overlapped[1], serial[1]))
@@ -209,7 +209,7 @@ def test_wrong_calls_are_named():
             stage.forward(0, (x,), extra={"text": x})
         with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: a tensor"):
             stage.forward(0, (x, x))
-        up, down = (Task(stage, lab.Action(2, kind, n), (x,), {"text": x}) for kind, n in (("F", 1), ("B", 0)))
+        up, down = (ReadyAction(stage, lab.Action(2, kind, n), (x,), {"text": x}) for kind, n in (("F", 1), ("B", 0)))
         stage.forward(0, (x,))
         with pytest.raises(ValueError, match="got more inputs: text"):
             overlapped_forward_backward(up, down)
@@ -219,7 +219,7 @@ def test_wrong_calls_are_named():
 
 def test_the_hook_refuses_stages_that_are_in_one_piece():
     stages = [Stage(index, nn.Identity()) for index in (0, 3)]
-    tasks = [Task(stage, lab.Action(stage.index, kind, 1)) for stage, kind in zip(stages, "FB", strict=True)]
+    tasks = [ReadyAction(stage, lab.Action(stage.index, kind, 1)) for stage, kind in zip(stages, "FB", strict=True)]
     with pytest.raises(TypeError, match="make stages 0 and 3 CutStages"):
         overlapped_forward_backward(*tasks)
     assert issubclass(InvalidOrder, ValueError)

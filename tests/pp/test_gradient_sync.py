@@ -16,7 +16,7 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.pp.runtime import PipelineRuntime, Stage
-from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 from dualpipe_lab.pp.schedules import build
 
 WIDTH, M = 3, 4

@@ -41,7 +41,7 @@ def test_lookahead_changes_no_result(lookahead):
         check(program, ranks, make_batch(4))
 
 
-def test_shapes_are_negotiated():
+def test_shapes_are_inferred():
     """Microbatches of three sizes, one of them first seen in the middle; weighted by their rows."""
     rows = [3, 3, 1, 3, 2, 1, 3, 3]
     weights = [size / sum(rows) for size in rows]
@@ -53,7 +53,7 @@ def test_shapes_are_negotiated():
     assert out.ledger.count("isend") == out.ledger.count("irecv")
 
 
-def test_a_header_is_sent_once_per_shape_and_kinds_once_per_step():
+def test_a_header_is_sent_once_per_shape_and_signatures_once_per_step():
     program, stages = build("1f1b", 4, 4), make_stages(4)
     steps = [[3, 3, 3, 3], [3, 3, 3, 3], [3, 3, 2, 2], [2, 3, 2, 3]]
 
@@ -65,7 +65,7 @@ def test_a_header_is_sent_once_per_shape_and_kinds_once_per_step():
 
     out = lab.launch(fn, 4)
     labels = [message.label for message in out.timeline.messages]
-    assert labels.count("kinds") == 3 * len(steps)
+    assert labels.count("signatures") == 3 * len(steps)
     assert sum(label.startswith("header") for label in labels) == 3 * 2  # two shapes at each of three boundaries
     assert len(labels) == 3 * len(steps) + 6 + 2 * num_crossings(program) * len(steps)
     model = nn.Sequential(*make_stages(4))
@@ -205,7 +205,7 @@ def test_two_pipelines_in_one_process():
         assert bitwise(grads, expected[place][place])
 
 
-def test_programs_with_odd_routes_negotiate_too():
+def test_programs_with_odd_routes_infer_shapes_too():
     """A microbatch of its own route; a rank that is on one route only."""
     rows = ["0F0 0F1 2F0 2B0 0B0 0B1", "1F0 1B0", "1F1 2F1 2B1 1B1"]
     program = Program.parse("routes", rows)

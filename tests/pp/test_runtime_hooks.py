@@ -8,7 +8,7 @@ from rank_runs import LIKE, bitwise, expected_grads, grads_of, make_batch, make_
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.pp.runtime import PipelineRuntime, Stage, Task
+from dualpipe_lab.pp.runtime import PipelineRuntime, ReadyAction, Stage
 from dualpipe_lab.pp.runtime import stage as stage_module
 from dualpipe_lab.pp.schedules import build
 
@@ -53,7 +53,7 @@ def test_overlapped_pairs_go_to_the_hook():
     def fn(rank, world_size):
         seen = []
 
-        def overlapped(forward: Task, backward: Task):
+        def overlapped(forward: ReadyAction, backward: ReadyAction):
             seen.append((forward.action, backward.action))
             backward.run()  # the other way round: nothing may depend on the order
             forward.run()

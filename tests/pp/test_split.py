@@ -12,8 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualpipe_lab.pp.runtime import recompute
-from dualpipe_lab.pp.runtime.graph_split import make_plan
-from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp.runtime.split_backward import SplitBackward, split_graph
 
 # Norms and convolutions have one kernel for all gradients; it is told which ones to compute, and called twice.
 PRODUCTS = {
@@ -171,9 +170,9 @@ def test_a_reentrant_checkpoint_is_left_to_i():
 
 def test_a_shared_weight_is_left_to_i():
     x, (y,) = forward(Tied().double(), torch.randn(3, WIDTH, dtype=torch.float64), False)
-    plan = make_plan([get_gradient_edge(y)], [x])
-    assert [len(fork.leaves) for fork in plan.forks] == [2]
-    assert len(plan.early) == 2
+    split = split_graph([get_gradient_edge(y)], [x])
+    assert [len(one.weights) for one in split.intermediates] == [2]
+    assert len(split.early_weights) == 2
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied", "scaled"])

@@ -129,7 +129,7 @@ CASES = {
     "idle rank": (["0F0 0B0", ""], "rank 1 has no actions"),
     "no ranks": ([], "it has no ranks"),
     "V turned around": (["1F0 0F0 1B0 0B0"], "the activation of 0F0 on the same rank (position 1)"),
-    "pair in a circle": (["0F0 0F1 (1F0;0B0)OVERLAP_F_B 1B0 1F1 1B1 0B1"], "the gradient of 1B0 on the same rank"),
+    "pair in a cycle": (["0F0 0F1 (1F0;0B0)OVERLAP_F_B 1B0 1F1 1B1 0B1"], "the gradient of 1B0 on the same rank"),
 }
 
 
@@ -176,15 +176,15 @@ def test_what_is_wrong_with_messages_is_said(case):
     assert expected in problems_of(rows)
 
 
-def test_a_deadlock_is_explained_by_its_smallest_circle():
-    # Ranks 0 and 1 wait for each other; ranks 2 and 3 wait for rank 1, but are not part of the circle.
+def test_a_deadlock_is_explained_by_its_smallest_cycle():
+    # Ranks 0 and 1 wait for each other; ranks 2 and 3 wait for rank 1, but are not part of the cycle.
     rows = ["0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "2F0 2F1 2B0 2B1", "3F0 3B0 3F1 3B1"]
     text = problems_of(rows)
     assert text.splitlines() == [
         "deadlock: ranks 0 and 1 wait for each other",
         "      rank 0 stands before 0B0 (position 1), which needs the gradient of 1B0 on rank 1 (position 2)",
         "      rank 1 stands before 1F1 (position 0), which needs the activation of 0F1 on rank 0 (position 2)",
-        "      remedy: move 0F1 on rank 0 from position 2 to position 1, before 0B0; then it runs to its end",
+        "      fix: move 0F1 on rank 0 from position 2 to position 1, before 0B0; then it runs to its end",
     ]
 
 

@@ -14,7 +14,7 @@ from dualpipe_lab.checks.pp import clipping, programs, weight_queue
 from dualpipe_lab.checks.pp.gradients import without_library
 from dualpipe_lab.checks.trial import call_each, ended, needs_function, needs_ints, on_ranks
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.program import Action, Overlap, Program, Step
+from dualpipe_lab.pp.program import Action, Overlap, Program, ProgramStep
 from dualpipe_lab.pp.schedules.dualpipe import dualpipe
 from dualpipe_lab.pp.schedules.dualpipev import dualpipev
 from dualpipe_lab.pp.schedules.eight_steps import eight_steps
@@ -214,7 +214,7 @@ def _texts(answer: object) -> list[str]:
     return list(answer)
 
 
-def _mirrored(step: Step) -> Step:
+def _mirrored(step: ProgramStep) -> ProgramStep:
     if isinstance(step, Overlap):
         return Overlap(_other(step.forward), _other(step.backward))
     return _other(step)

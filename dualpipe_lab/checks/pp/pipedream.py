@@ -146,7 +146,7 @@ def _check_messages(value: object, plain: Program, case: str) -> None:
     try:
         validate(program, blocking=True)
     except InvalidProgram as error:
-        stands, _, _ = error.problems[0].partition("\n      remedy")  # where they stand; the way out is the exercise
+        stands, _, _ = error.problems[0].partition("\n      fix")  # where they stand; the way out is the exercise
         raise Wrong(f"{case}, where a send waits for its receiver: {stands}") from None
     if (ticks := programs.literal_makespan(program)) > (best := simulate(plain).makespan):
         raise Wrong(

@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from dualpipe_lab.ep import moe as smoe
 from dualpipe_lab.ep.all_to_all import Arriving, start_rows
 from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 
 
 class CutLayer(nn.Module):

@@ -22,8 +22,7 @@ from dualpipe_lab.ep.overlap.layer import CutLayer
 from dualpipe_lab.ep.overlap.operations import Ticks
 from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import B
-from dualpipe_lab.pp.runtime.stage import Loss, Result, Stage, Tensors, scaled
-from dualpipe_lab.pp.runtime.task import Task
+from dualpipe_lab.pp.runtime.stage import ForwardResult, Loss, ReadyAction, Stage, Tensors, scaled
 
 
 class CutStage(Stage):
@@ -53,7 +52,7 @@ class CutStage(Stage):
         extra: Mapping[str, Any] | None = None,
         loss_fn: Loss | None = None,
         weight: float = 1,
-    ) -> Result:
+    ) -> ForwardResult:
         """F, serial."""
         passage = self.enter(microbatch, inputs, extra)
         self.execute(builders.forward_alone(len(self.layers), microbatch), forward=passage)
@@ -91,15 +90,15 @@ class CutStage(Stage):
             self.passages[microbatch] = passage
         return passage
 
-    def leave(self, passage: Passage, loss_fn: Loss | None, weight: float) -> Result:
+    def leave(self, passage: Passage, loss_fn: Loss | None, weight: float) -> ForwardResult:
         """End it: on the last stage with the loss, where the way down begins."""
         if loss_fn is None:
-            return Result((passage.output,), None)
+            return ForwardResult((passage.output,), None)
         y = passage.output.detach().requires_grad_(torch.is_grad_enabled())
         loss = scaled(loss_fn(y), weight)
         if loss.requires_grad:
             (passage.dy,) = torch.autograd.grad(loss, [y])
-        return Result((), loss.detach())
+        return ForwardResult((), loss.detach())
 
     def turn(self, microbatch: int, grads: Sequence[Tensor]) -> Passage:
         """Begin a microbatch's way down."""
@@ -114,7 +113,7 @@ class CutStage(Stage):
         return (passage.dx,)
 
 
-def overlapped_forward_backward(forward: Task, backward: Task) -> None:
+def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> None:
     """Run an overlapped pair of a pipeline's runtime with both halves side by side.
 
     Raises:
@@ -130,7 +129,7 @@ def overlapped_forward_backward(forward: Task, backward: Task) -> None:
     order = builders.one_f_one_b_overlap(len(up.layers), first, second, backward_layers=len(down.layers))
     if backward.action.kind != B:  # I: its weight gradients come later
         order = replace(order, compute=tuple(op for op in order.compute if not op.kind.endswith("_W")))
-    rising, returning = up.enter(first, forward.arrived, forward.extra), down.turn(second, backward.arrived)
+    rising, returning = up.enter(first, forward.inputs, forward.extra), down.turn(second, backward.inputs)
     up.execute(order, rising, returning)
     forward.result, forward.loss = up.leave(rising, forward.loss_fn, forward.weight)
     backward.result = down.back(returning)

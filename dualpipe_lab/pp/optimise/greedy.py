@@ -16,7 +16,7 @@ from itertools import count
 from typing import NamedTuple
 
 from dualpipe_lab.pp.cost import Cost
-from dualpipe_lab.pp.program import Action, B, Cell, F, I, Overlap, Program, Step, W
+from dualpipe_lab.pp.program import Action, B, Cell, F, I, Overlap, Program, ProgramStep, W
 from dualpipe_lab.timeline import Time
 
 _FREE = "free"
@@ -52,7 +52,7 @@ def greedy(program: Program, cost: Cost, rules: Rules) -> Program | None:
     return searched(program, [desk.steps for desk in run.desks])
 
 
-def searched(program: Program, ranks: Sequence[Sequence[Step]]) -> Program:
+def searched(program: Program, ranks: Sequence[Sequence[ProgramStep]]) -> Program:
     """Return another order of a program's stages; its name says that it is one."""
     prefix = "Searched, stages as in "
     name = prefix + program.name.removeprefix(prefix)
@@ -69,7 +69,7 @@ class _Desk:
         self.backwards: list[Cell] = []
         self.weights: list[Cell] = []
         self.due: list[tuple[Time, str, Cell]] = []
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.held = 0
         self.is_free = True
 
@@ -143,7 +143,7 @@ class _Run:
         until = now + self.rules.patience * self.ticks[W][desk.weights[0][0]]
         return any(when < until and (kind != F or self.has_room(desk, cell[0])) for when, kind, cell in desk.due)
 
-    def start(self, desk: _Desk, now: Time, step: Step) -> None:
+    def start(self, desk: _Desk, now: Time, step: ProgramStep) -> None:
         """Start a step: note it, and announce its end and its results."""
         actions = (step,) if isinstance(step, Action) else step
         ticks = self.ticks[step.kind][step.stage] if isinstance(step, Action) else self.cost.of_pair(step, self.ticks)

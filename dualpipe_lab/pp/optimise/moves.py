@@ -14,11 +14,11 @@ from random import Random
 
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.optimise.greedy import searched
-from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Overlap, Program, Step, W, actions_of
+from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Overlap, Program, ProgramStep, W, actions_of
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.deadlock import DryRun
-from dualpipe_lab.pp.validation.errors import Problems
-from dualpipe_lab.pp.validation.index import survey
+from dualpipe_lab.pp.validation.deadlock import UntimedRun
+from dualpipe_lab.pp.validation.errors import ProblemList
+from dualpipe_lab.pp.validation.index import index_actions
 from dualpipe_lab.timeline import Span, Time, Timeline
 
 _FARTHEST = 6  # places that an action moves at once
@@ -80,7 +80,7 @@ def _moved(here: _Found, random: Random, in_flight: Sequence[int], has_pairs: bo
     return searched(here.program, ranks)
 
 
-def _shifted(steps: list[Step], place: int, distance: int, split: bool) -> list[Step] | None:
+def _shifted(steps: list[ProgramStep], place: int, distance: int, split: bool) -> list[ProgramStep] | None:
     """Move a step forward in time, or a W, also the one that `split` makes of a B, back."""
     if split:
         stage, _, microbatch = actions_of(steps[place])[0]
@@ -93,13 +93,13 @@ def _shifted(steps: list[Step], place: int, distance: int, split: bool) -> list[
     return steps
 
 
-def _apart(steps: list[Step], place: int) -> list[Step]:
+def _apart(steps: list[ProgramStep], place: int) -> list[ProgramStep]:
     """Run a pair's backward, then its forward."""
     steps[place : place + 1] = actions_of(steps[place])[::-1]
     return steps
 
 
-def _joined(steps: list[Step], place: int, distance: int) -> list[Step] | None:
+def _joined(steps: list[ProgramStep], place: int, distance: int) -> list[ProgramStep] | None:
     """Make a pair of a step and the nearest partner within a distance on either side; an I takes its W along."""
     one = steps[place]
     near = range(max(0, place - distance), min(len(steps), place + distance + 1))
@@ -119,7 +119,7 @@ def _place(spans: Sequence[Span], wanted: Span) -> int:
     return next(place for place, span in enumerate(spans) if span is wanted)
 
 
-def _keeps_order(steps: Sequence[Step]) -> bool:
+def _keeps_order(steps: Sequence[ProgramStep]) -> bool:
     """Whether the actions of each stage and microbatch still stand in the order F, B or F, I, W."""
     last: dict[tuple[int, int], int] = {}
     for step in steps:
@@ -131,7 +131,7 @@ def _keeps_order(steps: Sequence[Step]) -> bool:
     return True
 
 
-def _most_held(steps: Sequence[Step]) -> int:
+def _most_held(steps: Sequence[ProgramStep]) -> int:
     held = most = 0
     for step in steps:
         kinds = [action.kind for action in actions_of(step)]
@@ -143,7 +143,7 @@ def _most_held(steps: Sequence[Step]) -> int:
 
 def _timed(program: Program, cost: Cost) -> Timeline | None:
     """Return the timeline; None if ranks wait for each other."""
-    run = DryRun(program, survey(program, Problems()))
+    run = UntimedRun(program, index_actions(program, ProblemList()))
     if any(run.position(rank) < len(steps) for rank, steps in enumerate(program.ranks)):
         return None
     program.feasible_order = run.order  # a shifted action leaves a complete program complete

@@ -8,16 +8,15 @@ from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch, t
 from dualpipe_lab.pp.runtime.check import check
 from dualpipe_lab.pp.runtime.recompute import recompute, recompute_layers
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
-from dualpipe_lab.pp.runtime.stage import Stage, WithLoss
-from dualpipe_lab.pp.runtime.task import Task
+from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage, WithLoss
 
 __all__ = [
     "AsynchronousRuntime",
     "Evaluation",
     "PipelineRuntime",
+    "ReadyAction",
     "Stage",
     "StepResult",
-    "Task",
     "WithLoss",
     "check",
     "recompute",

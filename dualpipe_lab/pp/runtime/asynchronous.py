@@ -1,13 +1,13 @@
-"""Asynchronous pipelines: every stage updates its weights in the middle of the run, and keeps the old ones it needs.
+"""Asynchronous pipelines: every stage updates its weights during the run, and keeps the old versions that it needs.
 
 Chapter: book/pp/pipedream.  In: a program, modules, an optimizer, a rule.  Out: trained modules, losses.
-  stash          F and B of a microbatch use the weights that the stage has when F starts: PipeDream's weight stashing.
+  stash          F and B of a microbatch use the stage's version when F starts: PipeDream's weight stashing.
                  P - s versions on stage s, the current one included
-  vertical sync  those that stage 0 has at that time, on every stage: P versions
-  2bw            one version for a whole batch of m microbatches, the newest that every stage has: 2 versions
-  naive          F uses the weights of its time and B those of its own: the gradient of no function
-An update writes into the module's parameters.  What an old version is still needed for keeps the old storage, and the
-parameters move to a new one; otherwise the update is in place.  So a version costs the bytes of its weights, once.
+  vertical sync  every stage uses stage 0's version at that time: P versions
+  2bw            one version for all m microbatches of a batch, the newest that every stage has: 2 versions
+  naive          F uses the current weights, and so does B, later: the gradient of no function
+An update writes into the module's parameters.  If a later backward needs the old version, it keeps the old storage and
+the parameters move to a new one; otherwise the update is in place.  A version costs the bytes of its weights, once.
 Versions are found by counting (`dualpipe_lab.pp.versions`), for any program with each stage on one rank.
 Elsewhere: msr-fiddle/pipedream's `OptimizerWithWeightStashing` copies all weights after every update.
 Sources: Narayanan et al. 2019 (SOSP), section 3.3; Narayanan et al. 2021 (arXiv 2006.09503), section 3.
@@ -27,12 +27,12 @@ from dualpipe_lab.pp.runtime.stage import Stage, Tensors
 from dualpipe_lab.pp.versions import double_buffered, updates_before, vertical_sync
 
 Rule: TypeAlias = Literal["stash", "vertical sync", "2bw", "naive"]
-Weights: TypeAlias = dict[str, Tensor]
+NamedWeights: TypeAlias = dict[str, Tensor]
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def choose_versions(program: Program, rule: Rule, update_every: int = 1) -> list[list[int]]:
-    """Return [stage][microbatch]: the version that a rule uses.
+    """Return, as [stage][microbatch], the version that a rule uses.
 
     Raises:
         ValueError: for an unknown rule, a batch that the run does not divide into, or a stage on two ranks.
@@ -57,9 +57,9 @@ class VersionedStage(Stage):
     """A stage that updates itself after every `update_every` backwards.
 
     Attributes:
-        version: how many updates there have been.
+        version: the number of updates so far.
         most_kept: the most versions of the weights that were held at once, the current one included.
-        most_bytes: the most bytes that they took, each storage counted once.
+        most_bytes: the most bytes of all held versions, each storage counted once.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class VersionedStage(Stage):
         self._optimizer, self._versions = optimizer, versions
         self._update_every, self._stash = update_every, stash
         self._waiting = set(range(len(versions)))  # microbatches before their backward
-        self._kept: dict[int, Weights] = {}
+        self._kept: dict[int, NamedWeights] = {}
         self._num_backwards, self.version, self.most_kept, self.most_bytes = 0, 0, 1, 0
         self._keep_current()
 
     def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
-        """Run the module with the weights that the rule says."""
+        """Run the module with the version of the weights that the rule chooses."""
         return functional_call(self.module, self._kept[self._versions[microbatch]], inputs, dict(extra))
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        """B, and the update if it is due."""
+        """B, then the update if it is due."""
         found = super().backward(microbatch, grads)
         self._done(microbatch)
         return found
 
     def weight_grad(self, microbatch: int) -> None:
-        """W, and the update if it is due."""
+        """W, then the update if it is due."""
         super().weight_grad(microbatch)
         self._done(microbatch)
 
@@ -97,10 +97,10 @@ class VersionedStage(Stage):
             self._update()
 
     def _collect_grads(self) -> None:
-        """Add up what the versions have gathered since the last update, for the optimizer."""
+        """Sum the gradients of all versions since the last update, for the optimizer."""
         for name, parameter in self.module.named_parameters():
-            parts = [weights[name].grad for weights in self._kept.values() if weights[name].grad is not None]
-            parameter.grad = sum(parts[1:], parts[0]) if parts else None
+            grads = [weights[name].grad for weights in self._kept.values() if weights[name].grad is not None]
+            parameter.grad = sum(grads[1:], grads[0]) if grads else None
             for weights in self._kept.values():
                 weights[name].grad = None
 
@@ -116,7 +116,7 @@ class VersionedStage(Stage):
         self._keep_current()
 
     def _keep_current(self) -> None:
-        """Give the current weights leaves of their own: `.data` shares the storage and counts its own changes."""
+        """Keep the current weights as new leaves: `.data` shares the storage and has a version counter of its own."""
         named = self.module.named_parameters()
         self._kept[self.version] = {name: p.data.requires_grad_(p.requires_grad) for name, p in named}
         self.most_kept = max(self.most_kept, len(self._kept) if self._stash else 1)
@@ -126,15 +126,15 @@ class VersionedStage(Stage):
 
 
 class AsynchronousRuntime:
-    """Runs one rank's part of an asynchronous pipeline.
+    """Executes one rank's part of an asynchronous pipeline.
 
     Args:
         program: the program of a whole run, such as `pipedream(P, M)`; each stage on one rank.
         modules: the modules of this rank's stages; the run trains them.
         loss_fn: as for `PipelineRuntime`.
         make_optimizer: called with the parameters of each stage.
-        rule: which weights a microbatch uses.
-        update_every: a stage updates after that many of its backwards; their gradients are averaged.
+        rule: which version of the weights a microbatch uses.
+        update_every: the number of a stage's backwards per update; their gradients are averaged.
         options: `boundary`, `group` and `cost`, as for `PipelineRuntime`.
 
     Raises:
@@ -159,10 +159,10 @@ class AsynchronousRuntime:
         self.weight_bytes: dict[int, int] = {}
 
     def run(self, inputs: Sequence[Any], targets: Sequence[Any]) -> StepResult:
-        """Fill the pipeline, train on every microbatch, drain it.
+        """Fill the pipeline, train on every microbatch, and drain the pipeline.
 
-        `versions_kept` then says how many versions of its weights each stage held at most, `weight_bytes` how many
-        bytes they took.
+        Afterwards `versions_kept` has the most versions of its weights that each stage held, and `weight_bytes` the
+        most bytes of them.
         """
         stages = {
             index: VersionedStage(

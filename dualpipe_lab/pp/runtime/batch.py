@@ -1,8 +1,8 @@
-"""The data of one step, by microbatch, and what the step has come to.
+"""The data and the results of one step, by microbatch.
 
 In: inputs, targets, shares of the loss.  Out: losses and counts.
-  share of a microbatch   its tokens over all tokens of the batch; 1 / M only where all are equal.  A loss is scaled by
-                          it before its backward, so gradients need no division afterwards
+  share of a microbatch   its tokens over all tokens of the batch; 1 / M only where all are equal.  The loss is scaled
+                          by the share before its backward, so gradients need no division afterwards
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ Extra = Mapping[int, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step leaves besides the gradients.
+    """The losses and peaks of one step; the gradients are in the parameters.
 
     Attributes:
         losses: the weighted loss of each microbatch whose last stage is on this rank; their sum over all ranks, with
             the stage losses, is the loss of the batch.
         peak_activations: the most microbatches, summed over this rank's stages, whose activations were held at once.
-        peak_buffers: the most messages for which a receive buffer stood ready at once.
+        peak_buffers: the most messages for which receive buffers were allocated at once.
         stage_losses: by (stage, microbatch), the weighted losses that earlier stages returned (`WithLoss`).
     """
 
@@ -39,7 +39,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a step without backward leaves.
+    """The losses or outputs of a step without backwards.
 
     Attributes:
         losses: the weighted loss of each microbatch whose last stage is on this rank, if there were targets.
@@ -52,7 +52,7 @@ class Evaluation:
 
 @dataclass
 class Batch:
-    """The microbatches of one step and what became of them."""
+    """The microbatches of one step, and the results as they are made."""
 
     inputs: Sequence[Any]
     targets: Sequence[Any] | None
@@ -64,15 +64,15 @@ class Batch:
     peak: int = 0
 
     def input(self, microbatch: int) -> Tensors:
-        """The tensors that enter the first stage."""
+        """Return the tensors that enter the first stage."""
         return as_tensors(0, self.inputs[microbatch])
 
     def extra_of(self, stage: int, microbatch: int) -> Mapping[str, Any]:
-        """The inputs that only one stage gets."""
+        """Return the extra keyword arguments of one stage."""
         return self.extra[stage][microbatch] if stage in self.extra else {}
 
-    def kind(self, microbatch: int) -> tuple[Any, ...]:
-        """The shapes that enter the first stage: they decide what crosses the boundaries."""
+    def input_shapes(self, microbatch: int) -> tuple[Any, ...]:
+        """Return shapes and types of the tensors that enter the first stage; they decide what crosses boundaries."""
         more = [value for value in self.extra_of(0, microbatch).values() if isinstance(value, Tensor)]
         return tuple((tuple(value.shape), value.dtype) for value in (*self.input(microbatch), *more))
 
@@ -85,10 +85,10 @@ def make_batch(
     weights: Sequence[float] | None,
     extra: Extra | None,
 ) -> Batch:
-    """Check that everything is there once per microbatch of a program.
+    """Check that each argument has one entry per microbatch of a program, and return the batch.
 
     Raises:
-        ValueError: if there are not as many inputs, targets, weights or extra inputs as microbatches.
+        ValueError: if inputs, targets, weights or extra inputs do not have one entry per microbatch.
     """
     weights = weights if weights is not None else [1 / number] * number
     given = {"inputs": inputs, "targets": targets if targets is not None else inputs, "weights": weights}
@@ -100,12 +100,12 @@ def make_batch(
 
 
 def split_batch(batch: Tensor, num_microbatches: int, equal: bool = True) -> list[Tensor]:
-    """Cut a batch along its first dimension; without `equal`, the first microbatches may have one row more.
+    """Split a batch along its first dimension; without `equal`, the first microbatches may have one row more.
 
     Raises:
-        ValueError: if the rows do not split, with the numbers that would do.
+        ValueError: if the rows do not split into these microbatches; the message lists the numbers that fit.
 
-    >>> [len(part) for part in split_batch(torch.zeros(10, 3), 4, equal=False)]
+    >>> [len(rows) for rows in split_batch(torch.zeros(10, 3), 4, equal=False)]
     [3, 3, 2, 2]
     """
     rows = len(batch)
@@ -124,8 +124,8 @@ def token_shares(counts: Sequence[int], group: Group | None = None) -> list[floa
 
     Args:
         counts: the tokens of each microbatch whose loss counts.
-        group: replicas that train on other microbatches (data parallelism): their tokens count too, and the gradients
-            of all replicas are then to be summed, not averaged.
+        group: replicas that train on other microbatches (data parallelism).  Their tokens count too, and the gradients
+            of all replicas must then be summed, not averaged.
 
     Raises:
         ValueError: if a count is negative, or there are no tokens at all.

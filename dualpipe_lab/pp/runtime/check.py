@@ -1,4 +1,4 @@
-"""Does everything fit together?  Asked before any rank starts: `check` runs the stages here, one after another.
+"""Checks before a run: `check` runs all stages in one process, without ranks.
 
 Chapter: book/pp/gpipe.  In: a program, all stages, a batch.  Out: nothing, or one error that says what to change.
 """
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
-from dualpipe_lab.pp.runtime.shapes import Boundary, Given, spec_of
+from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
 from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, as_tensors, has_gradient, scaled
 from dualpipe_lab.pp.validation.validator import validate
 
 
 def check_world(program: Program, size: int) -> None:
-    """Raise ValueError unless a program is written for this many ranks."""
+    """Raise ValueError unless a program is written for `size` ranks."""
     if program.num_ranks != size:
         raise ValueError(
             f"{program.name} is written for {program.num_ranks} ranks, the group has {size}; build it for {size}"
@@ -26,7 +26,7 @@ def check_world(program: Program, size: int) -> None:
 
 
 def check_stages(program: Program, rank: int, stages: Collection[int]) -> None:
-    """Raise ValueError unless the stages are those that a program places on a rank."""
+    """Raise ValueError unless `stages` are the stages that a program places on a rank."""
     placed = {action.stage for action in program.actions(rank)}
     if set(stages) != placed:
         raise ValueError(
@@ -37,8 +37,8 @@ def check_stages(program: Program, rank: int, stages: Collection[int]) -> None:
 def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Module], sums_mirrors: bool) -> None:
     """Raise ValueError for a stage that torch's `fully_shard` shards, where its gradients would be lost.
 
-    FSDP2 reduces the gradients of a module when its backward reaches the module's inputs, which is in I.  What W adds
-    waits for the next I; after the last I nobody reduces it.
+    FSDP2 reduces the gradients of a module when its backward reaches the module's inputs, which is in I.  The gradients
+    of W are reduced with the next I; those of the last W are never reduced.
     """
     split = {action.stage for action in program.actions(rank) if action.kind == W}
     for stage, module in modules.items():
@@ -52,7 +52,7 @@ def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Mo
 
 
 def check_output(stage: int, microbatch: int, output: Tensors) -> None:
-    """Raise ValueError if no gradient can come back for what a stage hands to the next one."""
+    """Raise ValueError if no gradient can come back for the output of a stage."""
     if not any(map(has_gradient, output)):
         types = ", ".join(str(tensor.dtype) for tensor in output) or "nothing"
         raise ValueError(
@@ -74,17 +74,17 @@ def check(
     """Run every microbatch through copies of all stages, without ranks and without gradients.
 
     Args:
-        program: what will run.
-        stages: the modules of all stages; not those of one rank.
+        program: the program of the run.
+        stages: the modules of all stages, not of one rank.
         loss_fn: as for `PipelineRuntime`.
         inputs: as for its `step`.
         targets: as for its `step`.
-        num_ranks: how many ranks there will be.
+        num_ranks: the number of ranks of the run.
         boundary: as for `PipelineRuntime`.
         extra: as for its `step`.
 
     Raises:
-        ValueError, TypeError: as the run itself would, but without one; InvalidProgram as `validate`.
+        ValueError, TypeError: the errors that a run would raise; InvalidProgram as `validate`.
     """
     validate(program)
     check_world(program, program.num_ranks if num_ranks is None else num_ranks)
@@ -93,17 +93,17 @@ def check(
             f"{program.name} has stages 0 to {program.num_stages - 1}, got modules for {sorted(stages)}; give all"
         )
     batch = make_batch(program.name, program.num_microbatches, inputs, targets, None, extra)
-    copies = {stage: deepcopy(module) for stage, module in stages.items()}  # a forward may change buffers
+    modules = {stage: deepcopy(module) for stage, module in stages.items()}  # a forward may change buffers
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for microbatch in range(program.num_microbatches):
             tensors = batch.input(microbatch)
             for stage in range(program.num_stages):
-                output = copies[stage](*tensors, **batch.extra_of(stage, microbatch))
+                output = modules[stage](*tensors, **batch.extra_of(stage, microbatch))
                 if isinstance(output, WithLoss):
                     scaled(output.loss, 1)
                 tensors = as_tensors(stage, output)
                 if stage < program.num_stages - 1:
                     check_output(stage, microbatch, tensors)
                     if boundary is not None:
-                        Given(boundary).announce(stage, microbatch, spec_of(tensors))
+                        GivenShapes(boundary).check_spec(stage, microbatch, spec_of(tensors))
             scaled(loss_fn(*tensors, targets[microbatch]), 1)

@@ -1,10 +1,10 @@
-"""The small model that the pipeline chapters train: one transformer block per stage, on the text of the course.
+"""The small model of the pipeline chapters: one transformer block per stage, trained on the text of the course.
 
 Chapter: book/pp/gpipe, which builds it.  In: numbers of stages and microbatches.  Out: modules, data, gradients.
   a boundary   ROWS * LENGTH * HIDDEN float64 numbers: 12,288 bytes, as activation and as gradient
-The next byte is predicted.  The first stage has the embedding besides, the last one the output layer.  All is float64,
-so that two ways to the same gradients are told apart from two that differ in rounding.
-`run_steps` and `accumulate` are functions for `launch`: the pipeline on its ranks, and its judge on one.
+The model predicts the next byte.  The first stage also has the embedding, the last stage the output layer.  All tensors
+are float64, so that a wrong gradient differs by far more than rounding does.
+`run_steps` and `accumulate` are functions for `launch`: the pipeline on its ranks, and the reference on one rank.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
 
 
 class Outcome(NamedTuple):
-    """What a rank reports of its steps.
+    """The gradients and peaks that a rank reports after its steps.
 
     Attributes:
         grads: by stage, the gradients of its parameters.
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 def make_stages(num_stages: int, seed: int = 0) -> list[nn.Sequential]:
-    """Build the model, cut into stages; equal arguments give equal weights, and the global generator is left alone.
+    """Build the stages of the model; equal arguments give equal weights, and the global generator keeps its state.
 
     >>> [len(stage) for stage in make_stages(3)]
     [2, 1, 2]
@@ -89,7 +89,7 @@ def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def grads_of(module: nn.Module) -> list[Tensor]:
-    """Return the gradients of a module's parameters, in their order; those that have none are left out."""
+    """Return the gradients of a module's parameters, in their order, without parameters that have none."""
     return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
@@ -97,7 +97,7 @@ def same(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
     """Whether two lists of tensors are equal, bit for bit.
 
     Raises:
-        ValueError: they are not equally long.
+        ValueError: the lists differ in length.
     """
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -114,27 +114,27 @@ def run_steps(
 ) -> Outcome:
     """Run a program on this rank, with a barrier before every step; the gradients are those of the last one.
 
-    The rank draws other random numbers than its neighbours first: weights made here would be found out.
+    Every rank seeds its generator differently first, so that weights drawn here, not passed in, would differ.
 
     Args:
         rank: this rank.
         world_size: the number of ranks.
-        program: what the ranks do.
-        stages: all stages of the model; the rank takes those that the program places on it.
+        program: the program to run.
+        stages: all stages of the model; the rank uses those that the program places on it.
         batch: tokens and targets of every microbatch.
         cost: nanoseconds of every action, as for `PipelineRuntime`.
-        num_steps: how often the batch is run.
+        num_steps: the number of steps, each on the same batch.
         options: further arguments of `PipelineRuntime`, by name.
     """
     torch.manual_seed(1000 + rank)
-    mine = {action.stage: stages[action.stage] for action in program.actions(rank)}
-    runtime = PipelineRuntime(program, mine, loss_fn, boundary(), cost=cost, **(options or {}))
+    local = {action.stage: stages[action.stage] for action in program.actions(rank)}
+    runtime = PipelineRuntime(program, local, loss_fn, boundary(), cost=cost, **(options or {}))
     for _ in range(num_steps):
-        for stage in mine.values():
+        for stage in local.values():
             stage.zero_grad()
         comm.barrier()
         result = runtime.step(*batch)
-    grads = {index: grads_of(stage) for index, stage in mine.items()}
+    grads = {index: grads_of(stage) for index, stage in local.items()}
     return Outcome(grads, result.peak_activations, result.peak_buffers)
 
 
@@ -147,14 +147,14 @@ def accumulate(
 ) -> list[list[Tensor]]:
     """Return the gradients of every stage by accumulation over the microbatches, without a pipeline.
 
-    Launch it on one rank: then both sides compute with one thread, and their last bits can be compared.
+    Launch it on one rank: both runs then compute with one thread, and can be compared bit for bit.
 
     Args:
         rank: this rank.
         world_size: the number of ranks.
-        stages: the model, cut or not.
+        stages: the stages of the model, or the model as one stage.
         batch: tokens and targets of every microbatch; each counts 1 / M in the loss.
-        order: the microbatches whose gradients are added, in that order; all of them by default.
+        order: the microbatches whose gradients are added, in that order; by default all.
     """
     model, number = nn.Sequential(*stages), len(batch[0])
     for microbatch in order or range(number):
@@ -164,13 +164,13 @@ def accumulate(
 
 
 def worst_error(ours: Mapping[int, Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]) -> float:
-    """Return the largest difference between a rank's gradients and the judge's, in units of max(1, largest entry)."""
+    """Return the largest difference of a rank's gradients from the reference, in units of max(1, largest entry)."""
     pairs = [pair for stage, grads in ours.items() for pair in zip(grads, theirs[stage], strict=True)]
     return max(float((a - b).abs().max() / max(1.0, float(b.abs().max()))) for a, b in pairs)
 
 
 def median_step(run: Timeline, program: Program) -> Timeline:
-    """Return the step of median length of a run, under its program's name; the first of several only warms up.
+    """Return the step of median length of a run, under its program's name; the first of several does not count.
 
     >>> from dualpipe_lab import schedules, simulate
     >>> program = schedules.gpipe(2, 3)

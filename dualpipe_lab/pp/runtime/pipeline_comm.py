@@ -1,85 +1,101 @@
-"""What travels between stages: activations down, gradients up, straight across where both stages share a rank.
+"""`PipelineComm`: the messages between stages, activations towards the loss and gradients back.
 
 Chapter: book/pp/pp-basic.  In: results of actions.  Out: inputs of actions.
-Buffers are made when their receive is posted and belong to the action that takes them; a result that goes to another
-rank is held until it has arrived there.
+  `start_receive`    launches the receive of one result, `take` waits for it; a receive may be prefetched
+  `keep`, `send`     a result is kept until its SEND; if both stages are on one rank, `take` finds it without a message
+  buffers            allocated when the receive is launched; the action that takes a buffer owns it
+Elsewhere: Megatron `p2p_communication`; d9d `PipelineCommunicationHandler`.
 """
 
 import torch
+from torch import Tensor
 
-from dualpipe_lab.comm import Work
+from dualpipe_lab.comm import Pending, Work, irecv, isend
 from dualpipe_lab.pp.program import SEND_F, Action, B, F, Program
-from dualpipe_lab.pp.runtime.p2p import Post
+from dualpipe_lab.pp.runtime.batch import Batch
+from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.rank_plan import made_by
-from dualpipe_lab.pp.runtime.shapes import Shapes, Spec, gradients_of, spec_of
+from dualpipe_lab.pp.runtime.shape_inference import BoundaryShapes, gradients_of, spec_of
 from dualpipe_lab.pp.runtime.stage import Tensors
 
 
-class Mailroom:
-    """Receives the inputs and sends the results of one rank's actions in one step.
+class PipelineComm:
+    """Receives the inputs and sends the results of one rank's actions.
 
     Attributes:
-        peak_buffers: the most messages for which a receive buffer stood ready at once.
+        peak_buffers: the most results of this step for which receive buffers were allocated at once.
     """
 
-    def __init__(self, program: Program, post: Post, shapes: Shapes) -> None:
-        self._program, self._post, self._shapes = program, post, shapes
-        self._coming: dict[Action, tuple[Tensors, list[Work]]] = {}
-        self._made: dict[Action, tuple[str, Tensors]] = {}  # on this rank, neither fetched nor sent yet
+    def __init__(self, program: Program, p2p: PipelineP2P, shapes: BoundaryShapes) -> None:
+        self._program, self._p2p, self._shapes = program, p2p, shapes
+        self._receives: dict[Action, Pending[Tensors]] = {}  # by the F or B whose result it is
+        self._results: dict[Action, tuple[str, Tensors]] = {}  # made on this rank, neither taken nor sent yet
         self.peak_buffers = 0
 
-    def expect(self, receive: Action) -> None:
-        """Post a receive ahead of time, if its shape is known already."""
+    def begin_step(self, batch: Batch) -> None:
+        """Start a step with a new batch."""
+        self._receives.clear()
+        self._results.clear()
+        self.peak_buffers = 0
+        self._shapes.begin_step(batch)
+
+    def start_receive(self, receive: Action, prefetch: bool = False) -> None:
+        """Launch a receive unless it is launched already.
+
+        A prefetched receive is left for later if its shape is not known yet; otherwise the shape is received first.
+        """
         result = made_by(receive)
-        spec = self._shapes.known(_boundary(result), result.microbatch)
-        if spec is not None:
-            self._post_receive(result, spec)
-
-    def receive(self, receive: Action) -> None:
-        """Post a receive unless that is done; ask for its shape if it is not known."""
-        result = made_by(receive)
-        if result not in self._coming:
-            self._post_receive(result, self._shapes.learn(_boundary(result), result.microbatch))
-
-    def take(self, action: Action) -> Tensors:
-        """The input of an action: what the stage before it made, or after it for a backward."""
-        stage, kind, microbatch = action
-        result = Action(stage - 1, F, microbatch) if kind == F else Action(stage + 1, B, microbatch)
-        if result in self._made:
-            return self._made.pop(result)[1]
-        for work in self._coming[result][1]:
-            work.wait()
-        return self._coming.pop(result)[0]
-
-    def deliver(self, action: Action, tensors: Tensors) -> None:
-        """Keep the result of F, or of B or I, until it is sent or fetched."""
-        stage, kind, microbatch = action
-        self._made[Action(stage, F if kind == F else B, microbatch)] = str(action), tensors
-
-    def send(self, message: Action) -> None:
-        """Send a result on."""
-        stage, kind, microbatch = message
-        forward = kind == SEND_F
-        result = Action(stage, F if forward else B, microbatch)
-        label, tensors = self._made.pop(result)
-        if forward:
-            self._shapes.announce(stage, microbatch, spec_of(tensors))
-        target = self._program.rank_of(stage + 1 if forward else stage - 1, microbatch)
-        for number, tensor in enumerate(tensors):
-            name = f"{label} ({number})" if number else label
-            self._post.isend(tensor.contiguous(), target, self._post.result_tag(result, number), name)
-
-    def _post_receive(self, result: Action, spec: Spec) -> None:
+        if result in self._receives:
+            return
+        boundary = result.stage if result.kind == F else result.stage - 1  # the stage in front of it
+        spec = self._shapes.known_spec(boundary, result.microbatch)
+        if spec is None:
+            if prefetch:
+                return
+            spec = self._shapes.receive_spec(boundary, result.microbatch)
         if result.kind == B:
             spec = gradients_of(spec)
-        buffers = tuple(torch.empty(shape, dtype=dtype, device=self._post.device) for shape, dtype in spec)
-        source = self._program.rank_of(result.stage, result.microbatch)
-        tags = [self._post.result_tag(result, number) for number in range(len(buffers))]
-        works = [self._post.irecv(buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
-        self._coming[result] = buffers, works
-        self.peak_buffers = max(self.peak_buffers, len(self._coming))
+        p2p = self._p2p
+        source = p2p.global_ranks[self._program.rank_of(result.stage, result.microbatch)]
+        buffers: list[Tensor] = []
+        works: list[Work] = []
+        for number, (shape, dtype) in enumerate(spec):
+            buffer = torch.empty(shape, dtype=dtype, device=p2p.device)
+            buffers.append(buffer)
+            works.append(irecv(buffer, source, p2p.result_tag(result, number), p2p.group))
+        self._receives[result] = Pending(works, lambda: tuple(buffers))
+        self.peak_buffers = max(self.peak_buffers, len(self._receives))
 
+    def take(self, action: Action) -> Tensors:
+        """Wait for the input of an action and return it.
 
-def _boundary(result: Action) -> int:
-    """The stage behind which a message crosses."""
-    return result.stage if result.kind == F else result.stage - 1
+        The input of F is the result of the previous stage, that of B and I the gradient from the next stage.
+        """
+        stage, kind, microbatch = action
+        result = Action(stage - 1, F, microbatch) if kind == F else Action(stage + 1, B, microbatch)
+        if result in self._results:
+            _, tensors = self._results.pop(result)
+            return tensors
+        tensors = self._receives[result].wait()
+        del self._receives[result]
+        return tensors
+
+    def keep(self, action: Action, tensors: Tensors) -> None:
+        """Keep the result of F, or of B or I, until it is sent or taken."""
+        stage, kind, microbatch = action
+        self._results[Action(stage, F if kind == F else B, microbatch)] = str(action), tensors
+
+    def send(self, message: Action) -> None:
+        """Launch the sends of a result: those of an activation to the next stage, of a gradient to the previous one."""
+        stage, kind, microbatch = message
+        is_forward = kind == SEND_F
+        result = Action(stage, F if is_forward else B, microbatch)
+        label, tensors = self._results.pop(result)
+        if is_forward:
+            self._shapes.send_spec(stage, microbatch, spec_of(tensors))
+        p2p = self._p2p
+        target = self._program.rank_of(stage + 1 if is_forward else stage - 1, microbatch)
+        for number, tensor in enumerate(tensors):
+            name = f"{label} ({number})" if number else label
+            tag = p2p.result_tag(result, number)
+            p2p.keep_send(target, isend(tensor.contiguous(), p2p.global_ranks[target], tag, p2p.group, name))

@@ -1,12 +1,13 @@
-"""`recompute`: keep a segment's inputs only, and run its forward again when its backward asks for what was inside.
+"""`recompute`: store only the inputs of a segment, and run its forward again when its backward needs saved tensors.
 
-Chapter: book/pp/gradient-checkpointing.  In: a function of tensors, its inputs.  Out: what the function returns.
-  stored between forward and backward   the inputs, A bytes per segment; without recomputing, everything inside
-  L layers, segments of l of them       ceil(L / l) * A, plus l layers' insides while one segment's backward runs
+Chapter: book/pp/gradient-checkpointing.  In: a function of tensors, its inputs.  Out: the function's result.
+  stored between forward and backward   the inputs, A bytes per segment; without recomputing, all saved tensors
+  L layers in segments of l             ceil(L / l) * A, plus the saved tensors of l layers in one segment's backward
   work                                  one forward more: 4 units instead of 3 where B = 2F
-Autograd hands every tensor that a forward saves to `pack` and asks `unpack` for it in the backward.  Between the two
-we keep an empty place.  The first `unpack` of a segment fills all its places, as the second forward saves the same
-tensors in the same order; it stops at the last one.  Random numbers and autocast are as they were the first time.
+Autograd gives every tensor that a forward saves to `pack` and calls `unpack` for it in the backward.  Between the two
+calls an empty slot stands for the tensor.  The first `unpack` of a segment runs the forward again, which saves the same
+tensors in the same order; each fills its slot, and the forward stops at the last one.  The second forward has the
+random numbers and the autocast of the first.
 Statistics that a forward writes (batch norm's averages, counters of a router) are written twice.
 Elsewhere: torch.utils.checkpoint(use_reentrant=False), called activation checkpointing there; "checkpoint" means files
 in this course.
@@ -24,11 +25,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def recompute(segment: Callable[..., Any], *inputs: Any, preserve_rng: bool = True) -> Any:
-    """Return `segment(*inputs)`, and compute it again in the backward instead of keeping what is inside.
+    """Return `segment(*inputs)`, and recompute its saved tensors in the backward.
 
     Args:
-        segment: a module or function; it must do the same both times.
-        inputs: its arguments; the tensors among them are what is kept.
+        segment: a module or function; both calls must compute the same.
+        inputs: its arguments; the tensors among them are stored.
         preserve_rng: let the second forward draw the random numbers of the first (dropout needs it).
 
     Raises:
@@ -63,8 +64,8 @@ def _chain(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     return segment
 
 
-class Saved:
-    """The place of one tensor that a segment's forward saved: empty until the backward asks for it."""
+class SavedSlot:
+    """The slot of one tensor that a segment's forward saved; empty until the backward needs the tensor."""
 
     __slots__ = ("__weakref__", "dropped", "region", "tensor")
 
@@ -73,16 +74,16 @@ class Saved:
         self.tensor: Tensor | None = None
 
     def drop(self) -> None:
-        """Forget the tensor for good: nobody will ask again."""
+        """Release the tensor for good: no backward will need it."""
         self.tensor, self.dropped = None, True
 
 
-class _Stop(Exception):  # noqa: N818 - not an error: all places are filled
+class _Stop(Exception):  # noqa: N818 - not an error: all slots are filled
     pass
 
 
 class _Hold(torch.autograd.Function):  # type: ignore[misc]
-    """A node that saves tensors as every node does, so that whoever counts or moves saved tensors sees them."""
+    """A node that saves tensors as every node does, so that hooks that count or move saved tensors see them."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ class _Hold(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Region:
-    """One call of one segment."""
+    """One call of one segment: its inputs, and the slots of its saved tensors."""
 
     def __init__(self, segment: Callable[..., Any], inputs: Sequence[Any], preserve_rng: bool) -> None:
         self._segment, self._preserve_rng = segment, preserve_rng
@@ -103,7 +104,7 @@ class _Region:
         self._at = [position for position, value in enumerate(inputs) if isinstance(value, Tensor)]
         tensors = [inputs[position] for position in self._at]
         self._held = _Hold.apply(torch.empty(0, requires_grad=True), *tensors)
-        self._places: list[tuple[ReferenceType[Saved], tuple[Any, ...]]] = []
+        self._slots: list[tuple[ReferenceType[SavedSlot], tuple[Any, ...]]] = []
         self._devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         self._random = self._random_states() if preserve_rng else []
         self._autocast = [
@@ -111,34 +112,34 @@ class _Region:
             for kind in {"cpu", *(device.type for device in self._devices)}
         ]
 
-    def pack(self, tensor: Tensor) -> Saved:
-        """The first forward saves a tensor: keep its place."""
-        place = Saved(self)
-        self._places.append((ref(place), _kind(tensor)))
-        return place
+    def pack(self, tensor: Tensor) -> SavedSlot:
+        """Return the slot of a tensor that the first forward saves."""
+        slot = SavedSlot(self)
+        self._slots.append((ref(slot), _kind(tensor)))
+        return slot
 
-    def unpack(self, place: Saved) -> Tensor:
-        """The backward asks for a tensor."""
-        if place.tensor is None:
+    def unpack(self, slot: SavedSlot) -> Tensor:
+        """Return the tensor of a slot for the backward; run the forward again if the slot is empty."""
+        if slot.tensor is None:
             self._run_again()
-        assert place.tensor is not None
-        return place.tensor
+        assert slot.tensor is not None
+        return slot.tensor
 
     def _run_again(self) -> None:
         arguments = list(self._others)
         for position, tensor in zip(self._at, self._held.grad_fn.saved_tensors, strict=True):
             arguments[position] = tensor.detach().requires_grad_(tensor.requires_grad)
-        waiting = iter(self._places)
-        number = len(self._places)
+        waiting = iter(self._slots)
+        number = len(self._slots)
 
         def fill(tensor: Tensor) -> None:
             nonlocal number
-            place, kind = next(waiting)
+            slot, kind = next(waiting)
             number -= 1
             if _kind(tensor) != kind:
                 raise RuntimeError(f"recompute: the second forward saved {_kind(tensor)}, the first one {kind}")
-            if (kept := place()) is not None and not kept.dropped:
-                kept.tensor = tensor.detach()
+            if (empty := slot()) is not None and not empty.dropped:
+                empty.tensor = tensor.detach()
             if not number:
                 raise _Stop
 
@@ -155,7 +156,7 @@ class _Region:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Random numbers and autocast as in the first forward; afterwards, as they were."""
+        """Set random numbers and autocast as in the first forward; restore them afterwards."""
         now = self._random_states() if self._preserve_rng else []
         _set_random(self._random)
         try:

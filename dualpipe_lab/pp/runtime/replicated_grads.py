@@ -1,61 +1,67 @@
-"""Weights that several ranks hold: the gradients of their copies are summed before the optimizer sees them.
+"""`ReplicatedGrads`: sums the gradients of weights that several ranks hold, before the optimizer reads them.
 
-Chapter: book/pp/dualpipe.  In: gradients, each a part of the whole.  Out: the same sum on every rank, bit for bit.
-  mirrors   a stage on two ranks, one per direction (Easy-DualPipe, DualPipe): each has seen half of the microbatches.
-            Each rank sends its gradients once: as many bytes as the weights of its stages have
-  tied      one weight in two stages (embedding and output layer): each stage has seen one of its two uses
-All ranks add the copies in one order, so equal weights stay equal.  Where data parallelism shards the gradients while
-the backwards run (ZeRO-2 and 3), the mirrors add their shards.
+Chapter: book/pp/dualpipe.  In: partial gradients.  Out: the same sum on every rank, bit for bit.
+  mirrors   a stage on two ranks, one per direction (Easy-DualPipe, DualPipe).  Each rank has the gradient of half of
+            the microbatches, and sends it once: the bytes of the weights of its stages
+  tied      one weight in two stages (embedding and output layer).  Each stage has the gradient of one of its two uses
+All ranks add the gradients in one order, so equal weights stay equal.  Where data parallelism shards the gradients
+while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
 Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-reduces tied embeddings.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm import Work
+from dualpipe_lab.comm import Pending, Work
 from dualpipe_lab.dp.synchronizer import Piece, pieces_of
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.runtime.p2p import Post
+from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 
-Grads: TypeAlias = list[tuple[nn.Parameter | None, Tensor]]  # whole ones with their parameter, shards without
+Grads: TypeAlias = list[tuple[nn.Parameter | None, Tensor]]  # full gradients with their parameter, shards without
 
 
-class Copies:
-    """The gradients of one rank's stages that have copies elsewhere."""
+class _Exchange(NamedTuple):
+    """Gradients of one type, and the same as one flat tensor for each rank that holds them."""
 
-    def __init__(self, program: Program, rank: int, post: Post, modules: Mapping[int, nn.Module]) -> None:
-        self._rank, self._post, self._modules = rank, post, modules
+    grads: Grads
+    by_rank: dict[int, Tensor]
+
+
+class ReplicatedGrads:
+    """Sums the gradients of one rank's stages that other ranks hold too."""
+
+    def __init__(self, program: Program, rank: int, p2p: PipelineP2P, modules: Mapping[int, nn.Module]) -> None:
+        self._rank, self._p2p, self._modules = rank, p2p, modules
         holders: defaultdict[int, set[int]] = defaultdict(set)
         for (stage, _), holder in program.placement.items():
             holders[stage].add(holder)
         self._holders = {stage: sorted(ranks) for stage, ranks in holders.items()}
-        self._under_way: dict[int, list[tuple[Grads, dict[int, Tensor]]]] = {}  # by stage, per type: flat ones by rank
-        self._works: list[Work] = []
+        self._started: dict[int, list[Pending[_Exchange]]] = {}  # by stage, one per type
 
-    def are_elsewhere(self, stage: int) -> bool:
+    def is_replicated(self, stage: int) -> bool:
         """Whether another rank holds a stage too."""
         return self.holders(stage) != [self._rank]
 
     def holders(self, stage: int) -> list[int]:
-        """The ranks of the pipeline that hold a stage."""
+        """Return the ranks of the pipeline that hold a stage."""
         return self._holders[stage]
 
     def check_shards(self) -> None:
-        """Compare with the mirrors which parts of the gradients their ranks keep; all ranks of the pipeline call it.
+        """Compare with the mirrors which shards of the gradients each rank keeps; all ranks of the pipeline call it.
 
         Raises:
-            ValueError: other parts than here.
+            ValueError: a mirror keeps other shards than this rank.
         """
-        mine = {stage: _layout(module) for stage, module in self._modules.items()}
-        for rank, theirs in enumerate(comm.all_gather_object(mine, self._post.group)):
-            for stage in sorted(mine.keys() & theirs.keys()):
-                if mine[stage] != theirs[stage]:
+        layouts = {stage: _layout(module) for stage, module in self._modules.items()}
+        for rank, others in enumerate(comm.all_gather_object(layouts, self._p2p.group)):
+            for stage in sorted(layouts.keys() & others.keys()):
+                if layouts[stage] != others[stage]:
                     raise ValueError(
                         f"ranks {rank} and {self._rank} of the pipeline add their gradients of stage {stage} and shard "
                         "them in different ways; give both the same kind of optimizer, with the same options, over the "
@@ -63,75 +69,83 @@ class Copies:
                     )
 
     def start(self, stage: int) -> None:
-        """Begin to exchange the gradients of a stage with the ranks that hold it too."""
-        if stage in self._under_way or not self.are_elsewhere(stage):
+        """Launch the exchange of a stage's gradients with its mirrors."""
+        if stage in self._started or not self.is_replicated(stage):
             return
-        self._under_way[stage] = []
+        self._started[stage] = []
         for number, grads in enumerate(_grads(self._modules[stage])):
-            own = torch.cat([grad.flatten() for _, grad in grads])
-            parts = {self._rank: own}
+            local = torch.cat([grad.flatten() for _, grad in grads])
+            by_rank = {self._rank: local}
+            receives = []
+            tag = self._p2p.grads_tag(stage, number)
             for other in self._holders[stage]:
                 if other != self._rank:
-                    parts[other] = torch.empty_like(own)
-                    tag = self._post.copies_tag(stage, number)
-                    self._works.append(self._post.irecv(parts[other], other, tag))
-                    self._post.isend(own, other, tag, f"gradients of stage {stage}")
-            self._under_way[stage].append((grads, parts))
+                    by_rank[other] = torch.empty_like(local)
+                    receives.append(self._irecv(by_rank[other], other, tag))
+                    self._isend(local, other, tag, f"gradients of stage {stage}")
+            self._started[stage].append(Pending(receives, partial(_Exchange, grads, by_rank)))
 
     def finish(self) -> None:
-        """Sum the mirrors of all stages, those that were not begun included."""
+        """Sum the gradients of all mirrors; launch the exchanges that were not started."""
         for stage in self._modules:
             self.start(stage)
-        self._wait()
-        for grads, parts in chain.from_iterable(self._under_way.values()):
-            total = _sum([parts[rank] for rank in sorted(parts)])
-            for (parameter, grad), part in zip(grads, total.split([grad.numel() for _, grad in grads]), strict=True):
-                _set(parameter, grad, part.view_as(grad))
-        self._under_way.clear()
+        exchanges = [pending.wait() for pendings in self._started.values() for pending in pendings]
+        self._p2p.wait_for_sends()
+        for grads, by_rank in exchanges:
+            total = _sum([by_rank[rank] for rank in sorted(by_rank)])
+            summed = total.split([grad.numel() for _, grad in grads])
+            for (parameter, grad), new in zip(grads, summed, strict=True):
+                _set(parameter, grad, new.view_as(grad))
+        self._started.clear()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that stands, under `names`, in several stages; mirrors come first."""
-        mine = {
+        local = {
             stage: self._modules[stage].get_parameter(name) for stage, name in names.items() if stage in self._modules
         }
-        found = {stage: _grad(parameter) for stage, parameter in mine.items()}
-        if not mine:
+        grads = {stage: _grad(parameter) for stage, parameter in local.items()}
+        if not local:
             return
-        like = next(iter(found.values()))
+        like = next(iter(grads.values()))
+        receives = []
         for stage in names:
-            if stage not in mine:
-                found[stage] = torch.empty_like(like)
+            if stage not in local:
+                grads[stage] = torch.empty_like(like)
                 source = self._source(self._rank, stage, names)
-                self._works.append(self._post.irecv(found[stage], source, self._post.copies_tag(stage)))
-        for other in range(self._post.num_ranks):
-            for stage in mine if other != self._rank else ():
+                receives.append(self._irecv(grads[stage], source, self._p2p.grads_tag(stage)))
+        for other in range(self._p2p.num_ranks):
+            for stage in local if other != self._rank else ():
                 if self._is_tied(other, names) and self._source(other, stage, names) == self._rank:
-                    self._post.isend(found[stage], other, self._post.copies_tag(stage), f"tied weight of stage {stage}")
-        self._wait()
-        total = _sum([found[stage] for stage in sorted(names)])
-        for parameter in mine.values():
+                    label = f"tied weight of stage {stage}"
+                    self._isend(grads[stage], other, self._p2p.grads_tag(stage), label)
+        for receive in receives:
+            receive.wait()
+        self._p2p.wait_for_sends()
+        total = _sum([grads[stage] for stage in sorted(names)])
+        for parameter in local.values():
             _set(parameter, _grad(parameter), total)
 
     def _is_tied(self, rank: int, names: Mapping[int, str]) -> bool:
         return any(rank in self._holders[stage] for stage in names)
 
     def _source(self, rank: int, stage: int, names: Mapping[int, str]) -> int:
-        """The rank from which `rank` gets the gradient of `stage`: itself, or the holder of its own direction."""
+        """Return the rank from which `rank` gets the gradient of `stage`: itself, or a holder in its direction."""
         holders = self._holders[stage]
         if rank in holders:
             return rank
-        own = next(self._holders[other] for other in sorted(names) if rank in self._holders[other])
-        return holders[own.index(rank) % len(holders)]
+        same_stage = next(self._holders[other] for other in sorted(names) if rank in self._holders[other])
+        return holders[same_stage.index(rank) % len(holders)]
 
-    def _wait(self) -> None:
-        for work in self._works:
-            work.wait()
-        self._works.clear()
-        self._post.close()
+    def _irecv(self, buffer: Tensor, source: int, tag: int) -> Work:
+        return comm.irecv(buffer, self._p2p.global_ranks[source], tag, self._p2p.group)
+
+    def _isend(self, tensor: Tensor, target: int, tag: int, label: str) -> None:
+        send = comm.isend(tensor, self._p2p.global_ranks[target], tag, self._p2p.group, label)
+        self._p2p.keep_send(target, send)
 
 
 def _grads(module: nn.Module) -> list[Grads]:
-    """The gradients, in lists of one type each: whole ones, or what this rank keeps of them."""
+    """Return the gradients in lists of one type each: full gradients, or the shards that this rank keeps."""
     lists: defaultdict[torch.dtype, Grads] = defaultdict(list)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     pieces = pieces_of(trained)
@@ -144,7 +158,7 @@ def _grads(module: nn.Module) -> list[Grads]:
 
 
 def _layout(module: nn.Module) -> list[tuple[int, int] | None]:
-    """Where the part of each gradient that this rank keeps begins, and how long it is; None for all of it."""
+    """Return start and length of each gradient's shard on this rank; None for a full gradient."""
     pieces = pieces_of(module.parameters())
     return [_span(pieces[parameter]) if parameter in pieces else None for parameter in module.parameters()]
 
@@ -154,7 +168,7 @@ def _span(piece: Piece | None) -> tuple[int, int]:
 
 
 def _grad(parameter: Tensor) -> Tensor:
-    """A contiguous gradient; zeros for a parameter that no microbatch of this rank has used."""
+    """Return a contiguous gradient; zeros for a parameter that no microbatch of this rank has used."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
 
 

@@ -1,10 +1,12 @@
-"""`PipelineRuntime`: one rank's part of a pipeline step, action by action.
+"""`PipelineRuntime`: executes one rank's part of a pipeline program, action by action.
 
 Chapter: book/pp/gpipe.  In: a program, this rank's modules, microbatches.  Out: losses, gradients in `.grad`.
-  gradients   equal accumulation over the same microbatches on one process, bitwise where the order of sums is the same
+  gradients   equal to accumulation over the same microbatches on one process, bitwise where the order of sums is equal
   messages    one per boundary, microbatch and direction: (P - 1) * M * 2 in all for one stage per rank
-  buffers     `lookahead` per source rank and direction, however many microbatches there are
-  I, then W   on the first stage are one walk, in the time of I; a `Stage` of the caller's own keeps them apart
+  buffers     `lookahead` per source rank and direction, for any number of microbatches
+  I, then W   on the first stage are one walk of autograd, in the time of I; a subclass of `Stage` keeps them apart
+A step reads from top to bottom: `step`, `_execute` (the rank's list), `_run` (one action or overlapped pair),
+`_prepare` (its inputs) and `_finish` (its results).  `PipelineComm` sends and receives.
 Elsewhere: torch `_PipelineScheduleRuntime`; Megatron's schedules.py, one function per schedule.
 """
 
@@ -19,40 +21,51 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
-from dualpipe_lab.pp.program import MESSAGE_KINDS, SEND_B, SEND_F, Action, F, Overlap, Program, Step, W, actions_of
+from dualpipe_lab.pp.program import (
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    Action,
+    F,
+    Overlap,
+    Program,
+    ProgramStep,
+    W,
+    actions_of,
+)
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
 from dualpipe_lab.pp.runtime.check import check_fully_sharded, check_output, check_stages, check_world
 from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
-from dualpipe_lab.pp.runtime.p2p import Post
-from dualpipe_lab.pp.runtime.pipeline_comm import Mailroom
-from dualpipe_lab.pp.runtime.rank_plan import Itinerary, plan_rank
-from dualpipe_lab.pp.runtime.replicated_grads import Copies
-from dualpipe_lab.pp.runtime.shape_inference import Negotiated
-from dualpipe_lab.pp.runtime.shapes import Boundary, Given
-from dualpipe_lab.pp.runtime.stage import Stage
-from dualpipe_lab.pp.runtime.task import Overlapped, Task, one_after_the_other, title
+from dualpipe_lab.pp.runtime.p2p import PipelineP2P
+from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
+from dualpipe_lab.pp.runtime.rank_plan import RankPlan, plan_rank
+from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
+from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
+from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, run_pair_serially, span_title
 from dualpipe_lab.world.context import rank_context
 
 
 class PipelineRuntime:
-    """Runs one rank's part of a program.
+    """Executes one rank's part of a pipeline program.
 
     Args:
         program: any program that `validate` accepts; its ranks are the ranks of `group`.
         stages: for each stage that the program places on this rank, its module, or a `Stage` with a forward and a
             backward of its own.
         loss_fn: `loss_fn(output, target)`, the mean over one microbatch.
-        boundary: an example of what goes from one stage to the next (a tensor or a tuple of them), or a function from
-            the microbatch to one; None to have the ranks negotiate it.
+        boundary: an example of the tensors that one stage sends to the next (a tensor or a tuple), or a function from
+            the microbatch to such an example; None to infer the shapes: the ranks then exchange them.
         group: the ranks of this pipeline (default: the world).
-        cost: nanoseconds of every action, for the emulated clocks; None to let work take the time it takes.
+        cost: nanoseconds of every action, for the emulated clocks; None to measure the time that the work takes.
         on_stage_done: called with a stage's module when its gradients are complete: after its last backward of a step,
             or when its mirrors have been added.  The reducers and optimizers of `dualpipe_lab.dp` need no call: the
             runtime finds them by the stages' parameters, and tells them when gradients are complete.
-        overlapped: runs an overlapped pair, given its two tasks; by default one after the other.
+        overlapped: runs an overlapped pair, given its forward and its backward as two `ReadyAction`s; by default one
+            after the other.
         sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.
-        lookahead: how many receives of each stream are posted ahead of time; 0 (NCCL needs it) follows the lowered
-            program.
+        lookahead: the number of receives of each stream that are prefetched; 0 (NCCL needs it) launches each receive
+            where the lowered program has it.
 
     Raises:
         ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; InvalidProgram as
@@ -68,25 +81,35 @@ class PipelineRuntime:
         group: Group | None = None,
         cost: Cost | None = None,
         on_stage_done: Callable[[nn.Module], None] | None = None,
-        overlapped: Overlapped = one_after_the_other,
+        overlapped: Overlapped = run_pair_serially,
         sum_mirrors: bool = False,
         lookahead: int = 2,
     ) -> None:
-        self._program, self._rank = program, comm.get_rank(group)
         lowered = lower(program)
+        self._program = program
+        self._rank = comm.get_rank(group)
         check_world(program, comm.get_world_size(group))
         check_stages(program, self._rank, stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
         check_fully_sharded(program, self._rank, modules, sum_mirrors)
-        self._post = Post(program, group, _device(modules, boundary))
-        self._shapes = Negotiated(program, self._rank, self._post) if boundary is None else Given(boundary)
+
+        self._loss_fn = loss_fn
+        self._overlapped = overlapped
+        self._on_stage_done = on_stage_done
+        self._cost = cost
+        self._ticks = cost.per_stage(program.num_stages) if cost else None
+
         self._plan = plan_rank(lowered, self._rank, lookahead)
-        self._forwards = plan_rank(lowered, self._rank, lookahead, forward_only=True)
-        self._loss_fn, self._overlapped, self._on_stage_done = loss_fn, overlapped, on_stage_done
-        self._cost, self._ticks = cost, cost.per_stage(program.num_stages) if cost else None
-        self._copies, self._sums_mirrors = Copies(program, self._rank, self._post, modules), sum_mirrors
-        self._sync = GradientSync(self._stages, self._copies, self._post, sum_mirrors)
+        self._forward_plan = plan_rank(lowered, self._rank, lookahead, forward_only=True)
+        p2p = PipelineP2P(program, group, _device(modules, boundary))
+        shapes: BoundaryShapes
+        shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
+        self._p2p = p2p
+        self._comm = PipelineComm(program, p2p, shapes)
+        self._sum_mirrors = sum_mirrors
+        self._replicated = ReplicatedGrads(program, self._rank, p2p, modules)
+        self._sync = GradientSync(self._stages, self._replicated, p2p, sum_mirrors)
 
     def step(
         self,
@@ -100,22 +123,23 @@ class PipelineRuntime:
         Args:
             inputs: one tensor (or tuple) per microbatch; read on the ranks that hold the first stage.
             targets: one per microbatch; read on the ranks that hold the last stage.
-            weights: the share of each microbatch in the loss; default 1 / M for equal ones.  Microbatches of unequal
-                numbers of tokens need their shares (`token_shares`), or the gradient is not that of the batch.
-            extra: by stage, the keyword arguments that its module gets besides, one mapping per microbatch.
+            weights: the share of each microbatch in the loss; default 1 / M for equal microbatches.  Microbatches with
+                unequal numbers of tokens need their shares (`token_shares`), or the gradient is not the batch's.
+            extra: by stage, further keyword arguments of its module, one mapping per microbatch.
 
         Raises:
-            ValueError: if there are not as many of them as microbatches, or a stage returns what cannot be sent or
-                differentiated; a note names the rank and the action.
+            ValueError: if an argument does not have one entry per microbatch, or a stage returns what cannot be sent
+                or differentiated; a note names the rank and the action.
         """
         batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
         self._sync.begin_step()
-        buffers = self._execute(self._plan, batch)
-        if self._sums_mirrors:
-            self._copies.finish()
-            for index in filter(self._sync.waits, self._stages):
-                self._complete(index)
-        return StepResult(batch.losses, batch.peak, buffers, batch.stage_losses)
+        self._execute(self._plan, batch)
+        if self._sum_mirrors:
+            self._replicated.finish()
+            for index in self._stages:
+                if self._sync.needs_mirror(index):
+                    self._complete(index)
+        return StepResult(batch.losses, batch.peak, self._comm.peak_buffers, batch.stage_losses)
 
     def evaluate(
         self,
@@ -126,12 +150,12 @@ class PipelineRuntime:
     ) -> Evaluation:
         """Run the forwards alone and keep no activation; the arguments are those of `step`.
 
-        Without `targets`, the ranks of the last stage return its outputs.  The modules stay in the mode, training or
-        evaluation, that they are in.
+        Without `targets`, the ranks of the last stage return its outputs.  The modules keep their mode, training or
+        evaluation.
         """
         batch = make_batch(self._program.name, self._program.num_microbatches, inputs, targets, weights, extra)
         with torch.no_grad():
-            self._execute(self._forwards, batch)
+            self._execute(self._forward_plan, batch)
         return Evaluation(batch.losses, batch.outputs)
 
     def sum_mirrors(self) -> None:
@@ -141,7 +165,7 @@ class PipelineRuntime:
             ValueError: data parallelism has begun to sum them: `sum_mirrors=True` adds the mirrors first.
         """
         self._sync.check_mirrors()
-        self._copies.finish()
+        self._replicated.finish()
 
     def sum_tied(self, names: Mapping[int, str]) -> None:
         """Sum the gradients of one weight that two or more stages hold, given its name in each.
@@ -153,81 +177,82 @@ class PipelineRuntime:
             ValueError: data parallelism has begun to sum them and has not finished, or shards them.
         """
         self._sync.check_tied(names)
-        self._copies.sum_tied(names)
+        self._replicated.sum_tied(names)
 
-    def _execute(self, plan: Itinerary, batch: Batch) -> int:
-        """Walk through a plan; return the peak of the receive buffers."""
-        if isinstance(self._shapes, Negotiated):
-            self._shapes.begin(batch)
-        mail = Mailroom(self._program, self._post, self._shapes)
-        step: Step | None = None
+    def _execute(self, plan: RankPlan, batch: Batch) -> None:
+        """Run the steps of a plan in order; every message is launched here, and waited for where it is used."""
+        self._comm.begin_step(batch)
+        step: ProgramStep | None = None
         try:
             with _quiet():
-                for position, step in enumerate(plan.row):
-                    for receive in plan.early.get(position, ()):
-                        mail.expect(receive)
-                    if isinstance(step, Overlap) or step.kind not in MESSAGE_KINDS:
-                        self._run(step, batch, mail, plan)
+                for position, step in enumerate(plan.steps):
+                    for receive in plan.prefetched_receives.get(position, ()):
+                        self._comm.start_receive(receive, prefetch=True)
+                    if isinstance(step, Overlap):
+                        self._run(step, batch, plan)
                     elif step.kind in (SEND_F, SEND_B):
-                        mail.send(step)
+                        self._comm.send(step)
+                    elif step.kind in (RECV_F, RECV_B):
+                        self._comm.start_receive(step)
                     else:
-                        mail.receive(step)
-                self._post.close()
+                        self._run(step, batch, plan)
+                self._p2p.wait_for_sends()
         except Exception as error:
             error.add_note(f"at {step} of {self._program.name!r}, rank {self._rank} of the pipeline")
             raise
-        return mail.peak_buffers
 
-    def _run(self, step: Step, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
-        """Receive, work, deliver: an overlapped pair receives for both first and delivers for both at the end."""
-        tasks = [self._task(action, batch, mail) for action in actions_of(step)]
-        tasks[0].whole = step in plan.at_once and type(tasks[0].stage) is Stage
-        held = sum(stage.num_live for stage in self._stages.values())
-        batch.peak = max(batch.peak, held + sum(task.action.kind == F for task in tasks))
-        with rank_context().span(*title(step)):
+    def _run(self, step: ProgramStep, batch: Batch, plan: RankPlan) -> None:
+        """Run an action or an overlapped pair: a pair waits for both inputs first and passes both results on last."""
+        ready = [self._prepare(action, batch) for action in actions_of(step)]
+        ready[0].full_backward = step in plan.full_backwards and type(ready[0].stage) is Stage
+        num_live = sum(stage.num_live for stage in self._stages.values())
+        num_forwards = sum(one.action.kind == F for one in ready)
+        batch.peak = max(batch.peak, num_live + num_forwards)
+        with rank_context().span(*span_title(step)):
             started = rank_context().clock.now()
-            for task in tasks:
-                self._sync.begin(task, plan.last)
+            for one in ready:
+                self._sync.begin(one, plan.last_backward)
             if isinstance(step, Overlap):
-                self._overlapped(tasks[0], tasks[1])
+                self._overlapped(ready[0], ready[1])
             else:
-                tasks[0].run()
-            for task in tasks:
-                self._sync.end(task)
+                ready[0].run()
+            for one in ready:
+                self._sync.end(one)
             if self._cost and self._ticks:
                 rank_context().clock.wait_until(started + int(self._cost.of(step, self._ticks)))
-        for task in tasks:
-            self._finish(task, batch, mail, plan)
+        for one in ready:
+            self._finish(one, batch, plan)
 
-    def _task(self, action: Action, batch: Batch, mail: Mailroom) -> Task:
-        """Collect what an action needs, and wait for what comes from other ranks."""
+    def _prepare(self, action: Action, batch: Batch) -> ReadyAction:
+        """Collect the arguments of an action, and wait for the input from another rank."""
         index, kind, microbatch = action
-        task = Task(self._stages[index], action)
+        ready = ReadyAction(self._stages[index], action)
         if kind == F:
-            task.arrived = mail.take(action) if index else batch.input(microbatch)
-            task.extra, task.weight = batch.extra_of(index, microbatch), batch.weights[microbatch]
+            ready.inputs = self._comm.take(action) if index else batch.input(microbatch)
+            ready.extra = batch.extra_of(index, microbatch)
+            ready.weight = batch.weights[microbatch]
             if self._is_last(index) and batch.targets is not None:
                 target = batch.targets[microbatch]
-                task.loss_fn = lambda *outputs: self._loss_fn(*outputs, target)
+                ready.loss_fn = lambda *outputs: self._loss_fn(*outputs, target)
         elif kind != W and not self._is_last(index):
-            task.arrived = mail.take(action)
-        return task
+            ready.inputs = self._comm.take(action)
+        return ready
 
-    def _finish(self, task: Task, batch: Batch, mail: Mailroom, plan: Itinerary) -> None:
-        """Pass on what a task has made, and take note of it."""
-        index, kind, microbatch = task.action
-        if task.result is None:
-            raise ValueError(f"the hook for overlapped pairs has not run {task.action}; call run(), or set its result")
+    def _finish(self, done: ReadyAction, batch: Batch, plan: RankPlan) -> None:
+        """Keep the result of an action for the neighbouring stage; start the sums of complete gradients."""
+        index, kind, microbatch = done.action
+        if done.result is None:
+            raise ValueError(f"the hook for overlapped pairs has not run {done.action}; call run(), or set its result")
         if kind == F:
-            self._note(task, batch)
+            self._record(done, batch)
             if not self._is_last(index):
-                check_output(index, microbatch, task.result)
-                mail.deliver(task.action, task.result)
+                check_output(index, microbatch, done.result)
+                self._comm.keep(done.action, done.result)
         elif kind != W and index:
-            mail.deliver(task.action, task.result)
-        if plan.last.get(index) == task.action:
-            if self._sync.waits(index):
-                self._copies.start(index)
+            self._comm.keep(done.action, done.result)
+        if plan.last_backward.get(index) == done.action:
+            if self._sync.needs_mirror(index):
+                self._replicated.start(index)
             else:
                 self._complete(index)
 
@@ -237,18 +262,18 @@ class PipelineRuntime:
         if self._on_stage_done:
             self._on_stage_done(self._stages[index].module)
 
-    def _note(self, task: Task, batch: Batch) -> None:
-        """Keep losses and outputs."""
-        index, _, microbatch = task.action
+    def _record(self, done: ReadyAction, batch: Batch) -> None:
+        """Store the losses and outputs of a forward."""
+        index, _, microbatch = done.action
         if not torch.is_grad_enabled():
-            task.stage.live.pop(microbatch, None)  # nothing will be asked of it
+            done.stage.live.pop(microbatch, None)  # no backward follows
         if self._is_last(index):
-            if task.loss is not None:
-                batch.losses[microbatch] = task.loss
-            elif task.result:
-                batch.outputs[microbatch] = task.result if len(task.result) > 1 else task.result[0]
-        elif task.loss is not None:
-            batch.stage_losses[index, microbatch] = task.loss
+            if done.loss is not None:
+                batch.losses[microbatch] = done.loss
+            elif done.result:
+                batch.outputs[microbatch] = done.result if len(done.result) > 1 else done.result[0]
+        elif done.loss is not None:
+            batch.stage_losses[index, microbatch] = done.loss
 
     def _is_last(self, index: int) -> bool:
         return index == self._program.num_stages - 1
@@ -256,7 +281,7 @@ class PipelineRuntime:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave waiting for messages out of the timeline, where it shows as a gap, and the books for the end."""
+    """Record no span for the wait for a message, which shows as a gap; write messages to the ledger at the end."""
     context = rank_context()
     before, context.quiet = context.quiet, True
     try:
@@ -267,7 +292,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _device(modules: Mapping[int, nn.Module], boundary: Boundary | None) -> torch.device:
-    """Where the buffers are made: where the weights are."""
+    """Return the device of the weights, on which receive buffers are allocated."""
     for module in modules.values():
         for parameter in module.parameters():
             return parameter.device

@@ -1,31 +1,133 @@
-"""Ranks agree on what crosses their boundaries, without asking again for what they know.
+"""Shape inference: which tensors cross each boundary between stages, so that a receiver can allocate its buffers.
 
-Chapter: book/pp/pp-basic.  In: the inputs of a step, on the ranks of the first stage.  Out: a `Spec` per boundary.
-  kinds    microbatches are of one kind if their inputs have the same shapes.  As that may change from step to step, the
-           first stage's rank says at the start of every step which microbatch is of which kind: one small message to
-           every other rank of a direction, handed on from stage to stage ahead of the first activation
-  header   what a kind looks like behind a stage, sent once, before the first activation of that kind
-  memory   one entry per boundary and kind; nothing per microbatch that outlives a step
+Chapter: book/pp/pp-basic.  In: an example of the tensors, or the inputs of a step on the ranks of the first stage.
+Out: a `Spec` per boundary: number, shapes and types of the tensors.
+`GivenShapes` reads the specs from the caller's example.  `InferredShapes` exchanges them:
+  signature   a number for the shapes that enter the first stage.  Microbatches with equal shapes have one signature.
+              As shapes may change from step to step, the first stage's rank sends the signatures of all microbatches at
+              the start of every step: one small message to every other rank of a direction, passed on from stage to
+              stage ahead of the first activation
+  header      the spec of one signature behind one stage, sent once, before the first activation of that signature
+  memory      one entry per boundary and signature; nothing per microbatch is kept after a step
 Elsewhere: Megatron's variable_seq_lengths sends a header with every activation; torch infers shapes in the first step
 and refuses others after it; DeepSeek's set_p2p_tensor_shapes is given one shape.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dualpipe_lab.comm import Work
+from dualpipe_lab.comm import Pending, irecv, isend
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.batch import Batch
-from dualpipe_lab.pp.runtime.p2p import Post
-from dualpipe_lab.pp.runtime.shapes import HEADER_LENGTH, Spec, from_header, to_header, write
+from dualpipe_lab.pp.runtime.p2p import MAX_TENSORS, PipelineP2P
+from dualpipe_lab.pp.runtime.stage import Tensors
 from dualpipe_lab.pp.validation.routes import Route, routes
+
+Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+Boundary: TypeAlias = Tensor | Tensors | Callable[[int], Tensor | Tensors]
+
+_MAX_DIMS = 8
+_FIELDS = 2 + _MAX_DIMS  # type, number of dimensions, dimensions
+HEADER_LENGTH = 1 + MAX_TENSORS * _FIELDS
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
+          torch.bool, torch.complex64, torch.complex128, torch.int8, torch.int16)  # fmt: skip
+
+
+def spec_of(tensors: Sequence[Tensor]) -> Spec:
+    """Return shapes and types of tensors."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+def gradients_of(spec: Spec) -> Spec:
+    """Return shapes and types of the gradients that come back: integers have none."""
+    return tuple((shape, dtype) for shape, dtype in spec if dtype.is_floating_point or dtype.is_complex)
+
+
+def write(spec: Spec) -> str:
+    """Write a spec for a message: `(3, 4) of torch.float64`."""
+    return ", ".join(f"{shape} of {dtype}" for shape, dtype in spec)
+
+
+def to_header(spec: Spec) -> Tensor:
+    """Return a spec as a tensor of `HEADER_LENGTH` integers; ValueError if the spec is too large for one."""
+    if len(spec) > MAX_TENSORS or any(len(shape) > _MAX_DIMS or dtype not in _TYPES for shape, dtype in spec):
+        raise ValueError(
+            f"a boundary carries at most {MAX_TENSORS} tensors of at most {_MAX_DIMS} dimensions, got {write(spec)}"
+        )
+    header = torch.zeros(HEADER_LENGTH, dtype=torch.int64)
+    header[0] = len(spec)
+    for number, (shape, dtype) in enumerate(spec):
+        fields = torch.tensor([_TYPES.index(dtype), len(shape), *shape])
+        header[1 + number * _FIELDS :][: len(fields)] = fields
+    return header
+
+
+def from_header(header: Tensor) -> Spec:
+    """Return the spec that `to_header` wrote.
+
+    >>> from_header(to_header((((3, 4), torch.float32),)))
+    (((3, 4), torch.float32),)
+    """
+    count, *fields = header.tolist()
+    tensors = [fields[number * _FIELDS : (number + 1) * _FIELDS] for number in range(count)]
+    return tuple((tuple(shape[:dims]), _TYPES[dtype]) for dtype, dims, *shape in tensors)
+
+
+class BoundaryShapes(Protocol):
+    """The specs of what crosses the boundary behind each stage."""
+
+    def begin_step(self, batch: Batch) -> None:
+        """Prepare for the microbatches of a step."""
+
+    def known_spec(self, stage: int, microbatch: int) -> Spec | None:
+        """Return the spec of the activations that `stage` sends; None if this rank does not know it yet."""
+
+    def receive_spec(self, stage: int, microbatch: int) -> Spec:
+        """On the receiving rank: return the same, after receiving the messages that carry it if it is not known."""
+
+    def send_spec(self, stage: int, microbatch: int, spec: Spec) -> None:
+        """On the sending rank: send the spec if the receiver cannot know it; ValueError if it expects another."""
+
+
+class GivenShapes:
+    """Specs as the caller gives them: one example for all boundaries, or a function from the microbatch to one."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+        self._constant = None if callable(boundary) else _spec_of_example(boundary)
+
+    def begin_step(self, batch: Batch) -> None:
+        """Do nothing: the specs do not depend on the batch."""
+
+    def known_spec(self, stage: int, microbatch: int) -> Spec:
+        """Return the spec of the activations that every stage sends."""
+        if self._constant is None:
+            assert callable(self._boundary)
+            return _spec_of_example(self._boundary(microbatch))
+        return self._constant
+
+    receive_spec = known_spec  # without a message
+
+    def check_spec(self, stage: int, microbatch: int, spec: Spec) -> None:
+        """Raise ValueError for a spec for which the receiver has no buffer."""
+        if spec != (known := self.known_spec(stage, microbatch)):
+            raise ValueError(
+                f"stage {stage} made {write(spec)} for microbatch {microbatch}, the boundary says {write(known)}; "
+                "leave out `boundary` to have it inferred"
+            )
+
+    send_spec = check_spec  # without a message
+
+
+def _spec_of_example(example: Tensor | Tensors) -> Spec:
+    return spec_of(example if isinstance(example, tuple) else (example,))
 
 
 class _Direction:
-    """The microbatches that take one route, and what is known about their kinds in this step."""
+    """The microbatches that take one route, and their signatures in this step."""
 
     def __init__(self, route: Route, microbatches: list[int], rank: int) -> None:
         self.microbatches = microbatches
@@ -33,79 +135,87 @@ class _Direction:
         self.parent = route[route.index(rank) - 1] if self.is_on else rank
         arrivals = [route.index(other) for other in sorted(set(route[1:]) - {route[0]})]
         self.children = [route[stage] for stage in arrivals if route[stage - 1] == rank]
-        self.numbers: dict[Any, int] = {}  # on the first rank: shapes of an input -> its kind
-        self.kinds: dict[int, int] = {}
-        self.pending: tuple[Tensor, Work] | None = None
+        self.numbers: dict[Any, int] = {}  # on the first rank: shapes of an input -> signature
+        self.signatures: dict[int, int] = {}  # microbatch -> signature
+        self.receive: Pending[list[int]] | None = None  # the signatures that the parent sends
 
 
-class Negotiated:
-    """Shapes as both sides of a boundary have agreed."""
+class InferredShapes:
+    """Specs that the two ranks of a boundary exchange; see the head of this file."""
 
-    def __init__(self, program: Program, rank: int, post: Post) -> None:
-        self._post, self._rank = post, rank
+    def __init__(self, program: Program, rank: int, p2p: PipelineP2P) -> None:
+        self._p2p, self._rank = p2p, rank
         taken = routes(program)
         self._directions = [
             _Direction(route, [m for m, other in enumerate(taken) if other == route], rank)
             for route in sorted(set(taken))
         ]
-        self._of = {m: number for number, one in enumerate(self._directions) for m in one.microbatches}
-        self._route = dict(enumerate(taken))
-        self._known: dict[tuple[int, int, int], Spec] = {}  # stage, direction, kind
+        self._direction_of = {m: number for number, one in enumerate(self._directions) for m in one.microbatches}
+        self._route_of = dict(enumerate(taken))
+        self._specs: dict[tuple[int, int, int], Spec] = {}  # by stage, direction, signature
 
-    def begin(self, batch: Batch) -> None:
-        """Start a step: say which microbatch is of which kind, or expect to be told."""
+    def begin_step(self, batch: Batch) -> None:
+        """Send the signatures of this step's microbatches, or launch the receive of them."""
         for number, direction in enumerate(self._directions):
-            direction.kinds.clear()
+            direction.signatures.clear()
             if direction.is_first:
-                shapes = [batch.kind(microbatch) for microbatch in direction.microbatches]
-                self._settle(number, [direction.numbers.setdefault(kind, len(direction.numbers)) for kind in shapes])
+                shapes = [batch.input_shapes(microbatch) for microbatch in direction.microbatches]
+                numbers = direction.numbers
+                self._store_and_pass_on(number, [numbers.setdefault(one, len(numbers)) for one in shapes])
             elif direction.is_on:
-                buffer = torch.empty(len(direction.microbatches), dtype=torch.int64, device=self._post.device)
-                direction.pending = buffer, self._post.irecv(buffer, direction.parent, self._post.kinds_tag(number))
+                buffer = torch.empty(len(direction.microbatches), dtype=torch.int64, device=self._p2p.device)
+                source = self._p2p.global_ranks[direction.parent]
+                receive = irecv(buffer, source, self._p2p.signatures_tag(number), self._p2p.group)
+                direction.receive = Pending([receive], buffer.tolist)
 
-    def known(self, stage: int, microbatch: int) -> Spec | None:
-        """What stage `stage` sends on; None if this rank cannot tell yet."""
-        number = self._of[microbatch]
-        kind = self._directions[number].kinds.get(microbatch)
-        return None if kind is None else self._known.get((stage, number, kind))
+    def known_spec(self, stage: int, microbatch: int) -> Spec | None:
+        """Return the spec of the activations that `stage` sends; None if this rank does not know it yet."""
+        number = self._direction_of[microbatch]
+        signature = self._directions[number].signatures.get(microbatch)
+        return None if signature is None else self._specs.get((stage, number, signature))
 
-    def learn(self, stage: int, microbatch: int) -> Spec:
-        """On the receiving side: the same, after reading the messages that say so."""
-        key = self._key(stage, microbatch)
-        if key not in self._known:
-            header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._post.device)
-            source = self._route[microbatch][stage]
-            self._post.irecv(header, source, self._post.header_tag(stage, microbatch)).wait()
-            self._known[key] = from_header(header)
-        return self._known[key]
+    def receive_spec(self, stage: int, microbatch: int) -> Spec:
+        """Return the same; receive the signatures, and the header if this signature is new."""
+        key = self._receive_key(stage, microbatch)
+        if key not in self._specs:
+            header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._p2p.device)
+            source = self._p2p.global_ranks[self._route_of[microbatch][stage]]
+            irecv(header, source, self._p2p.header_tag(stage, microbatch), self._p2p.group).wait()
+            self._specs[key] = from_header(header)
+        return self._specs[key]
 
-    def announce(self, stage: int, microbatch: int, made: Spec) -> None:
-        """On the sending side: send a header for a kind that is new; ValueError if its shape has changed."""
-        key = self._key(stage, microbatch)
-        if key not in self._known:
-            self._known[key] = made
-            header, target = to_header(made).to(self._post.device), self._route[microbatch][stage + 1]
-            self._post.isend(header, target, self._post.header_tag(stage, microbatch), f"header {stage}F{microbatch}")
-        elif self._known[key] != made:
+    def send_spec(self, stage: int, microbatch: int, spec: Spec) -> None:
+        """Send a header if this signature is new; ValueError if the spec of a known signature has changed."""
+        key = self._receive_key(stage, microbatch)
+        if key not in self._specs:
+            self._specs[key] = spec
+            header = to_header(spec).to(self._p2p.device)
+            tag = self._p2p.header_tag(stage, microbatch)
+            self._send(header, self._route_of[microbatch][stage + 1], tag, f"header {stage}F{microbatch}")
+        elif self._specs[key] != spec:
             raise ValueError(
-                f"stage {stage} made {write(made)} for microbatch {microbatch}, but {write(self._known[key])} for one "
+                f"stage {stage} made {write(spec)} for microbatch {microbatch}, but {write(self._specs[key])} for one "
                 "whose input has the same shape; pass `boundary`, a function from the microbatch to an example"
             )
 
-    def _key(self, stage: int, microbatch: int) -> tuple[int, int, int]:
-        number = self._of[microbatch]
+    def _receive_key(self, stage: int, microbatch: int) -> tuple[int, int, int]:
+        """Return stage, direction and signature; receive the direction's signatures first and pass them on."""
+        number = self._direction_of[microbatch]
         direction = self._directions[number]
-        if direction.pending:
-            buffer, work = direction.pending
-            direction.pending = None
-            work.wait()
-            self._settle(number, buffer.tolist())
-        return stage, number, direction.kinds[microbatch]
+        if direction.receive:
+            signatures = direction.receive.wait()
+            direction.receive = None
+            self._store_and_pass_on(number, signatures)
+        return stage, number, direction.signatures[microbatch]
 
-    def _settle(self, number: int, kinds: Iterable[int]) -> None:
-        """Take note of the kinds of a direction, and hand them on."""
+    def _store_and_pass_on(self, number: int, signatures: Iterable[int]) -> None:
+        """Store the signatures of a direction and send them to the ranks behind this one."""
         direction = self._directions[number]
-        direction.kinds.update(zip(direction.microbatches, kinds, strict=True))
+        direction.signatures.update(zip(direction.microbatches, signatures, strict=True))
         for child in direction.children:
-            message = torch.tensor(list(direction.kinds.values()), device=self._post.device)
-            self._post.isend(message, child, self._post.kinds_tag(number), "kinds")
+            message = torch.tensor(list(direction.signatures.values()), device=self._p2p.device)
+            self._send(message, child, self._p2p.signatures_tag(number), "signatures")
+
+    def _send(self, message: Tensor, target: int, tag: int, label: str) -> None:
+        p2p = self._p2p
+        p2p.keep_send(target, isend(message, p2p.global_ranks[target], tag, p2p.group, label))

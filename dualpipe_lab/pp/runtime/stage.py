@@ -1,37 +1,40 @@
-"""One stage at work: forward, and backward in one piece (B) or in two (I for the input, W for the weights).
+"""One stage's work: forward, and backward in one piece (B) or in two (I for the inputs, W for the weights).
 
 Chapter: book/pp/pp-basic.  In: a module, activations, gradients.  Out: the same; weight gradients add up in `.grad`.
-Live activations: from F until B, or until W where the backward is split.  The output itself is not kept: the graph
-behind it is all that a backward needs, so an output may be a view.
+Live activations: from F until B, or until W where the backward is split.  The output itself is not kept: a backward
+needs only the graph behind it, so an output may be a view.
 A stage with a forward or a backward of its own is a subclass that overrides these methods.
+An overlapped pair is two `ReadyAction`s.  A hook may run them in any way: one after the other (the default), piece by
+piece, or with functions of its own that set `result` themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dualpipe_lab.pp.runtime.split import SplitBackward
+from dualpipe_lab.pp.program import Action, B, F, Overlap, ProgramStep, W
+from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Loss: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class WithLoss(NamedTuple):
-    """What a module returns that adds to the loss of its microbatch, such as the balance loss of a router.
+    """The return value of a module that adds to the loss of its microbatch, such as the balance loss of a router.
 
-    The runtime gives `loss` (a scalar) the weight that the microbatch has; `output` goes to the next stage.
+    The runtime multiplies `loss` (a scalar) by the microbatch's weight and sends `output` to the next stage.
     """
 
     output: Tensor | Tensors
     loss: Tensor
 
 
-class Result(NamedTuple):
-    """What F leaves: the tensors for the next stage, and the loss of this stage if there is one; all detached."""
+class ForwardResult(NamedTuple):
+    """The result of F: the tensors for the next stage, and this stage's weighted loss or None; all detached."""
 
     output: Tensors
     loss: Tensor | None
@@ -39,12 +42,13 @@ class Result(NamedTuple):
 
 @dataclass
 class Live:
-    """What a microbatch leaves behind between its forward and its backward.
+    """The state of a microbatch between its forward and its backward.
 
     Attributes:
-        inputs: the tensors whose gradients the previous stage waits for.
+        inputs: the tensors whose gradients the previous stage needs.
         roots: where the backward starts, one for each output that has a graph, then one for the loss.
-        sent: the positions, among the gradients that come back, of those that belong to the first roots.
+        sent: the positions of the first roots' gradients among the gradients that the next stage returns.
+        seed: the gradient of the loss: 1; None without a loss.
         split: the backward between its I and its W.
     """
 
@@ -56,7 +60,7 @@ class Live:
 
 
 class Stage:
-    """A module that works on one microbatch at a time and remembers what its backwards need."""
+    """Runs F, B, I and W of one stage's module, and keeps the graph of each microbatch until its backward."""
 
     def __init__(self, index: int, module: nn.Module) -> None:
         self.index, self.module = index, module
@@ -64,7 +68,7 @@ class Stage:
 
     @property
     def num_live(self) -> int:
-        """Microbatches whose activations are held."""
+        """The number of microbatches whose activations are held."""
         return len(self.live)
 
     def forward(
@@ -74,12 +78,12 @@ class Stage:
         extra: Mapping[str, Any] | None = None,
         loss_fn: Loss | None = None,
         weight: float = 1,
-    ) -> Result:
-        """F: run the module on the inputs that came, and on extra ones that only this stage gets.
+    ) -> ForwardResult:
+        """F: run the module on the received inputs, and on the extra inputs of this stage.
 
-        `loss_fn` makes the loss of the last stage from its output; `weight` scales every loss.
+        `loss_fn` computes the loss of the last stage from its output; `weight` scales every loss.
         """
-        inputs = tuple(self._received(x) for x in inputs)
+        inputs = tuple(self._as_leaf(x) for x in inputs)
         output = self.call(microbatch, inputs, extra or {})
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
         tensors = as_tensors(self.index, output)
@@ -88,24 +92,24 @@ class Stage:
             tensors = ()
         loss = sum(losses[1:], losses[0]) if losses else None
         self.live[microbatch] = self.keep(inputs, tensors, loss)
-        return Result(tuple(y.detach() for y in tensors), None if loss is None else loss.detach())
+        return ForwardResult(tuple(y.detach() for y in tensors), None if loss is None else loss.detach())
 
     def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
         """Run the module."""
         return self.module(*inputs, **extra)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        """B: accumulate the weight gradients, return the gradients of the inputs."""
+        """B: accumulate the weight gradients and return the gradients of the inputs."""
         live = self.live.pop(microbatch)
         if live.roots:
-            torch.autograd.backward(live.roots, _incoming(live, grads))
+            torch.autograd.backward(live.roots, _root_grads(live, grads))
         return tuple(_or_zeros(x, x.grad) for x in live.inputs)
 
     def input_grad(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """I: return the gradients of the inputs and keep what W needs."""
         live = self.live[microbatch]
         live.split = SplitBackward(live.roots, live.inputs)
-        found = live.split.input_grad(_incoming(live, grads))
+        found = live.split.input_grad(_root_grads(live, grads))
         return tuple(_or_zeros(x, grad) for x, grad in zip(live.inputs, found, strict=True))
 
     def weight_grad(self, microbatch: int) -> None:
@@ -122,22 +126,78 @@ class Stage:
         if loss is not None and loss.requires_grad:
             roots.append(loss)
         seed = None if loss is None else torch.ones_like(loss)
-        asked = tuple(x for x in inputs if x.requires_grad)
-        return Live(asked, [get_gradient_edge(y) for y in roots], sent, seed)
+        inputs_with_grad = tuple(x for x in inputs if x.requires_grad)
+        return Live(inputs_with_grad, [get_gradient_edge(y) for y in roots], sent, seed)
 
-    def _received(self, x: Tensor) -> Tensor:
+    def _as_leaf(self, x: Tensor) -> Tensor:
         x = x.detach()
-        # Nobody waits for the gradient of the data.
+        # The first stage's inputs are data, whose gradients no rank needs.
         return x.requires_grad_() if self.index and has_gradient(x) else x
 
 
+@dataclass
+class ReadyAction:
+    """One action whose inputs have arrived, ready to run.
+
+    Attributes:
+        stage: the stage that runs it; `stage.module` is its module.
+        action: the kind of work, and the microbatch.
+        inputs: activations for F, gradients of the outputs for B and I; nothing for the backward of the last stage.
+        extra, loss_fn, weight: for F, as `Stage.forward` takes them.
+        full_backward: run B in place of I, and nothing in place of W.
+        result: the tensors for the neighbouring stage; None until the action has run.
+        loss: after F, the weighted loss of this stage, if it has one.
+    """
+
+    stage: Stage
+    action: Action
+    inputs: Tensors = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    loss_fn: Loss | None = None
+    weight: float = 1
+    full_backward: bool = False
+    result: Tensors | None = None
+    loss: Tensor | None = None
+
+    def run(self) -> None:
+        """Run the action on its stage and set `result`."""
+        _, kind, microbatch = self.action
+        if kind == F:
+            forward = self.stage.forward(microbatch, self.inputs, self.extra, self.loss_fn, self.weight)
+            self.result, self.loss = forward.output, forward.loss
+        elif kind == B or (kind != W and self.full_backward):
+            self.result = self.stage.backward(microbatch, self.inputs)
+        elif kind != W:
+            self.result = self.stage.input_grad(microbatch, self.inputs)
+        else:
+            if not self.full_backward:
+                self.stage.weight_grad(microbatch)
+            self.result = ()
+
+
+Overlapped: TypeAlias = Callable[[ReadyAction, ReadyAction], None]
+
+
+def run_pair_serially(forward: ReadyAction, backward: ReadyAction) -> None:
+    """Run the forward of an overlapped pair, then its backward; nothing overlaps."""
+    forward.run()
+    backward.run()
+
+
+def span_title(step: ProgramStep) -> tuple[str, int, int, str, tuple[Action, Action] | None]:
+    """Return kind, stage, microbatch, label and pair of a step's span, as the simulator writes them."""
+    if isinstance(step, Overlap):
+        return "F&B", step.forward.stage, step.forward.microbatch, str(step), (step.forward, step.backward)
+    return step.kind, step.stage, step.microbatch, str(step), None
+
+
 def has_gradient(x: Tensor) -> bool:
-    """Whether a gradient comes back for a tensor that crosses a boundary: for floats, and not for integers."""
+    """Whether the next stage returns a gradient for a tensor: for floats, and not for integers."""
     return bool(x.is_floating_point() or x.is_complex())
 
 
 def as_tensors(stage: int, output: Any) -> Tensors:
-    """Return the tensors of a module's output; TypeError if it is something else."""
+    """Return the tensors of a module's output; TypeError if the output is something else."""
     if isinstance(output, WithLoss):
         output = output.output
     tensors = output if isinstance(output, tuple) else (output,)
@@ -157,15 +217,13 @@ def scaled(loss: Tensor, weight: float) -> Tensor:
     return loss * weight if weight else torch.zeros_like(loss.detach())
 
 
-def _incoming(live: Live, grads: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of every root."""
+def _root_grads(live: Live, grads: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradient of every root."""
     incoming = [grads[position] for position in live.sent]
-    return incoming if len(incoming) == len(live.roots) else [*incoming, _seed(live)]
-
-
-def _seed(live: Live) -> Tensor:
-    assert live.seed is not None
-    return live.seed
+    if len(incoming) < len(live.roots):  # the last root is the loss
+        assert live.seed is not None
+        incoming.append(live.seed)
+    return incoming
 
 
 def _or_zeros(x: Tensor, grad: Tensor | None) -> Tensor:

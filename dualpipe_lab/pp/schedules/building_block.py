@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualpipe_lab.pp.program import Action, F, I
-from dualpipe_lab.pp.schedules.list_scheduling import Pick, Progress, tick_by_tick
+from dualpipe_lab.pp.schedules.list_scheduling import Pick, ScheduleState, tick_by_tick
 
 INTERVAL = 6  # F, I and W on two stages, one tick each
 
@@ -44,7 +44,7 @@ class BuildingBlock:
         free = [num_microbatches] * len(self.forwards)
         return tick_by_tick(self.num_ranks, num_microbatches, lambda now, rank: self._pick(now, rank, free), INTERVAL)
 
-    def _pick(self, now: Progress, rank: int, limits: Sequence[int]) -> Pick | None:
+    def _pick(self, now: ScheduleState, rank: int, limits: Sequence[int]) -> Pick | None:
         """The F or I that the block has first, of those that can start; W if there is none."""
         wishes: list[tuple[int, Pick]] = []
         for stage in now.stages(rank):

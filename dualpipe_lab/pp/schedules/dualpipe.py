@@ -12,7 +12,7 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M =
 Two directions: Li and Hoefler 2021, Chimera (arXiv 2107.06925), section 3.
 """
 
-from dualpipe_lab.pp.program import Program, Step, check_counts
+from dualpipe_lab.pp.program import Program, ProgramStep, check_counts
 from dualpipe_lab.pp.schedules.eight_steps import Flow, steps_of
 from dualpipe_lab.pp.schedules.two_directions import check_even_microbatches, check_even_ranks
 
@@ -42,7 +42,7 @@ def check_dualpipe(num_ranks: int, num_microbatches: int) -> None:
     check_even_microbatches("dualpipe", num_microbatches)
 
 
-def _one_rank(rank: int, num_ranks: int, per_flow: int) -> list[Step]:
+def _one_rank(rank: int, num_ranks: int, per_flow: int) -> list[ProgramStep]:
     mirror = num_ranks - 1 - rank
     downwards, upwards = Flow(rank, 0), Flow(mirror, per_flow)
     # A rank's flow 0 is the one whose end is nearer, so both halves of the ranks do the same, mirrored.

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dualpipe_lab.pp.program import Action, F, I, Overlap, Step, W
+from dualpipe_lab.pp.program import Action, F, I, Overlap, ProgramStep, W
 
 
 class Flow(NamedTuple):
@@ -57,7 +57,7 @@ def eight_steps(position: int, num_positions: int, num_microbatches: int) -> lis
     ]
 
 
-def steps_of(flows: tuple[Flow, Flow], position: int, num_positions: int, num_microbatches: int) -> list[Step]:
+def steps_of(flows: tuple[Flow, Flow], position: int, num_positions: int, num_microbatches: int) -> list[ProgramStep]:
     """Return the same as actions on stages and microbatches, numbered in the order of each flow."""
     names = _Names(flows)
     words = eight_steps(position, num_positions, num_microbatches)
@@ -72,7 +72,7 @@ class _Names:
         self.forwards, self.backwards = [0, 0], [0, 0]
         self.waiting: deque[Action] = deque()  # weight gradients that an I has left
 
-    def steps(self, word: str) -> Iterator[Step]:
+    def steps(self, word: str) -> Iterator[ProgramStep]:
         forward, _, backward = word.partition("&")
         if backward:
             yield Overlap(self.action(forward), self.action(backward))

@@ -19,8 +19,8 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
 
 from collections.abc import Sequence
 
-from dualpipe_lab.pp.program import Cell, Program, Step, check_counts
-from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
+from dualpipe_lab.pp.program import Cell, Program, ProgramStep, check_counts
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_cooldown
 
 
 def interleaved(
@@ -82,6 +82,6 @@ def round_sizes(num_ranks: int, num_microbatches: int, round_size: int | None = 
     return [size + 1] * larger + [size] * (num_rounds - larger)
 
 
-def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[Step]:
+def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[ProgramStep]:
     forwards, backwards = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
-    return in_turn(forwards, backwards, (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank))
+    return warmup_steady_cooldown(forwards, backwards, (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank))

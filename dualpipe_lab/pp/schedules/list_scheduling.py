@@ -1,11 +1,11 @@
-"""Programs made tick by tick: on a V of stages, every rank takes at each tick the work that a rule picks for it.
+"""List scheduling on a V of stages: at every tick, a rule picks the next action of each rank.
 
 Chapter: book/pp/v-shapes.  In: numbers of ranks and of microbatches, a rule.  Out: one list of actions per rank.
-F, I and W take one tick each and messages none.  Only the order that comes out is kept: whatever the real costs are,
-a rank starts each action as soon as it can.
-Rank r has the stages r and 2P-1-r.  Time O(actions), plus one look per rank and tick.
+F, I and W take one tick each and messages none.  Only the order of the actions is kept: in a run with other costs, a
+rank starts each action as soon as it can.
+Rank r has the stages r and 2P-1-r.  Time O(actions), plus one call of the rule per rank and tick.
 Elsewhere: list scheduling; the "squeezing" of Qi et al. 2024.
-Source: Qi et al. 2024 (arXiv 2405.15362), section 3, for what it is used for.
+Source: Qi et al. 2024 (arXiv 2405.15362), section 3, for the schedules that use it.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from dualpipe_lab.pp.program import Action, F, I, W
 Pick: TypeAlias = tuple[str, int]  # (kind, stage); the microbatch is the stage's next one
 
 
-class Progress:
-    """How far each stage is: per kind and stage, how many microbatches it has started and how many it could have.
+class ScheduleState:
+    """Per kind and stage, the number of microbatches that have started and of those whose input is available.
 
-    >>> progress = Progress(num_ranks=1, num_microbatches=2)
-    >>> str(progress.start("F", 0)), progress.can("F", 1), progress.held(0)
+    >>> state = ScheduleState(num_ranks=1, num_microbatches=2)
+    >>> str(state.start("F", 0)), state.can("F", 1), state.held(0)
     ('0F0', True, 1)
     """
 
@@ -35,19 +35,19 @@ class Progress:
         return self.started[kind][stage] < self.could[kind][stage]
 
     def held(self, stage: int) -> int:
-        """Return how many microbatches the stage holds, from F to W."""
+        """Return the number of microbatches that the stage holds, from F to W."""
         return self.started[F][stage] - self.started[W][stage]
 
     def stages(self, rank: int) -> tuple[int, int]:
-        """Return the two stages of a rank, the one nearer to the loss first."""
+        """Return the two stages of a rank, the later stage first."""
         return self.num_stages - 1 - rank, rank
 
     def weight_gradient(self, rank: int) -> Pick | None:
-        """Return a W that the rank could run, nearer to the loss first; None if none waits."""
+        """Return a W that the rank can run, of its later stage first; None if there is none."""
         return next(((W, stage) for stage in self.stages(rank) if self.can(W, stage)), None)
 
     def start(self, kind: str, stage: int) -> Action:
-        """Run the stage's next action of this kind and hand its result on."""
+        """Start the stage's next action of this kind, and make its result available to the next stage."""
         microbatch = self.started[kind][stage]
         self.started[kind][stage] += 1
         if kind == F:
@@ -61,23 +61,23 @@ class Progress:
 
 
 def tick_by_tick(
-    num_ranks: int, num_microbatches: int, rule: Callable[[Progress, int], Pick | None], interval: int = 0
+    num_ranks: int, num_microbatches: int, rule: Callable[[ScheduleState, int], Pick | None], interval: int = 0
 ) -> list[list[Action]]:
-    """Return one row of actions per rank: at every tick, `rule` picks for each rank what it starts, or None to wait.
+    """Return one row of actions per rank: at every tick, `rule` picks an action for each rank, or None to wait.
 
     `interval`: ticks between the entries of two microbatches into stage 0; 0 if all may enter at once.  The rule must
-    not let all ranks wait for ever.
+    not let all ranks wait forever.
     """
-    progress = Progress(num_ranks, num_microbatches)
+    state = ScheduleState(num_ranks, num_microbatches)
     rows: list[list[Action]] = [[] for _ in range(num_ranks)]
     left, tick = 6 * num_ranks * num_microbatches, 0
     while left:
         if interval:
-            progress.could[F][0] = min(num_microbatches, 1 + tick // interval)
-        picks = [rule(progress, rank) for rank in range(num_ranks)]  # all look before anyone moves
+            state.could[F][0] = min(num_microbatches, 1 + tick // interval)
+        picks = [rule(state, rank) for rank in range(num_ranks)]  # all rules see the same state
         for row, pick in zip(rows, picks, strict=True):
             if pick:
-                row.append(progress.start(*pick))
+                row.append(state.start(*pick))
                 left -= 1
         tick += 1
     return rows

@@ -22,7 +22,7 @@ Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batc
 
 from dualpipe_lab.pp.program import Program, check_counts
 from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
-from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_cooldown
 
 
 def paired_one_f_one_b(num_ranks: int, num_microbatches: int) -> Program:
@@ -70,5 +70,5 @@ def _paired(
     for rank in range(num_ranks):
         cells = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
         num_warmup = (num_virtual_stages - 1) * sizes[0] + 2 * (num_ranks - 1 - rank) + 1
-        ranks.append(in_turn(*cells, num_warmup, weight_delay=rank if split else None, pairs=True))
+        ranks.append(warmup_steady_cooldown(*cells, num_warmup, weight_delay=rank if split else None, pairs=True))
     return Program(name, ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)

@@ -9,16 +9,16 @@ gradient waits, and whether forward and backward overlap.
 from collections import deque
 from collections.abc import Sequence
 
-from dualpipe_lab.pp.program import Action, B, Cell, F, I, Overlap, Step, W
+from dualpipe_lab.pp.program import Action, B, Cell, F, I, Overlap, ProgramStep, W
 
 
-def in_turn(
+def warmup_steady_cooldown(
     forwards: Sequence[Cell],
     backwards: Sequence[Cell],
     num_warmup: int,
     weight_delay: int | None = None,
     pairs: bool = False,
-) -> list[Step]:
+) -> list[ProgramStep]:
     """Return one rank's steps; cells are (stage, microbatch).
 
     `num_warmup`: forwards before the first backward.  `weight_delay`: None for whole backwards (B); otherwise I and W,
@@ -26,13 +26,13 @@ def in_turn(
     overlapped pair; the first `weight_delay` of them, and the backwards without a forward, stay as they are.
 
     >>> cells = [(0, 0), (0, 1), (0, 2)]
-    >>> " ".join(map(str, in_turn(cells, cells, num_warmup=1, weight_delay=1)))
+    >>> " ".join(map(str, warmup_steady_cooldown(cells, cells, num_warmup=1, weight_delay=1)))
     '0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2'
-    >>> " ".join(map(str, in_turn(cells, cells, num_warmup=1, pairs=True)))
+    >>> " ".join(map(str, warmup_steady_cooldown(cells, cells, num_warmup=1, pairs=True)))
     '0F0 (0F1;0B0)OVERLAP_F_B (0F2;0B1)OVERLAP_F_B 0B2'
     """
     num_warmup = min(num_warmup, len(forwards))
-    steps: list[Step] = [Action(stage, F, m) for stage, m in forwards[:num_warmup]]
+    steps: list[ProgramStep] = [Action(stage, F, m) for stage, m in forwards[:num_warmup]]
     waiting: deque[Action] = deque()  # weight gradients that an I has left
     for index, (stage, m) in enumerate(backwards):
         forward = [Action(later, F, n) for later, n in forwards[num_warmup + index :][:1]]

@@ -17,7 +17,7 @@ Source: Qi et al. 2024 (arXiv 2401.10241), section 6.
 from collections.abc import Iterable, Iterator, Sequence
 
 from dualpipe_lab.pp.program import Action, F, I, Program, W, check_counts
-from dualpipe_lab.pp.schedules.list_scheduling import Pick, Progress, tick_by_tick
+from dualpipe_lab.pp.schedules.list_scheduling import Pick, ScheduleState, tick_by_tick
 
 
 def zbv(num_ranks: int, num_microbatches: int) -> Program:
@@ -66,7 +66,7 @@ def _refilled(rows: Sequence[Sequence[Action]], num_microbatches: int) -> list[l
     """Keep the order of F and I; run W where a rank would wait, or would hold more than its 2P activations."""
     orders = [[(kind, stage) for stage, kind, _ in row if kind != W] for row in rows]
 
-    def rule(now: Progress, rank: int) -> Pick | None:
+    def rule(now: ScheduleState, rank: int) -> Pick | None:
         position = sum(now.started[kind][stage] for stage in now.stages(rank) for kind in (F, I))
         for kind, stage in orders[rank][position : position + 1]:
             room = kind == I or sum(map(now.held, now.stages(rank))) < now.num_stages

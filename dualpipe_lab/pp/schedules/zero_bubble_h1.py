@@ -16,9 +16,9 @@ Source: Qi et al. 2024 (arXiv 2401.10241), section 2.1.
 
 from collections.abc import Sequence
 
-from dualpipe_lab.pp.program import Program, Step, check_counts
+from dualpipe_lab.pp.program import Program, ProgramStep, check_counts
 from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
-from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_cooldown
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> Program:
@@ -37,7 +37,7 @@ def zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: in
     return Program("ZB-H1", ranks, num_virtual_stages * num_ranks, num_microbatches, num_directions=1)
 
 
-def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[Step]:
+def _one_rank(rank: int, num_ranks: int, sizes: Sequence[int], num_virtual_stages: int) -> list[ProgramStep]:
     forwards, backwards = loop_cells(rank, num_ranks, sizes, num_virtual_stages)
     num_warmup = (num_virtual_stages - 1) * sizes[0] + num_ranks - 1 - rank
-    return in_turn(forwards, backwards, num_warmup, weight_delay=rank)
+    return warmup_steady_cooldown(forwards, backwards, num_warmup, weight_delay=rank)

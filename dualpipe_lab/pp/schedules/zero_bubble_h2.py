@@ -15,8 +15,8 @@ Elsewhere: the paper's authors search with a heuristic under a limit of memory; 
 Source: Qi et al. 2024 (arXiv 2401.10241), section 2.2.
 """
 
-from dualpipe_lab.pp.program import Program, Step, check_counts
-from dualpipe_lab.pp.schedules.warmup_steady_cooldown import in_turn
+from dualpipe_lab.pp.program import Program, ProgramStep, check_counts
+from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_cooldown
 
 
 def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> Program:
@@ -52,7 +52,7 @@ def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | Non
     return min(num_microbatches, room)
 
 
-def _one_rank(rank: int, num_ranks: int, num_microbatches: int, extra: int) -> list[Step]:
+def _one_rank(rank: int, num_ranks: int, num_microbatches: int, extra: int) -> list[ProgramStep]:
     cells = [(rank, m) for m in range(num_microbatches)]
     waiting = rank * extra // max(1, num_ranks - 1)  # rounded down, so that the warm-up gets the larger part
-    return in_turn(cells, cells, num_ranks - 1 - rank + extra - waiting, weight_delay=rank + waiting)
+    return warmup_steady_cooldown(cells, cells, num_ranks - 1 - rank + extra - waiting, weight_delay=rank + waiting)

@@ -1,1 +1,1 @@
-"""Why a program cannot run: missing work, unmatched messages, deadlocks, each with a fix that was tried."""
+"""Validation of programs: complete work, matched messages, no deadlock; a deadlock is reported with a tried fix."""

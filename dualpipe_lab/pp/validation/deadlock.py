@@ -1,10 +1,10 @@
-"""Who waits for whom: runs a program without a clock and explains where it gets stuck.
+"""Deadlocks: runs a program without a clock and finds the ranks that wait for each other.
 
-In a lowered program a message leaves where its send stands, and is awaited by the action that uses it, wherever its
-receive stands: messages are buffered.  With blocking messages, a send and its receive wait for each other.
-At the end either every rank has run everything, or every rank that has not stands before one action whose input (or,
-with blocking messages, whose partner) comes only later on a rank that is stuck as well.  Following these waits from
-rank to rank leads around a circle; the smallest one is the explanation.
+Messages of a lowered program are buffered: a message leaves at its send, and the action that uses it waits for it,
+wherever its receive stands.  With blocking messages, a send and its receive wait for each other.
+A run ends in one of two ways.  Either every rank has run all its steps, or every unfinished rank stands before an
+action whose input (or, with blocking messages, whose partner) comes later on an unfinished rank.  In the second case
+the waits form a cycle; the smallest cycle is the explanation.
 """
 
 from collections import defaultdict, deque
@@ -25,41 +25,41 @@ from dualpipe_lab.pp.program import (
     W,
     actions_of,
 )
-from dualpipe_lab.pp.validation.index import Survey
+from dualpipe_lab.pp.validation.index import ActionIndex
 
 _PARTNER = {SEND_F: (RECV_F, 1), RECV_F: (SEND_F, -1), SEND_B: (RECV_B, -1), RECV_B: (SEND_B, 1)}
 
 
-class Wait(NamedTuple):
-    """One edge of a circle: `rank` stands before `action`, which needs `needed`; that comes later on rank `other`.
+class WaitEdge(NamedTuple):
+    """One edge of a cycle: `rank` stands before `action`, which needs `needed`, a later action of rank `other`.
 
-    `position` and `there` are the places of both in the lists of their ranks.
+    `position` is the position of `action` in the list of its rank, `other_position` that of `needed`.
     """
 
     rank: int
     position: int
     action: Action
     other: int
-    there: int
+    other_position: int
     needed: Action
     text: str
 
 
-class DryRun:
-    """A run without a clock of a complete program.
+class UntimedRun:
+    """A run without a clock of a program whose work is complete.
 
-    `order` lists the turns: (rank, end) means that this rank can now run up to position `end`.
-    With `blocking`, a send and its receive each wait until both ranks are there.
+    `order` lists entries (rank, end): the rank can now run up to position `end`.
+    With `blocking`, a send and its receive each wait until both ranks have reached them.
     """
 
-    def __init__(self, program: Program, found: Survey, blocking: bool = False) -> None:
+    def __init__(self, program: Program, index: ActionIndex, blocking: bool = False) -> None:
         self.ranks = program.ranks
-        self.number, self.stride = found.number, found.stride
+        self.number, self.stride = index.number, index.stride
         self.last_stage = program.num_stages - 1
-        self.blocking, self.is_lowered = blocking, not found.count.keys().isdisjoint(MESSAGE_KINDS)
-        self.reached = [rank * self.stride for rank in range(program.num_ranks)]  # the number of the step before us
+        self.blocking, self.is_lowered = blocking, not index.count.keys().isdisjoint(MESSAGE_KINDS)
+        self.reached = [rank * self.stride for rank in range(program.num_ranks)]  # step before each rank
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # number of a step -> ranks that wait for it
-        self.meeting: dict[Action, int] = {}  # the send or receive that a rank stands before -> this rank
+        self.blocked: dict[Action, int] = {}  # the send or receive that a rank is blocked in -> this rank
         self.order: list[tuple[int, int]] = []
         self.runnable = list(range(program.num_ranks))
         while self.runnable:
@@ -73,29 +73,32 @@ class DryRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank has run everything."""
+        """Whether every rank has run all its steps."""
         return all(self.position(rank) == len(steps) for rank, steps in enumerate(self.ranks))
 
-    def circle(self) -> list[Wait]:
-        """Return the smallest circle of waits; empty if the program ran to its end."""
+    def cycle(self) -> list[WaitEdge]:
+        """Return the smallest cycle of waits; empty if the program ran to its end."""
         waits = {rank: self._waits(rank) for rank, steps in enumerate(self.ranks) if self.position(rank) < len(steps)}
-        circles = [circle for rank in waits if (circle := _circle_through(rank, waits))]
-        return min(circles, key=len, default=[])
+        cycles = [cycle for rank in waits if (cycle := _cycle_through(rank, waits))]
+        return min(cycles, key=len, default=[])
 
     def missing(self, action: Action) -> tuple[int, int, Action] | None:
-        """Return rank, position and name of the action that this one needs and that has not run; None if it may run."""
+        """Return rank, position and name of the action that has to run before this one; None if this one may run."""
         number = self.number[_partner(action)] if action.kind in MESSAGE_KINDS else self._missing(action)
         if number is None:
             return None
-        other, there = divmod(number, self.stride)
-        parts = actions_of(self.ranks[other][there])
-        return other, there, next((part for part in parts if (part.kind == F) == self._needs_forward(action)), parts[0])
+        other, other_position = divmod(number, self.stride)
+        parts = actions_of(self.ranks[other][other_position])
+        for part in parts:
+            if (part.kind == F) == self._needs_forward(action):
+                return other, other_position, part
+        return other, other_position, parts[0]
 
     def _needs_forward(self, action: Action) -> bool:
         return action.kind == F or (action.kind != W and action.stage == self.last_stage)
 
     def _advance(self, rank: int) -> None:
-        """Run one rank until its end or until it must wait."""
+        """Run one rank until its end, or until an input is missing."""
         steps, waiting, first = self.ranks[rank], self.waiting, rank * self.stride
         for number in range(self.reached[rank], first + len(steps)):
             step = steps[number - first]
@@ -104,14 +107,19 @@ class DryRun:
                 if missing is not None:
                     waiting[missing].append(rank)
                     return
-            if self.blocking and isinstance(step, Action) and step.kind in MESSAGE_KINDS and not self._meet(step, rank):
+            if (
+                self.blocking
+                and isinstance(step, Action)
+                and step.kind in MESSAGE_KINDS
+                and not self._pair_up(step, rank)
+            ):
                 return
             self.reached[rank] = number + 1
             if number in waiting:
                 self.runnable += waiting.pop(number)
 
     def _missing(self, action: Action) -> int | None:
-        """Return the number of the step that has to run before this action and has not; None if it may run."""
+        """Return the number of the step that has to run before this action; None if the action may run."""
         stage, kind, microbatch = action
         if kind == F:
             if stage == 0:
@@ -124,38 +132,39 @@ class DryRun:
         elif stage == self.last_stage:
             needed = self.number[stage, F, microbatch]
         else:
-            whole = B if (stage + 1, B, microbatch) in self.number else I
-            needed = self._result(stage + 1, SEND_B, whole, microbatch)
+            backward = B if (stage + 1, B, microbatch) in self.number else I
+            needed = self._result(stage + 1, SEND_B, backward, microbatch)
         return None if needed < self.reached[needed // self.stride] else needed
 
     def _result(self, stage: int, send: str, work: str, microbatch: int) -> int:
-        """Return the number of the step that hands a result over: its send, if it has one."""
+        """Return the number of the step after which a result is available: its send, if it has one."""
         here = self.number[stage, work, microbatch]
         return self.number.get((stage, send, microbatch), here) if self.is_lowered else here
 
-    def _meet(self, message: Action, rank: int) -> bool:
-        partner = self.meeting.pop(_partner(message), None)
+    def _pair_up(self, message: Action, rank: int) -> bool:
+        """Complete a send and its receive if both ranks have reached them; otherwise block this rank."""
+        partner = self.blocked.pop(_partner(message), None)
         if partner is None:
-            self.meeting[message] = rank
+            self.blocked[message] = rank
             return False
         self.reached[partner] += 1
         self.runnable.append(partner)
         return True
 
-    def _waits(self, rank: int) -> list[Wait]:
-        """Return what a stuck rank waits for: one thing, or up to two before an overlapped pair."""
+    def _waits(self, rank: int) -> list[WaitEdge]:
+        """Return the waits of a stuck rank: one, or up to two before an overlapped pair."""
         position = self.position(rank)
         step = self.ranks[rank][position]
         found = []
         for action in actions_of(step):
             if missing := self.missing(action):
-                other, there, needed = missing
+                other, other_position, needed = missing
                 result = "activation" if self._needs_forward(action) else "gradient"
                 what = "" if needed.kind in MESSAGE_KINDS else f"the {result} of "
                 where = "the same rank" if other == rank else f"rank {other}"
                 text = f"rank {rank} stands before {step} (position {position}), which needs "
-                text += f"{what}{self.ranks[other][there]} on {where} (position {there})"
-                found.append(Wait(rank, position, action, other, there, needed, text))
+                text += f"{what}{self.ranks[other][other_position]} on {where} (position {other_position})"
+                found.append(WaitEdge(rank, position, action, other, other_position, needed, text))
         return found
 
 
@@ -164,9 +173,9 @@ def _partner(message: Action) -> Action:
     return Action(message.stage + offset, kind, message.microbatch)
 
 
-def _circle_through(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
-    """Search breadth first from a rank along its waits until they come back to it."""
-    queue: deque[list[Wait]] = deque([[]])
+def _cycle_through(start: int, waits: Mapping[int, list[WaitEdge]]) -> list[WaitEdge]:
+    """Search breadth first from a rank along its waits until they lead back to it."""
+    queue: deque[list[WaitEdge]] = deque([[]])
     seen = set()
     while queue:
         path = queue.popleft()

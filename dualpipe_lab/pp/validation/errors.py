@@ -1,4 +1,4 @@
-"""What is wrong with a program, collected before it is reported: a learner sees all problems at once."""
+"""`InvalidProgram`: all problems of a program, collected first and reported at once."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ MAX_LISTED = 12
 
 
 class InvalidProgram(ValueError):  # noqa: N818 - a name to read aloud
-    """A program that cannot run, or computes something else than every gradient once; `problems` lists why."""
+    """A program that deadlocks, or does not compute every gradient exactly once; `problems` lists why."""
 
     def __init__(self, name: str, problems: Sequence[str], total: int) -> None:
         self.problems = tuple(problems)
@@ -23,15 +23,15 @@ class InvalidProgram(ValueError):  # noqa: N818 - a name to read aloud
         return type(self), self._arguments  # so that it crosses process borders
 
 
-class Problems:
-    """A bounded list of problems: the first dozen are kept, the others counted."""
+class ProblemList:
+    """A bounded list of problems: the first `MAX_LISTED` are kept, the others counted."""
 
     def __init__(self) -> None:
         self.listed: list[str] = []
         self.total = 0
 
     def add(self, problem: str) -> None:
-        """Note one problem, once."""
+        """Add a problem, unless it is listed already."""
         if problem in self.listed:
             return
         self.total += 1
@@ -39,13 +39,13 @@ class Problems:
             self.listed.append(problem)
 
     def raise_if_any(self, program: Program) -> None:
-        """Raise InvalidProgram if a problem was noted."""
+        """Raise InvalidProgram if the list has a problem."""
         if self.total:
             raise InvalidProgram(program.name, self.listed, self.total)
 
 
 def listing(numbers: Iterable[int], most: int = 6) -> str:
-    """Write numbers in order, the first few of them.
+    """Write numbers in ascending order, at most `most` of them.
 
     >>> listing([3, 1, 2]), listing(range(10), most=3)
     ('1, 2, 3', '0, 1, 2 and 7 more')

@@ -1,4 +1,4 @@
-"""Where every action of a program stands, and whether each stage works on each microbatch once and in order."""
+"""`ActionIndex`: rank and position of every action of a program; checks that the work is complete and in order."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -7,56 +7,61 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from dualpipe_lab.pp.program import MESSAGE_KINDS, WORK_KINDS, Action, B, F, I, Overlap, Program, W
-from dualpipe_lab.pp.validation.errors import Problems, listing
+from dualpipe_lab.pp.validation.errors import ProblemList, listing
 
 Key: TypeAlias = tuple[int, str, int]  # an Action, or a tuple that equals one
-Place: TypeAlias = tuple[int, int]  # rank, position in the rank's list
+Location: TypeAlias = tuple[int, int]  # rank, position in the rank's list
 
 _BEFORE = {B: F, I: F, W: I}  # on one stage and microbatch: what has to run before
 
 
-class Survey:
-    """The place of every action, as one number each: rank * stride + position."""
+class ActionIndex:
+    """Rank and position of every action, as one number each: rank * stride + position.
+
+    Attributes:
+        number: the number of each action; actions of a pair share one.
+        count: how many actions of each kind there are.
+    """
 
     def __init__(self, program: Program) -> None:
         self.stride = 1 + max(map(len, program.ranks), default=0)
         self.number: dict[Key, int] = {}
         self.count: Counter[str] = Counter()  # actions of each kind
 
-    def place(self, action: Key) -> Place:
-        """Return rank and position of an action; KeyError if the program has none such."""
+    def locate(self, action: Key) -> Location:
+        """Return rank and position of an action; KeyError if the program does not have it."""
         return divmod(self.number[action], self.stride)
 
     def backward(self, stage: int, microbatch: int) -> Action:
-        """Return what releases the gradient of a stage on a microbatch: B, or I where the backward is split."""
-        whole = Action(stage, B, microbatch)
-        return whole if whole in self.number else Action(stage, I, microbatch)
+        """Return the action that makes the gradient of a stage's input: B, or I where the backward is split."""
+        full = Action(stage, B, microbatch)
+        return full if full in self.number else Action(stage, I, microbatch)
 
 
-def survey(program: Program, problems: Problems) -> Survey:
-    """Find the place of every action; duplicates, unknown kinds, broken pairs and stray indices are problems."""
-    found = Survey(program)
-    number = found.number
+def index_actions(program: Program, problems: ProblemList) -> ActionIndex:
+    """Locate every action; report duplicates, unknown kinds, broken pairs and indices out of range."""
+    index = ActionIndex(program)
+    number = index.number
     if not program.ranks:
         problems.add("it has no ranks; give it at least one row of actions")
     for rank, steps in enumerate(program.ranks):
         if not steps:
             problems.add(f"rank {rank} has no actions; give it a stage or use fewer ranks")
-        for here, step in enumerate(steps, rank * found.stride):
+        for here, step in enumerate(steps, rank * index.stride):
             for action in (step,) if isinstance(step, Action) else step:
                 if number.setdefault(action, here) != here or (
                     isinstance(step, Overlap) and step.forward == step.backward
                 ):
-                    places = "rank {}, position {}: {} runs again, it ran at rank {}, position {}; keep one"
-                    problems.add(places.format(*divmod(here, found.stride), action, *found.place(action)))
-    found.count = Counter(map(itemgetter(1), number))
-    _check_kinds(program, found, problems)
-    _check_indices(program, found, problems)
-    return found
+                    text = "rank {}, position {}: {} runs again, it ran at rank {}, position {}; keep one"
+                    problems.add(text.format(*divmod(here, index.stride), action, *index.locate(action)))
+    index.count = Counter(map(itemgetter(1), number))
+    _check_kinds(program, index, problems)
+    _check_indices(program, index, problems)
+    return index
 
 
-def _check_kinds(program: Program, found: Survey, problems: Problems) -> None:
-    unknown = found.count.keys() - {*WORK_KINDS, *MESSAGE_KINDS}
+def _check_kinds(program: Program, index: ActionIndex, problems: ProblemList) -> None:
+    unknown = index.count.keys() - {*WORK_KINDS, *MESSAGE_KINDS}
     for rank, steps in enumerate(program.ranks):
         for position, step in enumerate(steps):
             if isinstance(step, Overlap):
@@ -68,26 +73,26 @@ def _check_kinds(program: Program, found: Survey, problems: Problems) -> None:
                 problems.add(f"rank {rank}, position {position}: {step} is of the unknown kind {step.kind!r}")
 
 
-def _check_indices(program: Program, found: Survey, problems: Problems) -> None:
-    stages, microbatches = {action[0] for action in found.number}, {action[2] for action in found.number}
-    for what, index, present, count in (
+def _check_indices(program: Program, index: ActionIndex, problems: ProblemList) -> None:
+    stages, microbatches = {action[0] for action in index.number}, {action[2] for action in index.number}
+    for what, field, present, count in (
         ("stage", 0, stages, program.num_stages),
         ("microbatch", 2, microbatches, program.num_microbatches),
     ):
         stray = {value for value in present if not 0 <= value < count}
-        for action in found.number if stray else ():
-            if action[index] in stray:
-                where = "rank {}, position {}".format(*found.place(action))
-                problems.add(f"{where}: {Action(*action)} has {what} {action[index]}, out of range 0..{count - 1}")
+        for action in index.number if stray else ():
+            if action[field] in stray:
+                where = "rank {}, position {}".format(*index.locate(action))
+                problems.add(f"{where}: {Action(*action)} has {what} {action[field]}, out of range 0..{count - 1}")
 
 
-def check_work(program: Program, found: Survey, problems: Problems) -> None:
+def check_work(program: Program, index: ActionIndex, problems: ProblemList) -> None:
     """Check that each stage runs each microbatch on one rank: one F, then one B, or else one I, then one W."""
-    number, stride = found.number, found.stride
-    count = found.count
+    number, stride = index.number, index.stride
+    count = index.count
     num_cells = program.num_stages * program.num_microbatches
     if not (num_cells == count[F] == count[B] + count[I] > 0 and count[I] == count[W]):
-        _explain_incomplete(program, found, problems)
+        _explain_incomplete(program, index, problems)
         return
     for action, late in number.items():
         stage, kind, microbatch = action
@@ -95,14 +100,14 @@ def check_work(program: Program, found: Survey, problems: Problems) -> None:
             needed = (stage, _BEFORE[kind], microbatch)
             early = number.get(needed)
             if early is None or (kind == I and (stage, B, microbatch) in number):
-                _explain_incomplete(program, found, problems)
+                _explain_incomplete(program, index, problems)
                 return
             if early >= late or early // stride != late // stride:
                 _explain_order(Action(*needed), divmod(early, stride), Action(*action), divmod(late, stride), problems)
 
 
-def _explain_incomplete(program: Program, found: Survey, problems: Problems) -> None:
-    work = [action for action in found.number if action[1] in WORK_KINDS]
+def _explain_incomplete(program: Program, index: ActionIndex, problems: ProblemList) -> None:
+    work = [action for action in index.number if action[1] in WORK_KINDS]
     stages, microbatches = {action[0] for action in work}, {action[2] for action in work}
     _check_gaps("stages", stages, program.num_stages, problems)
     _check_gaps("microbatches", microbatches, program.num_microbatches, problems)
@@ -118,10 +123,10 @@ def _explain_incomplete(program: Program, found: Survey, problems: Problems) -> 
         problems.add(f"stage{'s' * (len(where) > 1)} {listing(where)}, microbatch {microbatch}: {lack}")
 
 
-def _check_gaps(what: str, present: set[int], count: int, problems: Problems) -> None:
+def _check_gaps(what: str, present: set[int], count: int, problems: ProblemList) -> None:
     # The largest index may be a slip as large as 10**9: look for the first gaps only.
-    for index in islice((index for index in range(count) if index not in present), 3):
-        problems.add(f"{what} run from 0 to {count - 1}, but no rank runs {index}; number them from 0 without gaps")
+    for gap in islice((number for number in range(count) if number not in present), 3):
+        problems.add(f"{what} run from 0 to {count - 1}, but no rank runs {gap}; number them from 0 without gaps")
 
 
 def _lack(kinds: Iterable[str]) -> str:
@@ -146,7 +151,7 @@ def _lack(kinds: Iterable[str]) -> str:
     return "I without W, so its weight gradient is never computed"
 
 
-def _explain_order(one: Action, early: Place, other: Action, late: Place, problems: Problems) -> None:
+def _explain_order(one: Action, early: Location, other: Action, late: Location, problems: ProblemList) -> None:
     if early[0] != late[0]:
         problems.add(f"{one} is on rank {early[0]} and {other} on rank {late[0]}; what {one} keeps is needed there")
     elif early == late:

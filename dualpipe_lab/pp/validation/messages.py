@@ -1,18 +1,19 @@
-"""Messages of a program: which ones it needs, and whether a lowered program sends and receives exactly these.
+"""Messages of a program: which it needs, and whether a lowered program sends and receives exactly these.
 
-A lowered program has one send and one receive per message, in time, and in one order at both ends of a link.  The order
-matters because NCCL has no tags: the first message sent over a link is the first one received from it.
+A lowered program has one send and one receive per message.  The send stands after the action that makes the result, the
+receive before the action that uses it, and both ends of a link have one order.  The order matters because NCCL has no
+tags: a rank receives the messages of a link in the order in which they were sent.
 """
 
 from collections import defaultdict
 from typing import NamedTuple
 
 from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_B, RECV_F, SEND_B, SEND_F, Action, F, Program, actions_of
-from dualpipe_lab.pp.validation.errors import Problems
-from dualpipe_lab.pp.validation.index import Survey
+from dualpipe_lab.pp.validation.errors import ProblemList
+from dualpipe_lab.pp.validation.index import ActionIndex
 
 
-class Delivery(NamedTuple):
+class RequiredMessage(NamedTuple):
     """One message that a program needs: its send and its receive, and the actions that make and use it."""
 
     send: Action
@@ -33,51 +34,51 @@ def strip(program: Program) -> Program:
     return program.with_ranks(kept)
 
 
-def deliveries(program: Program, found: Survey) -> list[Delivery]:
-    """Return every message that crosses ranks; stages that meet on one rank hand over without any."""
+def required_messages(program: Program, index: ActionIndex) -> list[RequiredMessage]:
+    """Return every message between two ranks; neighbouring stages on one rank need none."""
     needed = []
-    for (stage, microbatch), rank in program.placement.items():
-        if stage + 1 < program.num_stages and program.placement[stage + 1, microbatch] != rank:
-            near, far = Action(stage, F, microbatch), Action(stage + 1, F, microbatch)
-            needed.append(Delivery(Action(stage, SEND_F, microbatch), Action(stage + 1, RECV_F, microbatch), near, far))
-            near, far = found.backward(stage, microbatch), found.backward(stage + 1, microbatch)
-            needed.append(Delivery(Action(stage + 1, SEND_B, microbatch), Action(stage, RECV_B, microbatch), far, near))
+    for (stage, m), rank in program.placement.items():
+        if stage + 1 < program.num_stages and program.placement[stage + 1, m] != rank:
+            near, far = Action(stage, F, m), Action(stage + 1, F, m)
+            needed.append(RequiredMessage(Action(stage, SEND_F, m), Action(stage + 1, RECV_F, m), near, far))
+            near, far = index.backward(stage, m), index.backward(stage + 1, m)
+            needed.append(RequiredMessage(Action(stage + 1, SEND_B, m), Action(stage, RECV_B, m), far, near))
     return needed
 
 
-def check_deliveries(program: Program, found: Survey, problems: Problems) -> None:
+def check_messages(program: Program, index: ActionIndex, problems: ProblemList) -> None:
     """Check the sends and receives of a lowered program whose work is complete."""
-    needed = deliveries(program, found)
-    for delivery in needed:
-        _check_end(delivery.send, delivery.made_by, found, problems, after=True)
-        _check_end(delivery.recv, delivery.used_by, found, problems, after=False)
-    expected = {message for delivery in needed for message in (delivery.send, delivery.recv)}
-    for action in found.number:
+    needed = required_messages(program, index)
+    for message in needed:
+        _check_end(message.send, message.made_by, index, problems, after=True)
+        _check_end(message.recv, message.used_by, index, problems, after=False)
+    expected = {end for message in needed for end in (message.send, message.recv)}
+    for action in index.number:
         if action[1] in MESSAGE_KINDS and action not in expected:
-            where = "rank {}, position {}".format(*found.place(action))
+            where = "rank {}, position {}".format(*index.locate(action))
             problems.add(f"{where}: {Action(*action)} has no other end on another rank; remove it")
     if not problems.total:
-        _check_links(needed, found, problems)
+        _check_links(needed, index, problems)
 
 
-def _check_end(message: Action, work: Action, found: Survey, problems: Problems, after: bool) -> None:
-    rank, position = found.place(work)
+def _check_end(message: Action, work: Action, index: ActionIndex, problems: ProblemList, after: bool) -> None:
+    rank, position = index.locate(work)
     belongs = f"it belongs {'after' if after else 'before'} {work} (rank {rank}, position {position})"
-    if message not in found.number:
+    if message not in index.number:
         problems.add(f"{message} is missing; {belongs}")
         return
-    where = found.place(message)
+    where = index.locate(message)
     if where[0] != rank or (where[1] < position) is after:
         problems.add(f"rank {where[0]}, position {where[1]}: {message} is in the wrong place; {belongs}")
 
 
-def _check_links(needed: list[Delivery], found: Survey, problems: Problems) -> None:
-    links: defaultdict[tuple[int, int], list[Delivery]] = defaultdict(list)
-    for delivery in needed:
-        links[found.place(delivery.send)[0], found.place(delivery.recv)[0]].append(delivery)
+def _check_links(needed: list[RequiredMessage], index: ActionIndex, problems: ProblemList) -> None:
+    links: defaultdict[tuple[int, int], list[RequiredMessage]] = defaultdict(list)
+    for message in needed:
+        links[index.locate(message.send)[0], index.locate(message.recv)[0]].append(message)
     for (src, dst), messages in links.items():
-        in_sending = sorted(messages, key=lambda delivery: found.number[delivery.send])
-        in_receiving = sorted(messages, key=lambda delivery: found.number[delivery.recv])
+        in_sending = sorted(messages, key=lambda message: index.number[message.send])
+        in_receiving = sorted(messages, key=lambda message: index.number[message.recv])
         for sent, received in zip(in_sending, in_receiving, strict=True):
             if sent != received:
                 problems.add(

@@ -1,16 +1,16 @@
-"""Routes: which rank holds which stage, as the microbatches see it.
+"""Routes: the rank of every stage, in order, for each microbatch.
 
-A route is the rank of every stage, in order.  A program with each stage on one rank has one route; DualPipe has two, as
-every stage has a copy on a second rank, and each microbatch keeps to one direction.  A microbatch that changes its
-direction on the way still gives a right gradient once the copies are summed, but it is a route of its own: where the
-program states `num_directions`, that is a mistake; where it states nothing, any route is accepted.
+A program with each stage on one rank has one route.  DualPipe has two: every stage has a copy on a second rank, and
+each microbatch keeps to one direction.  A microbatch that changes its direction has a route of its own; its gradient is
+right once the copies are summed.  A program that states `num_directions` may not have more routes than that; a program
+that does not may have any number.
 """
 
 from collections import Counter
 from typing import TypeAlias
 
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.validation.errors import Problems
+from dualpipe_lab.pp.validation.errors import ProblemList
 
 Route: TypeAlias = tuple[int, ...]
 
@@ -25,8 +25,8 @@ def routes(program: Program) -> list[Route]:
     return [tuple([place[stage, microbatch] for stage in stages]) for microbatch in range(program.num_microbatches)]
 
 
-def check_routes(program: Program, problems: Problems) -> None:
-    """Check that the microbatches take no more routes than the program states; the rarest routes are the strays."""
+def check_routes(program: Program, problems: ProblemList) -> None:
+    """Report routes beyond the number that the program states, the rarest first."""
     stated = program.num_directions
     if stated is None:
         return

@@ -30,10 +30,10 @@ def deadlock(program, **options):
 
 def followed(program, text):
     """The program after what the text tells to do, and whether it promises that no more is needed."""
-    advice = text[text.index("remedy:") :]
-    if advice.startswith("remedy: lower()"):
+    advice = text[text.index("fix:") :]
+    if advice.startswith("fix: lower()"):
         return lower(strip(program)), True
-    if advice.startswith("remedy: strip()"):
+    if advice.startswith("fix: strip()"):
         program = strip(program)
     rows = [list(steps) for steps in program.ranks]
     if found := MOVE.search(advice):
