@@ -25,26 +25,25 @@ used twice in one stage raises); DeepSeek's WeightGradStore (linear layers writt
 Source: Qi et al. 2023 (arXiv 2401.10241), section 2.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.checkpoint import CheckpointFunction
 
+from dualpipe_lab._private import accumulate_grad_node, reentrant_checkpoint_node, saved_tensors
 from dualpipe_lab.dp.synchronizer import accumulation_hooks, synchronizers_of
 from dualpipe_lab.pp.runtime.recompute import SavedSlot
 
 Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it
 NextNodes: TypeAlias = dict[Node, list[Node]]  # for each node, weights first: the nodes that its gradients go to
 _SEVERAL = object()  # the owner of what more than one intermediate leads to
-_ACCUMULATE_GRAD = torch._C._functions.AccumulateGrad
-_REENTRANT = CheckpointFunction._backward_cls
-_SAVED_PREFIX = "_raw_saved_"
+_ACCUMULATE_GRAD = accumulate_grad_node()
+_REENTRANT = reentrant_checkpoint_node()
 
 
 class SplitBackward:
@@ -281,7 +280,7 @@ def _computes_all_at_once(node: Node) -> bool:
 def free_saved_tensors(nodes: Iterable[Node]) -> None:
     """Drop the saved tensors of nodes that will not run again, in a graph that stays alive."""
     for node in nodes:
-        for saved in _saved_tensors(node):
+        for saved in saved_tensors(node):
             if saved.unpack_hook is None:
                 saved.register_hooks(_drop, _refuse)
             elif isinstance(saved.data, SavedSlot):
@@ -290,23 +289,7 @@ def free_saved_tensors(nodes: Iterable[Node]) -> None:
 
 def has_foreign_saved_tensors(node: Node) -> bool:
     """Whether hooks other than `recompute`'s hold a saved tensor: to unpack it may cost a forward, or a disk access."""
-    return any(
-        saved.unpack_hook is not None and not isinstance(saved.data, SavedSlot) for saved in _saved_tensors(node)
-    )
-
-
-def _saved_tensors(node: Node) -> Iterator[Any]:
-    kind: Any = type(node)
-    for name in _saved_names(kind):
-        value = getattr(node, name)
-        for saved in value if isinstance(value, tuple) else (value,):
-            if saved.data is not None:
-                yield saved
-
-
-@cache
-def _saved_names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith(_SAVED_PREFIX))
+    return any(saved.unpack_hook is not None and not isinstance(saved.data, SavedSlot) for saved in saved_tensors(node))
 
 
 def _drop(tensor: object) -> None:
