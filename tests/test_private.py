@@ -27,14 +27,14 @@ def leaf(*shape):
 
 
 def test_a_parameter_s_node_is_the_leaf_of_the_graph():
-    """Else `pp.runtime.graph_split` finds no parameters, and W computes no gradient."""
+    """Else `pp.runtime.split_backward` finds no parameters, and W computes no gradient."""
     ((node, _),) = leaf(2).exp().grad_fn.next_functions
     assert type(node) is _private.accumulate_grad_node()
     assert node.variable.requires_grad
 
 
 def test_a_reentrant_checkpoint_is_seen_in_the_graph():
-    """Else `pp.runtime.graph_split` splits a region that starts a backward of its own, and gradients are lost."""
+    """Else `pp.runtime.split_backward` splits a region that starts a backward of its own, and gradients are lost."""
     out = checkpoint(torch.exp, leaf(2), use_reentrant=True)
     assert isinstance(out.grad_fn, _private.reentrant_checkpoint_node())
     assert not isinstance(leaf(2).exp().grad_fn, _private.reentrant_checkpoint_node())
