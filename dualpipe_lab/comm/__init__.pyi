@@ -3,24 +3,24 @@ from .groups import new_group as new_group
 from .groups import get_rank as get_rank
 from .groups import get_world_size as get_world_size
 
-# Every rank gives, or gets, the same
+# Collectives that copy or reduce
 from .collectives import all_reduce as all_reduce
 from .collectives import reduce as reduce
 from .collectives import broadcast as broadcast
 from .collectives import all_gather_single as all_gather_single
 from .collectives import all_gather as all_gather
 from .collectives import barrier as barrier
-from .scatter_sum import reduce_scatter_single as reduce_scatter_single
-from .scatter_sum import reduce_scatter as reduce_scatter
+from .collectives import reduce_scatter_single as reduce_scatter_single
+from .collectives import reduce_scatter as reduce_scatter
 
-# Every rank gives, or gets, something else
+# Collectives that distribute
 from .distribute import all_to_all_single as all_to_all_single
 from .distribute import all_to_all as all_to_all
 from .distribute import gather as gather
 from .distribute import scatter as scatter
 from .distribute import all_gather_object as all_gather_object
 
-# From one rank to another
+# Messages between two ranks
 from .peers import send as send
 from .peers import recv as recv
 from .peers import isend as isend
@@ -30,5 +30,5 @@ from .peers import P2P as P2P
 from .work import Work as Work
 from .pending import Pending as Pending
 
-# Bytes, derived from the algorithms
+# Bytes sent and received, derived from the algorithms
 from dualpipe_lab.world.record import traffic as traffic

@@ -1,4 +1,14 @@
-"""Collectives that combine or copy: every rank of the group contributes to, or receives, the same thing."""
+"""Collectives that copy or reduce: every rank of the group contributes or receives the same tensor or its chunk.
+
+Chapters: book/start/ranks-and-messages, book/dp/zero-1, book/tp/block.  In: contiguous tensors on each of N ranks.
+  bytes sent   all_reduce 2 (N - 1) / N * S     reduce_scatter, all_gather (N - 1) / N * S     (S: the full tensor)
+Reduce-scatter: NCCL has it.  GLOO of torch 2.13 runs an all-reduce instead, which sends twice the bytes, and keeps a
+slice.  On GLOO each rank therefore sends chunk j to rank j with one all-to-all, and `wait` adds the received chunks in
+rank order: 16-bit types in fp32, rounded once.  The order is fixed, so a repeated run has the same bits; an all-reduce
+adds in another order and differs in the last digits.  On an emulated link every rank takes the time of NCCL's ring.
+  memory       the N received chunks, from the call to the wait; `output` may be this rank's chunk of `input`
+Elsewhere: `torch.distributed`, whose names and arguments these are.
+"""
 
 from functools import partial
 
@@ -6,46 +16,78 @@ import torch
 import torch.distributed as dist
 
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.place import even_chunks, place, reduction, start
-from dualpipe_lab.comm.work import Work, num_bytes
+from dualpipe_lab.comm.work import Collective, Work, num_bytes, reduction
 from dualpipe_lab.world.record import traffic
 
-# torch 2.13 renamed it and warns, in every rank, under the old name
+# torch 2.13 renamed both and warns, in every rank, under the old names
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_IN_PLACE = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "max": lambda total, chunk: torch.maximum(total, chunk, out=total),
+    "min": lambda total, chunk: torch.minimum(total, chunk, out=total),
+}
 
 
 def all_reduce(
     tensor: torch.Tensor, op: str = "sum", group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Replace `tensor` on every rank by its sum (or avg, max, min, product) over the ranks."""
-    where = place("all_reduce", group, tensor)
-    moved = traffic.all_reduce(even_chunks(tensor, where.size), where.position)
-    begin = partial(dist.all_reduce, tensor, op=reduction(op), group=where.group, async_op=True)
-    return start(where, moved, tensor, begin, async_op)
+    """Replace `tensor` on every rank by the element-wise reduction of all ranks' tensors.
+
+    Args:
+        tensor: any shape and dtype, the same on all ranks.
+        op: `sum`, `avg`, `max`, `min` or `product`.
+        group: the ranks that take part; by default the world.
+        async_op: return a `Work` without waiting.
+
+    Raises:
+        ValueError: unknown `op`, `tensor` is not contiguous, or this rank is not in `group`.
+    """
+    call, operator = Collective("all_reduce", group, tensor), reduction(op)
+    work = call.describe(traffic.all_reduce(call.ring_chunks(tensor), call.position), tensor)
+    with work:
+        work.handle = dist.all_reduce(tensor, operator, call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def reduce(
     tensor: torch.Tensor, dst: int, op: str = "sum", group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Replace `tensor` on global rank `dst` by its sum; elsewhere its content is undefined afterwards."""
-    where = place("reduce", group, tensor, root=dst)
-    chunks = even_chunks(tensor, where.size)
-    moved = traffic.reduce(chunks, where.position, where.index(dst))
-    begin = partial(dist.reduce, tensor, dst, op=reduction(op), group=where.group, async_op=True)
-    to_root = chunks[where.position] * (where.position != where.index(dst))
-    sent_to = {where.ranks[(where.position + 1) % where.size]: moved.sent - to_root}
+    """Replace `tensor` on global rank `dst` by the reduction of all ranks' tensors; undefined on the other ranks.
+
+    Shapes, `op`, `group` and `async_op` are those of `all_reduce`.
+
+    Raises:
+        ValueError: as `all_reduce`, or `dst` is not in `group`.
+    """
+    call, operator = Collective("reduce", group, tensor, root=dst), reduction(op)
+    chunks, root = call.ring_chunks(tensor), call.position_of(dst)
+    moved = traffic.reduce(chunks, call.position, root)
+    to_root = chunks[call.position] * (call.position != root)
+    sent_to = {call.ranks[(call.position + 1) % call.size]: moved.sent - to_root}
     sent_to[dst] = sent_to.get(dst, 0) + to_root
-    return start(where, moved, tensor, begin, async_op, sent_to=sent_to)
+    work = call.describe(moved, tensor, sent_to=sent_to)
+    with work:
+        work.handle = dist.reduce(tensor, dst, operator, call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
-    """Replace `tensor` on every rank by that of global rank `src`."""
-    where = place("broadcast", group, tensor, root=src)
-    root = where.index(src)
-    moved = traffic.broadcast(num_bytes(tensor), where.size, where.position, root)
-    sent_to = {where.ranks[child]: num_bytes(tensor) for child in traffic.children(where.size, where.position, root)}
-    begin = partial(dist.broadcast, tensor, src, group=where.group, async_op=True)
-    return start(where, moved, tensor, begin, async_op, sent_to=sent_to)
+    """Copy the `tensor` of global rank `src` into `tensor` on every rank; one shape and dtype on all ranks.
+
+    Raises:
+        ValueError: `tensor` is not contiguous, or this rank or `src` is not in `group`.
+    """
+    call = Collective("broadcast", group, tensor, root=src)
+    size, root = num_bytes(tensor), call.position_of(src)
+    moved = traffic.broadcast(size, call.size, call.position, root)
+    sent_to = {call.ranks[child]: size for child in traffic.children(call.size, call.position, root)}
+    work = call.describe(moved, tensor, sent_to=sent_to)
+    with work:
+        work.handle = dist.broadcast(tensor, src, call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def all_gather_single(
@@ -54,29 +96,141 @@ def all_gather_single(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Fill `output` (N times `input`) on every rank with the inputs of all ranks, in rank order."""
-    where = place("all_gather_single", group, output, input)
-    where.check_numel("output", output, where.size * input.numel())
-    moved = traffic.all_gather([num_bytes(input)] * where.size, where.position)
-    begin = partial(_all_gather_single, output, input, group=where.group, async_op=True)
-    return start(where, moved, input, begin, async_op, tensor_bytes=num_bytes(output))
+    """Fill `output` on every rank with the `input` of all ranks, concatenated in rank order.
+
+    Args:
+        output: N times the elements of `input`, e.g. `(N * rows, columns)`.
+        input: `(rows, columns)` or any shape; the same on all N ranks.
+        group: the ranks that take part; by default the world.
+        async_op: return a `Work` without waiting.
+
+    Raises:
+        ValueError: `output` has another size, a tensor is not contiguous, or this rank is not in `group`.
+    """
+    call = Collective("all_gather_single", group, output, input)
+    call.check_numel("output", output, call.size * input.numel())
+    moved = traffic.all_gather([num_bytes(input)] * call.size, call.position)
+    work = call.describe(moved, input, tensor_bytes=num_bytes(output))
+    with work:
+        work.handle = _all_gather_single(output, input, group=call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def all_gather(
     outputs: list[torch.Tensor], tensor: torch.Tensor, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Fill `outputs[j]` on every rank with rank j's `tensor`; all of one size."""
-    where = place("all_gather", group, *outputs, tensor)
-    where.check_count("outputs", outputs)
+    """Fill `outputs[j]` on every rank with the `tensor` of the group's j-th rank; all N + 1 tensors have one size.
+
+    Raises:
+        ValueError: `outputs` has not N tensors of that size, one is not contiguous, or this rank is not in `group`.
+    """
+    call = Collective("all_gather", group, *outputs, tensor)
+    call.check_count("outputs", outputs)
     for output in outputs:
-        where.check_numel("each output (pad uneven tensors, or use all_to_all)", output, tensor.numel())
-    moved = traffic.all_gather([num_bytes(output) for output in outputs], where.position)
-    begin = partial(dist.all_gather, outputs, tensor, where.group, True)
-    return start(where, moved, tensor, begin, async_op, tensor_bytes=where.size * num_bytes(tensor))
+        call.check_numel("each output (pad uneven tensors, or use all_to_all)", output, tensor.numel())
+    moved = traffic.all_gather([num_bytes(output) for output in outputs], call.position)
+    work = call.describe(moved, tensor, tensor_bytes=call.size * num_bytes(tensor))
+    with work:
+        work.handle = dist.all_gather(outputs, tensor, call.group, async_op=True)
+    return work.wait_unless(async_op)
+
+
+def reduce_scatter_single(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    op: str = "sum",
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Reduce all ranks' `input` element by element and fill `output` on rank j with the j-th of its N chunks.
+
+    Args:
+        output: one chunk; it may be this rank's chunk of `input` itself.
+        input: N times the elements of `output`, one shape on all ranks.
+        op: as for `all_reduce`; `avg` needs a floating or complex dtype.
+        group: the ranks that take part; by default the world.
+        async_op: return a `Work` without waiting.
+
+    Raises:
+        ValueError: sizes or dtypes do not fit, `op` is unknown, a tensor is not contiguous, or this rank is not in
+            `group`.
+    """
+    call, operator = Collective("reduce_scatter_single", group, output, input), reduction(op)
+    call.check_numel("input", input, call.size * output.numel())
+    _check_output(call, output, input, op)
+    moved = traffic.reduce_scatter([num_bytes(output)] * call.size, call.position)
+    if dist.get_backend(call.group) != "gloo":
+        work = call.describe(moved, input)
+        with work:
+            work.handle = _reduce_scatter_single(output, input, op=operator, group=call.group, async_op=True)
+        return work.wait_unless(async_op)
+    received = torch.empty_like(input).view(-1)
+    work = call.describe(moved, input, partial(_reduce_chunks, output, received.view(call.size, -1), op))
+    with work:
+        work.handle = dist.all_to_all_single(received, input.view(-1), group=call.group, async_op=True)
+    return work.wait_unless(async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    inputs: list[torch.Tensor],
+    op: str = "sum",
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Fill `output` on rank j with the reduction over all ranks of their `inputs[j]`; blocks may differ in size.
+
+    Raises:
+        ValueError: as `reduce_scatter_single`, or `inputs` has not one tensor per rank.
+    """
+    call, operator = Collective("reduce_scatter", group, output, *inputs), reduction(op)
+    call.check_count("inputs", inputs)
+    call.check_numel("output", output, inputs[call.position].numel())
+    _check_output(call, output, inputs[call.position], op)
+    moved = traffic.reduce_scatter([num_bytes(block) for block in inputs], call.position)
+    full_bytes = sum(map(num_bytes, inputs))
+    if dist.get_backend(call.group) != "gloo":
+        work = call.describe(moved, output, tensor_bytes=full_bytes)
+        with work:
+            work.handle = dist.reduce_scatter(output, inputs, operator, call.group, async_op=True)
+        return work.wait_unless(async_op)
+    flat = torch.cat([block.reshape(-1) for block in inputs])
+    received = flat.new_empty(call.size, output.numel())
+    splits = [output.numel()] * call.size, [block.numel() for block in inputs]
+    work = call.describe(moved, output, partial(_reduce_chunks, output, received, op), tensor_bytes=full_bytes)
+    with work:
+        work.handle = dist.all_to_all_single(received.view(-1), flat, *splits, group=call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def barrier(group: Group | None = None) -> None:
-    """Return when every rank of the group has come here."""
-    where = place("barrier", group)
-    begin = partial(dist.barrier, group=where.group, async_op=True)
-    start(where, traffic.barrier(where.size), None, begin, async_op=False)
+    """Block until every rank of the group has called `barrier`.
+
+    Raises:
+        ValueError: this rank is not in `group`.
+    """
+    call = Collective("barrier", group)
+    work = call.describe(traffic.barrier(call.size), None)
+    with work:
+        work.handle = dist.barrier(call.group, async_op=True)
+    work.wait()
+
+
+def _check_output(call: Collective, output: torch.Tensor, chunk: torch.Tensor, op: str) -> None:
+    """Refuse dtypes that the reduced chunk cannot be written to."""
+    if output.dtype != chunk.dtype:
+        raise ValueError(f"{call.name}: output is {output.dtype}, the input {chunk.dtype}; give both one type")
+    if op == "avg" and not (output.is_floating_point() or output.is_complex()):
+        raise ValueError(f"{call.name}: an average of {output.dtype} is no whole number; sum, then divide")
+
+
+def _reduce_chunks(output: torch.Tensor, chunks: torch.Tensor, op: str) -> None:
+    """Reduce the received chunks in rank order into `output`."""
+    with torch.no_grad():  # the output may be a leaf
+        is_narrow = output.is_floating_point() and output.element_size() < 4
+        total = chunks[0].float() if is_narrow else chunks[0]
+        for chunk in chunks[1:].unbind():
+            _IN_PLACE[op](total, chunk)
+        if op == "avg":
+            total.div_(len(chunks))
+        output.copy_(total.view_as(output))

@@ -1,7 +1,11 @@
-"""Collectives that distribute: every rank sends, or receives, something different."""
+"""Collectives that distribute: every rank of the group sends or receives different data.
+
+Chapters: book/start/ranks-and-messages, book/ep/all-to-all.  In: contiguous tensors on each of N ranks.
+  bytes sent   all_to_all: every block but the local one     gather, scatter: one block, straight to or from the root
+Elsewhere: `torch.distributed`, whose names and arguments these are.
+"""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +13,7 @@ import torch.distributed as dist
 
 from dualpipe_lab.comm.collectives import all_gather_single
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.comm.place import place, start
-from dualpipe_lab.comm.work import Work, num_bytes
+from dualpipe_lab.comm.work import Collective, Work, num_bytes
 from dualpipe_lab.world import payload
 from dualpipe_lab.world.record import traffic
 
@@ -23,25 +26,43 @@ def all_to_all_single(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send the j-th block of `input`'s rows to rank j and fill `output` with the blocks addressed to this rank."""
-    where = place("all_to_all_single", group, output, input)
-    receives = where.block_bytes("output", output, output_split_sizes)
-    sends = where.block_bytes("input", input, input_split_sizes)
-    moved = traffic.all_to_all(sends, receives, where.position)
+    """Send the j-th block of rows of `input` to rank j, and fill the j-th block of rows of `output` from rank j.
+
+    Args:
+        output: `(sum(output_split_sizes), ...)`.
+        input: `(sum(input_split_sizes), ...)`.
+        output_split_sizes: rows received from each rank; None divides `output` evenly.
+        input_split_sizes: rows sent to each rank; None divides `input` evenly.
+        group: the ranks that take part; by default the world.
+        async_op: return a `Work` without waiting.
+
+    Raises:
+        ValueError: sizes do not add up to the rows, a tensor is not contiguous, or this rank is not in `group`.
+    """
+    call = Collective("all_to_all_single", group, output, input)
+    receives = call.block_bytes("output", output, output_split_sizes)
+    sends = call.block_bytes("input", input, input_split_sizes)
+    moved = traffic.all_to_all(sends, receives, call.position)
     splits = [None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)]
-    begin = partial(dist.all_to_all_single, output, input, *splits, group=where.group, async_op=True)
-    return start(where, moved, input, begin, async_op, sent_to=where.addressed(sends))
+    work = call.describe(moved, input, sent_to=call.bytes_by_peer(sends))
+    with work:
+        work.handle = dist.all_to_all_single(output, input, *splits, group=call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def all_to_all(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Send `inputs[j]` to rank j and fill `outputs[j]` with what rank j addressed to this rank."""
-    where = place("all_to_all", group, *outputs, *inputs)
-    where.check_count("outputs", outputs)
-    where.check_count("inputs", inputs)
+    """Send `inputs[j]` to rank j and fill `outputs[j]` from rank j; every tensor may have its own shape.
+
+    Raises:
+        ValueError: a list has not one tensor per rank, one is not contiguous, or this rank is not in `group`.
+    """
+    call = Collective("all_to_all", group, *outputs, *inputs)
+    call.check_count("outputs", outputs)
+    call.check_count("inputs", inputs)
     sends, receives = [num_bytes(block) for block in inputs], [num_bytes(block) for block in outputs]
-    moved = traffic.all_to_all(sends, receives, where.position)
+    moved = traffic.all_to_all(sends, receives, call.position)
     # GLOO's own list form insists on equal sizes, its flat form does not
     flat_in = torch.cat([block.reshape(-1) for block in inputs])
     flat_out = flat_in.new_empty(sum(block.numel() for block in outputs))
@@ -51,8 +72,10 @@ def all_to_all(
         for block, part in zip(outputs, flat_out.split(splits[0]), strict=True):
             block.copy_(part.view_as(block))
 
-    begin = partial(dist.all_to_all_single, flat_out, flat_in, *splits, group=where.group, async_op=True)
-    return start(where, moved, flat_in, begin, async_op, unpack, where.addressed(sends))
+    work = call.describe(moved, flat_in, unpack, call.bytes_by_peer(sends))
+    with work:
+        work.handle = dist.all_to_all_single(flat_out, flat_in, *splits, group=call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def gather(
@@ -62,16 +85,23 @@ def gather(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Fill `outputs[j]` on global rank `dst` with rank j's `tensor`; elsewhere `outputs` is None."""
-    where = place("gather", group, tensor, *(outputs or []), root=dst)
-    if (outputs is not None) != (where.position == where.index(dst)):
+    """Fill `outputs[j]` on global rank `dst` with rank j's `tensor`; on the other ranks `outputs` is None.
+
+    Raises:
+        ValueError: `outputs` is on the wrong rank or has not one tensor per rank, a tensor is not contiguous, or this
+            rank or `dst` is not in `group`.
+    """
+    call = Collective("gather", group, tensor, *(outputs or []), root=dst)
+    root = call.position_of(dst)
+    if (outputs is not None) != (call.position == root):
         raise ValueError(f"gather: outputs belong on rank {dst} and on no other; elsewhere pass None")
     if outputs is not None:
-        where.check_count("outputs", outputs)
-    moved = traffic.gather(num_bytes(tensor), where.size, where.position, where.index(dst))
-    begin = partial(dist.gather, tensor, outputs, dst, where.group, True)
-    full = where.size * num_bytes(tensor)
-    return start(where, moved, tensor, begin, async_op, sent_to={dst: moved.sent}, tensor_bytes=full)
+        call.check_count("outputs", outputs)
+    moved = traffic.gather(num_bytes(tensor), call.size, call.position, root)
+    work = call.describe(moved, tensor, sent_to={dst: moved.sent}, tensor_bytes=call.size * num_bytes(tensor))
+    with work:
+        work.handle = dist.gather(tensor, outputs, dst, call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def scatter(
@@ -81,21 +111,32 @@ def scatter(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Fill `tensor` on rank j with `inputs[j]` of global rank `src`; elsewhere `inputs` is None."""
-    where = place("scatter", group, tensor, *(inputs or []), root=src)
-    if (inputs is not None) != (where.position == where.index(src)):
+    """Fill `tensor` on rank j with `inputs[j]` of global rank `src`; on the other ranks `inputs` is None.
+
+    Raises:
+        ValueError: `inputs` is on the wrong rank or has not one tensor per rank, a tensor is not contiguous, or this
+            rank or `src` is not in `group`.
+    """
+    call = Collective("scatter", group, tensor, *(inputs or []), root=src)
+    root = call.position_of(src)
+    if (inputs is not None) != (call.position == root):
         raise ValueError(f"scatter: inputs belong on rank {src} and on no other; elsewhere pass None")
     if inputs is not None:
-        where.check_count("inputs", inputs)
-    moved = traffic.scatter(num_bytes(tensor), where.size, where.position, where.index(src))
-    begin = partial(dist.scatter, tensor, inputs, src, where.group, True)
-    sends = [num_bytes(block) for block in inputs or [tensor[:0]] * where.size]
-    full = where.size * num_bytes(tensor)
-    return start(where, moved, tensor, begin, async_op, sent_to=where.addressed(sends), tensor_bytes=full)
+        call.check_count("inputs", inputs)
+    moved = traffic.scatter(num_bytes(tensor), call.size, call.position, root)
+    sends = call.bytes_by_peer([num_bytes(block) for block in inputs or [tensor[:0]] * call.size])
+    work = call.describe(moved, tensor, sent_to=sends, tensor_bytes=call.size * num_bytes(tensor))
+    with work:
+        work.handle = dist.scatter(tensor, inputs, src, call.group, async_op=True)
+    return work.wait_unless(async_op)
 
 
 def all_gather_object(value: object, group: Group | None = None) -> list[Any]:
-    """Return the values of all ranks, in rank order: their sizes travel first, then their padded pickles."""
+    """Return the values of all ranks in rank order: one all-gather of the pickles' sizes, one of the padded pickles.
+
+    Raises:
+        ValueError: this rank is not in `group`.
+    """
     size = len(members(group))
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     data = torch.frombuffer(bytearray(payload.dumps(value)), dtype=torch.uint8).to(device)
@@ -104,7 +145,7 @@ def all_gather_object(value: object, group: Group | None = None) -> list[Any]:
     longest = int(sizes.max())
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: data.numel()] = data
-    everything = torch.empty(size * longest, dtype=torch.uint8, device=device)
-    all_gather_single(everything, padded, group)
-    parts = everything.view(size, longest).cpu()
-    return [payload.loads(part[:length].numpy().tobytes()) for part, length in zip(parts, sizes.tolist(), strict=True)]
+    gathered = torch.empty(size * longest, dtype=torch.uint8, device=device)
+    all_gather_single(gathered, padded, group)
+    rows = gathered.view(size, longest).cpu()
+    return [payload.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, sizes.tolist(), strict=True)]

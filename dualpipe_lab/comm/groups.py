@@ -66,10 +66,10 @@ def _check_agreed(ranks: tuple[int, ...]) -> None:
     context = rank_context()
     made: list[tuple[int, ...]] = [()] * context.world_size
     operation = Operation("new_group", context.everyone, Traffic(0, 0, 0), (), label=f"of ranks {list(ranks)}")
-    context.books.progress.join(operation)
-    context.books.progress.wait(operation)
+    context.recorder.status.join(operation)
+    context.recorder.status.wait(operation)
     dist.all_gather_object(made, ranks)
-    context.books.progress.end()
+    context.recorder.status.end()
     other = next((rank for rank, theirs in enumerate(made) if theirs != ranks), None)
     if other is not None:
         raise ValueError(

@@ -1,14 +1,19 @@
-"""Messages between two ranks."""
+"""Messages between two ranks.
+
+Chapter: book/start/ranks-and-messages.  In: a contiguous tensor and the peer's global rank.  Out: a `Work`.
+  bytes sent   S, the bytes of the tensor, on the sender; the receiver's tensor needs the same number of bytes
+Two messages between the same two ranks with the same tag arrive in the order in which they were sent.
+Elsewhere: `torch.distributed`, whose names and arguments these are; NCCL ignores tags.
+"""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from dualpipe_lab.comm.groups import Group, carrier, members, name_of
-from dualpipe_lab.comm.work import Work, check_contiguous, dtype_name, issue, num_bytes
+from dualpipe_lab.comm.work import Work, check_contiguous, dtype_name, num_bytes
 from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.traffic import Traffic
@@ -16,7 +21,10 @@ from dualpipe_lab.world.record.wire import MESSAGES
 
 
 class P2P(NamedTuple):
-    """One message of a batch: `P2P("isend", tensor, peer)` or `P2P("irecv", tensor, peer)`; `label` is for sends."""
+    """One message of a batch: `P2P("isend", tensor, peer)` or `P2P("irecv", tensor, peer)`.
+
+    `label` names a sent message in the timeline.
+    """
 
     kind: Literal["isend", "irecv"]
     tensor: torch.Tensor
@@ -26,55 +34,82 @@ class P2P(NamedTuple):
 
 
 def isend(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = None, label: str = "") -> Work:
-    """Start sending `tensor` to global rank `dst`; `label` names the message in the timeline."""
-    operation = _message("isend", tensor, dst, tag, group)
-    operation.label = label
-    work = issue(operation, partial(dist.isend, tensor, dst, _carrier(group), tag), True)
-    assert work is not None
+    """Start to send `tensor` to global rank `dst`; the caller must not change `tensor` before `Work.wait` returns.
+
+    Args:
+        tensor: any shape and dtype.
+        dst: global rank that receives it.
+        tag: a number from 0; a receive with the same tag matches.
+        group: both ranks belong to it; by default the world.
+        label: name of the message in the timeline.
+
+    Raises:
+        ValueError: `dst` is this rank or not in `group`, `tag` is negative, or `tensor` is not contiguous.
+    """
+    work = _describe("isend", tensor, dst, tag, group, label)
+    with work:
+        work.handle = dist.isend(tensor, dst, _carrier(group), tag)
     return work
 
 
 def irecv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Group | None = None) -> Work:
-    """Start filling `tensor` with a message from global rank `src` (None: from whichever rank sends first)."""
-    work = issue(
-        _message("irecv", tensor, src, tag, group), partial(dist.irecv, tensor, src, _carrier(group), tag), True
-    )
-    assert work is not None
+    """Start to fill `tensor` with a message from global rank `src` (None: from the rank that sends first).
+
+    Raises:
+        ValueError: as `isend`, with `src` for `dst`.
+    """
+    work = _describe("irecv", tensor, src, tag, group)
+    with work:
+        work.handle = dist.irecv(tensor, src, _carrier(group), tag)
     return work
 
 
 def send(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = None) -> None:
-    """Send `tensor` to global rank `dst`; return when it has left, which on GLOO is not before `dst` asks for it."""
-    issue(_message("send", tensor, dst, tag, group), partial(dist.isend, tensor, dst, _carrier(group), tag), False)
+    """Send `tensor` to global rank `dst` and block until it has left: on GLOO, until `dst` has called its receive.
+
+    Raises:
+        ValueError: as `isend`.
+    """
+    work = _describe("send", tensor, dst, tag, group)
+    with work:
+        work.handle = dist.isend(tensor, dst, _carrier(group), tag)
+    work.wait()
 
 
 def recv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Group | None = None) -> int:
-    """Fill `tensor` with a message from global rank `src` (None: any); return who sent it."""
-    operation = _message("recv", tensor, src, tag, group)
-    issue(operation, partial(dist.irecv, tensor, src, _carrier(group), tag), False)
-    assert operation.peer is not None
-    return operation.peer
+    """Fill `tensor` with a message from global rank `src` (None: from any rank) and return the sender's global rank.
+
+    Raises:
+        ValueError: as `isend`, with `src` for `dst`.
+    """
+    work = _describe("recv", tensor, src, tag, group)
+    with work:
+        work.handle = dist.irecv(tensor, src, _carrier(group), tag)
+    work.wait()
+    assert work.operation.peer is not None
+    return work.operation.peer
 
 
 def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> list[Work]:
-    """Start several messages together (NCCL then cannot deadlock on their order); one `Work` each."""
+    """Start several messages in one call, so that NCCL cannot deadlock on their order; return one `Work` per message.
+
+    Raises:
+        ValueError: as `isend`, for any of the messages; none of them is then started.
+    """
     if not messages:
         return []
-    context = rank_context()
-    operations = [_message(message.kind, message.tensor, message.peer, message.tag, group) for message in messages]
-    for operation, message in zip(operations, messages, strict=True):
-        operation.label = message.label
-        context.begin(operation)
-    functions = {"isend": dist.isend, "irecv": dist.irecv}
+    context, functions = rank_context(), {"isend": dist.isend, "irecv": dist.irecv}
+    works = [_describe(kind, tensor, peer, tag, group, label) for kind, tensor, peer, tag, label in messages]
+    for work in works:
+        context.begin(work.operation)
     group = _carrier(group)
     handles: list[Any] = dist.batch_isend_irecv(
-        [dist.P2POp(functions[message.kind], message.tensor, message.peer, group, message.tag) for message in messages]
+        [dist.P2POp(functions[kind], tensor, peer, group, tag) for kind, tensor, peer, tag, _ in messages]
     )
-    # NCCL returns one handle for the whole batch, GLOO one for each message
-    return [
-        Work(context, operation, handles[min(position, len(handles) - 1)])
-        for position, operation in enumerate(operations)
-    ]
+    for position, work in enumerate(works):
+        work.handle = handles[min(position, len(handles) - 1)]  # NCCL returns one for the batch, GLOO one per message
+        context.in_flight[id(work)] = work
+    return works
 
 
 def _carrier(group: Group | None) -> Group | None:
@@ -83,19 +118,21 @@ def _carrier(group: Group | None) -> Group | None:
     return carrier(MESSAGES, members(group), name_of(group), group)
 
 
-def _message(name: str, tensor: torch.Tensor, peer: int | None, tag: int, group: Group | None) -> Operation:
-    """Describe a message and refuse what could only hang."""
+def _describe(
+    name: str, tensor: torch.Tensor, peer: int | None, tag: int, group: Group | None, label: str = ""
+) -> Work:
+    """Describe a message as a work to issue, and refuse one that could only hang."""
     check_contiguous(name, tensor)
-    ranks, rank = members(group), rank_context().rank
+    context, ranks = rank_context(), members(group)
     if peer is not None and peer not in ranks:
         raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
-    if peer == rank:
-        raise ValueError(f"{name}: rank {rank} cannot exchange messages with itself; copy the tensor")
+    if peer == context.rank:
+        raise ValueError(f"{name}: rank {peer} cannot exchange messages with itself; copy the tensor")
     if tag < 0:
         raise ValueError(f"{name}: a tag is at least 0, got {tag}")
     sends, size = name.endswith("send"), num_bytes(tensor)
     traffic = Traffic(size, 0, 1) if sends else Traffic(0, size, 1)
-    operation = Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends)
+    operation = Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends, label=label)
     operation.tensor_bytes = size * sends
     operation.group_name, operation.dtype = name_of(group), dtype_name(tensor.dtype)
-    return operation
+    return Work(context, operation)

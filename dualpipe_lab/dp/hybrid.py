@@ -98,5 +98,5 @@ def count_by_node(topology: Topology) -> NodeLedger:
     context = rank_context()
     ledger = NodeLedger(topology, context.rank)
     ledger.entries = context.ledger.entries
-    context.books.ledger = ledger
+    context.recorder.ledger = ledger
     return ledger

@@ -1,7 +1,7 @@
-"""The rank's context: its number, its clock, its ledger and its trace.
+"""The context of a rank: its number, its clock, its recorder and its emulated link.
 
-This is the one piece of state that belongs to the process rather than to a caller.  `launch` makes it in every rank;
-under `torchrun` it is made on first use.  Everything in `comm` finds it through `rank_context()`.
+It is the one piece of state that belongs to the process and not to a caller.  `launch` makes it in every rank; under
+`torchrun` the first use makes it.  Every function of `comm` gets it from `rank_context()`.
 """
 
 from collections.abc import Iterator
@@ -15,26 +15,26 @@ from dualpipe_lab.world.emulate.emulator import Emulator
 from dualpipe_lab.world.record.ledger import RankLedger
 from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.operation_log import OperationLog
-from dualpipe_lab.world.record.rank_status import Whereabouts
-from dualpipe_lab.world.record.recorder import Books
+from dualpipe_lab.world.record.rank_status import RankStatus
+from dualpipe_lab.world.record.recorder import Recorder
 from dualpipe_lab.world.record.trace import RankTrace
 from dualpipe_lab.world.record.wire import Wire
 
 
 class RankContext:
-    """What one rank knows of itself.
+    """State of one rank.
 
     Attributes:
-        rank, world_size: its number and how many there are.
-        everyone: the ranks of the world.
-        clock: the time it lives by.
-        emulator: delays messages; None when the wall clock runs without a link.
-        log: the last operations, for the launcher to read after a crash; None under `torchrun`.
-        books: what happened so far, and what the watchdog is told.
-        wire: counts the bytes that leave; None unless the launch asked for it.
-        in_flight: works whose messages may still be under way; they must outlive the caller's interest in them.
-        quiet: in the middle of a pipeline's step: waiting for a message is no span but a gap between two of them, and
-            messages are written into the books at the end.
+        rank, world_size: number of this rank, number of ranks.
+        everyone: all ranks of the world, in order.
+        clock: wall clock or virtual clock.
+        emulator: delays messages; None for the wall clock without a link.
+        log: the last operations, which the launcher reads after a crash; None under `torchrun`.
+        recorder: ledger, trace and status of this rank.
+        wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
+        in_flight: works that nobody has waited for yet; a work that is garbage-collected would lose its message.
+        quiet: True inside a pipeline's step: a wait for a message makes no span, the operation log is not written, and
+            the recorder buffers messages until the end of the step.
     """
 
     def __init__(
@@ -49,60 +49,60 @@ class RankContext:
         self.rank, self.world_size, self.clock, self.emulator = rank, world_size, clock, emulator
         self.log, self.wire = log, wire
         self.everyone = tuple(range(world_size))
-        self.books = Books(rank)
+        self.recorder = Recorder(rank)
         self.in_flight: dict[int, object] = {}
         self.quiet = False
         self._open_spans = 0
 
     @property
     def ledger(self) -> RankLedger:
-        """What this rank communicated so far."""
-        return self.books.written().ledger
+        """Messages and collectives of this rank so far."""
+        return self.recorder.flush().ledger
 
     @property
     def trace(self) -> RankTrace:
-        """What this rank did so far."""
-        return self.books.written().trace
+        """Spans, messages and collectives of this rank so far, with their times."""
+        return self.recorder.flush().trace
 
     def read_wire(self) -> None:
-        """Enter into the ledger what left the sockets; all ranks call this, after their last operation."""
+        """Enter the bytes that left the sockets into the ledger; every rank calls this after its last operation."""
         if self.wire is not None:
             import torch.distributed as dist
 
             dist.barrier()
             self.ledger.enter_wire(self.wire.sent())
 
-    def answer(self) -> Whereabouts:
-        """Say where the main thread of this process is; called from another thread."""
-        return self.books.written().progress.answer()
+    def status(self) -> RankStatus:
+        """Status of this rank's main thread; another thread calls this."""
+        return self.recorder.flush().status.snapshot()
 
     def begin(self, operation: Operation) -> None:
-        """Stamp and note an operation that is about to be issued."""
+        """Record an operation that is about to be issued, and stamp it on an emulated link."""
         operation.issued_ns = self.clock.now()
         if operation.is_collective:
-            self.books.progress.join(operation)
+            self.recorder.status.join(operation)
         if self.emulator:
             self.emulator.post(operation)
-        if self.log and not self.quiet:  # a pipeline's step has agreed on shapes before it began
+        if self.log and not self.quiet:  # a pipeline's step infers shapes before it begins
             self.log.begin(operation)
-        self.books.note(operation, later=self.quiet)
+        self.recorder.record(operation, later=self.quiet)
 
-    def settle(self, operation: Operation, waited_from: int) -> None:
-        """Let time pass until a really finished operation is due, and note its end."""
-        progress = self.books.progress
+    def end(self, operation: Operation, waited_from: int) -> None:
+        """Wait until an operation that torch has completed is due on the emulated link, and record its end."""
+        status = self.recorder.status
         if self.emulator:
             due = self.emulator.due_ns(operation)
-            progress.in_flight = due > self.clock.now()
+            status.in_flight = due > self.clock.now()
             self.clock.wait_until(due)
         else:
             due = self.clock.now()
         if not self._open_spans and not (self.quiet and operation.peer is not None):
             kind = "collective" if operation.is_collective else "wait"
-            self.books.trace.span(waited_from, self.clock.now(), kind, operation.name)
-        progress.end()
+            self.recorder.trace.span(waited_from, self.clock.now(), kind, operation.name)
+        status.end()
         if self.log and operation.slot >= 0:
             self.log.end(operation)
-        self.books.note(operation, due, later=self.quiet)
+        self.recorder.record(operation, due, later=self.quiet)
 
     @contextmanager
     def span(
@@ -113,21 +113,21 @@ class RankContext:
         label: str = "",
         pair: tuple[ActionKey, ActionKey] | None = None,
     ) -> Iterator[None]:
-        """Record what happens inside as one span of the timeline; the arguments are those of `Span`."""
+        """Record the `with` block as one span of the timeline; the arguments are those of `Span`."""
         start = self.clock.now()
         self._open_spans += 1
         try:
             yield
         finally:
             self._open_spans -= 1
-            self.books.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
+            self.recorder.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
 
     def compute(self, ms: float, label: str = "") -> None:
-        """Work for `ms` milliseconds of this rank's clock."""
+        """Let `ms` milliseconds of this rank's clock pass."""
         start = self.clock.now()
         self.clock.wait_until(start + round(ms * 1_000_000))
         if not self._open_spans:
-            self.books.trace.span(start, self.clock.now(), "compute", label)
+            self.recorder.trace.span(start, self.clock.now(), "compute", label)
 
 
 _current: RankContext | None = None
@@ -161,9 +161,9 @@ def rank_context() -> RankContext:
 
 
 def compute(ms: float, label: str = "") -> None:
-    """Stand for `ms` milliseconds of work: sleep under the wall clock, count under the virtual one.
+    """Emulate `ms` milliseconds of computation: sleep on the wall clock, add to the virtual clock.
 
-    Sleeping ranks share two cores without slowing one another, as ranks on their own devices would.
+    Sleeping ranks share a core without delaying each other, as ranks on separate devices would.
 
     Raises:
         RuntimeError: outside of a rank.
@@ -175,7 +175,7 @@ def compute(ms: float, label: str = "") -> None:
 
 
 def now() -> int:
-    """Nanoseconds of this rank's clock since the ranks were let go.
+    """Nanoseconds of this rank's clock since all ranks started.
 
     Raises:
         RuntimeError: outside of a rank.
@@ -186,7 +186,7 @@ def now() -> int:
 def span(
     kind: str, stage: int | None = None, microbatch: int | None = None, label: str = ""
 ) -> AbstractContextManager[None]:
-    """Name what a rank does inside the `with` block, for the timeline: `with lab.span("F", stage=0, microbatch=2):`.
+    """Record the `with` block as a span of the timeline: `with lab.span("F", stage=0, microbatch=2):`.
 
     Raises:
         RuntimeError: outside of a rank.

@@ -27,7 +27,7 @@ from dualpipe_lab.world import backends, context, payload
 from dualpipe_lab.world.emulate.clock import VirtualClock, WallClock
 from dualpipe_lab.world.emulate.emulator import Emulator
 from dualpipe_lab.world.record.operation_log import OperationLog
-from dualpipe_lab.world.record.rank_status import Frame, Progress
+from dualpipe_lab.world.record.rank_status import StackFrame, StatusTracker
 from dualpipe_lab.world.record.timestamps import Stamps
 from dualpipe_lab.world.record.wire import Wire
 from dualpipe_lab.world.settings import Settings
@@ -95,7 +95,7 @@ class _Mailbox:
 def answer() -> Any:
     """Where this rank is."""
     present = context.peek()
-    return present.answer() if present else Progress(-1).answer()
+    return present.status() if present else StatusTracker(-1).snapshot()
 
 
 def _serve(job: Job, mailbox: _Mailbox) -> None:
@@ -165,7 +165,7 @@ def _make_context(job: Job, wire: Wire | None, origin_ns: int) -> context.RankCo
     return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire)
 
 
-def _describe(error: BaseException) -> tuple[str, list[Frame], str, bytes | None]:
+def _describe(error: BaseException) -> tuple[str, list[StackFrame], str, bytes | None]:
     """One line of cause, the frames it came through, the traceback, the exception itself if it can travel."""
     if isinstance(error, SystemExit):
         cause = f"left with sys.exit({error.code!r})"
@@ -173,7 +173,7 @@ def _describe(error: BaseException) -> tuple[str, list[Frame], str, bytes | None
         cause = "raised " + "".join(traceback.format_exception_only(error)).strip()
     own = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is this file
     lines = (item for item in traceback.extract_tb(own) if item.filename != __file__)
-    frames = [Frame(item.filename, item.lineno or 0, item.name) for item in lines]
+    frames = [StackFrame(item.filename, item.lineno or 0, item.name) for item in lines]
     text = "".join(traceback.format_exception(type(error), error, own))
     try:
         travels = payload.dumps(error)

@@ -19,7 +19,7 @@ WORLD = "dualpipe_lab.world"
 
 # Records: made without their constructor, then given their fields.
 RECORDS = {
-    f"{WORLD}.record.rank_status": ("Frame", "Blocked", "Whereabouts"),
+    f"{WORLD}.record.rank_status": ("StackFrame", "Blocked", "RankStatus"),
     f"{WORLD}.record.operation": ("Communicator",),
     f"{WORLD}.record.ledger": ("Entry", "RankLedger", "Ledger"),
     f"{WORLD}.record.trace": ("RankTrace", "_Sent", "_Received"),

@@ -49,7 +49,7 @@ def run(
     try:
         value = fn(present.rank, actual, *args)
         present.read_wire()
-        mine = (value, present.ledger, present.trace, present.answer())
+        mine = (value, present.ledger, present.trace, present.status())
         context.install(context.RankContext(present.rank, actual, present.clock))  # the gathering is not the learner's
         return all_gather_object(mine)
     finally:

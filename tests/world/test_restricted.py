@@ -14,7 +14,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.world import payload, restricted
 from dualpipe_lab.world.record.ledger import Entry, RankLedger
-from dualpipe_lab.world.record.rank_status import Whereabouts
+from dualpipe_lab.world.record.rank_status import RankStatus
 from dualpipe_lab.world.record.trace import RankTrace
 
 PLAIN = [
@@ -125,7 +125,7 @@ def records_in(annotation):
 
 def test_the_tables_have_all_that_every_rank_sends():
     """A new record in an answer, a ledger or a trace has to be entered, or nothing can be graded."""
-    sent = {found for root in (Whereabouts, RankLedger, Entry, RankTrace) for found in records_in(root)}
+    sent = {found for root in (RankStatus, RankLedger, Entry, RankTrace) for found in records_in(root)}
     assert len(sent) >= 9
     missing = {cls for cls in sent if cls.__name__ not in restricted.RECORDS.get(cls.__module__, ())}
     assert not missing

@@ -288,7 +288,7 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         context.quiet = before
-        context.books.written()
+        context.recorder.flush()
 
 
 def _device(modules: Mapping[int, nn.Module], boundary: Boundary | None) -> torch.device:

@@ -1,7 +1,9 @@
-"""What a rank answers when it is asked where it is: its operation, its messages and its line in the cell.
+"""Status of a rank: the operation that it waits for, its messages so far, and the line that it runs.
 
-The answer is given by a thread of its own, so it comes while the rank is blocked inside GLOO.  Ranks that call
-`torch.distributed` directly are understood from the frame they are blocked in.
+In: operations as they begin and end.  Out: `RankStatus`, whenever the launcher asks.
+A second thread of the rank takes the snapshot, so it also works while the main thread is blocked inside GLOO.  For a
+rank that calls `torch.distributed` directly, the operation is read from the stack frame in which it is blocked.
+Elsewhere: the dump of torch's flight recorder; `py-spy dump` for the stack.
 """
 
 import sys
@@ -18,8 +20,8 @@ HISTORY_LENGTH = 1_000  # collectives per communicator that are compared across 
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A line of code: file, line number, function."""
+class StackFrame:
+    """One frame of a stack: file, line number, function."""
 
     file: str
     line: int
@@ -28,9 +30,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Blocked:
-    """The operation that a rank waits for, as far as it is known.
+    """The operation that a rank waits for.
 
-    `sends` is None for a collective; `communicator` and `sequence` are known when it went through `dualpipe_lab.comm`.
+    `sends` is None for a collective.  `communicator` and `sequence` are set for an operation of `dualpipe_lab.comm`.
     """
 
     name: str
@@ -43,17 +45,19 @@ class Blocked:
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """One rank's answer.
+class RankStatus:
+    """Status of one rank at one time.
 
     Attributes:
-        blocked: the operation it waits for; None while it computes.
+        rank: number of the rank.
+        blocked: the operation that the rank waits for; None while it computes.
         in_flight: True while an emulated transfer is under way, which is no deadlock.
-        completed: operations finished so far.
-        cpu_seconds: processor time used so far; a rank that moves bytes uses some, a deadlocked one does not.
-        posted, received: messages by (peer, tag).
-        joined, history: collectives begun, by communicator: how many, and which.
-        frames: where its main thread is, innermost last.
+        waited_seconds: time since the rank began to wait for `blocked`.
+        completed: number of operations completed.
+        cpu_seconds: processor time used; it grows while a rank moves bytes and stands still in a deadlock.
+        sent, received: number of messages by (peer, tag).
+        joined, history: number and signatures of the collectives begun, by communicator.
+        frames: stack of the main thread, innermost frame last.
     """
 
     rank: int
@@ -62,23 +66,23 @@ class Whereabouts:
     waited_seconds: float
     completed: int
     cpu_seconds: float
-    posted: Counter[tuple[int, int]]
+    sent: Counter[tuple[int, int]]
     received: Counter[tuple[int, int]]
     joined: dict[Communicator, int]
     history: dict[Communicator, list[str]]
-    frames: list[Frame]
+    frames: list[StackFrame]
 
 
 @dataclass
-class Progress:
-    """The table from which a rank answers; `comm` keeps it up to date."""
+class StatusTracker:
+    """Counts of one rank's operations and the one that it waits for; `comm` updates it at every begin and end."""
 
     rank: int
     current: Operation | None = None
     since: float = 0.0
     in_flight: bool = False
     completed: int = 0
-    posted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     received: Counter[tuple[int, int]] = field(default_factory=Counter)
     joined: dict[Communicator, int] = field(default_factory=dict)
     history: dict[Communicator, list[str]] = field(default_factory=dict)
@@ -92,31 +96,31 @@ class Progress:
             self.history.setdefault(communicator, []).append(operation.signature)
 
     def wait(self, operation: Operation) -> None:
-        """Note that the rank now waits for an operation."""
+        """Mark an operation as the one that the rank waits for."""
         self.current, self.since = operation, time.perf_counter()
 
     def end(self) -> None:
-        """Note that the operation is over."""
+        """Mark the current operation as complete."""
         self.current, self.in_flight = None, False
         self.completed += 1
 
-    def answer(self) -> Whereabouts:
-        """Say where the main thread of this process is; called from another thread."""
+    def snapshot(self) -> RankStatus:
+        """Status of this process's main thread; another thread calls this."""
         stack = _main_stack()
         current = self.current
         blocked = _from_operation(current) if current else _from_torch(stack)
-        return Whereabouts(
+        return RankStatus(
             rank=self.rank,
             blocked=blocked,
             in_flight=self.in_flight,
             waited_seconds=time.perf_counter() - self.since if current else 0.0,
             completed=self.completed,
             cpu_seconds=time.process_time(),
-            posted=Counter(self.posted),
+            sent=Counter(self.sent),
             received=Counter(self.received),
             joined=dict(self.joined),
             history={communicator: list(names) for communicator, names in list(self.history.items())},
-            frames=[Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in stack],
+            frames=[StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in stack],
         )
 
 
@@ -142,7 +146,7 @@ def _from_operation(operation: Operation) -> Blocked:
 
 
 def _from_torch(stack: list[FrameType]) -> Blocked | None:
-    """Recognise a blocking call of `torch.distributed` itself from the innermost of its frames."""
+    """Find a blocking call of `torch.distributed` itself in the stack, innermost first."""
     for frame in reversed(stack):
         if frame.f_code.co_filename.endswith("distributed_c10d.py") and not frame.f_code.co_name.startswith("_"):
             return _from_torch_frame(frame)

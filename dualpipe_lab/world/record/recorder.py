@@ -1,8 +1,8 @@
-"""One rank's books: the ledger, the trace and the table from which it answers where it is.
+"""The recorder of one rank: its ledger, its trace and its status.
 
-In: operations as they begin and end.  Out: the books, written up.
-In the middle of a pipeline's step a message is noted in a word, and written up at the end or when somebody asks: a rank
-that has just been woken pays for every line it runs with cold caches, and the books cost as much as the message.
+In: operations as they begin and end.  Out: entries in the ledger, the trace and the status tracker.
+Inside a pipeline's step, messages are only buffered; they are recorded at the end of the step, or when a reader calls
+`flush`.  Recording costs as much as the message itself, because a rank that has just been woken has cold caches.
 """
 
 import threading
@@ -10,44 +10,44 @@ from collections import deque
 
 from dualpipe_lab.world.record.ledger import RankLedger
 from dualpipe_lab.world.record.operation import Operation
-from dualpipe_lab.world.record.rank_status import Progress
+from dualpipe_lab.world.record.rank_status import StatusTracker
 from dualpipe_lab.world.record.trace import RankTrace
 
-MAX_NOTES = 1_024
+MAX_BUFFERED = 1_024
 
 
-class Books:
-    """What one rank did.
+class Recorder:
+    """Ledger, trace and status of one rank.
 
     Attributes:
-        ledger, trace: messages and collectives, up to the last `written`; spans of work are in the trace at once.
-        progress: what the rank waits for at present, and which messages it had, up to the last `written`.
+        ledger, trace: messages and collectives up to the last `flush`; spans are in the trace at once.
+        status: the operation that the rank waits for now, and its messages up to the last `flush`.
     """
 
     def __init__(self, rank: int) -> None:
-        self.ledger, self.trace, self.progress = RankLedger(), RankTrace(rank), Progress(rank)
+        self.ledger, self.trace, self.status = RankLedger(), RankTrace(rank), StatusTracker(rank)
         self._rank = rank
-        self._notes: deque[tuple[Operation, int | None]] = deque()
-        self._writing = threading.Lock()  # the rank itself, or the thread that answers for it
+        self._buffer: deque[tuple[Operation, int | None]] = deque()
+        self._lock = threading.Lock()  # the main thread records, the listening thread flushes
 
-    def note(self, operation: Operation, end_ns: int | None = None, later: bool = False) -> None:
-        """Note that an operation has begun or, with a time, that it is over; `later` leaves the writing for later."""
-        self._notes.append((operation, end_ns))
-        if not later or len(self._notes) > MAX_NOTES:
-            self.written()
+    def record(self, operation: Operation, end_ns: int | None = None, later: bool = False) -> None:
+        """Record the begin of an operation, or with `end_ns` its end; `later` only buffers it."""
+        self._buffer.append((operation, end_ns))
+        if not later or len(self._buffer) > MAX_BUFFERED:
+            self.flush()
 
-    def written(self) -> "Books":
-        """Write up what was noted, and return the books."""
-        with self._writing:
-            while self._notes:
-                operation, end_ns = self._notes.popleft()
+    def flush(self) -> "Recorder":
+        """Record everything that is buffered, and return this recorder."""
+        with self._lock:
+            while self._buffer:
+                operation, end_ns = self._buffer.popleft()
                 if end_ns is None:
-                    self._write_begin(operation)
+                    self._record_begin(operation)
                 else:
-                    self._write_end(operation, end_ns)
+                    self._record_end(operation, end_ns)
         return self
 
-    def _write_begin(self, operation: Operation) -> None:
+    def _record_begin(self, operation: Operation) -> None:
         peers = {operation.peer} if not operation.is_collective else set(operation.group) - {self._rank}
         self.ledger.add(
             operation.name,
@@ -59,12 +59,12 @@ class Books:
         self.ledger.entries[operation.name].tensor_bytes += operation.tensor_bytes
         if operation.sends and operation.peer is not None:
             self.trace.send(operation, operation.peer)
-            self.progress.posted[operation.peer, operation.tag] += 1
+            self.status.sent[operation.peer, operation.tag] += 1
 
-    def _write_end(self, operation: Operation, end_ns: int) -> None:
+    def _record_end(self, operation: Operation, end_ns: int) -> None:
         if operation.is_collective:
             self.trace.collective(operation, end_ns)
         elif not operation.sends and operation.peer is not None:
-            self.ledger.entries[operation.name].peers.add(operation.peer)  # known only now if it came from anybody
+            self.ledger.entries[operation.name].peers.add(operation.peer)  # known only now for a receive from any rank
             self.trace.receive(operation, operation.peer, end_ns)
-            self.progress.received[operation.peer, operation.tag] += 1
+            self.status.received[operation.peer, operation.tag] += 1

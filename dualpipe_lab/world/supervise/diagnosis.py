@@ -8,9 +8,9 @@ never joined, different collectives).
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from dualpipe_lab.world.record.rank_status import Blocked, Whereabouts
+from dualpipe_lab.world.record.rank_status import Blocked, RankStatus
 
-Answers = Mapping[int, Whereabouts]
+Answers = Mapping[int, RankStatus]
 
 
 def explain(answers: Answers, returned: set[int]) -> list[str]:
@@ -25,7 +25,7 @@ def explain(answers: Answers, returned: set[int]) -> list[str]:
     ]
 
 
-def locate(answer: Whereabouts, name_place: Callable[[Whereabouts], str]) -> str:
+def locate(answer: RankStatus, name_place: Callable[[RankStatus], str]) -> str:
     """`rank 0: waits for recv from rank 3 tag 9 shape (4,), 3.0 s, after 6 operations; at Cell In[3], line 8, in f`."""
     place = name_place(answer)
     at = f"; at {place}" if place else ""
@@ -43,7 +43,7 @@ def is_stuck(before: Answers, after: Answers, seconds: float) -> bool:
     return bool(after) and all(_stood_still(before.get(rank), answer, seconds) for rank, answer in after.items())
 
 
-def _stood_still(before: Whereabouts | None, after: Whereabouts, seconds: float) -> bool:
+def _stood_still(before: RankStatus | None, after: RankStatus, seconds: float) -> bool:
     return (
         before is not None
         and after.blocked is not None
@@ -143,7 +143,7 @@ def _unsent_messages(stuck: dict[int, Blocked], answers: Answers, returned: set[
             continue
         offered = {
             tag: count - answers[rank].received[peer, tag]
-            for (target, tag), count in answers[peer].posted.items()
+            for (target, tag), count in answers[peer].sent.items()
             if target == rank and count > answers[rank].received[peer, tag]
         }
         if blocked.tag in offered:

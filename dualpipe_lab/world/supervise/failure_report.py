@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dualpipe_lab.world.record import operation_log
-from dualpipe_lab.world.record.rank_status import Frame, Whereabouts
+from dualpipe_lab.world.record.rank_status import RankStatus, StackFrame
 from dualpipe_lab.world.server import RankProcess
 from dualpipe_lab.world.supervise import source_lines as places
 from dualpipe_lab.world.supervise.diagnosis import explain, locate
@@ -24,7 +24,7 @@ class Seen(Protocol):
     process: RankProcess
     result: bytes | None
     failure: RankFailure | None
-    answers: list[Whereabouts]
+    answers: list[RankStatus]
 
 
 class Autopsy:
@@ -34,7 +34,7 @@ class Autopsy:
         self._folder, self._cells, self._world_size = folder, cells, world_size
 
     def raised(
-        self, rank: int, cause: str, frames: list[Frame], text: str, exception: BaseException | None
+        self, rank: int, cause: str, frames: list[StackFrame], text: str, exception: BaseException | None
     ) -> RankFailure:
         """A rank whose function raised, or left with `sys.exit`."""
         frame = places.learners_frame(frames, self._cells)
@@ -95,7 +95,7 @@ class Autopsy:
         at = f"; at {places.name_frame(frame)}" if frame else ""
         return f"rank {seen.rank}: holds the interpreter's lock, so it cannot answer{at}"
 
-    def _place(self, answer: Whereabouts) -> str:
+    def _place(self, answer: RankStatus) -> str:
         frame = places.learners_frame(answer.frames, self._cells)
         return places.name_frame(frame) if frame else ""
 

@@ -8,9 +8,10 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dualpipe_lab.world.record.rank_status import Frame
+import dualpipe_lab
+from dualpipe_lab.world.record.rank_status import StackFrame
 
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(dualpipe_lab.__file__).parent)
 
 
 def name_file(file: str) -> str:
@@ -21,12 +22,12 @@ def name_file(file: str) -> str:
     return " ".join(named) if named else Path(file).name
 
 
-def name_frame(frame: Frame) -> str:
+def name_frame(frame: StackFrame) -> str:
     """`Cell In[3], line 7, in step`."""
     return f"{name_file(frame.file)}, line {frame.line}, in {frame.function}"
 
 
-def learners_frame(frames: Sequence[Frame], cells: Collection[str]) -> Frame | None:
+def learners_frame(frames: Sequence[StackFrame], cells: Collection[str]) -> StackFrame | None:
     """The innermost line that the learner wrote: in a cell, else in a file of theirs, else any."""
     for wanted in (lambda file: file in cells, _is_own_file):
         found = next((frame for frame in reversed(frames) if wanted(frame.file)), None)
@@ -35,7 +36,7 @@ def learners_frame(frames: Sequence[Frame], cells: Collection[str]) -> Frame | N
     return frames[-1] if frames else None
 
 
-def source_line(frame: Frame) -> str:
+def source_line(frame: StackFrame) -> str:
     """The text of the line, stripped; empty if it is not known here."""
     return linecache.getline(frame.file, frame.line).strip()
 
@@ -48,10 +49,10 @@ def name_cells(text: str, cells: Collection[str]) -> str:
     return text
 
 
-def frames_of_dump(text: str) -> list[Frame]:
+def frames_of_dump(text: str) -> list[StackFrame]:
     """The frames in the interpreter's own stack dump, innermost last."""
     found = re.findall(r'File "(.+?)", line (\d+) in (.+)', text)
-    return [Frame(file, int(line), function) for file, line, function in reversed(found)]
+    return [StackFrame(file, int(line), function) for file, line, function in reversed(found)]
 
 
 def learners_stack(dump: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dualpipe_lab.world import payload, restricted
 from dualpipe_lab.world.rank import Job
-from dualpipe_lab.world.record.rank_status import Whereabouts
+from dualpipe_lab.world.record.rank_status import RankStatus
 from dualpipe_lab.world.server import RankProcess
 from dualpipe_lab.world.supervise.diagnosis import is_stuck
 from dualpipe_lab.world.supervise.errors import RankFailure, StartupError
@@ -38,7 +38,7 @@ class Watched:
     ready: bool = False
     result: bytes | None = None
     failure: RankFailure | None = None
-    answers: list[Whereabouts] = field(default_factory=list)
+    answers: list[RankStatus] = field(default_factory=list)
 
     @property
     def running(self) -> bool:
@@ -46,7 +46,7 @@ class Watched:
         return self.result is None and self.failure is None
 
     @property
-    def latest(self) -> Whereabouts | None:
+    def latest(self) -> RankStatus | None:
         """Its newest answer; `answers` keeps two at most, so their number does not tell a new one."""
         return self.answers[-1] if self.answers else None
 
@@ -63,7 +63,7 @@ class Supervisor:
         self._went: float | None = None
         self._failed_at: float | None = None
         self._asked_at = 0.0
-        self._rounds: list[dict[int, Whereabouts]] = []
+        self._rounds: list[dict[int, RankStatus]] = []
         self._stuck_rounds = 0
         for watched in self.ranks:
             process = watched.process
@@ -177,16 +177,16 @@ class Supervisor:
             for other in self.ranks:
                 self._send(other, "go", origin_ns)
 
-    def _on_where(self, watched: Watched, answer: Whereabouts) -> None:
+    def _on_where(self, watched: Watched, answer: RankStatus) -> None:
         watched.answers = [*watched.answers[-1:], answer]
 
-    def _on_result(self, watched: Watched, result: bytes, answer: Whereabouts) -> None:
+    def _on_result(self, watched: Watched, result: bytes, answer: RankStatus) -> None:
         watched.result = result
         watched.answers.append(answer)
         self._finish_output(watched)
 
     def _on_failure(
-        self, watched: Watched, cause: str, frames: Any, text: str, exception: bytes | None, answer: Whereabouts
+        self, watched: Watched, cause: str, frames: Any, text: str, exception: bytes | None, answer: RankStatus
     ) -> None:
         watched.answers.append(answer)
         try:

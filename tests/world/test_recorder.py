@@ -1,4 +1,4 @@
-"""A rank's books: written at once, or in the middle of a pipeline's step when somebody asks, and nothing is lost."""
+"""A rank's recorder: written at once, or in the middle of a pipeline's step when somebody asks, and nothing is lost."""
 
 import threading
 
@@ -8,7 +8,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.record.operation import Operation
-from dualpipe_lab.world.record.recorder import MAX_NOTES, Books
+from dualpipe_lab.world.record.recorder import MAX_BUFFERED, Recorder
 from dualpipe_lab.world.record.traffic import Traffic
 
 
@@ -18,51 +18,51 @@ def message(sends, tag=3):
 
 
 def test_a_message_is_written_at_once():
-    books = Books(0)
-    entries = books.ledger.entries  # what a caller may have in hand before
-    books.note(message(sends=True))
+    recorder = Recorder(0)
+    entries = recorder.ledger.entries  # what a caller may have in hand before
+    recorder.record(message(sends=True))
     assert entries["isend"].sent == 8
-    assert books.progress.posted == {(1, 3): 1}
-    assert [event.peer for event in books.trace.sent] == [1]
+    assert recorder.status.sent == {(1, 3): 1}
+    assert [event.peer for event in recorder.trace.sent] == [1]
 
 
 def test_in_a_step_it_is_written_when_somebody_asks():
-    books, receive = Books(0), message(sends=False)
-    books.note(receive, later=True)
-    books.note(receive, end_ns=70, later=True)
-    assert not books.ledger.entries
-    assert not books.progress.received
-    books.written()
-    assert books.ledger.entries["irecv"].received == 8
-    assert books.progress.received == {(1, 3): 1}
-    assert [event.time_ns for event in books.trace.received] == [70]
+    recorder, receive = Recorder(0), message(sends=False)
+    recorder.record(receive, later=True)
+    recorder.record(receive, end_ns=70, later=True)
+    assert not recorder.ledger.entries
+    assert not recorder.status.received
+    recorder.flush()
+    assert recorder.ledger.entries["irecv"].received == 8
+    assert recorder.status.received == {(1, 3): 1}
+    assert [event.time_ns for event in recorder.trace.received] == [70]
 
 
 def test_notes_do_not_pile_up():
-    books = Books(0)
-    for tag in range(3 * MAX_NOTES):
-        books.note(message(sends=True, tag=tag), later=True)
-    assert books.ledger.entries["isend"].count > 2 * MAX_NOTES
-    assert books.written().ledger.entries["isend"].count == 3 * MAX_NOTES
+    recorder = Recorder(0)
+    for tag in range(3 * MAX_BUFFERED):
+        recorder.record(message(sends=True, tag=tag), later=True)
+    assert recorder.ledger.entries["isend"].count > 2 * MAX_BUFFERED
+    assert recorder.flush().ledger.entries["isend"].count == 3 * MAX_BUFFERED
 
 
 def test_whoever_writes_each_message_is_written_once():
-    books, over = Books(0), threading.Event()
+    recorder, over = Recorder(0), threading.Event()
 
     def ask():
         while not over.is_set():
-            books.written()
+            recorder.flush()
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
     for tag in range(5_000):
-        books.note(message(sends=True, tag=tag), later=tag % 2 == 0)
+        recorder.record(message(sends=True, tag=tag), later=tag % 2 == 0)
     over.set()
     for thread in threads:
         thread.join()
-    assert books.written().ledger.entries["isend"].count == 5_000
-    assert len(books.trace.sent) == 5_000
+    assert recorder.flush().ledger.entries["isend"].count == 5_000
+    assert len(recorder.trace.sent) == 5_000
 
 
 def _step(rank, num_ranks):
@@ -79,13 +79,13 @@ def _step(rank, num_ranks):
     batch = [torch.ones(1, 2)] * 3
     runtime.step(batch, batch)
     comm.barrier()
-    return seen, {name: entry.count for name, entry in entries.items()}, len(rank_context().answer().posted)
+    return seen, {name: entry.count for name, entry in entries.items()}, len(rank_context().status().sent)
 
 
 def test_a_step_is_in_the_books_when_it_is_over_and_for_those_who_ask_within():
     first, last = lab.launch(_step, 2, output="collect")
     assert [count for _, count in last[0]] == [1, 2, 3]
     assert last[0][0][0] == 0  # nobody had asked before
-    for _, counts, posted in (first, last):
+    for _, counts, num_sent in (first, last):
         assert counts == {"isend": 3, "irecv": 3, "barrier": 1}
-        assert posted == 3
+        assert num_sent == 3
