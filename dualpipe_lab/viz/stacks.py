@@ -1,25 +1,29 @@
-"""`Stacks`: what every rank has to do, as pieces in a row, beside what all of them would have on average.
+"""`Stacks`: the load of every rank as stacked bars, with the mean of all ranks.
 
-Chapter: book/ep/eplb.  In: for each row its pieces, a label and a size each.  Out: an SVG that fits a narrow page, or
-text.  Pieces with the same label belong together: point at one, or tab to it, and all of them light up.
-The heaviest row is outlined, the mean of the rows is a dashed line.
-Elsewhere: the stacked bars of any plotting library, which tell pieces by a legend of colours.
+Chapter: book/ep/eplb.  In: for each row its pieces, each with a label and a size.  Out: an SVG that fits a narrow page,
+or text.  All pieces of one label light up when the pointer or the focus is on one of them.  The heaviest row has an
+outline; a dashed line is the mean of the rows.  matplotlib draws, the page's theme gives the colours (`viz.figure`).
+Elsewhere: matplotlib `Axes.barh(left=...)`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dualpipe_lab.viz.figure import BARS, MUTED, TEXT, inline_svg, new_axes, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Pieces: TypeAlias = Sequence[tuple[str, float]]  # label and size
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR, _AXIS = 460, 52, 56, 44, 26, 20, 6  # px
+_WIDTH, _TOP, _ROW, _AXIS = 460, 44, 26, 6  # px
+_LEFT, _RIGHT = 52, 404  # px, ends of the longest row
 _LETTER = 7.0  # px, mean width of a letter at font size 11
-_SHADES = ("#0072b2", "#56b4e9")  # Okabe and Ito 2008: two blues, neighbours differ
-_INKS = ("#fff", "#000")
-_LIT = (  # what is below the pointer, or has the focus
+_INKS = ("#ffffff", "#000001")  # of the labels on the two blues; matplotlib leaves pure black out
+_STYLE = (  # what is below the pointer, or has the focus
     ".dp-piece{cursor:pointer;outline:none}"
-    ".dp-piece:hover rect,.dp-piece:focus rect{fill:#e69f00}"
-    ".dp-piece:hover text,.dp-piece:focus text{fill:#000;font-weight:700}"
+    ".dp-piece:hover path,.dp-piece:focus path{fill:var(--dp-bar-lit,#e69f00)!important}"
+    ".dp-piece:hover text,.dp-piece:focus text{fill:#000!important;font-weight:700}"
 )
 
 
@@ -28,12 +32,12 @@ class Stacks:
 
     Args:
         title: the conclusion, short.
-        rows: the pieces of each row by its name; sizes are not negative.
-        what: what a label names, such as "expert".
-        unit: of the sizes.
+        rows: the pieces of each row, by its name; sizes are not negative.
+        what: the kind of thing that a label names, such as "expert".
+        unit: the unit of the sizes.
 
     Raises:
-        ValueError: no rows, nothing in them, or a negative size.
+        ValueError: no rows, no size above 0, or a negative size.
 
     >>> print(Stacks("two ranks", {"rank 0": [("0", 4.5), ("2", 1)], "rank 1": [("0", 4.5), ("1", 2)]}))
     two ranks: heaviest 6.5 tokens, mean 6, max/mean 1.083
@@ -51,7 +55,7 @@ class Stacks:
 
     @property
     def summary(self) -> str:
-        """The heaviest row beside the mean."""
+        """The heaviest row, the mean, and their ratio."""
         ratio = self.heaviest / self.mean
         return f"heaviest {self.heaviest:.5g} {self.unit}, mean {self.mean:.4g}, max/mean {ratio:.4g}"
 
@@ -72,57 +76,50 @@ class Stacks:
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
         bottom = _TOP + _ROW * len(self.rows)
-        label = escape(f"{self.title}: {self.summary}", quote=True)
-        mean = self._x(self.mean)
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + _AXIS}" width="{_WIDTH}" '
-            f'height="{bottom + _AXIS}" style="max-width:100%;height:auto" role="group" aria-label="{label}" '
-            f'fill="currentColor" font-family="system-ui,sans-serif" font-size="12"><title>{label}</title>'
-            f"<desc>{escape(str(self))}</desc><style>{_LIT}</style>",
-            f'<text x="4" y="16" font-weight="600">{escape(self.title)}</text>',
-            f'<text x="4" y="34" font-size="11" opacity=".75">{escape(self.summary)}</text>',
-            *self._frames(),
-            *self._groups(),
-            f'<path d="M{mean:.1f} {_TOP - 4}V{bottom}" stroke="currentColor" stroke-width="2" '
-            'stroke-dasharray="5 3" pointer-events="none"/>',
-        ]
-        return "".join([*parts, "</svg>"])
-
-    def _frames(self) -> Iterator[str]:
-        """Name and total of each row; the heaviest one with an outline."""
-        for index, (name, total) in enumerate(self.totals.items()):
-            y, is_heaviest = _TOP + index * _ROW, total >= self.heaviest * (1 - 1e-12)
-            weight = ' font-weight="700"' if is_heaviest else ' opacity=".75"'
-            yield f'<text x="4" y="{y + 15}" font-size="11"{weight}>{escape(name)}</text>'
-            words, place, mean = f"{total:.5g}", self._x(total) + 6, self._x(self.mean)
-            place = mean + 6 if place - 2 < mean < place + _LETTER * len(words) else place  # not across the dashed line
-            yield f'<text x="{place:.1f}" y="{y + 15}" font-size="11"{weight}>{words}</text>'
+        figure, axes = new_axes(_WIDTH, bottom + _AXIS, (_LEFT, _TOP, _RIGHT, bottom))
+        axes.set(xlim=(0, self.heaviest), ylim=(len(self.rows) - 0.5, -0.5), xticks=[], yticks=[])
+        write(figure, 4, 16, self.title, fontweight="bold")
+        write(figure, 4, 34, self.summary, color=MUTED, fontsize=11)
+        for row, (name, total) in enumerate(self.totals.items()):
+            is_heaviest = total >= self.heaviest * (1 - 1e-12)
+            weight, colour = ("bold", TEXT) if is_heaviest else ("normal", MUTED)
+            y = _TOP + row * _ROW + 17
+            write(figure, 4, y, name, color=colour, fontweight=weight, fontsize=11)
+            write(figure, self._total_at(total), y, f"{total:.5g}", color=colour, fontweight=weight, fontsize=11)
             if is_heaviest:
-                box = f'x="{_LEFT - 2}" y="{y}" width="{self._x(total) - _LEFT + 3:.1f}" height="{_BAR + 4}" rx="3"'
-                yield f'<rect {box} fill="none" stroke="currentColor" stroke-width="2"/>'
+                axes.barh(row, total, 24 / _ROW, color="none", edgecolor=TEXT, lw=2, clip_on=False)
+        axes.vlines(
+            self.mean, -0.65, len(self.rows) - 0.5, color=TEXT, lw=2, ls=(0, (2.5, 1.5)), clip_on=False, zorder=4
+        )
+        groups = self._draw_pieces(axes)
+        return inline_svg(figure, f"{self.title}: {self.summary}", str(self), groups, _STYLE)
 
-    def _groups(self) -> Iterator[str]:
-        """All pieces of one label as one element, which lights up as a whole."""
-        drawn: dict[str, list[str]] = {}
+    def _draw_pieces(self, axes: "Axes") -> dict[str, str]:
+        """Draw all pieces; return the words of each label by the gid of its pieces."""
+        gids: dict[str, str] = {}
         holders: dict[str, list[str]] = {}
-        for index, (name, pieces) in enumerate(self.rows.items()):
-            at = 0.0
-            for place, (label, size) in enumerate(pieces):
-                drawn.setdefault(label, []).append(self._piece(label, at, size, _TOP + index * _ROW + 2, place))
+        pixel = self.heaviest / (_RIGHT - _LEFT)
+        for row, (name, pieces) in enumerate(self.rows.items()):
+            left = 0.0
+            for number, (label, size) in enumerate(pieces):
+                gid = gids.setdefault(label, f"piece {len(gids)}")
                 holders.setdefault(label, []).append(f"{size:.4g} on {name}")
-                at += size
-        for label, bars in drawn.items():
-            words = escape(f"{self.what} {label}: {', '.join(holders[label])}", quote=True)
-            yield f'<g class="dp-piece" tabindex="0" role="img" aria-label="{words}"><title>{words}</title>'
-            yield "".join([*bars, "</g>"])
+                width = max(size - pixel, pixel / 2)  # a gap of 1 px between neighbours
+                (bar,) = axes.barh(row, width, 20 / _ROW, left=left, color=BARS[number % 2], lw=0, clip_on=False)
+                bar.set_gid(gid)
+                if len(label) * _LETTER <= width / pixel:
+                    style: Any = {
+                        "ha": "center",
+                        "va": "center_baseline",
+                        "fontsize": 11,
+                        "parse_math": False,
+                        "gid": gid,
+                    }
+                    axes.text(left + width / 2, row, label, color=_INKS[number % 2], **style)
+                left += size
+        return {gid: f"{self.what} {label}: {', '.join(holders[label])}" for label, gid in gids.items()}
 
-    def _piece(self, label: str, at: float, size: float, y: float, place: int) -> str:
-        left, width = self._x(at), max(self._x(at + size) - self._x(at) - 1, 0.5)  # a gap of 1 px between neighbours
-        bar = f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="2" fill="{_SHADES[place % 2]}"/>'
-        if len(label) * _LETTER > width:
-            return bar
-        where = f'x="{left + width / 2:.1f}" y="{y + 14}" text-anchor="middle" font-size="11"'
-        return f'{bar}<text {where} fill="{_INKS[place % 2]}">{escape(label)}</text>'
-
-    def _x(self, size: float) -> float:
-        return _LEFT + size / self.heaviest * (_WIDTH - _LEFT - _RIGHT)
+    def _total_at(self, total: float) -> float:
+        """Return where a row's total stands, in px: behind its bar, and not across the line of the mean."""
+        x, mean = (_LEFT + size / self.heaviest * (_RIGHT - _LEFT) for size in (total, self.mean))
+        return mean + 6 if x + 4 < mean < x + 6 + _LETTER * len(f"{total:.5g}") else x + 6

@@ -4,25 +4,26 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualpipe_lab.viz import Chart
 
 SVG = "{http://www.w3.org/2000/svg}"
+LEGEND = 230  # px from the top
 NUMBERS = st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 LINES = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
 def places(chart):
-    """The corners of every line that is drawn, in pixels."""
+    """The corners of every line that is drawn, in pixels; the samples of the legend stand below them."""
     root = ET.fromstring(chart.to_svg())
-    paths = [path for path in root.findall(f"{SVG}path") if path.get("fill") == "none"]
-    return [
-        [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.get("d"))] for path in paths
-    ], root
+    paths = [path.get("d") for path in root.iter(f"{SVG}path") if "stroke-width: 2" in path.get("style")]
+    lines = [[tuple(map(float, point)) for point in re.findall(r"[ML] (-?[\d.]+) (-?[\d.]+)", path)] for path in paths]
+    return [line for line in lines if line[0][1] < LEGEND], root
 
 
+@settings(max_examples=20, deadline=None)
 @given(LINES, st.booleans())
 def test_every_line_is_inside_of_the_picture(lines, stepped):
     named = {f"line {index}": sorted(points) for index, points in enumerate(lines)}
@@ -57,7 +58,7 @@ def test_a_dot_lies_on_its_line_exactly_if_the_numbers_agree():
     for counted, apart in ((8, 0), (10, 1)):
         chart = Chart("", lines, "ranks", "bytes", dots={"derived": [(2, counted)]}, even=True)
         ((line,), root) = places(chart)
-        ((dot_x, dot_y),) = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.findall(f"{SVG}circle")]
+        ((dot_x, dot_y),) = [(float(dot.get("x")), float(dot.get("y"))) for dot in root.iter(f"{SVG}use")]
         assert dot_x == line[1][0]
         assert (dot_y < line[1][1]) == bool(apart)
         assert (dot_y == line[1][1]) != bool(apart)
@@ -77,3 +78,26 @@ def test_what_cannot_be_drawn_is_refused():
             Chart("title", lines, "x", "y")
     with pytest.raises(ValueError, match="none named 'b'"):
         Chart("title", {"a": [(0, 0)]}, "x", "y", dots={"b": [(0, 0)]})
+
+
+def test_a_picture_is_the_same_each_time_and_shares_no_id_with_another():
+    lines = {"derived": [(1, 16), (2, 8)]}
+    one, other = (Chart(title, lines, "ranks", "bytes", dots={"derived": [(2, 8)]}) for title in ("one", "other"))
+    assert one.to_svg() == one.to_svg()
+    names = [re.findall(r' id="([^"]+)"', chart.to_svg()) for chart in (one, other)]
+    assert all(names)
+    assert not set(names[0]) & set(names[1])
+    for chart, found in zip((one, other), names, strict=True):
+        assert set(re.findall(r'href="#([^"]+)"', chart.to_svg())) == set(found)
+
+
+def test_colours_are_the_theme_s_and_text_stays_text():
+    chart = Chart("costs $2 and $3", {str(index): [(0, index), (1, 2)] for index in range(6)}, "x", "y")
+    text = chart.to_svg()
+    root = ET.fromstring(text)
+    assert re.sub(r"var\([^)]*\)", "", text).count("#") == 0
+    assert {f"--dp-line-{index}" for index in range(1, 6)} <= set(re.findall(r"--dp-line-\d", text))
+    assert "costs $2 and $3" in {found.text for found in root.iter(f"{SVG}text")}
+    assert not list(root.iter(f"{SVG}style"))  # its rules would apply to the whole page
+    assert root.find(f"{SVG}title").text == "costs $2 and $3: y over x"
+    assert root.find(f"{SVG}desc").text == str(chart)
