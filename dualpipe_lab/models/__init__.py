@@ -1,4 +1,4 @@
-"""Whole models: as one process has them, and spread over the axes of a topology."""
+"""Models: plain ones for one process, and the same models sharded over the axes of a topology."""
 
 from dualpipe_lab._facade import make_facade
 

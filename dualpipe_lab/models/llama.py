@@ -1,12 +1,12 @@
-"""A tiny Llama cut along tp into the layers of `dualpipe_lab.tp`, and along cp into parts of the sequence.
+"""A tiny Llama: its layers are sharded along tp by `dualpipe_lab.tp`, its sequences along cp.
 
-Chapter: book/tp/block.  In: sizes, a `Topology`.  Out: the model's part on this rank.
+Chapter: book/tp/block.  In: sizes, a `Topology`.  Out: this rank's shard of the model.
   x <- x + attention(norm(x));  x <- x + swiglu(norm(x));  logits = head(norm(x))
   messages per layer and microbatch   two sums forward, two backward, of T h numbers: `dualpipe_lab.tp.closed_forms`
-Weights are drawn by their names, whole, and then cut: every topology starts from the same numbers, and ranks along dp
-and cp are equal: their gradients are summed over `mesh.group("dp", "cp")`.  Along cp attention alone sends messages,
-those of `dualpipe_lab.cp.ring_attention`.  `dualpipe_lab.models.plain_llama` is the same model in plain torch, with
-the same names.
+Weights are drawn in full, by their names, and then sharded: every topology starts from the same numbers.  They are
+replicated along dp and cp, so gradients are summed over `mesh.group("dp", "cp")`.  Along cp only attention
+communicates, by `dualpipe_lab.cp.ring_attention`.  `dualpipe_lab.models.plain_llama` is the same model in plain torch,
+with the same names.
 Elsewhere: Megatron `GPTModel`; torchtitan's Llama with its parallelize plan.
 Source: Touvron et al. 2023 (arXiv 2302.13971), section 2.2.
 """
@@ -35,7 +35,7 @@ from dualpipe_lab.world.mesh import Mesh
 
 
 class LlamaLayer(nn.Module):
-    """Attention and feed-forward, each after a norm and beside a residual connection."""
+    """One transformer layer: attention and feed-forward, each with a norm before it and a residual connection."""
 
     def __init__(
         self, config: LlamaConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
@@ -58,21 +58,21 @@ class LlamaLayer(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """x_BSD, all tokens or under sequence parallelism the rank's."""
+        """Return x_BSD of x_BSD; S: all tokens, or under sequence parallelism the rank's."""
         x = x + self.attention(self.attention_norm(x), positions)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Llama(nn.Module):
-    """The model's part on this rank.
+    """A Llama sharded over the ranks of a topology.
 
     Args:
-        config: sizes of the whole model.
-        topology: the ranks, or a `Mesh` that other parts use too; its layers are cut along `tp`, copied along `dp` and
-            `cp`.
+        config: sizes of the full model.
+        topology: the ranks, or a `Mesh` that other parts use too; layers are sharded along `tp` and replicated along
+            `dp` and `cp`.
         sequence_parallel, regather, overlap, coalesce: as in `TensorParallel`.
         seed: of the weights.
-        attend: what heads do with their queries, keys and values (default: `causal_attention`, or along cp
+        attend: the attention function of queries, keys and values (default: `causal_attention`, or along cp
             `ring_attention`).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
@@ -111,10 +111,10 @@ class Llama(nn.Module):
         initialize_parameters(self, seed)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """logits_BSV of this rank's part of the vocabulary.
+        """Return logits_BSV; V: this rank's shard of the vocabulary.
 
         Args:
-            ids: `ids_BS`, the same on all ranks of a tp group; with a layout, this rank's part of them.
+            ids: `ids_BS`, the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
             positions: of the tokens, `positions_S` (default: 0, 1, 2 ..., or those of the layout).
 
         Raises:
@@ -131,12 +131,12 @@ class Llama(nn.Module):
         return logits
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
-        """The loss of targets_BS, the same on all ranks of a tp group; `options` are those of `cross_entropy`."""
+        """Compute the loss of targets_BS, the same on all ranks of a tp group; `options` as in `cross_entropy`."""
         return self.head.loss_of(self(ids, positions), targets, **options)
 
 
 def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology under which this model cannot be cut; needs no rank.
+    """Refuse a topology over which this model cannot be sharded; needs no rank.
 
     Raises:
         ValueError: an axis besides tp, cp and dp, a size that does not divide where it must, or a layout that is
@@ -144,8 +144,8 @@ def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayo
     """
     others = [f"{name} {topology.size(name)}" for name in ("pp", "ep") if topology.size(name) > 1]
     if others:
-        cut = "a Llama is cut along tp and cp and copied along dp"
-        raise ValueError(f"{cut}, got {', '.join(others)} in {topology} ranks")
+        rule = "a Llama is sharded along tp and cp and replicated along dp"
+        raise ValueError(f"{rule}, got {', '.join(others)} in {topology} ranks")
     cp_size = topology.size("cp")
     if cp_size != (1 if layout is None else layout.num_ranks):
         raise ValueError(

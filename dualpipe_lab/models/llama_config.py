@@ -1,4 +1,4 @@
-"""The sizes of a Llama, and what must divide them: no rank is needed to ask.
+"""`LlamaConfig`: the sizes of a Llama, and the rules by which they are sharded; needs no rank and no torch.
 
 Chapter: book/tp/block.  In: sizes.  Out: checked sizes.
 """
@@ -10,10 +10,10 @@ from dualpipe_lab.tp.closed_forms import check_heads, layer_parameters
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of a whole Llama.
+    """Sizes of a full Llama model.
 
     Attributes:
-        vocabulary_size, hidden_size, ffn_size, num_layers, num_heads, num_kv_heads: as their names say.
+        vocabulary_size, hidden_size, ffn_size, num_layers, num_heads, num_kv_heads: the usual sizes.
         head_size: of one head; None for hidden_size / num_heads.
         rope_base: of the rotary angles.
         eps: of the norms.
@@ -43,11 +43,11 @@ class LlamaConfig:
         return self.head_size or self.hidden_size // self.num_heads
 
     def check(self, tp_size: int = 1, num_tokens: int | None = None) -> None:
-        """Refuse a cut that the heads, or under sequence parallelism the tokens, do not allow.
+        """Refuse a number of ranks over which the heads, or under sequence parallelism the tokens, cannot be sharded.
 
         Args:
             tp_size: ranks that share each layer.
-            num_tokens: of a sequence, where it is cut too.
+            num_tokens: of a sequence, under sequence parallelism.
 
         Raises:
             ValueError: naming the rule and the values.
@@ -58,12 +58,12 @@ class LlamaConfig:
         check_heads(self.hidden_size, self.num_heads, self.num_kv_heads, tp_size, self.head_size)
         if num_tokens is not None and num_tokens % tp_size:
             raise ValueError(
-                f"sequence parallelism cuts a sequence evenly, got {num_tokens} tokens on {tp_size} ranks; pad it to "
+                f"sequence parallelism shards a sequence evenly, got {num_tokens} tokens on {tp_size} ranks; pad it to "
                 f"{-(-num_tokens // tp_size) * tp_size}"
             )
 
     def num_parameters(self, tp_size: int = 1) -> int:
-        """Parameters that one of the ranks holds, for sizes that divide among them; those of `qk_norm` left out.
+        """Return the number of parameters per rank, for sizes that divide among the ranks; those of `qk_norm` left out.
 
         >>> LlamaConfig().num_parameters(), LlamaConfig().num_parameters(tp_size=2)
         (119104, 59712)

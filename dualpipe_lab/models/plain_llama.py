@@ -1,7 +1,7 @@
-"""The same Llama in plain torch, for one process; and cut over ranks by torch's own tensor parallelism.
+"""The same Llama in plain torch, for one process, and sharded over ranks by torch's own tensor parallelism.
 
-Chapter: book/tp/block.  In: the config of `Llama`, or a state with the same names.  Out: what to compare with.
-Nothing here is written out: autograd makes the backwards, `torch.distributed.tensor.parallel` the messages.
+Chapter: book/tp/block.  In: the config of `Llama`, or a state dict with the same names.  Out: a reference.
+Autograd derives every backward here; `torch.distributed.tensor.parallel` sends the messages.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from dualpipe_lab.tp.rope import rotation
 
 
 class PlainAttention(nn.Module):
-    """Grouped attention by `scaled_dot_product_attention`."""
+    """Grouped-query attention by torch's `scaled_dot_product_attention`."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PlainAttention(nn.Module):
             self.k_norm = nn.RMSNorm(config.size_of_head, config.eps, dtype=dtype)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """y_BSD of x_BSD."""
+        """Return y_BSD of x_BSD and positions_S."""
         parts = (layer(x).unflatten(-1, (-1, self.config.size_of_head)) for layer in (self.q, self.k, self.v))
         q, k, v = (part.transpose(1, 2) for part in parts)
         if self.config.qk_norm:
@@ -46,7 +46,7 @@ class PlainAttention(nn.Module):
 
 
 class PlainMlp(nn.Module):
-    """SwiGLU by autograd."""
+    """A SwiGLU feed-forward network whose backward is autograd's."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class PlainMlp(nn.Module):
         self.down = nn.Linear(config.ffn_size, config.hidden_size, False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`y_..D` of `x_..D`."""
+        """Return `y_..D` of `x_..D`."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
 
 class PlainLayer(nn.Module):
-    """Attention and feed-forward, each after a norm and beside a residual connection."""
+    """One transformer layer: attention and feed-forward, each with a norm before it and a residual connection."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ class PlainLayer(nn.Module):
         self.mlp = PlainMlp(config, dtype)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x_BSD."""
+        """Return x_BSD of x_BSD and positions_S."""
         x = x + self.attention(self.attention_norm(x), positions)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class PlainLlama(nn.Module):
-    """The whole model; its parameters have the names of `Llama`'s."""
+    """The full Llama in one process, in plain torch; its parameters have the names of `Llama`'s."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class PlainLlama(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """logits_BSV of ids_BS."""
+        """Return logits_BSV of ids_BS."""
         positions = torch.arange(ids.shape[1]) if positions is None else positions
         x = self.embedding(ids)
         for layer in self.layers:
@@ -99,19 +99,19 @@ class PlainLlama(nn.Module):
         return logits
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
-        """The mean loss of targets_BS; `options` are those of torch's `cross_entropy`."""
+        """Compute the mean loss of targets_BS; `options` are those of torch's `cross_entropy`."""
         logits = self(ids, positions).flatten(0, 1)
         return functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, **options)
 
 
 def plain_rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions by autograd; the arguments are those of `dualpipe_lab.tp.rope.rotate`."""
+    """Rotate feature pairs by rotary angles, as `tp.rotate` does; the backward is autograd's."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
 
 
 def parallelize(model: PlainLlama, mesh: DeviceMesh, sequence_parallel: bool = False) -> PlainLlama:
-    """Cut a plain model over a mesh as torch does; its loss wants `torch.distributed.tensor.parallel.loss_parallel`."""
+    """Shard a plain model over a mesh by torch's tensor parallelism; compute its loss under torch's `loss_parallel`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as peer
 

@@ -1,7 +1,7 @@
 """The same V3-style model in plain torch, for one process.
 
-Chapter: book/ep/v3-moe.  In: the config of `V3MoE`, or a state with the same names.  Out: what to compare with.
-Nothing here is written out: autograd makes the backwards, and experts run one after another.
+Chapter: book/ep/v3-moe.  In: the config of `V3MoE`, or a state dict with the same names.  Out: a reference.
+Autograd derives every backward here, and experts run one after another.
 """
 
 from dataclasses import replace
@@ -16,14 +16,14 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 
 
 class PlainRouter(nn.Linear):
-    """Sigmoid scores; the bias is for the selection."""
+    """A router with sigmoid scores; its bias takes part in the selection only."""
 
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
         super().__init__(config.hidden_size, config.num_experts, False, dtype=dtype)
         self.config, self.selection_bias = config, torch.zeros(config.num_experts, dtype=dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`weights_TK`, `indices_TK` and `scores_TE` of `x_TD`."""
+        """Return `weights_TK`, `indices_TK` and `scores_TE` of `x_TD`."""
         scores = super().forward(x).sigmoid()
         selection = (scores.detach() + self.selection_bias).unflatten(1, (self.config.num_groups, -1))
         best = selection.topk(min(2, selection.shape[2]), 2).values.sum(2)
@@ -35,7 +35,7 @@ class PlainRouter(nn.Linear):
 
 
 class PlainExperts(nn.Module):
-    """The weights of all experts."""
+    """The weights of all experts, stacked along the first dimension."""
 
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class PlainExperts(nn.Module):
 
 
 class PlainMoE(nn.Module):
-    """A router, its experts, a shared expert."""
+    """A mixture-of-experts layer: router, experts, shared expert."""
 
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -56,15 +56,15 @@ class PlainMoE(nn.Module):
             self.shared = PlainMlp(replace(config.dense, ffn_size=config.shared_ffn_size), dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`y_BSD` of `x_BSD`, and the mean loss per sequence."""
+        """Return `y_BSD` of `x_BSD`, and the mean balance loss per sequence."""
         tokens = x.flatten(0, 1)
         weights, indices, scores = self.router(tokens)
         y = torch.zeros_like(tokens) if self.shared is None else self.shared(tokens)
         for expert in range(len(self.experts.gate)):
-            token, place = (indices == expert).nonzero(as_tuple=True)
-            own = tokens[token]
-            inner = silu(own @ self.experts.gate[expert].t()) * (own @ self.experts.up[expert].t())
-            y = y.index_add(0, token, weights[token, place, None] * (inner @ self.experts.down[expert].t()))
+            token, choice = (indices == expert).nonzero(as_tuple=True)
+            routed = tokens[token]
+            inner = silu(routed @ self.experts.gate[expert].t()) * (routed @ self.experts.up[expert].t())
+            y = y.index_add(0, token, weights[token, choice, None] * (inner @ self.experts.down[expert].t()))
         shares = (scores / scores.sum(1, keepdim=True)).view(*x.shape[:2], -1).mean(1)
         hits = torch.zeros_like(scores).scatter(1, indices, 1.0).view(*x.shape[:2], -1).mean(1)
         balance = scores.shape[1] / indices.shape[1] * (hits * shares).sum(1).mean()
@@ -72,7 +72,7 @@ class PlainMoE(nn.Module):
 
 
 class PlainV3Layer(nn.Module):
-    """Attention and a feed-forward part."""
+    """One transformer layer: attention, then a dense or mixture-of-experts feed-forward network."""
 
     def __init__(self, config: V3MoEConfig, is_dense: bool, dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -82,27 +82,27 @@ class PlainV3Layer(nn.Module):
         self.mlp = PlainMlp(config.dense, dtype) if is_dense else PlainMoE(config, dtype)
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`y_BSD` of `x_BSD`, and the loss per sequence where there are experts."""
+        """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer."""
         x = x + self.attention(self.attention_norm(x), positions)
         y = self.mlp(self.mlp_norm(x))
         return (x + y, None) if isinstance(y, Tensor) else (x + y[0], y[1])
 
 
 class PlainV3MoE(nn.Module):
-    """The whole model; its parameters have the names of `V3MoE`'s."""
+    """The full V3-style model in one process, in plain torch; its parameters have the names of `V3MoE`'s."""
 
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         config.check()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype)
-        dense = (place < config.num_dense_layers for place in range(config.num_layers))
+        dense = (index < config.num_dense_layers for index in range(config.num_layers))
         self.layers = nn.ModuleList(PlainV3Layer(config, is_dense, dtype) for is_dense in dense)
         self.norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of `targets_BS`, with the losses per sequence."""
+        """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
         positions, x = torch.arange(ids.shape[1]), self.embedding(ids)
         balance = x.new_zeros(())
         for layer in self.layers:

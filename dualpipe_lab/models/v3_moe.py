@@ -1,14 +1,14 @@
 """A tiny model with DeepSeek-V3's structure: dense layers, then layers of experts, over ep, edp, tp and cp.
 
-Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: the model's part on this rank.
+Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: this rank's shard of the model.
   x <- x + attention(norm(x));  x <- x + mlp(norm(x));  logits = head(norm(x))
   mlp   the first layers: SwiGLU; all others: a router, its experts, a shared SwiGLU
-What differs from V3: attention is grouped instead of latent, and no second token is predicted; neither meets an expert.
-  parameter             cut along    gradients summed over
-  experts               ep           edp: the ranks with the same experts and other tokens
-  everything else       tp           dp, ep and cp together
-Losses are shares: each rank divides by the numbers of the whole step, so that its gradients only have to be summed.
-Weights are drawn by their names, whole, and then cut: every topology starts from the same numbers.
+Unlike V3, attention is grouped-query instead of latent, and only the next token is predicted.
+  parameter             sharded along    gradients summed over
+  experts               ep               edp: the ranks with the same experts and other tokens
+  everything else       tp               dp, ep and cp together
+Each rank divides its loss by the counts of the full step, so that gradients are summed and never averaged.
+Weights are drawn in full, by their names, and then sharded: every topology starts from the same numbers.
 `dualpipe_lab.models.plain_v3_moe` is the same model in plain torch, with the same names.
 Elsewhere: Megatron `GPTModel` with `MoELayer`; torchtitan's DeepSeek-V3; DeepSeek-V3's inference/model.py.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), sections 2.1.2 and 4.2.
@@ -44,7 +44,7 @@ from dualpipe_lab.world.mesh import Mesh
 
 
 class V3Layer(nn.Module):
-    """Attention and a feed-forward part, dense or of experts, each after a norm and beside a residual connection."""
+    """One transformer layer: attention, then a dense or mixture-of-experts feed-forward network."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class V3Layer(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """`y_BSD` of `x_BSD`, and the loss per sequence where there are experts."""
+        """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer."""
         x = x + self.attention(self.attention_norm(x), positions)
         normal = self.mlp_norm(x)
         if not isinstance(self.mlp, DeepSeekMoE):
@@ -76,22 +76,22 @@ class V3Layer(nn.Module):
 
 
 class V3MoE(nn.Module):
-    """The model's part on this rank.
+    """A V3-style model sharded over the ranks of a topology.
 
     Args:
-        config: sizes of the whole model.
-        topology: the ranks, or a `Mesh` that other parts use too.  Experts are spread along `ep`, an axis or the part
-            of the data axes that `edp=` leaves; dense layers are cut along `tp` and copied along all other axes.
+        config: sizes of the full model.
+        topology: the ranks, or a `Mesh` that other parts use too.  Experts are sharded along `ep`, which is an axis or,
+            with `edp=`, a slice of the data axes; all other layers are sharded along `tp` and replicated elsewhere.
         seed: of the weights.
-        recompute: keep the input of each layer alone, and run its forward again in the backward.
-        attend: what heads do with their queries, keys and values (default: as in `Llama`).
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
+        attend: the attention function of queries, keys and values (default: as in `Llama`).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
-        num_nodes: of the ranks of `ep`, if one copy of a token shall cross to each node.
+        num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
 
     Attributes:
-        ep: the ranks of the experts.
-        data: the ranks that see other tokens.
+        ep: the ranks over which the experts are sharded.
+        data: the ranks with the same weights and other tokens.
 
     Raises:
         ValueError: as `check_topology`.
@@ -119,17 +119,17 @@ class V3MoE(nn.Module):
         replicas = kv_replicas(config.num_kv_heads, self.tp)
         nodes = None if num_nodes == 1 else Nodes.of(num_nodes, self.ep)
         self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, self.tp, dtype=dtype)
-        experts = [None if place < config.num_dense_layers else self.ep for place in range(config.num_layers)]
+        experts = [None if index < config.num_dense_layers else self.ep for index in range(config.num_layers)]
         self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, nodes, replicas, attend, dtype) for ep in experts)
         self.norm = RMSNorm(config.hidden_size, config.eps, self.tp, dtype=dtype)
         self.head = LMHead(config.hidden_size, config.vocabulary_size, self.tp, dtype=dtype)
         initialize_parameters(self, seed)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
-        """`logits_BSV` of `ids_BS`, and the sum over the layers of this rank's shares of the losses per sequence.
+        """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.
 
         Args:
-            ids: the same on all ranks of a tp group; with a layout, this rank's part of them.
+            ids: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
             num_sequences: of the step, over all ranks (default: those here).
         """
         positions = None if self.layout is None else positions_of(self.layout, self.mesh.rank("cp"), ids.device)
@@ -145,7 +145,7 @@ class V3MoE(nn.Module):
     def loss(
         self, ids: Tensor, targets: Tensor, num_tokens: int | None = None, num_sequences: int | None = None
     ) -> Tensor:
-        """This rank's share of the step's loss; shares of microbatches and of ranks with other data add up.
+        """Compute this rank's summand of the step's loss; the sum over microbatches and data ranks is the full loss.
 
         Args:
             ids: `ids_BS`, as in `forward`.
@@ -157,22 +157,28 @@ class V3MoE(nn.Module):
         return self.head.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
 
     def sum_gradients(self) -> None:
-        """After the last backward of a step: those of the whole step, on every rank; experts over their copies."""
+        """Sum the gradients over ranks with other data, and those of experts over their replicas.
+
+        Every rank calls this after the last backward of a step.
+        """
         sum_gradients(self, self.ep, 1, self.data)
 
     def gradient_norm(self) -> float:
-        """After `sum_gradients`: of the whole model, each element once, the same on every rank."""
+        """Return the gradient norm of the full model, the same on every rank; call `sum_gradients` first."""
         axes = norm_axes(self) | dict.fromkeys(expert_parameters(self), ("ep",))
         gradients = [(p.grad, where) for p, where in axes.items() if p.grad is not None and where is not None]
         return global_norm(gradients, {"tp": self.tp.group, "ep": self.ep.group})
 
     def update_biases(self, speed: float) -> list[Tensor]:
-        """After the last backward of a step: one step of all routers' biases; the loads of all ranks."""
+        """Update the selection biases of all routers, and return each router's loads over all ranks.
+
+        Every rank calls this after the last backward of a step.
+        """
         loads: list[Tensor] = update_biases(self, speed, self.data)
         return loads
 
     def full_state_dict(self, of: str = "parameter") -> dict[str, Tensor]:
-        """Every parameter, or with "grad" every gradient, whole on every rank; every rank of the world calls this."""
+        """Gather every parameter, or with "grad" every gradient, in full; every rank of the world calls this."""
         shards, found = shards_of(self), {}
         for name, parameter in self.named_parameters():
             tensor = parameter if of == "parameter" else parameter.grad
@@ -183,14 +189,14 @@ class V3MoE(nn.Module):
 
 
 def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
-    """Refuse a topology under which this model cannot be cut; needs no rank.
+    """Refuse a topology over which this model cannot be sharded; needs no rank.
 
     Raises:
         ValueError: an axis `pp`, a size that does not divide where it must, a layout that is missing along cp or for
             another number of ranks, a loss per sequence along cp, or `edp=` that leaves out an axis of data.
     """
     if topology.size("pp") > 1:
-        raise ValueError(f"a V3MoE is cut along ep, tp and cp and copied along dp, got pp in {topology} ranks")
+        raise ValueError(f"a V3MoE is sharded along ep, tp and cp and replicated along dp, got pp in {topology} ranks")
     cp_size = topology.size("cp")
     if cp_size != (1 if layout is None else layout.num_ranks):
         raise ValueError(f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}")
@@ -217,7 +223,7 @@ def _data_group(mesh: Mesh) -> Group:
 
 
 def _expert_parallel(mesh: Mesh) -> ExpertParallel:
-    """The ranks that have all experts between them, and those with the same ones."""
+    """The ranks over which the experts are sharded, and the ranks with replicas of the same experts."""
     if mesh.topology.edp:
         return ExpertParallel(mesh.group("ep"), mesh.group("edp"))
     return ExpertParallel(mesh.group("ep"), mesh.group(*(a for a in ("dp", "cp") if a in mesh.topology.names)))

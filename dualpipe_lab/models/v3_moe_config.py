@@ -1,8 +1,8 @@
-"""The sizes of a V3-style model, and what must divide them: no rank is needed to ask.
+"""`V3MoEConfig`: the sizes of a V3-style model, and the rules by which they are sharded; needs no rank.
 
 Chapter: book/ep/v3-moe.  In: sizes.  Out: checked sizes, numbers of parameters.
-  an expert             3 h f_e
-  active per token      k + shared experts of each layer of experts
+  parameters of an expert      3 h f_e
+  experts active per token     k routed, and all shared ones, in each MoE layer
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 
 @dataclass(frozen=True)
 class V3MoEConfig:
-    """Sizes of a whole model; the defaults are tiny.
+    """Sizes of a full V3-style model; the defaults are tiny.
 
     Attributes:
         vocabulary_size, hidden_size, num_layers, num_heads, num_kv_heads, head_size, rope_base, eps: as in
             `LlamaConfig`.
-        num_dense_layers: so many layers come first that have a plain feed-forward network of `ffn_size`.
+        num_dense_layers: the number of first layers whose feed-forward network is dense, of `ffn_size`.
         ffn_size: of the dense layers.
         expert_ffn_size: of one expert.
         num_experts, num_experts_per_token, num_groups, num_groups_per_token, scale: as in `DeepSeekRouter`.
-        num_shared_experts: experts that every token uses, as one network that is so many times as wide; 0 for none.
+        num_shared_experts: experts that every token uses, computed as one network of their total width; 0 for none.
         balance: coefficient of the loss per sequence.
 
     >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256)
@@ -52,17 +52,17 @@ class V3MoEConfig:
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of one expert."""
+        """The number of parameters of one expert."""
         return 3 * self.hidden_size * self.expert_ffn_size
 
     @property
     def shared_ffn_size(self) -> int:
-        """Width of the network that every token uses."""
+        """The width of the shared experts together, which every token uses."""
         return self.num_shared_experts * self.expert_ffn_size
 
     @property
     def dense(self) -> LlamaConfig:
-        """A Llama of these sizes: what is around the experts."""
+        """The config of a Llama with these sizes: attention, norms, embedding and head."""
         return LlamaConfig(
             self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_layers, self.num_heads,
             self.num_kv_heads, self.head_size, self.rope_base, self.eps,

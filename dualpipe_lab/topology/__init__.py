@@ -1,4 +1,4 @@
-"""Which rank talks to whom: axes, groups and places, as arithmetic.
+"""Which ranks communicate with each other: axes, groups and coordinates, as arithmetic.
 
 Chapter: book/dp/topology.  In: axes with their sizes.  Out: groups of ranks, one rank's neighbours.
 """

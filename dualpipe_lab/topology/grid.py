@@ -1,9 +1,9 @@
-"""`Topology`: the grid of ranks, and the groups in which they work together.
+"""`Topology`: the grid of ranks, and the groups in which ranks communicate.
 
 Chapter: book/dp/topology.  In: axes outermost first, each with its size.  Out: groups, as tuples of ranks.
   rank               ((c_1 * n_2 + c_2) * n_3 + c_3) ...       mixed radix; the last axis is contiguous
   groups of an axis  world / size of the axis, each with `size` ranks that differ in that coordinate alone
-Two axes are about data: `dp`, and `ep` where it is an axis of the grid (its ranks see different tokens).
+Ranks that differ along `dp`, or along `ep` where it is an axis of the grid, work on different data.
 Elsewhere: torch `init_device_mesh`; Megatron `parallel_state`, whose order tp-cp-ep-dp-pp lists the fastest axis first.
 Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
 """
@@ -21,14 +21,14 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Topology:
-    """The ranks of a world arranged along axes.
+    """The ranks of a world, arranged in a grid with named axes.
 
     Args:
         axes: pairs of a name (of `pp dp cp tp ep`) and a size, outermost first; the last one is contiguous in rank.
-        edp: copies of each expert, where experts are spread inside data groups rather than along an `ep` axis.
-        experts_over: the axes whose ranks together share out the experts (default: `dp`); needs `edp`.
-        ranks_per_node: ranks that share a machine; they are consecutive.
-        world_size: check that the sizes multiply to this.
+        edp: replicas of each expert, where experts are sharded within data groups rather than along an `ep` axis.
+        experts_over: the axes whose ranks together shard the experts (default: `dp`); needs `edp`.
+        ranks_per_node: consecutive ranks that share a machine.
+        world_size: the product that the sizes must have, if it is known.
 
     Raises:
         ValueError: an unknown or repeated axis, a size below 1, a product that is not the world size, or an `edp` or
@@ -63,11 +63,11 @@ class Topology:
             raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} for {self}")
 
     def groups(self, *axes: str) -> Groups:
-        """All groups of an axis, of several axes taken together, or of a derived kind.
+        """Return all groups of an axis, of several axes taken together, or of a derived kind.
 
-        Derived: `model` (ranks that see the same data), `data` (ranks with the same weights and other data), `ep` and
-        `edp` (inside each data group: consecutive slices, strided picks), `node` (consecutive ranks), and the two parts
-        of each `dp` group: `shard` (its ranks on one node) and `replica` (one rank of it per node).
+        Derived kinds: `model` (ranks with the same data), `data` (ranks with the same weights and other data), `ep` and
+        `edp` (within each data group: consecutive ranks, ranks at equal distances), `node` (consecutive ranks), and of
+        each `dp` group `shard` (its ranks on one node) and `replica` (one of its ranks per node).
 
         Raises:
             ValueError: the topology has no such axis or group.
@@ -87,7 +87,7 @@ class Topology:
         return self._combine(axes, tuple(name for name in self.names if name not in axes))
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis.
+        """Return a rank's number along each axis.
 
         >>> Topology([("pp", 2), ("dp", 2), ("tp", 2)]).coordinates(6)
         {'pp': 1, 'dp': 1, 'tp': 0}
@@ -100,16 +100,16 @@ class Topology:
         return {name: found[name] for name in self.names}
 
     def rank_at(self, **coordinates: int) -> int:
-        """The rank at these coordinates; an axis that is not named counts as 0.
+        """Return the rank at these coordinates; an axis that is not named counts as 0.
 
         >>> Topology([("pp", 2), ("dp", 2), ("tp", 2)]).rank_at(pp=1, dp=1)
         6
         """
-        for axis, place in coordinates.items():
+        for axis, number in coordinates.items():
             self._check_known(axis)
-            if not 0 <= place < self._extent(axis):
+            if not 0 <= number < self._extent(axis):
                 raise ValueError(
-                    f"{axis} {place} does not exist in {self} ranks; it has {axis} 0 to {self._extent(axis) - 1}"
+                    f"{axis} {number} does not exist in {self} ranks; it has {axis} 0 to {self._extent(axis) - 1}"
                 )
         rank = 0
         for name, size in self.axes:
@@ -117,13 +117,13 @@ class Topology:
         return rank
 
     def size(self, axis: str) -> int:
-        """How many ranks a group of this axis (or derived kind) has; 1 for an axis that is not in the grid."""
+        """Return the number of ranks per group of an axis or derived kind; 1 for an axis that is not in the grid."""
         if axis in AXES and axis not in self.names and not (axis == "ep" and self.edp):
             return 1
         return len(self.groups(axis)[0])
 
     def at(self, rank: int) -> RankCoordinates:
-        """The topology as one rank sees it."""
+        """Return one rank's coordinates: its number, group and neighbours along every axis."""
         return RankCoordinates(self, rank)
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Topology:
         return hash(self.axes)
 
     def describe(self) -> dict[str, object]:
-        """The constructor's arguments, as JSON can hold them."""
+        """Return the constructor's arguments as JSON values."""
         return {
             "axes": [list(axis) for axis in self.axes],
             "edp": self.edp,
@@ -148,15 +148,15 @@ class Topology:
         }
 
     def _combine(self, axes: Sequence[str], others: Sequence[str]) -> Groups:
-        """The groups along `axes`, one for each place along `others`, the first of which changes slowest."""
+        """The groups along `axes`, one for each combination along `others`, the first of which changes slowest."""
         first_ranks = self._offsets(others)
         inside = self._offsets([name for name in self.names if name in axes])
         return tuple(tuple(first + offset for offset in inside) for first in first_ranks)
 
     def _offsets(self, axes: Sequence[str]) -> list[int]:
-        """How far every place along `axes` lies from rank 0; the first axis changes slowest."""
-        steps = {name: prod(self.sizes[place + 1 :]) for place, name in enumerate(self.names)}
-        return [sum(place) for place in product(*(range(0, steps[a] * self._extent(a), steps[a]) for a in axes))]
+        """The distance from rank 0 of every combination along `axes`; the first axis changes slowest."""
+        steps = {name: prod(self.sizes[index + 1 :]) for index, name in enumerate(self.names)}
+        return [sum(offsets) for offsets in product(*(range(0, steps[a] * self._extent(a), steps[a]) for a in axes))]
 
     def _derived(self, kind: str) -> Groups:
         if kind in ("model", "data"):

@@ -1,4 +1,4 @@
-"""Tensor parallelism, from two operators to a whole block; every backward is written out."""
+"""Tensor parallelism, from two conjugate operators to a transformer block; every backward is written out."""
 
 from dualpipe_lab._facade import make_facade
 

@@ -78,7 +78,9 @@ def zero_options(model: nn.Module, tp: TensorParallel, options: Options | None =
         ValueError: layers leave gradients partial, which ZeRO would shard before they are summed.
     """
     if any(getattr(module, "partial", None) for module in model.modules()):
-        raise ValueError("ZeRO needs gradients that are whole when a backward ends; use TensorParallel(coalesce=False)")
+        raise ValueError(
+            "ZeRO needs gradients that are complete when a backward ends; use TensorParallel(coalesce=False)"
+        )
     options, along_tp = options or Options(), norm_axes(model)
     known, others = options.axes_of, tuple(options.norm_groups)
 

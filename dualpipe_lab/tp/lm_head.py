@@ -3,7 +3,7 @@
 Chapter: book/tp/lm-head.  In: `x_..SD`, the same on every rank (under sequence parallelism the rank's tokens).
 Out: `logits_..SV` of this rank's shard; the loss.
   bytes     backward: sum of dx, T * h * bytes; the loss: 3 numbers per token
-  instead   gathering the logits: (t - 1) / t * T V beta per rank, V beta / 24 times what the loss sends (fp32 sums)
+  instead   gathering the logits sends (t - 1) / t * T V beta per rank: V beta / 24 times the bytes of the loss
   memory    T * V / t logits
 Elsewhere: Megatron `parallel_output=True`; torch `ColwiseParallel(use_local_output=False)` with `loss_parallel`.
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.

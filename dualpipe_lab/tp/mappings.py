@@ -9,7 +9,7 @@ Chapter: book/tp/column-parallel.  In: a tensor of every rank.  Out: a new tenso
   gather_tokens             all-gather       reduce-scatter   f under sequence parallelism
   reduce_scatter_tokens     reduce-scatter   all-gather       g under sequence parallelism
 The rule behind the table: the backward of a copy is a sum; the backward of a sum that all ranks use alike is a copy.
-`torch.distributed.nn.functional.all_reduce` holds another rule, each rank's loss being its own: t times the gradient.
+`torch.distributed.nn.functional.all_reduce` adds the losses of all ranks: its gradient is t times this one.
 
 Bytes that a rank sends, with S the bytes of the full tensor:
   start_all_reduce      2 (t - 1) / t * S
@@ -104,7 +104,7 @@ class CopyToRanks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # autograd may hand this gradient to other functions too, so the sum gets memory of its own
+        # autograd may hand this gradient to other functions too, so the sum needs separate memory
         return start_all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group).wait(), None
 
 
@@ -224,7 +224,7 @@ def reduce_output(partial: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def gather_output_grad(grad: Tensor, tp: TensorParallel) -> Tensor:
-    """Return the gradient of all tokens: under sequence parallelism each rank gives that of its own."""
+    """Return the gradient of all tokens: under sequence parallelism, gather it from the ranks."""
     return start_all_gather(grad, TOKENS, tp.group).wait() if tp.sequence_parallel else grad
 
 

@@ -16,7 +16,7 @@ from dualpipe_lab.world.context import rank_context
 
 
 class Mesh(RankCoordinates):
-    """This rank's `RankCoordinates` in a topology, and its groups.
+    """This rank's coordinates in a topology, and its process groups.
 
     Raises:
         ValueError: if the topology is not of the world's size.

@@ -87,12 +87,12 @@ def test_a_group_differs_in_its_own_coordinate_alone(topology):
 @given(topologies())
 def test_neighbours_form_one_ring(topology):
     for rank in range(topology.world_size):
-        seat = topology.at(rank)
+        here = topology.at(rank)
         for axis in AXES:
-            assert topology.at(seat.next_rank(axis)).prev_rank(axis) == rank
-            assert seat.ranks(axis)[seat.rank(axis)] == rank
-            assert seat.is_first(axis) == (seat.rank(axis) == 0)
-            assert seat.is_last(axis) == (seat.rank(axis) == seat.size(axis) - 1)
+            assert topology.at(here.next_rank(axis)).prev_rank(axis) == rank
+            assert here.ranks(axis)[here.rank(axis)] == rank
+            assert here.is_first(axis) == (here.rank(axis) == 0)
+            assert here.is_last(axis) == (here.rank(axis) == here.size(axis) - 1)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))

@@ -109,7 +109,7 @@ def test_bytes_are_those_of_the_closed_forms(world_size):
         ({"num_heads": 6, "hidden_size": 64}, [("tp", 2)], "hidden_size must divide by num_heads, got 64 and 6"),
         ({"num_heads": 12, "num_kv_heads": 6, "hidden_size": 48}, [("tp", 4)], "got 6 heads on 4 ranks"),
         ({"vocabulary_size": 0}, [("tp", 1)], "sizes count from 1"),
-        ({}, [("pp", 2), ("tp", 2)], "along tp and cp and copied along dp, got pp 2 in pp 2 x tp 2 = 4 ranks"),
+        ({}, [("pp", 2), ("tp", 2)], "along tp and cp and replicated along dp, got pp 2 in pp 2 x tp 2 = 4 ranks"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_before_any_process_starts(config, axes, message):
@@ -121,7 +121,7 @@ def test_ranks_refuse_a_sequence_that_does_not_divide():
     def fn(rank, world_size):
         Llama(LlamaConfig(), lab.Topology([("tp", 2)]), sequence_parallel=True)(torch.zeros(1, 5, dtype=torch.int64))
 
-    with pytest.raises(lab.RankError, match="cuts a sequence evenly, got 5 tokens on 2 ranks; pad it to 6"):
+    with pytest.raises(lab.RankError, match="shards a sequence evenly, got 5 tokens on 2 ranks; pad it to 6"):
         launch(fn, 2)
     with pytest.raises(ValueError, match="got 5 tokens on 2 ranks"):
         LlamaConfig().check(tp_size=2, num_tokens=5)

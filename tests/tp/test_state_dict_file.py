@@ -73,8 +73,8 @@ def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
         model = Llama(config, mesh, dtype=torch.float64)
         return model, Zero1(model, mesh.group("dp"), Options(Hyper(0.01)))
 
-    def step(model, optimizer, seat):
-        rows = ids[seat.rank("dp") :: seat.size("dp")]
+    def step(model, optimizer, here):
+        rows = ids[here.rank("dp") :: here.size("dp")]
         optimizer.zero_grad()
         model.loss(rows, (rows + 1) % 37, num_tokens=ids.numel()).backward()
         optimizer.step()

@@ -24,9 +24,9 @@ def test_every_group_sums_over_exactly_its_ranks():
         return sums, mesh.ranks("pp"), mesh.next_rank("pp"), again
 
     for rank, (sums, ranks, following, again) in enumerate(lab.launch(fn, 8)):
-        seat = TOPOLOGY.at(rank)
-        assert sums == {kind: sum(2**member for member in seat.ranks(kind)) for kind in KINDS}
-        assert (ranks, following, again) == (seat.ranks("pp"), seat.next_rank("pp"), True)
+        here = TOPOLOGY.at(rank)
+        assert sums == {kind: sum(2**member for member in here.ranks(kind)) for kind in KINDS}
+        assert (ranks, following, again) == (here.ranks("pp"), here.next_rank("pp"), True)
 
 
 def test_the_device_mesh_is_the_same_grid_on_the_same_groups():
@@ -44,11 +44,11 @@ def test_the_device_mesh_is_the_same_grid_on_the_same_groups():
         )
 
     for rank, (grid, names, ranks, place, flat) in enumerate(lab.launch(fn, 4)):
-        seat = Topology([("dp", 2), ("tp", 2)]).at(rank)
+        here = Topology([("dp", 2), ("tp", 2)]).at(rank)
         assert grid == [[0, 1], [2, 3]]
         assert names == ("dp", "tp")
-        assert ranks == [list(seat.ranks("dp")), list(seat.ranks("tp"))]
-        assert place == seat.rank("tp")
+        assert ranks == [list(here.ranks("dp")), list(here.ranks("tp"))]
+        assert place == here.rank("tp")
         assert flat == [0, 1, 2, 3]
 
 
