@@ -33,7 +33,7 @@ class LossOptions:
 
     Attributes:
         ignored: the target of a token that has no loss; torch calls it `ignore_index`.
-        label_smoothing: the weight of the uniform distribution over the whole vocabulary.
+        label_smoothing: the weight of the uniform distribution over the full vocabulary.
         z_loss: the weight of the squared log of the softmax's denominator.
         packed: sum all numbers in one message after the maximum; False launches one message for each.
 
