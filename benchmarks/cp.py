@@ -26,14 +26,14 @@ from torch.nn import functional
 import dualpipe_lab as lab
 from dualpipe_lab.cp import (
     FlashTiles,
-    Messages,
+    MessageTimes,
     SequenceLayout,
     TorchFlash,
-    backward_ns,
     flash_attention,
-    forward_ns,
     make_layout,
     ring_attention,
+    ring_backward_ns,
+    ring_forward_ns,
     shard,
     visible_pairs,
 )
@@ -145,9 +145,9 @@ def simulate(layout: SequenceLayout, link: lab.Link) -> list[int]:
     """Nanoseconds until the last rank is done with the forward, and with the backward."""
     work = [[PAIR_NS * pairs for pairs in row] for row in visible_pairs(layout)]
     transfer = link.transfer_ns(2 * BATCH * 16 * 4 * layout.size(0))
-    messages = Messages([[transfer] * layout.num_ranks] * layout.num_ranks, link.latency_ns)
+    messages = MessageTimes([[transfer] * layout.num_ranks] * layout.num_ranks, link.latency_ns)
     twice = [[2 * ns for ns in row] for row in work]
-    return [max(forward_ns(work, messages)), max(backward_ns(twice, messages, messages))]
+    return [max(ring_forward_ns(work, messages)), max(ring_backward_ns(twice, messages, messages))]
 
 
 def saved(attention: Callable[..., Tensor], length: int) -> int:

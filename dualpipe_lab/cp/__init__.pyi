@@ -1,10 +1,10 @@
-# Sums that travel round a ring
+# Sums around a ring
 from .ring import Ring as Ring
 from .ring_all_reduce import ring_all_reduce as ring_all_reduce
 from .ring_all_reduce import ring_reduce_scatter as ring_reduce_scatter
 from .ring_all_reduce import ring_all_gather as ring_all_gather
 
-# Softmax, piece by piece
+# Softmax, block by block
 from .softmax import Softmax as Softmax
 from .softmax import softmax as softmax
 from .softmax import softmax_backward as softmax_backward
@@ -19,14 +19,15 @@ from .ring_softmax import sharded_softmax_backward as sharded_softmax_backward
 
 # Attention tile by tile
 from .flash_attention import flash_attention as flash_attention
-from .flash_attention.kernel import FlashTiles as FlashTiles
-from .flash_attention.kernel import Kernel as Kernel
-from .flash_attention.torch_kernel import TorchFlash as TorchFlash
+from .flash_attention import FlashTiles as FlashTiles
+from .flash_attention import Kernel as Kernel
+from .torch_flash import TorchFlash as TorchFlash
 
 # A sequence on several ranks
 from .layouts import SequenceLayout as SequenceLayout
 from .layouts import LAYOUTS as LAYOUTS
 from .layouts import make_layout as make_layout
+from .layouts import BlockMask as BlockMask
 from .layouts import visible_pairs as visible_pairs
 from .layouts import critical_path as critical_path
 from .sequence import positions as positions
@@ -34,15 +35,12 @@ from .sequence import shard as shard
 from .sequence import unshard as unshard
 from .sequence import next_token_labels as next_token_labels
 from .ring_attention import ring_attention as ring_attention
-from .ring_attention import all_gather_attention as all_gather_attention
-from .ring_attention import RingLog as RingLog
+from .all_gather_attention import all_gather_attention as all_gather_attention
 
-# What it sends, keeps and takes
-from .closed_forms import Attention as Attention
+# Bytes and time
+from .closed_forms import AttentionSizes as AttentionSizes
 from .closed_forms import sent_bytes as sent_bytes
 from .closed_forms import saved_bytes as saved_bytes
-from .ring_time import Messages as Messages
-from .ring_time import forward_ns as forward_ns
-from .ring_time import backward_ns as backward_ns
-from .step_log import StepLog as StepLog
-from .step_log import drawing as drawing
+from .ring_time import MessageTimes as MessageTimes
+from .ring_time import ring_forward_ns as ring_forward_ns
+from .ring_time import ring_backward_ns as ring_backward_ns

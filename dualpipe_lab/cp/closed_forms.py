@@ -1,12 +1,12 @@
-"""What context parallelism sends and saves, as exact numbers, for every rank and any lengths.
+"""Bytes that context parallelism sends and saves: exact numbers, for every rank and any length.
 
 Chapter: book/cp/ring-attention.  In: a layout, heads, bytes per number.  Out: bytes.
-  block           2 * batch * kv_heads * head_size * bytes, per position it holds
+  block           2 * batch * kv_heads * head_size * bytes, for each of its positions
   ring forward    the blocks of all ranks but the next one           (c - 1) / c * S_kv for equal blocks
   ring backward   the same, and the gradients of every block once    (c - 1) / c * S_kv + S_dkv
-  all-gather      as the ring forward; backward: every gradient but the own one, (c - 1) / c * S_dkv
+  all-gather      as the ring forward; backward: the gradients of all other ranks, (c - 1) / c * S_dkv
   saved           tiled (2 a + 2 a_kv) d + a numbers per position    naive: a s^2 more, for the weights
-A message carries no header here, and one rank sends nothing.
+Messages are counted without headers.  A single rank sends nothing.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ Form: TypeAlias = Literal["ring", "all-gather"]
 FORMS: tuple[Form, ...] = ("ring", "all-gather")
 
 
-class Attention(NamedTuple):
+class AttentionSizes(NamedTuple):
     """The sizes of one attention layer: batch, query heads, key heads, numbers per head, bytes per number."""
 
     batch: int
@@ -26,7 +26,7 @@ class Attention(NamedTuple):
     num_kv_heads: int
     head_size: int
     element_bytes: int
-    state_bytes: int  # of what is summed: gradients that travel, LSE; 4 for 16-bit numbers
+    state_bytes: int  # of sums: gradients that travel, LSE; 4 for 16-bit numbers
 
     @property
     def kv_position(self) -> int:
@@ -35,23 +35,23 @@ class Attention(NamedTuple):
 
     @property
     def dkv_position(self) -> int:
-        """Bytes of their gradients."""
+        """Bytes of the gradients of the keys and values of one position."""
         return 2 * self.batch * self.num_kv_heads * self.head_size * self.state_bytes
 
 
-class Passes(NamedTuple):
-    """Bytes of a forward and of a backward."""
+class PassBytes(NamedTuple):
+    """Bytes of a forward pass and of a backward pass."""
 
     forward: int
     backward: int
 
 
-def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: Attention) -> Passes:
-    """Bytes that a rank sends in attention across ranks.
+def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: AttentionSizes) -> PassBytes:
+    """Return the bytes that a rank sends in the forward and backward of `ring_attention` or `all_gather_attention`.
 
     >>> from dualpipe_lab.cp.layouts import make_layout
-    >>> sent_bytes("ring", make_layout("zigzag", 16, 4), 0, Attention(1, 4, 2, 8, 4, 4))
-    Passes(forward=1536, backward=3584)
+    >>> sent_bytes("ring", make_layout("zigzag", 16, 4), 0, AttentionSizes(1, 4, 2, 8, 4, 4))
+    PassBytes(forward=1536, backward=3584)
 
     Raises:
         ValueError: an unknown form.
@@ -59,18 +59,18 @@ def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: Attention) 
     if form not in FORMS:
         raise ValueError(f"attention across ranks is one of {', '.join(FORMS)}, got {form!r}")
     if layout.num_ranks == 1:
-        return Passes(0, 0)
+        return PassBytes(0, 0)
     held = [layout.size(number) for number in range(layout.num_ranks)]
     gathered = traffic.all_gather([size * sizes.kv_position for size in held], rank).sent
     if form == "ring":
-        return Passes(gathered, gathered + layout.length * sizes.dkv_position)
-    return Passes(gathered, traffic.reduce_scatter([size * sizes.dkv_position for size in held], rank).sent)
+        return PassBytes(gathered, gathered + layout.length * sizes.dkv_position)
+    return PassBytes(gathered, traffic.reduce_scatter([size * sizes.dkv_position for size in held], rank).sent)
 
 
-def saved_bytes(length: int, sizes: Attention, is_naive: bool = False) -> int:
-    """Bytes that attention keeps for its backward, for `length` positions of this rank.
+def saved_bytes(length: int, sizes: AttentionSizes, is_naive: bool = False) -> int:
+    """Return the bytes that attention saves for its backward, for `length` positions of this rank.
 
-    >>> [saved_bytes(length, Attention(1, 2, 2, 8, 4, 4)) for length in (8, 16)]
+    >>> [saved_bytes(length, AttentionSizes(1, 2, 2, 8, 4, 4)) for length in (8, 16)]
     [2112, 4224]
     """
     heads = 2 * sizes.num_heads + 2 * sizes.num_kv_heads  # Q, O; K, V

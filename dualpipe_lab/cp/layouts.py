@@ -1,12 +1,12 @@
-"""Layouts of a sequence on a ring: which positions a rank holds, and what of a block that comes it can see.
+"""Layouts of a sequence on a ring: which positions each rank holds, and which pairs of a block its mask shows.
 
 Chapter: book/cp/ring-attention.  In: a length s, c ranks.  Out: positions per rank; visible pairs per rank and step.
               rank r holds                  pairs of a rank, causal          critical path, 16 positions on 4 ranks
   contiguous  one run of s / c positions    first rank few, last rank all    10 16 16 16: 58
   striped     r, r + c, r + 2c, ...         differ by at most s / c a step   10 10 10 10: 40
   zigzag      chunks r and 2c - 1 - r       s (s + 1) / 2c, on every rank    10  8  8  8: 34
-A step lasts as long as its busiest rank: the critical path is the sum over the steps of the most pairs of any rank.
-For causal attention every block that comes is seen in full, not at all, as a triangle, or by half: one rule a layout.
+A step lasts as long as its busiest rank.  The critical path is the sum over the steps of the largest number of pairs.
+A causal mask shows a received block in full, not at all, as a triangle, or by half.  Each layout has one rule for it.
 Elsewhere: ring-flash-attention `zigzag`, `stripe`; torch `_HeadTailLoadBalancer`; Megatron `get_batch_on_this_cp_rank`.
 Source: Brandon et al. 2023 (arXiv 2311.09431), section 3, for stripes; Grattafiori et al. 2024 (arXiv 2407.21783),
 section 3.3.2, for 2c chunks.
@@ -20,16 +20,26 @@ from dualpipe_lab.dp.layout import share
 LayoutName: TypeAlias = Literal["contiguous", "zigzag", "striped"]
 
 
-class View(NamedTuple):
-    """What some of a rank's queries see of some keys of a block: all, or query i the keys up to i."""
+class BlockMask(NamedTuple):
+    """The visible part of queries x keys of one block: every pair of two slices, or their lower triangle.
+
+    Attributes:
+        queries, keys: slices of this rank's queries and of the block's keys; outside of them no pair is visible.
+        is_triangle: query i of the slice sees its keys up to i, else all of them.
+    """
 
     queries: slice
     keys: slice
     is_triangle: bool
 
     @property
+    def offset(self) -> int | None:
+        """The argument `offset` of a `Kernel`."""
+        return 0 if self.is_triangle else None
+
+    @property
     def num_pairs(self) -> int:
-        """Pairs of a query and a key that it sees."""
+        """Number of visible pairs of a query and a key."""
         rows: int = self.queries.stop - self.queries.start
         columns: int = self.keys.stop - self.keys.start
         if not self.is_triangle:
@@ -39,14 +49,14 @@ class View(NamedTuple):
 
 
 class SequenceLayout:
-    """How the positions of a sequence lie on the ranks of a ring.
+    """How the positions of a sequence are sharded over the ranks of a ring.
 
     Args:
-        length: positions of the whole sequence.
+        length: positions of the full sequence.
         num_ranks: ranks of the ring, in its order.
 
     Raises:
-        ValueError: no rank, a negative length, or one that the layout cannot deal out.
+        ValueError: no rank, a negative length, or a length that the layout cannot shard.
     """
 
     name: LayoutName
@@ -57,21 +67,21 @@ class SequenceLayout:
         self.length, self.num_ranks = length, num_ranks
 
     def positions(self, rank: int) -> list[int]:
-        """The positions that a rank holds, ascending: what its RoPE, labels and loss mask are taken from."""
+        """Return the positions that a rank holds, ascending; its RoPE, labels and loss mask are taken at them."""
         raise NotImplementedError
 
     def size(self, rank: int) -> int:
-        """How many positions a rank holds."""
+        """Return the number of positions that a rank holds."""
         return len(self.positions(rank))
 
-    def view(self, rank: int, source: int, causal: bool) -> View | None:
-        """What `rank` sees of the block that `source` began with; None if nothing."""
+    def mask(self, rank: int, source: int, causal: bool) -> BlockMask | None:
+        """Return the mask of the queries of `rank` on the keys of `source`; None if no pair is visible."""
         queries, keys = self.size(rank), self.size(source)
         if not (queries and keys):
             return None
-        return self._causal_view(rank, source) if causal else View(slice(0, queries), slice(0, keys), False)
+        return self._causal_mask(rank, source) if causal else BlockMask(slice(0, queries), slice(0, keys), False)
 
-    def _causal_view(self, rank: int, source: int) -> View | None:
+    def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -79,40 +89,40 @@ class SequenceLayout:
 
 
 class Contiguous(SequenceLayout):
-    """One run of positions per rank; the last ranks may have fewer, or none."""
+    """One run of consecutive positions per rank; the last ranks may have fewer, or none."""
 
     name: LayoutName = "contiguous"
 
     def positions(self, rank: int) -> list[int]:
-        """The positions that a rank holds, ascending."""
+        """Return the positions that a rank holds, ascending."""
         return list(range(self.length)[share(self.length, self.num_ranks, rank)])
 
-    def _causal_view(self, rank: int, source: int) -> View | None:
+    def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         queries, keys = slice(0, self.size(rank)), slice(0, self.size(source))
-        return View(queries, keys, rank == source) if source <= rank else None
+        return BlockMask(queries, keys, rank == source) if source <= rank else None
 
 
 class Striped(SequenceLayout):
-    """Every c-th position; the first ranks may have one more."""
+    """Every c-th position, from position r on rank r; the first ranks may have one more."""
 
     name: LayoutName = "striped"
 
     def positions(self, rank: int) -> list[int]:
-        """The positions that a rank holds, ascending."""
+        """Return the positions that a rank holds, ascending."""
         return list(range(rank, self.length, self.num_ranks))
 
-    def _causal_view(self, rank: int, source: int) -> View | None:
+    def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         queries, keys = self.size(rank), self.size(source)
         if source <= rank:
-            return View(slice(0, queries), slice(0, keys), True)
+            return BlockMask(slice(0, queries), slice(0, keys), True)
         if queries == 1:
             return None
-        # a later rank's key number j lies before query number j + 1: without the first query, a triangle again
-        return View(slice(1, queries), slice(0, min(keys, queries - 1)), True)
+        # key j of a later rank precedes query j + 1: without the first query, a triangle again
+        return BlockMask(slice(1, queries), slice(0, min(keys, queries - 1)), True)
 
 
 class Zigzag(SequenceLayout):
-    """Chunks r and 2c - 1 - r of 2c equal ones: an early one that sees little and a late one that sees much."""
+    """Chunks r and 2c - 1 - r of 2c equal chunks: an early one with few visible keys and a late one with many."""
 
     name: LayoutName = "zigzag"
 
@@ -121,21 +131,21 @@ class Zigzag(SequenceLayout):
         if length % (2 * num_ranks):
             more = -length % (2 * num_ranks)
             raise ValueError(
-                f"zigzag deals out 2 x {num_ranks} equal chunks, and {length} positions do not divide; "
+                f"zigzag shards a sequence into 2 x {num_ranks} equal chunks, and {length} positions do not divide; "
                 f"pad the sequence with {more} and mask their loss, or use striped or contiguous"
             )
         self.chunk = length // (2 * num_ranks)
 
     def positions(self, rank: int) -> list[int]:
-        """The positions that a rank holds, ascending."""
+        """Return the positions that a rank holds, ascending."""
         chunks = (rank, 2 * self.num_ranks - 1 - rank)
         return [position for chunk in chunks for position in range(chunk * self.chunk, (chunk + 1) * self.chunk)]
 
-    def _causal_view(self, rank: int, source: int) -> View | None:
-        whole, early, late = slice(0, 2 * self.chunk), slice(0, self.chunk), slice(self.chunk, 2 * self.chunk)
+    def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
+        full, early, late = slice(0, 2 * self.chunk), slice(0, self.chunk), slice(self.chunk, 2 * self.chunk)
         if source == rank:
-            return View(whole, whole, True)
-        return View(whole, early, False) if source < rank else View(late, whole, False)
+            return BlockMask(full, full, True)
+        return BlockMask(full, early, False) if source < rank else BlockMask(late, full, False)
 
 
 _LAYOUTS: dict[str, type[SequenceLayout]] = {kind.name: kind for kind in (Contiguous, Zigzag, Striped)}
@@ -143,13 +153,13 @@ LAYOUTS: tuple[str, ...] = tuple(_LAYOUTS)
 
 
 def make_layout(name: str, length: int, num_ranks: int) -> SequenceLayout:
-    """The layout of this name.
+    """Return the layout with this name.
 
     >>> make_layout("zigzag", 16, 4).positions(1)
     [2, 3, 12, 13]
 
     Raises:
-        ValueError: an unknown name, or a length that the layout cannot deal out.
+        ValueError: an unknown name, or a length that the layout cannot shard.
     """
     if name not in _LAYOUTS:
         raise ValueError(f"a layout is one of {', '.join(LAYOUTS)}, got {name!r}")
@@ -157,18 +167,18 @@ def make_layout(name: str, length: int, num_ranks: int) -> SequenceLayout:
 
 
 def visible_pairs(layout: SequenceLayout, causal: bool = True) -> list[list[int]]:
-    """Pairs of a query and a key that it sees, by rank and step; at step i a rank has the block of i ranks before.
+    """Return the number of visible pairs by rank and step; at step i rank r holds the block of rank r - i.
 
     >>> visible_pairs(make_layout("contiguous", 16, 4))
     [[10, 0, 0, 0], [10, 16, 0, 0], [10, 16, 16, 0], [10, 16, 16, 16]]
     """
     steps = range(layout.num_ranks)
-    views = [[layout.view(rank, (rank - step) % layout.num_ranks, causal) for step in steps] for rank in steps]
-    return [[view.num_pairs if view else 0 for view in row] for row in views]
+    masks = [[layout.mask(rank, (rank - step) % layout.num_ranks, causal) for step in steps] for rank in steps]
+    return [[mask.num_pairs if mask else 0 for mask in row] for row in masks]
 
 
 def critical_path(pairs: Sequence[Sequence[int]]) -> int:
-    """The sum over the steps of what the busiest rank computes.
+    """Return the sum over the steps of the largest number of pairs of any rank.
 
     >>> [critical_path(visible_pairs(make_layout(name, 16, 4))) for name in LAYOUTS]
     [58, 34, 40]

@@ -1,12 +1,13 @@
 """Ring all-reduce by hand: chunks are summed while they travel once round the ring, then the sums travel round.
 
 Chapter: book/cp/ring-all-reduce.  In: a tensor per rank, a group of N ranks.  Out: the sum, on every rank.
-  bytes sent   2 (N - 1) / N * S      each chunk of S / N bytes passes N - 1 links twice; ranks that add need no fewer
+  bytes sent   2 (N - 1) / N * S      each chunk of S / N bytes is sent 2 (N - 1) times; no algorithm sends less
   messages     2 (N - 1)              one after the other: latency grows with N, bytes do not
   memory       S + one chunk
-Every chunk is summed along the ring from the rank behind its owner, in an order of its own: the sum of N >= 3 floats
-is that order's, and need not be bitwise that of another all-reduce.  It is the same on every rank.
-Elsewhere: `torch.distributed.all_reduce` (GLOO turns its ring the other way); NCCL's ring; Horovod.
+Each chunk is summed along the ring, starting one rank downstream of the rank that keeps the sum.  The order of addition
+therefore differs from chunk to chunk.  For N >= 3 floats the sum need not be bitwise that of another all-reduce.  All
+ranks hold the same bits.
+Elsewhere: `torch.distributed.all_reduce` (GLOO's ring goes the opposite way); NCCL's ring; Horovod.
 Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
 
@@ -18,18 +19,15 @@ from torch import Tensor
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.comm.work import check_contiguous
 from dualpipe_lab.cp.ring import Ring
-from dualpipe_lab.cp.step_log import StepLog
-from dualpipe_lab.viz.steplog import Cell
 from dualpipe_lab.world.record.traffic import split
 
 
-def ring_all_reduce(tensor: Tensor, group: Group | None = None, log: StepLog | None = None) -> None:
+def ring_all_reduce(tensor: Tensor, group: Group | None = None) -> None:
     """Replace `tensor` on every rank by its sum over the ranks.
 
     Args:
         tensor: of the same size on every rank; any size, also smaller than the number of ranks.
         group: the ranks of the ring, in its order.
-        log: filled with the chunks after each step.
 
     Raises:
         ValueError: a tensor that is not contiguous.
@@ -37,43 +35,27 @@ def ring_all_reduce(tensor: Tensor, group: Group | None = None, log: StepLog | N
     check_contiguous("ring_all_reduce", tensor)
     ring = Ring(group)
     chunks = list(tensor.detach().view(-1).split(split(tensor.numel(), ring.size)))
-    if log is not None:
-        log.start = _cells(chunks)
-    owned = (ring.position + 1) % ring.size  # so that every rank sends its own chunk first
-    ring_reduce_scatter(chunks, ring, owned, log)
-    ring_all_gather(chunks, ring, owned, log)
+    local = (ring.position + 1) % ring.size  # so that chunk r is the first that rank r sends
+    ring_reduce_scatter(chunks, ring, local)
+    ring_all_gather(chunks, ring, local)
 
 
-def ring_reduce_scatter(chunks: Sequence[Tensor], ring: Ring, owned: int, log: StepLog | None = None) -> None:
-    """Make chunk number `owned` the sum over the ranks; the others are left as sums of some of them.
+def ring_reduce_scatter(chunks: Sequence[Tensor], ring: Ring, local: int) -> None:
+    """Replace `chunks[local]` by its sum over the ranks; the other chunks are left as partial sums.
 
     Args:
         chunks: one contiguous tensor per rank, of the same sizes on every rank.
-        ring: this rank's place.
-        owned: the chunk that stays here; the next rank owns the next chunk.
-        log: filled with the chunks after each step.
+        ring: this rank's ring.
+        local: the chunk whose sum this rank keeps; the next rank keeps the next chunk.
     """
     for step in range(ring.size - 1):
-        out, into = (owned - 1 - step) % ring.size, (owned - 2 - step) % ring.size
-        arriving = torch.empty_like(chunks[into])  # what comes is added to the chunk, not put in its place
-        chunks[into].add_(ring.turn(chunks[out], arriving, label=f"chunk {out}").wait())
-        if log is not None:
-            log.add(f"reduce-scatter {step + 1}", ring.behind(-1), [_cell(chunks, out)], _cells(chunks))
+        sent, received = (local - 1 - step) % ring.size, (local - 2 - step) % ring.size
+        arrived = ring.send_recv(chunks[sent], torch.empty_like(chunks[received]), label=f"chunk {sent}").wait()
+        chunks[received].add_(arrived)
 
 
-def ring_all_gather(chunks: Sequence[Tensor], ring: Ring, owned: int, log: StepLog | None = None) -> None:
-    """Fill every chunk with its owner's; arguments as in `ring_reduce_scatter`."""
+def ring_all_gather(chunks: Sequence[Tensor], ring: Ring, local: int) -> None:
+    """Copy `chunks[local]` of every rank to all other ranks; arguments as in `ring_reduce_scatter`."""
     for step in range(ring.size - 1):
-        out, into = (owned - step) % ring.size, (owned - 1 - step) % ring.size
-        ring.turn(chunks[out], chunks[into], label=f"chunk {out}").wait()
-        if log is not None:
-            log.add(f"all-gather {step + 1}", ring.behind(-1), [_cell(chunks, out)], _cells(chunks))
-
-
-def _cell(chunks: Sequence[Tensor], index: int) -> Cell:
-    """The numbers of a chunk, in the chunk's colour."""
-    return ",".join(f"{value:g}" for value in chunks[index].tolist()) or "-", index
-
-
-def _cells(chunks: Sequence[Tensor]) -> list[Cell]:
-    return [_cell(chunks, index) for index in range(len(chunks))]
+        sent, received = (local - step) % ring.size, (local - 1 - step) % ring.size
+        ring.send_recv(chunks[sent], chunks[received], label=f"chunk {sent}").wait()

@@ -1,32 +1,35 @@
-"""Messages between ranks, step by step: rings, collectives, all-to-all, drawn from a log or from a run.
+"""Messages between ranks, step by step: rings, collectives, all-to-all, drawn from a list or from the trace of a run.
 
-Chapter: book/cp/ring-all-reduce.  In: what every rank holds at the start, and the messages of every step.  Out: a
-drawing that prints, plays and saves itself.
-A cell is a text, or a text and the number of a colour: ("x2", 2).  What a rank holds after a step is stated by the log,
-or follows from the messages: a cell that arrives is added behind the others.
+Chapter: book/cp/ring-all-reduce.  In: what every rank holds at the start, and the messages of every step, listed
+(`steps`) or taken from a run (`Steps.of_run`).  Out: a drawing that prints, plays and saves itself.
+A cell is a text, or a text and the number of a colour: ("x2", 2).  What a rank holds after a step is stated by the
+list, or follows from the messages: a cell that arrives is added behind the others.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.timeline import Message, Timeline
+from dualpipe_lab.timeline.spans import Time
 from dualpipe_lab.viz.embed import element, image, page
 from dualpipe_lab.viz.spec import Spec
 
 Cell: TypeAlias = str | tuple[str, int | None]
 Held: TypeAlias = Sequence[Sequence[Cell]]  # by rank: the cells it holds
+Receive: TypeAlias = Callable[[dict[str, Any], str, Any, int], None]
 _Cell: TypeAlias = tuple[str, int | None]
 
 _ROW, _LETTER, _LABEL, _TOP = 22, 6.6, 56, 46  # px
 
 
-class Step(NamedTuple):
-    """One step: messages (source rank, destination rank, cell) that travel together, and what is held afterwards.
+class MessageStep(NamedTuple):
+    """Messages (source rank, destination rank, cell) that travel together, and what every rank holds afterwards.
 
-    `holds` is None where every message adds its cell to what its destination holds.
+    If `holds` is None, every message adds its cell to those of its destination.
     """
 
     title: str
@@ -35,16 +38,17 @@ class Step(NamedTuple):
 
 
 class Steps:
-    """What ranks hold and send, step by step; what `steps` returns.
+    """What ranks hold and send, step by step: listed with `steps`, or replayed from a run with `Steps.of_run`.
 
-    Raises ValueError for a message from or to a rank that there is not, or to itself, and for a step that states what
-    another number of ranks holds.
+    Raises:
+        ValueError: a message from or to a rank that does not exist, or to its sender, or a step that states what
+            another number of ranks holds.
     """
 
-    def __init__(self, name: str, start: Held, log: Iterable[Step], note: str = "") -> None:
+    def __init__(self, name: str, start: Held, log: Iterable[MessageStep], note: str = "") -> None:
         self.name, self.note = name, note
         self.start = _cells(start)
-        self.log = tuple(Step(*step) for step in log)
+        self.log = tuple(MessageStep(*step) for step in log)
         self.states = [self.start]
         for number, step in enumerate(self.log, 1):
             self._check(number, step)
@@ -56,22 +60,63 @@ class Steps:
         return len(self.start)
 
     @classmethod
-    def of_run(cls, timeline: Timeline) -> "Steps":
-        """Return the messages of a run, in rounds: a message comes one round after the latest that reached its sender.
+    def of_run(
+        cls,
+        timeline: Timeline,
+        name: str = "",
+        start: Sequence[Mapping[str, Any]] = (),
+        receive: Receive | None = None,
+        titles: Sequence[str] = (),
+        moves: bool = False,
+    ) -> "Steps":
+        """Return the messages of a run in rounds, and what every rank holds after each round.
 
-        Messages of one round did not wait for each other.  What ranks hold is not known, so cards are empty.
+        The round of a message follows the latest round that had reached its sender.  Messages of one round therefore
+        did not wait for each other.  A number at the end of a label is the colour of its cell.
+
+        Args:
+            timeline: of the run, on a clock that moves between two rounds.
+            name: of the drawing (default: that of the timeline).
+            start: by rank, its values by name before the first round; without it cards stay empty.  A message carries
+                the value that its sender holds under the message's label, or else the label itself.
+            receive: `receive(held, label, value, number)` changes the values of the destination in a round (default:
+                `held[label] = value`).  It must not change a value in place.
+            titles: of the rounds, in order.
+            moves: a sender no longer holds what it has sent.
+
+        Raises:
+            ValueError: a `start` of another number of ranks.
+
+        >>> messages = [Message(0, 1, sent=0, arrived=2, label="x 0"), Message(1, 0, sent=1, arrived=2, label="x 1")]
+        >>> run = Timeline("swap", [[], []], messages)
+        >>> print(Steps.of_run(run, start=[{"x 0": 5}, {"x 1": 7}], titles=["both"]))
+        swap: 2 ranks, 1 step
+        1. both: 0->1 5, 1->0 7
+        rank 0: 5 7
+        rank 1: 7 5
         """
-        rounds: defaultdict[int, list[tuple[int, int, Cell]]] = defaultdict(list)
-        arrivals: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # by rank: (time, round)
-        for message in sorted(timeline.messages, key=lambda message: (message.sent, message.arrived)):
-            number = 1 + max((n for time, n in arrivals[message.src] if time <= message.sent), default=0)
-            arrivals[message.dst].append((message.arrived, number))
-            size = "" if message.num_bytes is None else f"{message.num_bytes} B"
-            rounds[number].append((message.src, message.dst, (message.label or size or "message", message.src)))
-        empty: list[list[Cell]] = [[] for _ in range(timeline.num_ranks)]
-        titles = {1: "sent before anything arrived"}
-        log = [Step(titles.get(n, f"sent after round {n - 1} arrived"), rounds[n], empty) for n in sorted(rounds)]
-        return cls(timeline.name, empty, log, note=timeline.source)
+        name, rounds = name or timeline.name, rounds_of(timeline)
+        if start and len(start) != timeline.num_ranks:
+            raise ValueError(
+                f"{name}: start states what {len(start)} ranks hold, the run has {timeline.num_ranks}; give one "
+                "dictionary per rank"
+            )
+        held = [dict(values) for values in start] or [{} for _ in range(timeline.num_ranks)]
+        first, log = [_cells_of(values) for values in held], []
+        for number, messages in enumerate(rounds, 1):
+            values = [held[message.src].get(message.label, _label(message)) for message in messages]
+            for message in messages if moves else ():
+                held[message.src].pop(message.label, None)
+            for message, value in zip(messages, values, strict=True) if start else ():
+                (receive or _put)(held[message.dst], _label(message), value, number)
+            sent = [
+                (message.src, message.dst, (_words_of(value), _colour(message.label, message.src)))
+                for message, value in zip(messages, values, strict=True)
+            ]
+            later = f"sent after round {number - 1} arrived" if number > 1 else "sent before anything arrived"
+            title = titles[number - 1] if number <= len(titles) else later
+            log.append(MessageStep(title, sent, [_cells_of(values) for values in held]))
+        return cls(name, first, log, note=timeline.source)
 
     def to_html(self, script: bool = True) -> str:
         """Return the element around its static picture, with its script unless the page has it already."""
@@ -118,7 +163,7 @@ class Steps:
     def _repr_html_(self) -> str:
         return self.to_html()
 
-    def _check(self, number: int, step: Step) -> None:
+    def _check(self, number: int, step: MessageStep) -> None:
         for src, dst, cell in step.messages:
             if src == dst or not (0 <= src < self.num_ranks and 0 <= dst < self.num_ranks):
                 raise ValueError(
@@ -132,7 +177,7 @@ class Steps:
             )
 
 
-def steps(name: str, start: Held, log: Iterable[Step | tuple[Any, ...]], note: str = "") -> Steps:
+def steps(name: str, start: Held, log: Iterable[MessageStep | tuple[Any, ...]], note: str = "") -> Steps:
     """Draw what ranks hold and send, step by step.
 
     `start`: by rank, the cells it holds.  `log`: steps (title, [(src, dst, cell), ...]), and what is held afterwards if
@@ -146,7 +191,43 @@ def steps(name: str, start: Held, log: Iterable[Step | tuple[Any, ...]], note: s
     rank 1: x1 x0
     rank 2: x2 x1
     """
-    return Steps(name, start, (Step(*step) for step in log), note)
+    return Steps(name, start, (MessageStep(*step) for step in log), note)
+
+
+def rounds_of(timeline: Timeline) -> list[list[Message]]:
+    """Return the messages of a run by round, those of one round in the order of their senders."""
+    rounds: defaultdict[int, list[Message]] = defaultdict(list)
+    arrivals: defaultdict[int, list[tuple[Time, int]]] = defaultdict(list)  # by rank: (time, round)
+    for message in sorted(timeline.messages, key=lambda message: (message.sent, message.arrived)):
+        number = 1 + max((n for time, n in arrivals[message.src] if time <= message.sent), default=0)
+        arrivals[message.dst].append((message.arrived, number))
+        rounds[number].append(message)
+    return [sorted(rounds[number], key=lambda message: (message.src, message.sent)) for number in sorted(rounds)]
+
+
+def _label(message: Message) -> str:
+    return message.label or ("message" if message.num_bytes is None else f"{message.num_bytes} B")
+
+
+def _colour(label: str, otherwise: int | None = None) -> int | None:
+    number = re.search(r"\d+$", label)
+    return int(number[0]) if number else otherwise
+
+
+def _put(held: dict[str, Any], label: str, value: Any, number: int) -> None:
+    held[label] = value
+
+
+def _cells_of(values: Mapping[str, Any]) -> list[Cell]:
+    return [(_words_of(value), _colour(label)) for label, value in values.items()]
+
+
+def _words_of(value: Any) -> str:
+    """The text of a value: numbers of a tensor or a tuple one after the other."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        return ",".join(map(_words_of, value)) or "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _cell(cell: Cell) -> _Cell:
@@ -157,7 +238,7 @@ def _cells(held: Held) -> list[list[_Cell]]:
     return [list(map(_cell, cells)) for cells in held]
 
 
-def _after(before: list[list[_Cell]], step: Step) -> list[list[_Cell]]:
+def _after(before: list[list[_Cell]], step: MessageStep) -> list[list[_Cell]]:
     if step.holds is not None:
         return _cells(step.holds)
     state = [list(cells) for cells in before]

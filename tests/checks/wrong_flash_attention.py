@@ -95,7 +95,7 @@ def attend(q, tiles):
         "the library's own": Bad(
             """
 def attend(q, tiles):
-    from dualpipe_lab.cp.flash_attention.kernel import FlashTiles
+    from dualpipe_lab.cp.flash_attention import FlashTiles
     found = FlashTiles()
     return found.forward(q, q, q, None, 1.0)
 """,

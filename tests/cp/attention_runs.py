@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from cp_runs import draw
 from runs import launch
 
+from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
-from dualpipe_lab.cp.ring_attention import all_gather_attention, ring_attention
+from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
 from dualpipe_lab.world.context import rank_context
 

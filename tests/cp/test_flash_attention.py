@@ -9,10 +9,10 @@ from cp_runs import ORACLE, assert_close, attention_bounds, draw, floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualpipe_lab.cp.closed_forms import Attention
+from dualpipe_lab.cp.closed_forms import AttentionSizes
 from dualpipe_lab.cp.closed_forms import saved_bytes as saved_bytes_form
 from dualpipe_lab.cp.flash_attention import FlashTiles, flash_attention
-from dualpipe_lab.cp.flash_attention.kernel import FlashTiles as Kernel
+from dualpipe_lab.cp.flash_attention import FlashTiles as Kernel
 from dualpipe_lab.dp.measure import storage_bytes
 
 MASKS = {"none": None, "top_left": "top_left", "bottom_right": "bottom_right"}
@@ -155,7 +155,7 @@ def test_saved_bytes_are_linear_in_the_length_and_naively_quadratic():
     assert tiled == [4 * length * (8 * (4 + 4 + 2 + 2) + 4) for length in lengths]
     first, second, third = (saved_bytes(naive, length) for length in lengths)
     assert (third - 2 * second) == 4 * (second - 2 * first) > 0  # a s^2 + b s
-    sizes = Attention(1, 4, 4, 8, element_bytes=4, state_bytes=4)
+    sizes = AttentionSizes(1, 4, 4, 8, element_bytes=4, state_bytes=4)
     assert [saved_bytes_form(64, sizes, is_naive) for is_naive in (False, True)] == [
         saved_bytes(function, 64, kv_heads=4) for function in (flash_attention, naive)
     ]
@@ -163,13 +163,13 @@ def test_saved_bytes_are_linear_in_the_length_and_naively_quadratic():
 
 def test_what_nobody_sees_is_not_computed():
     tiles = FlashTiles(2, 2)
-    visited = [len(list(tiles.columns(slice(first, first + 2), 8, 0))) for first in range(0, 8, 2)]
-    masked = [sum(hidden is not None for _, hidden in tiles.columns(slice(f, f + 2), 8, 0)) for f in range(0, 8, 2)]
+    visited = [len(list(tiles.key_tiles(slice(first, first + 2), 8, 0))) for first in range(0, 8, 2)]
+    masked = [sum(hidden is not None for _, hidden in tiles.key_tiles(slice(f, f + 2), 8, 0)) for f in range(0, 8, 2)]
     assert (visited, masked) == ([1, 2, 3, 4], [1, 1, 1, 1])
     pairs = sum(
         int((~hidden).sum()) if hidden is not None else 2 * (keys.stop - keys.start)
         for first, offset in itertools.product(range(0, 8, 2), (-1, 2))
-        for keys, hidden in tiles.columns(slice(first, first + 2), 7, offset)
+        for keys, hidden in tiles.key_tiles(slice(first, first + 2), 7, offset)
     )
     expected = sum(max(0, min(7, query + 1 + offset)) for query in range(8) for offset in (-1, 2))
     assert pairs == expected

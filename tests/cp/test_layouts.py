@@ -45,7 +45,7 @@ def test_the_rules_show_exactly_what_positions_allow(layout, causal):
         for source in range(layout.num_ranks):
             queries, keys = positions(layout, rank), positions(layout, source)
             expected = keys[None] <= queries[:, None] if causal else torch.ones(len(queries), len(keys)).bool()
-            seen, view = torch.zeros_like(expected), layout.view(rank, source, causal)
+            seen, view = torch.zeros_like(expected), layout.mask(rank, source, causal)
             if view:
                 block = torch.ones_like(seen[view.queries, view.keys])
                 assert block.numel()
@@ -123,7 +123,7 @@ def test_a_part_of_the_wrong_length_is_named_with_its_rank():
         launch(fn, 2)
     with pytest.raises(lab.RankError, match="used by a group of 1 ranks"):
         launch(fn, 1)
-    with pytest.raises(ValueError, match=r"cannot deal out axis 1 of \(1, 8\); make it for 8"):
+    with pytest.raises(ValueError, match=r"cannot shard axis 1 of \(1, 8\); make it for 8"):
         shard(torch.zeros(1, 8), layout, 0)
 
 

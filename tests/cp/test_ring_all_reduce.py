@@ -12,7 +12,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from dualpipe_lab.cp.step_log import StepLog, drawing
+from dualpipe_lab.viz import Steps
 from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.record import traffic
 
@@ -59,24 +59,29 @@ def test_sums_are_those_of_the_collective_and_bytes_those_of_the_closed_form(num
 @pytest.mark.parametrize("name", VECTORS)
 def test_every_step_is_that_of_the_recorded_schedule(name):
     vector = VECTORS[name]
-    inputs = vector["inputs"]
+    inputs, size = vector["inputs"], len(vector["inputs"])
+    sizes = traffic.split(len(inputs[0]), size)
 
     def fn(rank, world_size):
-        x, log = torch.tensor(inputs[rank]), StepLog()
-        moved = counted(lambda: ring_all_reduce(x, log=log))
-        return x.tolist(), moved, log
+        x, chunks = torch.tensor(inputs[rank]), torch.tensor(inputs[rank]).split(sizes)
+        moved = counted(lambda: ring_all_reduce(x))
+        comm.barrier()
+        between = lab.now()
+        local = (rank + 1) % world_size
+        ring_reduce_scatter(chunks, Ring(), local)
+        return x.tolist(), moved, {"rank": rank, "owns": local, "values": chunks[local].tolist()}, between
 
-    out = launch(fn, len(inputs))
-    results, moves, logs = zip(*out, strict=True)
-    assert list(results) == [vector["result"]] * len(inputs)
+    out = launch(fn, size)
+    results, moves, after_reduce_scatter, between = zip(*out, strict=True)
+    assert list(results) == [vector["result"]] * size
     assert [sent for _, sent, _ in moves] == [8 * elements for elements in vector["sent_elements"]]
-    steps = zip(*(log.moments for log in logs), strict=True)
-    chunks = [[colour for moment in step for _, colour in moment.sent] for step in steps]
-    assert chunks == [step["send_chunk"] for step in vector["schedule"]]
-    if len(inputs) > 1:
-        for rank, held in enumerate(vector["after_reduce_scatter"]):
-            text, colour = logs[rank].moments[len(inputs) - 2].holds[held["owns"]]
-            assert (text, colour) == (",".join(map(str, held["values"])), held["owns"])
+    picture = Steps.of_run(out.timeline.between(0, min(between)))
+    sent = [{src: colour for src, _, (_, colour) in step.messages} for step in picture.log]
+    # an empty chunk is not sent
+    scheduled = [{r: c for r, c in enumerate(step["send_chunk"]) if sizes[c]} for step in vector["schedule"]]
+    assert sent == [step for step in scheduled if step]
+    if size > 1:
+        assert list(after_reduce_scatter) == vector["after_reduce_scatter"]
 
 
 def test_messages_are_2_n_minus_2_whatever_the_size_and_empty_chunks_stay_at_home():
@@ -122,29 +127,32 @@ def test_groups_other_owners_and_tensors_that_are_parameters():
     assert launch(fn, 4) == [(2.0, [11.0], [11.0]), (4.0, [11.0], [11.0])] * 2
 
 
-def test_a_strided_tensor_is_refused_by_name_and_a_wrong_log_too():
+def test_a_strided_tensor_is_refused_by_name():
     def fn(rank, world_size):
         ring_all_reduce(torch.zeros(4, 4).t()[:, :2] if rank == 1 else torch.zeros(8))
 
     with pytest.raises(lab.RankError, match=r"(?s)rank 1.*ring_all_reduce needs a contiguous tensor"):
         launch(fn, 2)
-    longer = StepLog()
-    longer.add("turn", 0, [], [])
-    with pytest.raises(ValueError, match=r"the ranks took \[0, 1\] steps"):
-        drawing("x", [StepLog(), longer])
 
 
-def test_the_drawing_shows_numbers_that_the_ranks_held():
+def test_a_drawing_of_the_trace_shows_the_numbers_that_travelled():
     def fn(rank, world_size):
-        log = StepLog()
-        ring_all_reduce(torch.full((3,), 10**rank), log=log)
-        return log
+        x = torch.full((3,), 10**rank)
+        ring_all_reduce(x)
+        return x.tolist()
 
-    picture = drawing("ring all-reduce", launch(fn, 3))
+    def receive(held, label, value, number):
+        held[label] = held[label] + value if number < 3 else value
+
+    run = launch(fn, 3)
+    start = [{f"chunk {chunk}": 10**rank for chunk in range(3)} for rank in range(3)]
+    picture = Steps.of_run(run.timeline, "ring all-reduce", start, receive, ["reduce-scatter 1", "reduce-scatter 2"])
     lines = str(picture).splitlines()
     assert lines[1] == "1. reduce-scatter 1: 0->1 1, 1->2 10, 2->0 100"
     assert lines[2] == "2. reduce-scatter 2: 0->1 101, 1->2 11, 2->0 110"
+    assert lines[3] == "3. sent after round 2 arrived: 0->1 111, 1->2 111, 2->0 111"
     assert lines[-3:] == [f"rank {rank}: 111 111 111" for rank in range(3)]
+    assert list(run) == [[111] * 3] * 3
 
 
 def test_time_is_2_n_minus_2_latencies_and_the_optimal_bytes():

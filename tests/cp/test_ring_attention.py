@@ -5,7 +5,7 @@ import torch
 from attention_runs import BATCH, FORMS, SIZE, cases, inputs, reference, run, whole
 from cp_runs import assert_close, attention_bounds
 
-from dualpipe_lab.cp.closed_forms import Attention, sent_bytes
+from dualpipe_lab.cp.closed_forms import AttentionSizes, sent_bytes
 from dualpipe_lab.cp.layouts import make_layout
 
 LENGTHS = {1: (1, 2, 6), 2: (1, 3, 4, 12), 3: (1, 2, 5, 7, 12), 4: (1, 2, 3, 5, 7, 8, 16)}
@@ -18,7 +18,7 @@ def test_output_gradients_and_bytes_equal_one_process_and_the_closed_form(num_ra
     results = iter(run(num_ranks, chosen))
     for layout, causal, heads, kv_heads in chosen:
         expected = reference(*inputs(layout.length, heads, kv_heads), causal)
-        sizes = Attention(BATCH, heads, kv_heads, SIZE, element_bytes=8, state_bytes=8)
+        sizes = AttentionSizes(BATCH, heads, kv_heads, SIZE, element_bytes=8, state_bytes=8)
         for form in FORMS:
             parts, sent = zip(*next(results), strict=True)
             case = f"{form} {layout} causal={causal} heads {heads}/{kv_heads}"
@@ -28,7 +28,7 @@ def test_output_gradients_and_bytes_equal_one_process_and_the_closed_form(num_ra
 
 
 def test_equal_blocks_send_the_fractions_of_the_formula():
-    sizes, length = Attention(2, 4, 2, 8, element_bytes=2, state_bytes=4), 48
+    sizes, length = AttentionSizes(2, 4, 2, 8, element_bytes=2, state_bytes=4), 48
     s_kv = 2 * 2 * length * 2 * 8 * 2
     for num_ranks in (1, 2, 3, 4):
         layout = make_layout("zigzag", length, num_ranks)
@@ -50,7 +50,7 @@ def test_narrow_types_are_merged_and_summed_in_fp32(dtype):
         tensors = inputs(layout.length, heads, kv_heads, dtype)
         exact = reference(*(tensor.double() for tensor in tensors), causal)
         bounds = attention_bounds(*tensors, causal, dtype)
-        sizes = Attention(BATCH, heads, kv_heads, SIZE, dtype.itemsize, 4)
+        sizes = AttentionSizes(BATCH, heads, kv_heads, SIZE, dtype.itemsize, 4)
         for form in FORMS:
             parts, sent = zip(*next(results), strict=True)
             for name, mine, right, bound in zip(NAMES, whole(parts, layout), exact, bounds, strict=True):

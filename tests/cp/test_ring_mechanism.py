@@ -1,6 +1,7 @@
-"""How the ring turns: messages hidden behind work, blocks that are let go, the log, other kernels, what it refuses."""
+"""The ring: messages hidden behind work, blocks that are let go, the trace, other kernels, what it refuses."""
 
 import gc
+import math
 
 import pytest
 import torch
@@ -10,16 +11,16 @@ from runs import launch, rounding
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.cp.closed_forms import Attention, saved_bytes, sent_bytes
+from dualpipe_lab.cp.all_gather_attention import all_gather_attention
+from dualpipe_lab.cp.closed_forms import AttentionSizes, saved_bytes, sent_bytes
 from dualpipe_lab.cp.flash_attention import FlashTiles
-from dualpipe_lab.cp.flash_attention.torch_kernel import TorchFlash
-from dualpipe_lab.cp.layouts import LAYOUTS, make_layout, visible_pairs
-from dualpipe_lab.cp.ring_attention import RingLog, all_gather_attention, ring_attention
-from dualpipe_lab.cp.ring_attention.plan import merge
-from dualpipe_lab.cp.ring_time import Messages, backward_ns, forward_ns
+from dualpipe_lab.cp.layouts import make_layout, visible_pairs
+from dualpipe_lab.cp.ring_attention import merge, ring_attention
+from dualpipe_lab.cp.ring_time import MessageTimes, ring_backward_ns, ring_forward_ns
 from dualpipe_lab.cp.sequence import shard
-from dualpipe_lab.cp.step_log import drawing
+from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import live_tensors, storage_bytes
+from dualpipe_lab.viz import Steps
 from dualpipe_lab.world.emulate.link import Link
 
 PAIR_MS = 0.25  # of a forward; a backward takes twice as long
@@ -50,8 +51,10 @@ def simulated(layout, causal):
     work = [[round(PAIR_MS * 1e6 * number) for number in row] for row in visible_pairs(layout, causal)]
     position = LINK.transfer_ns(2 * BATCH * 2 * SIZE * 8)
     transfer = [[position * layout.size((rank - step) % layout.num_ranks) for step in ranks] for rank in ranks]
-    messages = Messages(transfer, LINK.latency_ns)
-    return forward_ns(work, messages), backward_ns([[2 * ns for ns in row] for row in work], messages, messages)
+    messages = MessageTimes(transfer, LINK.latency_ns)
+    return ring_forward_ns(work, messages), ring_backward_ns(
+        [[2 * ns for ns in row] for row in work], messages, messages
+    )
 
 
 def test_time_equals_the_simulation_to_the_nanosecond():
@@ -87,17 +90,17 @@ def test_messages_hide_behind_work_but_for_the_last_hop():
     """Equal work: c steps of it, and in the backward one more message, whatever the shorter messages take."""
     work, c = [[100] * 4] * 4, 4
     for message in (0, 30, 49):  # two of them fit behind the work of a step of the backward
-        each = Messages([[message] * c] * c, latency=1)
-        assert forward_ns(work, each) == [c * 100] * c
-        assert backward_ns(work, each, each) == [c * 100 + message + 1] * c
-    slow = Messages([[150] * c] * c, latency=7)
-    assert forward_ns(work, slow) == [3 * 157 + 100] * c
-    assert forward_ns([[5]], Messages([[9]], 9)) == backward_ns([[5]], slow, slow) == [5]
+        each = MessageTimes([[message] * c] * c, latency=1)
+        assert ring_forward_ns(work, each) == [c * 100] * c
+        assert ring_backward_ns(work, each, each) == [c * 100 + message + 1] * c
+    slow = MessageTimes([[150] * c] * c, latency=7)
+    assert ring_forward_ns(work, slow) == [3 * 157 + 100] * c
+    assert ring_forward_ns([[5]], MessageTimes([[9]], 9)) == ring_backward_ns([[5]], slow, slow) == [5]
 
 
 def test_a_rank_saves_its_share_and_holds_two_blocks_of_others():
     num_ranks, heads, length = 4, 2, 256
-    sizes = Attention(BATCH, heads, heads, SIZE, 8, 8)
+    sizes = AttentionSizes(BATCH, heads, heads, SIZE, 8, 8)
 
     def fn(rank, world_size):
         found = {}
@@ -167,7 +170,7 @@ def test_blocks_of_any_tiles_and_torch_s_kernel_and_huge_scores():
 
 def test_torch_s_kernel_refuses_other_corners():
     q = draw(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="a whole block or a triangle, got offset=1; use FlashTiles"):
+    with pytest.raises(ValueError, match="a full block or a triangle, got offset=1; use FlashTiles"):
         TorchFlash().forward(q, q, q, 1, 1.0)
 
 
@@ -180,27 +183,30 @@ def test_merge_with_nothing_on_either_side():
         assert lse.tolist() == [total]
 
 
-def test_the_log_shows_blocks_that_go_round_and_gradients_that_come_home():
+def test_the_trace_shows_blocks_that_go_round_and_gradients_that_come_home():
     def fn(rank, world_size):
-        logs = []
-        for name in LAYOUTS:
-            layout, log = make_layout(name, 12, world_size), RingLog()
-            parts = [shard(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(12, 1, 1)]
-            ring_attention(*parts[:3], layout, log=log).backward(parts[3].detach())
-            logs.append(log)
-        return logs
+        layout = make_layout("zigzag", 12, world_size)
+        parts = [shard(tensor, layout, rank, 2).requires_grad_() for tensor in inputs(12, 1, 1)]
+        out = ring_attention(*parts[:3], layout)
+        comm.barrier()
+        middle = lab.now()
+        out.backward(parts[3].detach())
+        return middle
 
-    for name, logs in zip(LAYOUTS, zip(*launch(fn, 3), strict=True), strict=True):
-        forward = drawing(name, [log.forward for log in logs])
-        backward = drawing(name, [log.backward for log in logs])
-        assert str(forward).splitlines()[1] == "1. step 1: 0->1 KV0, 1->2 KV1, 2->0 KV2"
-        for rank, row in enumerate(visible_pairs(make_layout(name, 12, 3))):
-            assert [label for label, _ in forward.states[-1][rank]] == list(map(str, row))
-            assert [owner for _, owner in forward.states[-1][rank]] == [(rank - step) % 3 for step in range(3)]
-        lines = str(backward).splitlines()
-        assert lines[1].startswith("1. step 1: 0->1 KV0, 0->1 dKV0, 1->2 KV1")
-        assert lines[3] == "3. step 3: 0->1 dKV1, 1->2 dKV2, 2->0 dKV0"
-        assert lines[-3:] == [f"rank {rank}: dKV{rank}" for rank in range(3)]
+    run = launch(fn, 3)
+    start, middle = [{f"KV {rank}": f"KV {rank}"} for rank in range(3)], min(run)
+    forward = Steps.of_run(run.timeline.between(0, middle), start=start, moves=True)
+    backward = Steps.of_run(run.timeline.between(middle, math.inf), start=start, moves=True)
+    lines = str(forward).splitlines()
+    assert [line.partition(": ")[2] for line in lines[1:3]] == [
+        "0->1 KV 0, 1->2 KV 1, 2->0 KV 2",
+        "0->1 KV 2, 1->2 KV 0, 2->0 KV 1",
+    ]
+    lines = [line.partition(": ")[2] for line in str(backward).splitlines()[1:]]
+    assert lines[0] == "0->1 KV 0, 0->1 dKV 0, 1->2 KV 1, 1->2 dKV 1, 2->0 KV 2, 2->0 dKV 2"
+    assert lines[2] == "0->1 dKV 1, 1->2 dKV 2, 2->0 dKV 0"
+    assert lines[3:] == ["KV 1 dKV 0", "KV 2 dKV 1", "KV 0 dKV 2"]  # nobody takes the last KV on
+    assert [[colour for _, colour in held] for held in backward.states[-1]] == [[1, 0], [2, 1], [0, 2]]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +241,7 @@ def test_bytes_of_a_group_inside_of_a_world():
         mine = next(number for number, ring in enumerate(rings) if rank in ring)
         place = rings[mine].index(rank)
         found, sent = run_part(ring_attention, layout, place, inputs(7, 2, 1), True, group=groups[mine])
-        return place, found, sent == sent_bytes("ring", layout, place, Attention(BATCH, 2, 1, SIZE, 8, 8))
+        return place, found, sent == sent_bytes("ring", layout, place, AttentionSizes(BATCH, 2, 1, SIZE, 8, 8))
 
     out = launch(fn, 4)
     expected = reference(*inputs(7, 2, 1), causal=True)

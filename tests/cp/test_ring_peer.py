@@ -6,10 +6,10 @@ from attention_runs import inputs, run_part
 from cp_runs import assert_close
 from runs import launch
 
-from dualpipe_lab.cp.flash_attention.torch_kernel import TorchFlash
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.cp.torch_flash import TorchFlash
 
 HEADS, LENGTH = 2, 16
 

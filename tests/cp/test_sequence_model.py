@@ -6,8 +6,9 @@ from cp_runs import assert_close, draw
 from runs import launch
 from torch.nn import functional as F
 
+from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
-from dualpipe_lab.cp.ring_attention import all_gather_attention, ring_attention
+from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import next_token_labels, positions, shard
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens, token_loss
 from dualpipe_lab.dp.layout import share

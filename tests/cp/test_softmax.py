@@ -12,7 +12,7 @@ from runs import launch
 from dualpipe_lab.cp.online_softmax import MaxSum, online_average, online_softmax
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
 from dualpipe_lab.cp.softmax import Softmax, softmax, softmax_backward
-from dualpipe_lab.cp.step_log import StepLog, drawing
+from dualpipe_lab.viz import Steps
 from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.record import traffic
 
@@ -75,7 +75,7 @@ def test_blocks_of_any_size_give_the_same(values, block_size):
 def test_pairs_merge_in_any_order_and_grouping(blocks, random):
     whole = torch.tensor(list(itertools.chain(*blocks)), dtype=torch.float64)
     pairs = [MaxSum.of(torch.tensor(block, dtype=torch.float64)) for block in blocks]
-    pairs.append(MaxSum.nothing(torch.zeros((), dtype=torch.float64)))
+    pairs.append(MaxSum.identity(torch.zeros((), dtype=torch.float64)))
     random.shuffle(pairs)
     while len(pairs) > 1:
         at = random.randrange(len(pairs) - 1)
@@ -88,7 +88,7 @@ def test_pairs_merge_in_any_order_and_grouping(blocks, random):
 def test_the_trace_of_the_oracle_and_blocks_of_nothing():
     case = next(case for case in ORACLE["cases"] if "online_trace_head0_row2_blocks_3_3_1" in case["expected"])
     scaled = floats(case["Q"])[0, 2] @ floats(case["K"])[0].t() / 2
-    state, trace = MaxSum.nothing(torch.zeros((), dtype=torch.float64)), []
+    state, trace = MaxSum.identity(torch.zeros((), dtype=torch.float64)), []
     for block in scaled.split(3):
         state = state.merge(MaxSum.of(block))
         trace.append([float(state.maximum), float(state.total)])
@@ -131,13 +131,18 @@ def test_ring_softmax_equals_one_process_with_the_bytes_of_the_formula(num_ranks
         assert list(sent_back) == reduced
 
 
-def test_the_ring_s_log_shows_pairs_that_travelled():
+def test_the_trace_of_the_ring_shows_pairs_that_travelled():
     def fn(rank, world_size):
-        log = StepLog()
-        ring_softmax(torch.full((2, 2), float(rank)), log=log)
-        return log
+        ring_softmax(torch.full((2, 2), float(rank)))
 
-    lines = str(drawing("ring softmax", launch(fn, 3))).splitlines()
+    def receive(held, label, pair, number):
+        known = held["known"].merge(pair)
+        held.clear()
+        held.update({"known": known, label: pair})
+
+    pairs = [MaxSum(torch.tensor(float(rank)), torch.tensor(2.0)) for rank in range(3)]
+    start = [{"known": pair, f"pair {rank}": pair} for rank, pair in enumerate(pairs)]
+    lines = str(Steps.of_run(launch(fn, 3).timeline, "ring", start, receive, ["turn 1", "turn 2"])).splitlines()
     assert lines[1] == "1. turn 1: 0->1 0,2, 1->2 1,2, 2->0 2,2"
     assert lines[2] == "2. turn 2: 0->1 2,2, 1->2 0,2, 2->0 1,2"
-    assert lines[3] == "rank 0: 2,3.01 1,2"
+    assert lines[3] == "rank 0: 2,3.006 1,2"

@@ -57,9 +57,28 @@ def test_a_run_is_drawn_in_rounds_of_messages_that_did_not_wait_for_each_other()
     ]
     drawing = Steps.of_run(Timeline("run", [[], [], []], messages, source="measured"))
     assert [[(src, dst, cell[0]) for src, dst, cell in step.messages] for step in drawing.log] == [
-        [(0, 1, "a"), (2, 0, "b"), (1, 0, "8 B")],
+        [(0, 1, "a"), (1, 0, "8 B"), (2, 0, "b")],
         [(1, 2, "message")],
     ]
+
+
+def test_a_run_is_replayed_over_what_the_ranks_held_at_first():
+    """x goes round three ranks; each message carries what its sender holds under the label by then."""
+    hops = [Message(rank, (rank + 1) % 3, 10 * rank, 10 * rank + 5, "x 7") for rank in range(3)]
+    run = Timeline("run", [[], [], []], hops)
+
+    def receive(held, label, value, number):
+        held["own"] = (*held["own"], value, number)
+        held[label] = value + 1
+
+    start = [{"x 7": 1.5, "own": ()}, {"own": ()}, {"own": ()}]
+    drawing = Steps.of_run(run, "replay", start, receive, ["first"], moves=True)
+    assert [step.title for step in drawing.log] == ["first", "sent after round 1 arrived", "sent after round 2 arrived"]
+    assert [step.messages[0][2] for step in drawing.log] == [("1.5", 7), ("2.5", 7), ("3.5", 7)]
+    assert drawing.states[0] == [[("1.5", 7), ("-", None)], [("-", None)], [("-", None)]]
+    assert drawing.states[-1] == [[("3.5,3", None), ("4.5", 7)], [("1.5,1", None)], [("2.5,2", None)]]
+    with pytest.raises(ValueError, match="start states what 2 ranks hold, the run has 3; give one dictionary per rank"):
+        Steps.of_run(run, start=start[:2])
 
 
 def test_names_stay_inside_the_picture(tmp_path):

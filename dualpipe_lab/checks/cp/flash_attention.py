@@ -14,9 +14,8 @@ from dualpipe_lab.checks.trial import check_ints, needs_function
 
 LIBRARY = tuple(
     f"dualpipe_lab.cp.{name}"
-    for name in ("flash_attention", "flash_attention.kernel", "flash_attention.torch_kernel", "online_softmax",
-                 "ring_attention", "ring_attention.plan")
-)  # fmt: skip
+    for name in ("flash_attention", "torch_flash", "online_softmax", "ring_attention", "all_gather_attention")
+)
 
 NAMES = ("bytes kept in tiles", "bytes kept naively", "tiles computed", "tiles of the later half")
 EXPECTED = (802_816, 17_301_504, 36, 26)

@@ -15,8 +15,7 @@ from dualpipe_lab.checks.switched_off import AUTOGRAD, Without
 from dualpipe_lab.checks.trial import check_ints, needs_function, partial_score
 
 RING = tuple(
-    f"dualpipe_lab.cp.{name}"
-    for name in ("ring", "ring_all_reduce", "ring_attention.travelling", "ring_attention.gathered")
+    f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_all_reduce", "ring_attention", "all_gather_attention")
 )
 NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
 EXPECTED = (132, 228, 1536, 5632, 4)

@@ -1,18 +1,18 @@
-"""`TorchFlash`: torch's own flash attention for CPUs as the kernel of a ring, where speed matters more than reading.
+"""`TorchFlash`: torch's flash attention for CPUs as the kernel of a ring, where speed matters more than reading.
 
 Chapter: book/cp/ring-attention.  In: one block of queries and one of keys.  Out: as `FlashTiles`.
-It knows whole blocks and triangles, which is all that a ring asks for.  Its LSE of a query that sees no key is 0 and
-not -inf, which would spoil a merge; no layout asks for such a row.
+It supports full blocks and triangles, and a ring needs no other mask.  Its LSE of a query that sees no key is 0 instead
+of -inf.  That would spoil a merge, but no layout has such a query.
 """
 
 from torch import Tensor
 
 from dualpipe_lab._private import flash_attention_for_cpu, flash_attention_for_cpu_backward
-from dualpipe_lab.cp.flash_attention.kernel import Grads
+from dualpipe_lab.cp.flash_attention import Grads
 
 
 class TorchFlash:
-    """A `Kernel` made of the two operations behind `scaled_dot_product_attention` on a CPU.
+    """A `Kernel` that calls the two operations behind `scaled_dot_product_attention` on a CPU.
 
     Raises:
         ValueError: an offset other than 0 or None.
@@ -39,12 +39,12 @@ class TorchFlash:
 
 def _is_triangle(offset: int | None) -> bool:
     if offset not in (None, 0):
-        raise ValueError(f"torch's kernel sees a whole block or a triangle, got offset={offset}; use FlashTiles")
+        raise ValueError(f"torch's kernel sees a full block or a triangle, got offset={offset}; use FlashTiles")
     return offset == 0
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:
-    """Every key head once for each of its query heads, side by side."""
+    """Return `x` with each key head repeated for each of its query heads, side by side."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
