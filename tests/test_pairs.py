@@ -40,25 +40,25 @@ def test_the_book_s_pairs_agree(check):
 
 def change_text(page):
     page.write_text(page.read_text().replace("takes distributed training apart", "takes it apart"))
-    return "cell 0 (markdown, '# DualPipe Lab'): its text differs"
+    return "Cell content differ on markdown cell #1"
 
 
 def change_tags(page):
     page.write_text(page.read_text().replace("[hide-input, ", "["))
-    return "): its tags differs"
+    return "Metadata differ on code cell #3"
 
 
 def change_kind(page):
     page.write_text(
         page.read_text().replace("```{code-cell} ipython3\n:tags: [hide-input, full-width, dp-whole]", "```")
     )
-    return "cell 2 (markdown, '```'): its kind differs"
+    return "expecting a markdown cell, but got a code cell"
 
 
 def add_a_cell(page):
     number = len(jupytext.read(page).cells)
     page.write_text(page.read_text() + "\n+++\n\nMore.\n")
-    return f"has {number + 1} cells, its notebook {number}"
+    return f"No cell corresponding to markdown cell #{number + 1}"
 
 
 def remove_the_notebook(page):

@@ -1,33 +1,20 @@
 """Check that every executable page says the same in its .md (the source) and its .ipynb (for notebook readers).
 
-Compared per cell: type, text and tags.  The notebook must also be free of outputs.  Nothing is written.
-Usage: check_pairs.py          exit 1 with one line per difference
+jupytext compares the cells: type, text and tags.  Left to this file is what it has no command for: which pages have to
+have a notebook, notebooks that no page owns, and stored outputs where the book makes them.  Nothing is written.
+Usage: check_pairs.py          exit 1 with the first difference of each page
        check_pairs.py --list   print the .md files that own a notebook
 """
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import jupytext
+from jupytext.compare import NotebookDifference, compare_cells
 
 FOLDERS = ("book", "exercises", "solutions")
 FOLDERS_WITH_OUTPUTS = ("solutions",)
 REMEDY = "remedy: edit the .md only, then run `make pairs` (it writes the .ipynb from the .md)"
-
-
-class Cell(NamedTuple):
-    """One cell as far as the two files must agree."""
-
-    kind: str
-    text: str
-    tags: tuple[str, ...]
-
-
-def cells(path: Path) -> list[Cell]:
-    """Read a page's cells from either form."""
-    notebook = jupytext.read(path)
-    return [Cell(c.cell_type, c.source.strip(), tuple(c.metadata.get("tags", ()))) for c in notebook.cells]
 
 
 def sources(root: Path) -> list[Path]:
@@ -38,27 +25,18 @@ def sources(root: Path) -> list[Path]:
 
 
 def differences(page: Path) -> list[str]:
-    """What separates a page from its notebook, one line each."""
-    notebook = page.with_suffix(".ipynb")
-    if not notebook.exists():
+    """What separates a page from its notebook, in jupytext's words, and outputs that do not belong there."""
+    path = page.with_suffix(".ipynb")
+    if not path.exists():
         return [f"{page} has no notebook beside it"]
-    left, right = cells(page), cells(notebook)
-    problems = [_describe(page, i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b][:1]
-    if not problems and len(left) != len(right):
-        problems = [f"{page} has {len(left)} cells, its notebook {len(right)}"]
-    if page.parts[0] not in FOLDERS_WITH_OUTPUTS and _has_outputs(notebook):
-        problems.append(f"{notebook} carries outputs; the book makes them when it is built")
+    problems, cells, expected = [], jupytext.read(path).cells, jupytext.read(page).cells
+    try:
+        compare_cells(cells, expected, compare_outputs=False, compare_ids=False, cell_metadata_filter="tags,-all")
+    except NotebookDifference as difference:
+        problems.append(f"{page} and {path.name}: {difference}")
+    if page.parts[0] not in FOLDERS_WITH_OUTPUTS and any(c.get("outputs") or c.get("execution_count") for c in cells):
+        problems.append(f"{path} carries outputs; the book makes them when it is built")
     return problems
-
-
-def _describe(page: Path, index: int, left: Cell, right: Cell) -> str:
-    field = next(name for name in Cell._fields if getattr(left, name) != getattr(right, name))
-    first_line = left.text.splitlines()[0] if left.text else "(empty)"
-    return f"{page}, cell {index} ({left.kind}, {first_line!r}): its {field} differs in {page.stem}.ipynb"
-
-
-def _has_outputs(notebook: Path) -> bool:
-    return any(cell.get("outputs") or cell.get("execution_count") for cell in jupytext.read(notebook).cells)
 
 
 def orphans(root: Path, pages: list[Path]) -> list[str]:
