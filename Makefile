@@ -13,19 +13,19 @@ NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-saniti
 SOURCES := dualpipe_lab tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab serve exercises grade lint format bench pairs lock clean
+.PHONY: help book test lab serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PYTEST_ARGS='-k gpipe'"
 
-# A stamp is older than its requirements file exactly when the environment has to be renewed.
-$(INSTALLED): requirements.txt
-	@tools/install.sh $(VENV) requirements.txt $(PYTHON)
+# A stamp is older than its lock exactly when the environment has to be renewed.
+$(INSTALLED): requirements.txt requirements.lock
+	@tools/install.sh $(VENV) requirements.lock $(PYTHON)
 	@touch $@
 
-$(INSTALLED_DEV): requirements-dev.txt $(INSTALLED)
-	@tools/install.sh $(VENV) requirements-dev.txt $(PYTHON)
+$(INSTALLED_DEV): requirements-dev.lock $(INSTALLED)
+	@tools/install.sh $(VENV) requirements-dev.lock $(PYTHON)
 	@touch $@
 
 book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
@@ -76,10 +76,13 @@ pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exerc
 	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/jupytext --quiet --to ipynb --update $$($(BIN)/python tools/check_pairs.py --list)
 
-lock: ## renew requirements.txt and requirements-dev.txt from pyproject.toml
-	@python=$$(tools/prerequisites.sh $(PYTHON)) && $$python tools/lock.py
+lock: $(INSTALLED_DEV) ## renew requirements.txt and the locks from pyproject.toml
+	@$(BIN)/python tools/lock.py --upgrade
+
+release: $(INSTALLED) ## write the wheel, the exercises and the built book as one archive into dist
+	@$(BIN)/python tools/release.py
 
 clean: ## remove what was built (the environment stays: rm -rf .venv removes it)
-	@rm -rf _build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf _build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	@echo "==> removed _build and the tools' caches"

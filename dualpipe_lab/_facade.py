@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dualpipe_lab._optional import MissingExtra
+
 WIDTH = 26  # columns of the names in the table of contents
 
 
@@ -70,8 +72,14 @@ class Facade(ModuleType):
             if entry.heading != heading:
                 heading = entry.heading
                 lines += ["", heading]
-            lines.append(f"  {entry.name:<{WIDTH}}{first_sentence(getattr(self, entry.name))}".rstrip())
+            lines.append(f"  {entry.name:<{WIDTH}}{self._sentence(entry.name)}".rstrip())
         return "\n".join(lines) + "\n"
+
+    def _sentence(self, name: str) -> str:
+        try:
+            return first_sentence(getattr(self, name))
+        except MissingExtra as missing:
+            return f"({missing})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._public:

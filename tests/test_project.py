@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripts import load
 
 import dualpipe_lab
 
@@ -29,6 +30,7 @@ COMMANDS = (
     "lint",
     "lock",
     "pairs",
+    "release",
     "serve",
     "test",
 )
@@ -127,26 +129,74 @@ def requirements(name):
     return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
 
 
-def test_every_requirement_is_pinned_and_comes_from_no_particular_place():
-    course, tools = requirements("requirements.txt"), requirements("requirements-dev.txt")
-    assert course.pop(0) == "-e ."
-    assert tools.pop(0) == "-r requirements.txt"
-    for line in course + tools:
-        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line), line
-    assert not set(course) & set(tools)
+def pins(name):
+    """The pins of a requirements file or lock, each with its hashes."""
+    found = {}
+    for line in "\n".join(requirements(name)).removeprefix("-e .\n").replace(" \\\n", " ").splitlines():
+        pin, *hashes = re.split(r"\s+(?=--hash)", line)
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*( ; [\w\s.'=!<>()]+)?", pin), line
+        found[pin] = hashes
+    return found
+
+
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_requirement_is_locked_with_hashes_and_comes_from_no_particular_place(lock):
+    for pin, hashes in pins(lock).items():
+        assert hashes, f"{pin} has no hash"
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), pin
+
+
+def test_what_people_install_is_what_is_locked():
+    people, course, tools = (list(pins(name)) for name in ("requirements.txt", *LOCKS))
+    assert requirements("requirements.txt")[:2] == ["-e .", "torch==2.13.0"]
+    assert people == ["torch==2.13.0", *course]
+    assert not set(map(plain, course)) & set(map(plain, tools))
 
 
 def plain(requirement):
     return re.split(r"[\[<>=~! ]", requirement)[0].lower().replace("_", "-").replace(".", "-")
 
 
+def test_torch_and_what_only_torch_brings_stand_in_no_lock():
+    locked = {plain(pin) for lock in LOCKS for pin in pins(lock)}
+    assert not locked & {"torch", "sympy", "networkx", "fsspec", "triton"}
+    assert not [name for name in locked if name.startswith(("nvidia-", "cuda-"))]
+
+
 def test_the_lock_covers_what_the_project_declares():
-    locked = {plain(line) for line in requirements("requirements.txt")}
-    with_tools = locked | {plain(line) for line in requirements("requirements-dev.txt")}
-    extras = PROJECT["optional-dependencies"]
-    assert {plain(line) for line in [*PROJECT["dependencies"], *extras["book"]]} <= locked
-    assert {plain(line) for line in extras["dev"]} - {"dualpipe-lab"} <= with_tools
-    assert "torch==2.13.0" in requirements("requirements.txt")
+    lock = load(ROOT / "tools" / "lock.py")
+    course = {plain(pin) for pin in pins("requirements.lock")}
+    with_tools = course | {plain(pin) for pin in pins("requirements-dev.lock")}
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert {plain(line) for line in [*lock.requirements(PROJECT, "book"), *build, lock.EDITABLE]} <= course
+    assert {plain(line) for line in lock.requirements(PROJECT, "dev")} <= with_tools
+
+
+def test_the_pin_of_torch_lies_in_the_range_of_the_library():
+    (declared,) = (line for line in PROJECT["dependencies"] if plain(line) == "torch")
+    lowest, above = (tuple(map(int, number.split("."))) for number in re.findall(r"[\d.]+", declared))
+    assert lowest <= (2, 13) < above
+    assert lowest == (2, 10), "the oldest torch with every name of dualpipe_lab/_private.py"
+
+
+@pytest.mark.parametrize(("which", "found"), [("oldest", "torch==2.10.*"), ("newest", "torch==2.14.*")])
+def test_the_ends_of_the_range_are_named_for_the_weekly_job(which, found):
+    assert run(sys.executable, "tools/torch_range.py", which).stdout.strip() == found
+
+
+def test_the_resolver_s_words_become_locks():
+    lock = load(ROOT / "tools" / "lock.py")
+    text = "# x\na==1 ; os == 'x' \\\n    --hash=sha256:0 \\\n    --hash=sha256:1\nB_c==2 \\\n    --hash=sha256:2\n"
+    assert list(lock.blocks(text)) == ["a", "b-c"]
+    assert lock.without_hashes("".join(lock.blocks(text).values())) == "a==1 ; os == 'x'\nB_c==2\n"
+    project = {
+        "dependencies": ["torch>=2", "numpy"],
+        "optional-dependencies": {"a": ["x"], "b": ["dualpipe-lab[a]", "y"]},
+    }
+    assert lock.requirements(project, "b") == ["numpy", "y", "x"]
 
 
 # ---- one version, one address, licences

@@ -93,7 +93,9 @@ def test_the_configuration_s_address_is_read():
 
 def test_binder_has_what_the_library_declares():
     listed = yaml.safe_load((ROOT / "binder" / "environment.yml").read_text())["dependencies"]
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["notebook"], *extras["grading"]]
     assert {re.split(r"[=<>]", name)[0] for name in declared} - {"torch"} <= set(listed)
     assert "pytorch-cpu" in listed
     assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
@@ -103,7 +105,10 @@ def test_workflows_run_what_everybody_runs():
     folder = ROOT / ".github" / "workflows"
     ci, pages = (yaml.safe_load((folder / name).read_text()) for name in ("ci.yml", "pages.yml"))
     assert {"run": "bash .ci/run"} in ci["jobs"]["test"]["steps"]
-    assert ci["jobs"]["links"]["continue-on-error"] is True
+    for weekly in (ci["jobs"]["links"], ci["jobs"]["torch"]):
+        assert weekly["continue-on-error"] is True
+        assert weekly["if"] == "github.event_name == 'schedule'"
+    assert ci["jobs"]["torch"]["strategy"]["matrix"]["torch"] == ["oldest", "newest"]
     assert {"run": "make book"} in pages["jobs"]["build"]["steps"]
     assert pages["jobs"]["deploy"]["needs"] == "build"
     assert ci["permissions"] == pages["permissions"] == {"contents": "read"}
@@ -123,22 +128,21 @@ def test_actions_are_commits_and_leave_no_token():
 
 
 @pytest.mark.parametrize("index", ["", "address-of-cpu-builds"])
-def test_torch_alone_comes_from_its_own_index(tmp_path, index):
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
+def test_torch_alone_comes_from_its_own_index(tmp_path, index, lock):
     """With a second index for all, pip would take any package from whichever offers it."""
     python, log = tmp_path / "bin" / "python", tmp_path / "calls"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
     python.chmod(0o755)
-    for requirements in ("requirements.txt", "requirements-dev.txt"):
-        command = ["tools/install.sh", str(tmp_path), requirements]
-        run = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"TORCH_INDEX_URL": index}, capture_output=True, check=False
-        )
-        assert run.returncode == 0, run.stderr
-    torch_calls = [line for line in log.read_text().splitlines() if "--index-url" in line]
-    assert len(log.read_text().splitlines()) == 2 + len(torch_calls)
-    if index:
-        (call,) = torch_calls
-        assert re.search(rf"--index-url {index} --no-deps torch==[\d.]+$", call)
-    else:
-        assert not torch_calls
+    command = ["tools/install.sh", str(tmp_path), lock]
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH"}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment | {"TORCH_INDEX_URL": index}, capture_output=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    torch, locked, package = log.read_text().splitlines()
+    assert torch.endswith(f"--index-url {index} torch==2.13.0" if index else "version-check torch==2.13.0")
+    assert locked.endswith(f"--require-hashes --requirement {lock}")
+    assert "--no-deps --no-build-isolation --editable" in package
+    assert "index" not in locked + package

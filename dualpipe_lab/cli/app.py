@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.cli import compare, explain, learn, optimise, show
 from dualpipe_lab.pp.validation.errors import InvalidProgram
 
@@ -24,6 +25,8 @@ class OneLine(TyperGroup):
             sys.exit(_complain(error.format_message().replace("\n", " "), error.exit_code))
         except typer.Abort:
             sys.exit(_complain("interrupted", 130))
+        except MissingExtra as missing:
+            sys.exit(_complain(str(missing), 1))
         except InvalidProgram as error:
             more = len(error.problems) - 1
             first = error.problems[0].splitlines()[0] + (f" (and {more} more)" if more else "")

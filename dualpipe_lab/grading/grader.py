@@ -19,14 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from dualpipe_lab._optional import extra
 from dualpipe_lab.checks.registry import find as find_check
 from dualpipe_lab.grading import process_tree
 from dualpipe_lab.grading.limits import Limits
 from dualpipe_lab.grading.notebook import Task
 from dualpipe_lab.grading.submissions import Submission, library_digest
 from dualpipe_lab.world.folder import private_folder, sweep
+
+with extra("grading", "grading"):
+    import psutil
 
 UNWATCHED = "the process that watches this submission was ended from inside it"
 

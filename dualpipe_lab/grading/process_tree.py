@@ -11,7 +11,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-import psutil
+from dualpipe_lab._optional import extra
+
+with extra("grading", "grading"):
+    import psutil
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 

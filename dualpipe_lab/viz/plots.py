@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dualpipe_lab._optional import extra
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.timeline.gantt import cell_label, second_stage
 from dualpipe_lab.timeline.overview import buckets
@@ -37,7 +38,8 @@ def plot_timelines(*timelines: Timeline, width: float = 7.0, messages: bool = Fa
     `messages`: draw them as arrows too.  Save the figure with `figure.savefig("timeline.pdf")`.
     Raises ValueError for timelines in different units.
     """
-    from matplotlib.figure import Figure
+    with extra("notebook", "a figure"):
+        from matplotlib.figure import Figure
 
     if not timelines or len({timeline.unit for timeline in timelines}) > 1:
         raise ValueError(

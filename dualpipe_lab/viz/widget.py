@@ -8,13 +8,15 @@ running kernel: the book's pages show the element instead, a notebook that is re
 from collections.abc import Mapping
 from typing import Any
 
-import anywidget
-import traitlets
-
+from dualpipe_lab._optional import extra
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.bundle import widget_module
 from dualpipe_lab.viz.embed import timeline_html
 from dualpipe_lab.viz.spec import timeline_spec
+
+with extra("notebook", "a timeline as a widget"):
+    import anywidget
+    import traitlets
 
 
 class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types here
