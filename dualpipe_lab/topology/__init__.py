@@ -3,7 +3,6 @@
 Chapter: book/dp/topology.  In: axes with their sizes.  Out: groups of ranks, one rank's neighbours.
 """
 
-from dualpipe_lab.topology.coordinates import RankCoordinates
-from dualpipe_lab.topology.grid import AXES, Topology
+from dualpipe_lab.topology.grid import AXES, RankCoordinates, Topology
 
 __all__ = ["AXES", "RankCoordinates", "Topology"]

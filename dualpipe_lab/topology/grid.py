@@ -1,10 +1,11 @@
-"""`Topology`: the grid of ranks, and the groups in which ranks communicate.
+"""`Topology`: the grid of ranks, and the groups in which ranks communicate; `RankCoordinates`: the same for one rank.
 
 Chapter: book/dp/topology.  In: axes outermost first, each with its size.  Out: groups, as tuples of ranks.
   rank               ((c_1 * n_2 + c_2) * n_3 + c_3) ...       mixed radix; the last axis is contiguous
   groups of an axis  world / size of the axis, each with `size` ranks that differ in that coordinate alone
 Ranks that differ along `dp`, or along `ep` where it is an axis of the grid, work on different data.
-Elsewhere: torch `init_device_mesh`; Megatron `parallel_state`, whose order tp-cp-ep-dp-pp lists the fastest axis first.
+Elsewhere: torch `init_device_mesh`, `DeviceMesh.get_coordinate`; Megatron `parallel_state`, whose order tp-cp-ep-dp-pp
+lists the fastest axis first.
 Source: Narayanan et al. 2021 (arXiv 2104.04473), section 3.
 """
 
@@ -12,8 +13,6 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import TypeAlias
-
-from dualpipe_lab.topology.coordinates import RankCoordinates
 
 AXES = ("pp", "dp", "cp", "tp", "ep")
 _DATA = ("dp", "ep")  # ranks that differ along these see different data
@@ -122,7 +121,7 @@ class Topology:
             return 1
         return len(self.groups(axis)[0])
 
-    def at(self, rank: int) -> RankCoordinates:
+    def at(self, rank: int) -> "RankCoordinates":
         """Return one rank's coordinates: its number, group and neighbours along every axis."""
         return RankCoordinates(self, rank)
 
@@ -219,6 +218,62 @@ class Topology:
         if self.edp < 1 or ranks % self.edp:
             over = " x ".join(self.experts_over)
             raise ValueError(f"edp must divide the {ranks} ranks of {over}, got {self.edp} in {self} ranks")
+
+
+class RankCoordinates:
+    """The coordinates of one rank; every method takes an axis, or a derived kind of `Topology.groups`.
+
+    An axis that the grid lacks has size 1: the rank is both its first and its last.
+
+    >>> here = Topology([("pp", 4), ("dp", 2)]).at(6)
+    >>> here.rank("pp"), here.ranks("pp"), here.next_rank("pp"), here.is_last("pp")
+    (3, (0, 2, 4, 6), 0, True)
+    """
+
+    def __init__(self, topology: "Topology", rank: int) -> None:
+        self.topology, self.global_rank = topology, rank
+        self.coordinates = topology.coordinates(rank)
+        self._ranks: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def ranks(self, *axes: str) -> tuple[int, ...]:
+        """Return the global ranks of this rank's group along an axis, or along several together, in group order."""
+        if axes not in self._ranks:
+            self._ranks[axes] = next(group for group in self._groups_along(axes) if self.global_rank in group)
+        return self._ranks[axes]
+
+    def _groups_along(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        present = tuple(axis for axis in axes if axis in self.topology.names or self.topology.size(axis) > 1)
+        if not present:
+            return tuple((rank,) for rank in range(self.topology.world_size))
+        return self.topology.groups(*present)
+
+    def rank(self, axis: str) -> int:
+        """Return this rank's number within its group."""
+        return self.ranks(axis).index(self.global_rank)
+
+    def size(self, axis: str) -> int:
+        """Return the number of ranks in this rank's group."""
+        return len(self.ranks(axis))
+
+    def next_rank(self, axis: str) -> int:
+        """Return the global rank of the next member of the group; the first follows the last."""
+        return self.ranks(axis)[(self.rank(axis) + 1) % self.size(axis)]
+
+    def prev_rank(self, axis: str) -> int:
+        """Return the global rank of the previous member of the group; the last precedes the first."""
+        return self.ranks(axis)[self.rank(axis) - 1]
+
+    def is_first(self, axis: str) -> bool:
+        """Return whether this rank is number 0 of its group."""
+        return self.rank(axis) == 0
+
+    def is_last(self, axis: str) -> bool:
+        """Return whether this rank has the highest number of its group."""
+        return self.rank(axis) == self.size(axis) - 1
+
+    def __repr__(self) -> str:
+        along = ", ".join(f"{axis} {number}" for axis, number in self.coordinates.items())
+        return f"<{type(self).__name__} of rank {self.global_rank}: {along}>"
 
 
 def _slices(ranks: tuple[int, ...], size: int) -> Groups:

@@ -25,7 +25,7 @@ from dualpipe_lab.checks.trial import (
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.topology.grid import Groups
 
-LIBRARY = ("dualpipe_lab.topology.grid", "dualpipe_lab.topology.coordinates")
+LIBRARY = ("dualpipe_lab.topology.grid",)
 NUMBERS = ("coordinate along dp", "next rank along dp", "next rank along pp", "number of model groups")
 EXPECTED = (1, 22, 6, 3)
 _SLIPS: tuple[dict[int, str], ...] = (

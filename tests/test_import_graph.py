@@ -1,0 +1,83 @@
+"""The import graph of the library, lazy imports and those for types too: no cycle, and `viz` stands on top."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BELOW_VIZ = ("timeline", "topology", "pp", "dp", "tp", "ep", "comm", "world", "models")
+
+
+def modules():
+    """Name -> file of every module of the library."""
+    files = {}
+    for path in sorted((ROOT / "dualpipe_lab").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        files[name.removesuffix(".__init__")] = path
+    return files
+
+
+def imports_of(source, known):
+    """The modules of the library that a source names in any import statement, wherever it stands."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                found.add(submodule if submodule in known else node.module)
+    return found & set(known)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    files = modules()
+    return {name: imports_of(path.read_text(), files) - {name} for name, path in files.items()}
+
+
+def test_every_form_of_import_is_seen():
+    source = """
+from typing import TYPE_CHECKING
+import a.one
+from a import two
+if TYPE_CHECKING:
+    from a.three import Name
+def later():
+    from a import four
+"""
+    assert imports_of(source, {"a": 0, "a.one": 0, "a.two": 0, "a.three": 0, "a.four": 0}) == {
+        "a.one",
+        "a.two",
+        "a.three",
+        "a.four",
+    }
+
+
+def test_no_modules_import_each_other_in_a_cycle(graph):
+    assert len(graph) > 150
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_nothing_below_viz_imports_it(graph):
+    below = [name for name in graph if name.split(".")[1:2] and name.split(".")[1] in BELOW_VIZ]
+    upwards = {name: found for name in below if (found := {n for n in graph[name] if n.startswith("dualpipe_lab.viz")})}
+    assert len(below) > 100
+    assert upwards == {}
+
+
+def test_no_module_below_viz_names_it_in_a_text():
+    """`import_module("dualpipe_lab.viz")` would hide an import from the graph."""
+    files = {name: path for name, path in modules().items() if name.split(".")[1:2] and name.split(".")[1] in BELOW_VIZ}
+    texts = {
+        name: [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        for name, path in files.items()
+    }
+    assert [
+        name for name, found in texts.items() if any(str(text).startswith("dualpipe_lab.viz") for text in found)
+    ] == []
