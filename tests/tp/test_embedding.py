@@ -5,7 +5,7 @@ import torch
 from runs import counted, draw, launch, leaf
 from torch import nn
 from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, distances, modes, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distances, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
@@ -34,9 +34,9 @@ def test_the_bits_are_those_of_one_table(world_size):
                     x.backward(dy)
                     table = VocabParallelEmbedding.from_full(full, tp)
                     found = table(ids)
-                    found.backward(own(dy, 1, tp, cut))
+                    found.backward(local(dy, 1, tp, cut))
                     grad = full_state_dict(table, tp.group, "grad")["weight"]
-                    same = torch.equal(found, own(x, 1, tp, cut)) and torch.equal(grad, full.weight.grad)
+                    same = torch.equal(found, local(x, 1, tp, cut)) and torch.equal(grad, full.weight.grad)
                     if not same or not torch.equal(table.to_full().weight, full.weight):
                         different.append((name, vocabulary, padding))
         return different

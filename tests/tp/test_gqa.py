@@ -5,7 +5,7 @@ import torch
 from runs import counted, draw, launch, leaf
 from torch import nn
 from torch.nn import functional
-from tp_runs import assert_a1, distance, distances, modes, own
+from tp_runs import assert_a1, distance, distances, local, modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.attention import causal_attention
@@ -53,9 +53,9 @@ def plain(x, whole, dy, positions):
 
 def ours(layer, x, dy, positions):
     tp = layer.tp
-    x = leaf(own(x, 1, tp, tp.sequence_parallel))
+    x = leaf(local(x, 1, tp, tp.sequence_parallel))
     y = layer(x, positions)
-    y.backward(own(dy, 1, tp, tp.sequence_parallel))
+    y.backward(local(dy, 1, tp, tp.sequence_parallel))
     sum_partial_gradients(layer)
     return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, tp.group, "grad")
 
@@ -76,7 +76,7 @@ def test_it_equals_plain_torch(world_size):
                 for qk_norm in (False, True) if name in ("plain", "coalesced") else (False,):
                     positions = torch.arange(TOKENS) + 7 * qk_norm
                     expected = plain(x, state(*heads, qk_norm), dy, positions)
-                    expected |= {key: own(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
+                    expected |= {key: local(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
                     layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, tp, qk_norm=qk_norm, dtype=torch.float64)
                     load_full_state_dict(layer, state(*heads, qk_norm))
                     results = ours(layer, x, dy, positions if qk_norm else None)

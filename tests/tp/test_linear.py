@@ -4,7 +4,7 @@ import pytest
 import torch
 from runs import counted, draw, launch, leaf
 from torch import nn
-from tp_runs import TOKENS, assert_a1, distance, distances, modes, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distance, distances, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -41,9 +41,9 @@ def column_case(tp, inputs, outputs, bias, shape, gather_output=False):
     expected = run(full, x, dy)
     layer = ColumnParallelLinear.from_full(full, tp, gather_output=gather_output)
     cut = tp.sequence_parallel
-    found = run(layer, own(x, -2, tp, cut), dy if gather_output else own(dy, -1, tp))
-    expected["y"] = expected["y"] if gather_output else own(expected["y"], -1, tp)
-    expected["dx"] = own(expected["dx"], -2, tp, cut)
+    found = run(layer, local(x, -2, tp, cut), dy if gather_output else local(dy, -1, tp))
+    expected["y"] = expected["y"] if gather_output else local(expected["y"], -1, tp)
+    expected["dx"] = local(expected["dx"], -2, tp, cut)
     return distances(found, expected)
 
 
@@ -52,8 +52,8 @@ def row_case(tp, inputs, outputs, bias, shape):
     x, dy = draw(1, *shape, inputs), draw(2, *shape, outputs)
     expected = run(full, x, dy)
     cut = tp.sequence_parallel
-    found = run(RowParallelLinear.from_full(full, tp), own(x, -1, tp), own(dy, -2, tp, cut))
-    expected["y"], expected["dx"] = own(expected["y"], -2, tp, cut), own(expected["dx"], -1, tp)
+    found = run(RowParallelLinear.from_full(full, tp), local(x, -1, tp), local(dy, -2, tp, cut))
+    expected["y"], expected["dx"] = local(expected["y"], -2, tp, cut), local(expected["dx"], -1, tp)
     return distances(found, expected)
 
 
@@ -110,7 +110,7 @@ def test_a_pair_of_layers_sends_one_sum_each_way():
         layers = nn.Sequential(
             ColumnParallelLinear(hidden, wide, False, tp), RowParallelLinear(wide, hidden, False, tp)
         )
-        x = leaf(own(draw(1, tokens, hidden), -2, tp, tp.sequence_parallel))
+        x = leaf(local(draw(1, tokens, hidden), -2, tp, tp.sequence_parallel))
         layers.double()(x).sum().backward()
 
     def fn(rank, world_size):
@@ -164,7 +164,7 @@ def test_the_bias_of_a_row_parallel_layer_is_added_once():
         layer = RowParallelLinear(4, 2)
         layer.weight.data.zero_()
         layer.bias.data.fill_(3.0)
-        return layer(torch.ones(1, 4)[:, own(torch.arange(4), 0, layer.tp)]).tolist(), shards_of(layer).keys()
+        return layer(torch.ones(1, 4)[:, local(torch.arange(4), 0, layer.tp)]).tolist(), shards_of(layer).keys()
 
     for y, cut in launch(fn, 3):
         assert y == [[3.0, 3.0]]

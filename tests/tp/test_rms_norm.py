@@ -3,7 +3,7 @@
 import pytest
 import torch
 from runs import counted, draw, launch, leaf
-from tp_runs import TOKENS, assert_a1, distances, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distances, local, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.config import TensorParallel
@@ -24,7 +24,7 @@ def plain(x, gamma, dy, eps):
 def ours(cut, x, gamma, dy, eps, tp):
     norm = RMSNorm(len(gamma), eps, tp, cut, torch.float64)
     load_full_state_dict(norm, {"weight": gamma})
-    part = [value if DIMS[cut] is None else own(value, DIMS[cut], tp) for value in (x, dy)]
+    part = [value if DIMS[cut] is None else local(value, DIMS[cut], tp) for value in (x, dy)]
     x = leaf(part[0])
     y = norm(x)
     y.backward(part[1])
@@ -49,7 +49,7 @@ def test_every_cut_equals_plain_torch_and_the_oracle(world_size):
             for name, (x, gamma, dy, eps, expected) in cases.items():
                 for cut, dim in DIMS.items():
                     whole = expected | {
-                        key: value if dim is None else own(value, dim, tp)
+                        key: value if dim is None else local(value, dim, tp)
                         for key, value in expected.items()
                         if key != "weight"
                     }
@@ -67,8 +67,8 @@ def test_the_numbers_that_travel_are_those_of_the_oracle():
         tp = TensorParallel(coalesce=True)
         norm = RMSNorm(8, block["eps"], tp, "tokens", torch.float64)
         load_full_state_dict(norm, {"weight": gamma})
-        norm(own(x, 0, tp)).backward(own(dy, 0, tp))
-        squares = own(x, 1, tp).square().sum(1)
+        norm(local(x, 0, tp)).backward(local(dy, 0, tp))
+        squares = local(x, 1, tp).square().sum(1)
         return norm.weight.grad, squares
 
     for world_size in (2, 3):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from runs import counted, draw, launch, leaf
 from torch.nn import functional
-from tp_runs import TOKENS, assert_a1, distances, kept_bytes, modes, oracle, own, tensor
+from tp_runs import TOKENS, assert_a1, distances, kept_bytes, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.config import TensorParallel
@@ -41,8 +41,8 @@ def test_it_equals_plain_torch_and_the_oracle(world_size):
                 weights = draw(1, ffn, 4), draw(2, ffn, 4), draw(3, 4, ffn)
                 x, dy = draw(4, *shape, 4), draw(5, *shape, 4)
                 expected = plain(x, weights, dy)
-                expected |= {key: own(expected[key], -2, tp, cut) for key in ("y", "dx")}
-                part = own(x, -2, tp, cut), own(dy, -2, tp, cut)
+                expected |= {key: local(expected[key], -2, tp, cut) for key in ("y", "dx")}
+                part = local(x, -2, tp, cut), local(dy, -2, tp, cut)
                 found[name, ffn] = distances(ours(SwiGLU.from_full(*weights, tp), *part), expected)
                 packed = SwiGLU.from_packed(torch.cat(weights[:2]), weights[2], tp)
                 found[name, ffn, "packed"] = distances(ours(packed, *part), expected)
@@ -77,7 +77,7 @@ def test_the_input_and_two_products_are_kept(world_size):
         found = {}
         for name, tp in modes().items():
             layer = SwiGLU(4, 8, tp, torch.float64)
-            x = leaf(own(draw(1, 2, TOKENS, 4), -2, tp, tp.sequence_parallel))
+            x = leaf(local(draw(1, 2, TOKENS, 4), -2, tp, tp.sequence_parallel))
             found[name] = kept_bytes(lambda layer=layer, x=x: layer(x), layer)
         return found
 

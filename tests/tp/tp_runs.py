@@ -19,9 +19,9 @@ def tensor(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def own(x, dim, tp, is_cut=True):
+def local(x, dim, tp, is_sharded=True):
     """This rank's part of a tensor along a dimension, or all of it."""
-    if not is_cut:
+    if not is_sharded:
         return x
     start, stop = tp.span(x.shape[dim])
     return x.narrow(dim, start, stop - start)
