@@ -1,10 +1,10 @@
-"""Costs: how many ticks each kind of work takes on each stage, and what the links between ranks add.
+"""`Cost`: the ticks of each kind of work on each stage, and of the links between ranks.
 
 Chapter: book/pp/gpipe.  In: numbers, per-stage sequences or mappings.  Out: an immutable `Cost`.
   B = I + W unless given; an overlapped pair costs its forward plus its backward unless given
   a message arrives `transfer` + `latency` after the link is free for it
 Ticks are integers, so that Python, JavaScript and closed forms agree to the last digit; `Fraction` works too.
-A float is refused: 0.1 + 0.2 is not 0.3, and an exact simulation would silently stop being one.
+A float is refused: 0.1 + 0.2 is not 0.3, so the simulation would no longer be exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ PerStage: TypeAlias = Time | Sequence[Time] | Mapping[int, Time]
 
 @dataclass(frozen=True)
 class Cost:
-    """Ticks of work per stage and kind, and of the links.
+    """Ticks of F, I, W and B on each stage, of overlapped pairs, and of the links.
 
     `F`, `I`, `W`, `B`: one number for every stage, a sequence with one number per stage, or a mapping from stage.
     `overlap`: one number for every pair, or a function from an `Overlap` to ticks.
-    `latency`: ticks a message spends in flight after it has left.  `transfer`: ticks it occupies its directed link
-    (source rank to destination rank); messages on a link queue first in, first out.
+    `latency`: ticks from the end of a message's transfer to its arrival.  `transfer`: ticks for which a message
+    occupies its directed link (source rank to destination rank); messages on a link queue first in, first out.
     Raises ValueError for floats, negative numbers, and a sequence or mapping that does not fit the stages.
 
     >>> Cost(F=1, I=1, W=1).per_stage(num_stages=2)["B"]
@@ -55,10 +55,10 @@ class Cost:
             _check("overlap", self.overlap)
 
     def per_stage(self, num_stages: int) -> dict[str, list[Time]]:
-        """Return the ticks of F, B, I and W as one list over the stages each."""
+        """Return the ticks of F, B, I and W, each as one list over the stages."""
         table = {kind: _spread(kind, getattr(self, kind), num_stages) for kind in ("F", "I", "W")}
-        whole = [i + w for i, w in zip(table["I"], table["W"], strict=True)]
-        table["B"] = whole if self.B is None else _spread("B", self.B, num_stages)
+        input_and_weight = [i + w for i, w in zip(table["I"], table["W"], strict=True)]
+        table["B"] = input_and_weight if self.B is None else _spread("B", self.B, num_stages)
         return table
 
     def of(self, step: ProgramStep, table: Mapping[str, Sequence[Time]]) -> Time:
@@ -75,9 +75,9 @@ class Cost:
         return self.overlap
 
     def to_dict(self, num_stages: int) -> dict[str, Any]:
-        """Return plain JSON values, from which a page can compute a timeline again.
+        """Return the costs as JSON values, from which a page can compute a timeline again.
 
-        F, I, W, B are one number or one per stage, B and overlap None where left open, a fraction is the text "3/2";
+        F, I, W and B are one number or one per stage; B and overlap are None by default; a fraction is the text "3/2";
         overlap is "per pair" if it is a function.
 
         >>> Cost(F=[1, 2], latency=3).to_dict(num_stages=2)["F"]

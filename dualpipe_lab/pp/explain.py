@@ -1,10 +1,10 @@
-"""Explain: what each rank waits for, in words.
+"""`explain`: tells in words which input each rank waits for.
 
 Chapter: book/pp/pipedream.  In: a `Program` and a `Cost`.  Out: an `Explanation`, which prints itself.
   warm-up     a rank waits for its first input
-  in between  it waits for an activation or a gradient of another rank; one of its own is there when it is made
-  cool-down   it has nothing left to do until the last rank ends
-The waits of a rank add up to its `bubble_time`.  Those for the same kind of input from the same rank are told together.
+  in between  a rank waits for an activation or a gradient from another rank
+  cool-down   a rank has run all its actions and waits for the last rank to end
+The waits of a rank add up to its `bubble_time`.  Waits for the same kind of input from the same rank are told together.
 """
 
 from collections import defaultdict
@@ -28,9 +28,9 @@ MOST_RANKS, MOST_LONGEST = 16, 3
 class Pause(NamedTuple):
     """One wait of one rank, from `start` to `end`.
 
-    `beside`: the label of the action (or pair) that follows the wait, in cool-down of the one before it.
-    `what`: "activation" or "gradient"; `needed`: the action that makes it; `source`: its rank.
-    `on_link`: the part of the wait during which the result was made and still on its way.
+    `beside`: the label of the action (or pair) after the wait; in cool-down, of the action before it.
+    `what`: "activation" or "gradient"; `needed`: the action that makes it; `source`: the rank of that action.
+    `on_link`: the part of the wait during which the message was on its link.
     """
 
     rank: int
@@ -45,14 +45,14 @@ class Pause(NamedTuple):
 
     @property
     def ticks(self) -> Time:
-        """How long it lasts."""
+        """The length of the wait."""
         return self.end - self.start
 
     def __str__(self) -> str:
         return f"rank {self.rank} waits {self.words()}"
 
     def words(self) -> str:
-        """Say how long and for what, without the rank."""
+        """Return the length and the cause of the wait as text, without the rank."""
         if self.phase == COOLDOWN:
             return f"{_ticks(self.ticks)} after {self.beside} for the last rank to end"
         cause = f"for the {self.what} of {self.needed} from rank {self.source}"
@@ -61,13 +61,13 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why a program takes as long as it does, or why it cannot run; `print` tells it.
+    """Every wait of every rank of a program, or the problems of a program that cannot run; `print` shows the text.
 
     Attributes:
         name: the program's name.
         timeline: the simulated run; None for a program that cannot run.
         pauses: every wait, rank by rank, in order of time.
-        problems: what is wrong, as `validate` says it; none for a valid program.
+        problems: the problems that `validate` finds; none for a valid program.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Explanation:
     problems: tuple[str, ...] = ()
 
     def of_rank(self, rank: int) -> str:
-        """Tell one rank's waits; ValueError if the program cannot run."""
+        """Return one rank's waits as text; ValueError if the program cannot run."""
         if self.timeline is None:
             raise ValueError(f"{self.name} cannot run, so no rank waits for another; see problems")
         groups: defaultdict[tuple[str, str, int], list[Pause]] = defaultdict(list)
@@ -114,7 +114,7 @@ class Explanation:
 
 
 def explain(program: Program, cost: Cost = UNIT_COST) -> Explanation:
-    """Return what each rank of a program waits for, or what is wrong with it.
+    """Return the waits of each rank of a program, or the problems of a program that cannot run.
 
     >>> from dualpipe_lab.pp.schedules import one_f_one_b
     >>> print(explain(one_f_one_b(2, 2)))

@@ -1,11 +1,11 @@
-"""Partition: cut a model's layers into stages so that the slowest stage is as fast as can be.
+"""`partition`: splits a model's layers into stages with the least load on the slowest stage.
 
-Chapter: book/pp/interleaved.  In: the cost of every layer, the number of stages.  Out: which layers each stage holds.
-  bottleneck   the largest load of a stage; with M microbatches it is paid M times, the others' loads once (see
-               `dualpipe_lab.pp.closed_forms.gpipe_makespan`)
+Chapter: book/pp/interleaved.  In: the cost of every layer, the number of stages.  Out: the layers of each stage.
+  bottleneck   the largest load of a stage; with M microbatches the makespan has it M times and every other load once
+               (see `dualpipe_lab.pp.closed_forms.gpipe_makespan`)
   time         O(stages * layers * log layers), by dynamic programming from the last stage to the first
-Ties: of all splits with the least bottleneck, the most even one (least sum of squared loads); of these, the one whose
-early stages have the fewest layers, because under 1F1B an early stage holds the activations of more microbatches.
+Ties: of all splits with the least bottleneck, the most even split (least sum of squared loads); of these, the split
+with the fewest layers on early stages, because under 1F1B an early stage holds the activations of more microbatches.
 Elsewhere: torch leaves the split to the user; DeepSpeed `partition_balanced`; Megatron can count embedding and head as
 one layer each.
 """
@@ -28,11 +28,11 @@ Sums: TypeAlias = list[int]  # sums[i]: the cost of the layers before layer i
 
 @dataclass(frozen=True)
 class Partition:
-    """Which layers each stage holds, and what they cost.
+    """The layers of each stage, and their costs.
 
     Attributes:
         stages: the layers of every stage, in order.
-        loads: the cost of every stage, embedding and head included: what `Cost(F=...)` takes.
+        loads: the cost of every stage, embedding and head included, for `Cost(F=...)`.
     """
 
     stages: tuple[range, ...]
@@ -49,7 +49,7 @@ class Partition:
         return max(self.loads)
 
     def rank_loads(self, home: Sequence[int]) -> tuple[Time, ...]:
-        """Return the load of every rank where stage s is on rank home[s], such as a route of a program."""
+        """Return the load of every rank if stage s is on rank home[s], such as a route of a program."""
         ranks = range(1 + max(home))
         return tuple(sum(load for load, at in zip(self.loads, home, strict=True) if at == rank) for rank in ranks)
 
@@ -61,9 +61,9 @@ class Partition:
 def partition(layers: int | Sequence[Time], num_stages: int, embedding: Time = 0, head: Time = 0) -> Partition:
     """Return the best split of layers into contiguous stages, none of them empty; exact, also with `Fraction`.
 
-    `layers`: the cost of each layer, or how many layers of cost 1 there are.  `embedding` and `head`: what the first
-    and the last stage have to do besides.  Raises ValueError for fewer layers than stages, and for a cost that is
-    negative or not exact.
+    `layers`: the cost of each layer, or the number of layers of cost 1.  `embedding` and `head`: the additional cost of
+    the first and of the last stage.  Raises ValueError for fewer layers than stages, and for a cost that is negative or
+    not exact.
 
     >>> print(partition(8, num_stages=4, head=1))
     layers per stage 2 2 2 2; loads 2 2 2 3; bottleneck 3

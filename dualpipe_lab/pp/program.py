@@ -1,12 +1,12 @@
-"""Programs: what every rank of a pipeline does, in which order, as data.
+"""`Program`: the actions of every rank of a pipeline, in order, as data.
 
 Chapter: book/pp/gpipe.  In: rows of text or lists of actions.  Out: an immutable `Program`.
 
-One action is one kind of work on one microbatch by one stage, written as torch writes it: `2F0` is the forward of
-microbatch 0 on stage 2.
+One action is one kind of work on one microbatch by one stage, in torch's notation: `2F0` is the forward of microbatch 0
+on stage 2.  A step of a program is one entry of a rank's list: an action or an overlapped pair.
 
   F  forward                            SEND_F, RECV_F   an activation leaves this stage / arrives for this stage
-  B  the whole backward (I, then W)     SEND_B, RECV_B   a gradient leaves this stage / arrives for this stage
+  B  the full backward (I, then W)      SEND_B, RECV_B   a gradient leaves this stage / arrives for this stage
   I  backward for the input
   W  backward for the weights           (0F7;7B3)OVERLAP_F_B   a forward and a backward in one overlapped pair
 
@@ -64,7 +64,7 @@ Cell: TypeAlias = tuple[int, int]  # (stage, microbatch)
 
 
 def parse_action(token: str) -> ProgramStep:
-    """Read one action or overlapped pair; anything else, such as trailing junk, raises ValueError.
+    """Read one action or overlapped pair; ValueError for any other text, also for trailing characters.
 
     >>> parse_action("2F0")
     Action(stage=2, kind='F', microbatch=0)
@@ -80,17 +80,18 @@ def parse_action(token: str) -> ProgramStep:
 
 
 def actions_of(step: ProgramStep) -> tuple[Action, ...]:
-    """Return the one action of a plain step, or the two of an overlapped pair, forward first."""
+    """Return the action of a step, or both actions of an overlapped pair, forward first."""
     return (step,) if isinstance(step, Action) else step
 
 
 class Program:
-    """Per rank, the list of its steps in order; immutable, comparable, printable.
+    """The list of steps of every rank, in order; immutable, comparable, printable.
 
-    `name` is a title only: programs are equal when their ranks, stages and microbatches are.  Without `num_stages` and
-    `num_microbatches` the largest indices that occur are taken; a builder states them, so that a stray index is found.
-    `num_directions` states how many routes (the rank of every stage, in order) the microbatches take at most: 1 where
-    each stage is on one rank, 2 for DualPipe, None for any number; `validate` holds the program to it.
+    `name` is a title only: programs are equal if their ranks, stages and microbatches are equal.
+    `num_stages` and `num_microbatches` default to one more than the largest index that occurs; a builder states them,
+    so that `validate` finds an index out of range.
+    `num_directions` is the largest number of routes (the rank of every stage, in order) that the microbatches may take:
+    1 where each stage is on one rank, 2 for DualPipe, None for any number; `validate` checks it.
     Raises TypeError for a step that is neither an `Action` nor an `Overlap`.
 
     >>> program = Program.parse("two ranks", ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
@@ -115,7 +116,7 @@ class Program:
         self.name, self.num_directions = name, num_directions
         self.ranks: tuple[tuple[ProgramStep, ...], ...] = tuple(tuple(steps) for steps in ranks)
         self._stated = (num_stages, num_microbatches)
-        # Set by validate(), as turns (rank, end position): a program never changes, so one look is enough.
+        # Set by validate(), as entries (rank, end position): a program never changes, so it is computed once.
         self.feasible_order: list[tuple[int, int]] | None = None
         for rank, steps in enumerate(self.ranks):
             if not set(map(type, steps)) <= {Action, Overlap}:
@@ -127,43 +128,43 @@ class Program:
 
     @classmethod
     def parse(cls, name: str, rows: str | Sequence[str]) -> "Program":
-        """Read one row of actions per rank, or the whole text that `str(program)` prints.
+        """Read one row of actions per rank, or the full text that `str(program)` prints.
 
-        A row may start with `rank 3:`.  In a whole text, empty lines and lines that start with # are skipped.
-        Raises ValueError naming rank, position and token.
+        A row may start with `rank 3:`.  In a full text, empty lines and lines that start with # are skipped.
+        Raises ValueError with rank, position and token.
         """
         if isinstance(rows, str):
             rows = [line for line in rows.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         return cls(name, [_parse_row(rank, row) for rank, row in enumerate(rows)])
 
     def with_ranks(self, ranks: Iterable[Iterable[ProgramStep]]) -> "Program":
-        """Return a program with other steps, and the name, counts and directions of this one."""
+        """Return a program with these steps and the name, counts and directions of this program."""
         return Program(self.name, ranks, self.num_stages, self.num_microbatches, self.num_directions)
 
     def rows(self) -> list[str]:
-        """Return one line of text per rank: what `parse` reads."""
+        """Return one line of text per rank, in the form that `parse` reads."""
         return [" ".join(map(str, steps)) for steps in self.ranks]
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks, working or not."""
+        """The number of ranks, also those without actions."""
         return len(self.ranks)
 
     @cached_property
     def num_stages(self) -> int:
-        """The number of stages: as stated by the builder, otherwise one more than the largest index."""
+        """The number of stages: as given, or one more than the largest index."""
         return self._stated[0] if self._stated[0] is not None else 1 + max((a.stage for a in self), default=-1)
 
     @cached_property
     def num_microbatches(self) -> int:
-        """The number of microbatches: as stated by the builder, otherwise one more than the largest index."""
+        """The number of microbatches: as given, or one more than the largest index."""
         return self._stated[1] if self._stated[1] is not None else 1 + max((a.microbatch for a in self), default=-1)
 
     @cached_property
     def placement(self) -> dict[Cell, int]:
         """The rank that runs the forward of each (stage, microbatch).
 
-        DualPipe keeps every stage on two ranks and chooses by microbatch; all others place a stage on one rank.
+        DualPipe places every stage on two ranks, one per direction; all other schedules place a stage on one rank.
         """
         return {
             (stage, microbatch): rank
@@ -178,13 +179,13 @@ class Program:
         return any(action.kind in MESSAGE_KINDS for action in self)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
-        """Return the rank on which a stage works on a microbatch; KeyError if none does."""
+        """Return the rank that runs a stage on a microbatch; KeyError if there is none."""
         if (stage, microbatch) not in self.placement:
             raise KeyError(f"no rank of program {self.name!r} runs {stage}F{microbatch}; see program.placement")
         return self.placement[stage, microbatch]
 
     def actions(self, rank: int) -> Iterator[Action]:
-        """Iterate over the plain actions of one rank in order: a pair gives its forward, then its backward."""
+        """Iterate over the actions of one rank in order; of a pair, the forward, then the backward."""
         return chain.from_iterable(map(actions_of, self.ranks[rank]))
 
     def __iter__(self) -> Iterator[Action]:
@@ -212,7 +213,7 @@ class Program:
 
 
 def check_counts(builder: str, **counts: Any) -> None:
-    """Raise ValueError unless every count (number of ranks, of microbatches) is an integer of at least 1."""
+    """Raise ValueError unless every count, such as num_ranks, is an integer of at least 1."""
     for what, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(

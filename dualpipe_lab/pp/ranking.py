@@ -1,10 +1,10 @@
-"""Ranking: the numbers of different schedules side by side, with costs that are fair to all of them.
+"""Ranking: compares schedules under equal costs and rules.
 
 Chapter: book/pp/explorer.  In: programs of one size, costs, a memory limit.  Out: one `Score` each, the best first.
-Costs are those of one rank's share, 1/p, of the model: a schedule that cuts the model into v * p stages pays 1/v of
-them for each stage, holds activations of that size, and stores that much for each stage's weights.
-Who may overlap F with B is a rule for all: under `pairs=False` a pair takes what its F and its B take, whatever the
-costs say; under `pairs=True` compare twins, see `dualpipe_lab.pp.schedules.names`.
+Costs are those of one rank's share, 1/p, of the model.  For a schedule with v * p stages, each stage has 1/v of these
+costs, of the activations and of the weights.
+One rule on overlapped pairs holds for all: with `pairs=False` a pair takes the time of its F and then its B, whatever
+`cost.overlap` is; with `pairs=True` compare twins, see `dualpipe_lab.pp.schedules.names`.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ _WORK = ("F", "I", "W", "B", "overlap")
 
 
 class Score(NamedTuple):
-    """What one schedule comes to; all sizes in units of 1/p of the model.
+    """The numbers of one schedule; all sizes in units of 1/p of the model.
 
-    `bubble`: idle share of all ranks' time.  `window`: the most ticks between a rank's first start and last end, which
-    for the schedules of the registry is what a step takes when the next one follows without a barrier (for any program
-    see `dualpipe_lab.pp.repeat.step_time`); `local_bubble`: the most that a rank idles in it.
-    `peak`: the most activations that a rank holds.  `weights`: the most that a rank stores: 2 are two copies of its
-    share.  `pairs`: the number of overlapped pairs, of all ranks.
+    `bubble`: idle time over makespan, of all ranks.  `window`: the most ticks between a rank's first start and last
+    end. For the schedules of the registry this is the time of a step that is followed by another without a barrier (for
+    any program see `dualpipe_lab.pp.repeat.step_time`).  `local_bubble`: the most idle ticks of a rank in its window.
+    `peak`: the most activations that a rank holds.  `weights`: the most weights that a rank stores: 2 are two copies of
+    its share.  `pairs`: the number of overlapped pairs, of all ranks.
     """
 
     name: str
@@ -51,9 +51,9 @@ def share(program: Program) -> Time:
 
 
 def stage_cost(program: Program, cost: Cost) -> Cost:
-    """Return the costs of one stage where `cost` is that of a rank's share of the model.
+    """Return the costs of one stage, given those of a rank's share of the model.
 
-    Raises ValueError for costs that differ between stages: they are not those of a share.
+    Raises ValueError for costs that differ between stages.
 
     >>> program = Program.parse("two stages a rank", ["0F0 1F0 1B0 0B0"])
     >>> stage_cost(program, Cost(F=2, latency=1)).F
@@ -73,7 +73,7 @@ def stage_cost(program: Program, cost: Cost) -> Cost:
 def score(program: Program, cost: Cost = UNIT_COST, pairs: bool = True) -> Score:
     """Return the numbers of one program; `cost` is that of a rank's share of the model.
 
-    `pairs`: whether a pair takes `cost.overlap`; otherwise it takes F and then B.
+    `pairs`: whether a pair takes `cost.overlap`; otherwise a pair takes the time of F and then B.
 
     >>> from dualpipe_lab.pp.schedules import one_f_one_b, paired_one_f_one_b
     >>> score(one_f_one_b(4, 8))[1:]
@@ -98,15 +98,15 @@ def score(program: Program, cost: Cost = UNIT_COST, pairs: bool = True) -> Score
 
 
 def local_bubble(timeline: Timeline) -> Time:
-    """Return the most time that a rank idles between its first and its last action: the zero-bubble papers' bubble."""
+    """Return the longest idle time of a rank between its first and its last action: the zero-bubble papers' bubble."""
     return max(map(timeline.local_bubble, range(timeline.num_ranks)))
 
 
 def ranked(scores: Iterable[Score], memory: Time | None = None, barrier: bool = True) -> list[Score]:
-    """Return the scores: those within the memory limit first, the quickest first, ties by memory, then by messages.
+    """Return the scores in order: within the memory limit first, then by time, memory and messages.
 
-    `barrier`: whether all ranks wait for each other after a step, as for a norm of all gradients; then the makespan
-    decides, otherwise the window.
+    `barrier`: whether all ranks wait for each other after a step, as for a norm of all gradients.  The time is then the
+    makespan, otherwise the window.
     """
     return sorted(
         scores,

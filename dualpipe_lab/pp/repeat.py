@@ -1,17 +1,17 @@
-"""Several optimizer steps in a row: with a barrier between them, or without.
+"""Several optimizer steps in a row, with or without a barrier between them.
 
 Chapter: book/pp/zero-bubble.  In: the program of one step.  Out: a program of several, its timeline, its time per step.
-  with a barrier      a step takes the makespan: every rank waits until the last one has ended
-  without a barrier   a rank starts its next step when it is done; what it idles before its first and after its last
-                      action overlaps with other steps.  ZB-H2 and ZBV are zero-bubble in this sense only
+  with a barrier      a step takes the makespan: every rank waits until the last rank has ended
+  without a barrier   a rank starts its next step when it has ended this one; its idle time before its first and after
+                      its last action overlaps with other steps.  ZB-H2 and ZBV are zero-bubble in this sense only
 
-What a run without a barrier assumes.  Each rank updates the weights of its stages after its own last backward of a
-step and before its own next F, so every stage computes every microbatch of a step with the weights of that step: the
-gradients are those of the synchronous run.  But at that moment no rank knows a number that needs all gradients.
-Clipping by the global norm, or skipping a step that overflows, therefore needs post-validation: the ranks update with
-the part of the norm that has reached them, the whole norm comes back during the next warm-up, and a rank whose update
-was wrong undoes it and updates again.  Where a stage has copies on two ranks (DualPipe), the sum of their gradients
-still makes these two wait for each other, which is not part of the program and not simulated here.
+A run without a barrier assumes the following.  Each rank updates the weights of its stages after its last backward of a
+step and before its next F, so every stage computes every microbatch of a step with the weights of that step: the
+gradients are those of the synchronous run.  But at that time no rank knows a number that needs all gradients.
+Clipping by the global norm, or skipping a step that overflows, therefore needs post-validation: a rank updates with the
+partial norm that has reached it, receives the full norm during the next warm-up, and if its update was wrong, undoes it
+and updates again.  Where a stage has copies on two ranks (DualPipe), the sum of their gradients still makes these two
+ranks wait for each other, which is not part of the program and not simulated here.
 Source: Qi et al. 2024 (arXiv 2401.10241), section 4.
 """
 
@@ -44,7 +44,7 @@ def repeat(program: Program, num_steps: int) -> Program:
 
 
 def simulate_steps(program: Program, num_steps: int, cost: Cost = UNIT_COST, barrier: bool = False) -> Timeline:
-    """Return the timeline of several steps; with a barrier, each one starts when the one before has ended everywhere.
+    """Return the timeline of several steps; with a barrier, a step starts when all ranks have ended the previous one.
 
     >>> from dualpipe_lab.pp.schedules import one_f_one_b
     >>> [simulate_steps(one_f_one_b(4, 8), 3, barrier=barrier).makespan for barrier in (False, True)]
@@ -61,10 +61,10 @@ def simulate_steps(program: Program, num_steps: int, cost: Cost = UNIT_COST, bar
 
 
 def step_time(program: Program, cost: Cost = UNIT_COST, barrier: bool = False) -> Time:
-    """Return the time that one more step takes in a long run, exactly.
+    """Return the exact time of one more step in a long run.
 
-    With a barrier it is the makespan.  Without one, ranks and links settle into a pattern that repeats after one or a
-    few steps, and the time is the average over the pattern: no less than the work of the busiest rank.
+    With a barrier this is the makespan.  Without a barrier, ranks and links settle into a pattern that repeats after
+    one or a few steps; the time is the average over the pattern, at least the work of the busiest rank.
 
     >>> from dualpipe_lab.pp.schedules import build
     >>> [step_time(build("zero_bubble_h2", 4, 8), barrier=barrier) for barrier in (False, True)]

@@ -1,20 +1,20 @@
-"""The simulator: the exact time of every action of a program, in one pass over it.
+"""`simulate`: computes the exact time of every action of a program, in one pass over it.
 
 Chapter: book/pp/gpipe.  In: a `Program` (plain or lowered) and a `Cost`.  Out: a `Timeline`.
 
-The timing model, all of it:
-  1. A rank runs its steps in order, one at a time, each as soon as the rank is free and the step's input is there.
+The complete timing model:
+  1. A rank runs its steps in order, one at a time, each as soon as the rank is free and the step's input has arrived.
   2. F of stage s needs the result of F of stage s-1; B and I of stage s need that of B or I of stage s+1.  Stage 0's F,
-     the last stage's backward, and every W need nothing but their turn.
-  3. A result is there at the end of the step that made it if its next stage is on the same rank.  Otherwise it is a
-     message: it leaves when its directed link (source rank to destination rank) is free, occupies the link for
-     `transfer` ticks, and is there `latency` ticks later.  Messages on a link keep the order in which they were made.
-  4. An overlapped pair starts when both inputs are there and releases both results at its end, forward first.
-  5. Sends cost the sender nothing, receives wait just before the step that needs them: so the sends and receives of a
-     lowered program do not change any time, and are not drawn as spans.
+     the last stage's backward, and every W need no input from another stage.
+  3. If the next stage is on the same rank, a result arrives at the end of the step that made it.  Otherwise the result
+     is a message: it leaves when its directed link (source rank to destination rank) is free, occupies the link for
+     `transfer` ticks, and arrives `latency` ticks later.  Messages on a link keep the order in which they were made.
+  4. An overlapped pair starts when both inputs have arrived and releases both results at its end, forward first.
+  5. A send takes no time of the sender; a rank waits for a message just before the step that needs it.  So the sends
+     and receives of a lowered program change no time, and are not drawn as spans.
 
-Time O(actions), memory O(actions).  A feasible program has exactly one solution of these rules, whatever the order in
-which the ranks are looked at.
+Time O(actions), memory O(actions).  A feasible program has exactly one solution of these rules, in whatever order the
+ranks are advanced.
 """
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
@@ -30,7 +30,7 @@ _NEW = tuple.__new__  # makes a named tuple in half the time; there are hundreds
 def simulate(program: Program, cost: Cost = UNIT_COST, unit: Unit = "ticks") -> Timeline:
     """Return the timeline of a program; every time is exact.
 
-    `unit` names what the costs count: ticks, or ns to compare with a run on the virtual clock.
+    `unit` is the unit of the costs: ticks, or ns to compare with a run on the virtual clock.
     Raises InvalidProgram for a program that is incomplete or would deadlock (see `validate`).
 
     >>> from dualpipe_lab.pp.schedules import gpipe

@@ -1,12 +1,13 @@
 """A program as the CSV that `torch.distributed.pipelining` loads, and back.
 
 Chapter: book/pp/gpipe.  In, out: a `Program`; CSV text, one row per rank, no header, an empty cell for an idle slot.
-  compute_only    F, B, I, W and pairs; torch adds its own sends and receives when it loads the file
+  compute_only    F, B, I, W and pairs; torch adds its sends and receives when it loads the file
   compute_comms   sends and receives too, as `lower` places them, and REDUCE_GRAD after the last gradient of each stage:
                   torch 2.13 divides the summed gradients by M there, and nowhere else
-Reading is stricter than torch 2.13's, which lets trailing junk, a second F or B of a microbatch, a microbatch out of
-range and a missing receive pass.  REDUCE_GRAD, and FSDP's UNSHARD and RESHARD, are no part of a program: skipped.
-How to run it: `schedule = _PipelineScheduleRuntime(stages, num_microbatches, loss_fn=loss)`, then
+Reading is stricter than torch 2.13's, which accepts trailing characters, a second F or B of a microbatch, a microbatch
+out of range and a missing receive.  REDUCE_GRAD, and FSDP's UNSHARD and RESHARD, are not actions of a program; reading
+skips them.
+To run a file: `schedule = _PipelineScheduleRuntime(stages, num_microbatches, loss_fn=loss)`, then
 `schedule._load_csv(path, format=form)`; both names are private in torch 2.13.
 Torch keeps each stage on one rank, so DualPipe, which keeps it on two, cannot be expressed there; DualPipeV can.
 """
@@ -63,8 +64,9 @@ def _with_reduction(steps: Sequence[ProgramStep]) -> list[str]:
 def from_torch_csv(source: str | Path, name: str | None = None, check: bool = True) -> Program:
     r"""Read a program from CSV text or, given a `Path`, from a file; with sends and receives if it has any.
 
-    `name`: its title (default: the file's name).  `check`: also validate it.  Windows line ends and a byte order mark
-    do not matter.  Raises ValueError with row, cell and token for what is no action, and InvalidProgram as `validate`.
+    `name`: the program's title (default: the file's name).  `check`: also validate the program.  Windows line ends and
+    a byte order mark are accepted.  Raises ValueError with row, cell and token for a cell that is not an action, and
+    InvalidProgram as `validate`.
 
     >>> print(from_torch_csv("0F0,0F1,,,0B0,0B1\n,1F0,1F1,1B0,1B1\n", name="mine"))
     # mine: 2 ranks, 2 stages, 2 microbatches

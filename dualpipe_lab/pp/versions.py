@@ -1,11 +1,11 @@
-"""Weight versions of an asynchronous run: which one each forward uses, and how many a stage keeps; found by counting.
+"""Weight versions of an asynchronous run, found by counting: the version of each forward, and how many a stage keeps.
 
 Chapter: book/pp/pipedream.  In: the program of a run, the backwards per update.  Out: numbers of versions.
-A stage's version is the number of its updates so far.  A microbatch needs one version for its F and for its B, or what
-it computes is the gradient of no function.  Three rules choose it:
-  weight stashing   the version that the stage has when F starts                         `updates_before`
-  vertical sync     the version that stage 0 had, on every stage                         `vertical_sync`
-  2BW               the newest version that every stage has for the whole batch          `double_buffered`
+A stage's version is the number of its updates so far.  F and B of a microbatch must use one version; otherwise the
+result is the gradient of no function.  Three rules choose the version:
+  weight stashing   the stage's version when F starts                                    `updates_before`
+  vertical sync     stage 0's version for this microbatch, on every stage                `vertical_sync`
+  2BW               the newest version that every stage has for the full batch           `double_buffered`
 The closed forms are in `dualpipe_lab.pp.closed_forms.pipedream`.
 Sources: Narayanan et al. 2019 (SOSP), section 3.3; Narayanan et al. 2021 (arXiv 2006.09503), section 3.
 """
@@ -17,10 +17,10 @@ from dualpipe_lab.pp.program import Action, B, F, Program, W
 
 
 def updates_before(program: Program, update_every: int = 1) -> list[list[int]]:
-    """Return [stage][microbatch]: how many updates the stage has made when F of the microbatch starts.
+    """Return, as [stage][microbatch], the number of the stage's updates when F of the microbatch starts.
 
-    `update_every`: a stage updates its weights after that many of its backwards.
-    Raises ValueError for a program that keeps a stage on two ranks: the copies would part.
+    `update_every`: the number of a stage's backwards per update.
+    Raises ValueError for a program that places a stage on two ranks: the copies would differ after one update.
 
     >>> from dualpipe_lab.pp.schedules import pipedream
     >>> updates_before(pipedream(3, 5))
@@ -37,7 +37,7 @@ def updates_before(program: Program, update_every: int = 1) -> list[list[int]]:
 
 
 def vertical_sync(versions: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the versions where each microbatch takes that of stage 0 along to every stage.
+    """Return the versions under vertical sync: each microbatch uses stage 0's version on every stage.
 
     >>> from dualpipe_lab.pp.schedules import pipedream
     >>> vertical_sync(updates_before(pipedream(3, 5)))
@@ -47,7 +47,7 @@ def vertical_sync(versions: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def double_buffered(versions: Sequence[Sequence[int]], update_every: int) -> list[list[int]]:
-    """Return the versions where a batch of `update_every` microbatches uses one version, which every stage has by then.
+    """Return the versions under 2BW: a batch of `update_every` microbatches uses one version that every stage has.
 
     >>> from dualpipe_lab.pp.schedules import pipedream
     >>> double_buffered(updates_before(pipedream(3, 6), update_every=3), update_every=3)[0]
@@ -62,10 +62,10 @@ def double_buffered(versions: Sequence[Sequence[int]], update_every: int) -> lis
 
 
 def versions_kept(program: Program, versions: Sequence[Sequence[int]], update_every: int = 1) -> list[int]:
-    """Return how many versions of its weights each stage holds at most, the current one included.
+    """Return the most versions of its weights that each stage holds, the current version included.
 
-    A version is held while it is the current one, and until the last backward that needs it; it is dropped before the
-    update that this backward causes writes the next one.
+    A version is held while it is current, and until the last backward that needs it.  It is dropped before the update
+    after this backward writes the next version.
 
     >>> from dualpipe_lab.pp.schedules import pipedream
     >>> program = pipedream(3, 8)

@@ -1,7 +1,7 @@
-"""Closed forms of the schedules: what the simulator must give, to the last digit.
+"""Closed forms of the schedules, exactly equal to the simulator's numbers.
 
 Chapter: book/pp.  In: numbers of ranks and of microbatches, a `Cost` per stage.  Out: exact ticks, or counts.
-One file per family of schedules; a form that holds only under a condition refuses everything else and says why.
+One file per family of schedules.  A form that holds only under a condition raises ValueError otherwise and says why.
 """
 
 from dualpipe_lab.pp.closed_forms.dualpipe import (

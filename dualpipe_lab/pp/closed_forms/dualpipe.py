@@ -1,4 +1,4 @@
-"""DualPipe and DualPipeV: one exact form for all costs, of which the published one is a special case.
+"""DualPipe and DualPipeV: one exact form for all costs; the published form is a special case.
 
 Chapter: book/pp/dualpipe.  In: P ranks, M microbatches, the costs of one stage.  Out: exact ticks, or counts.
 H ranks lie between an end and the middle: P/2 for DualPipe, all P for DualPipeV; a flow has n = M/2 or M microbatches.
@@ -7,10 +7,10 @@ H ranks lie between an end and the middle: P/2 for DualPipe, all P for DualPipeV
   makespan                       that + 2 n (t_F + t_B) - (2 n - 2 H - 1) * (t_F + t_B - t_F&B)
   published idle                 (H - 1) * (t_F&B + t_B - 3 t_W): the same where t_F = t_I >= t_W
   live activations               2 H + 1 on every rank: P + 1 for DualPipe, 2 P + 1 half-size ones for DualPipeV
-The terms are the fill; step 5, where a B waits for a longer pair at the neighbour; step 7, where W hides a part of the
-next I's way; and step 3 where I is slow.  Ranks further out have fewer pairs: with a gain, t_F&B < t_F + t_B, they wait
-less.  The forms need equal stages, free links, t_B = t_I + t_W, and pairs that last as long as their longer half.  Then
-they hold for any costs: found and checked with the simulator, not proved.
+The terms are the fill; step 5, where a B waits for a longer pair of the neighbour; step 7, where W hides a part of the
+wait for the next I; and step 3 if I is slow.  Outer ranks have fewer pairs: with a gain, t_F&B < t_F + t_B, they are
+idle for a shorter time.  The forms need equal stages, free links, t_B = t_I + t_W, and pairs at least as long as their
+longer half.  Under these conditions they hold for any costs: found and checked with the simulator, not proved.
 Source of the published form: DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe, README.
 """
 
@@ -32,7 +32,7 @@ def dualpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_C
 
 
 def dualpipev_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return DualPipeV's makespan, the costs those of a half-size stage; ValueError as `dualpipe_makespan`.
+    """Return DualPipeV's makespan, for costs of a half-size stage; ValueError as `dualpipe_makespan`.
 
     >>> dualpipev_makespan(4, 10)
     66
@@ -42,7 +42,7 @@ def dualpipev_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_
 
 
 def dualpipe_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost = UNIT_COST) -> Time:
-    """Return how long a rank of DualPipe is idle; ValueError as `dualpipe_makespan`.
+    """Return the idle time of a rank of DualPipe; ValueError as `dualpipe_makespan`.
 
     >>> [dualpipe_bubble(8, 20, rank, Cost(overlap=2)) for rank in range(8)]
     [1, 2, 3, 3, 3, 3, 2, 1]
@@ -53,7 +53,7 @@ def dualpipe_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost
 
 
 def dualpipev_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost = UNIT_COST) -> Time:
-    """Return how long a rank of DualPipeV is idle, the costs those of a half-size stage; ValueError as above.
+    """Return the idle time of a rank of DualPipeV, for costs of a half-size stage; ValueError as `dualpipev_makespan`.
 
     >>> [dualpipev_bubble(4, 10, rank) for rank in range(4)]
     [6, 6, 6, 6]
@@ -63,9 +63,9 @@ def dualpipev_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cos
 
 
 def published_dualpipe_bubble(num_stages: int, cost: Cost = UNIT_COST) -> Time:
-    """Return (P/2 - 1) * (F&B + B - 3W), with P the number of stages, also for DualPipeV.
+    """Return the published idle time (P/2 - 1) * (F&B + B - 3W), with P the number of stages, also for DualPipeV.
 
-    It is the idle time of the ranks in the middle.  Raises ValueError unless t_F = t_I >= t_W, where it is exact.
+    The ranks in the middle have it exactly if t_F = t_I >= t_W.  Raises ValueError for other costs.
 
     >>> published_dualpipe_bubble(8), published_dualpipe_bubble(8, Cost(F=2, I=2, W=1))
     (6, 15)
@@ -80,7 +80,7 @@ def published_dualpipe_bubble(num_stages: int, cost: Cost = UNIT_COST) -> Time:
 
 
 def dualpipe_peak_activations(num_ranks: int) -> int:
-    """Return how many activations every rank of DualPipe holds at most.
+    """Return the most activations that every rank of DualPipe holds.
 
     >>> dualpipe_peak_activations(8)
     9
@@ -89,7 +89,7 @@ def dualpipe_peak_activations(num_ranks: int) -> int:
 
 
 def dualpipev_peak_activations(num_ranks: int) -> int:
-    """Return how many activations, of half-size stages, every rank of DualPipeV holds at most.
+    """Return the most activations, of half-size stages, that every rank of DualPipeV holds.
 
     >>> dualpipev_peak_activations(4)
     9
@@ -98,9 +98,9 @@ def dualpipev_peak_activations(num_ranks: int) -> int:
 
 
 def dualpipev_num_messages(num_ranks: int, num_microbatches: int) -> int:
-    """Return DualPipeV's number of messages: each microbatch goes down and up again, once each way.
+    """Return DualPipeV's number of messages: activations and gradients pass every link twice.
 
-    DualPipe and Easy-DualPipe have as many as 1F1B, `num_messages`.
+    DualPipe and Easy-DualPipe have 1F1B's number, `num_messages`.
 
     >>> dualpipev_num_messages(4, 10)
     120
@@ -128,7 +128,7 @@ def _middle_bubble(half: int, t: StageTicks) -> Time:
 
 
 def _num_pairs(half: int, per_flow: int, position: int) -> int:
-    in_the_middle = position == half - 1  # its first pair is made one half after the other
+    in_the_middle = position == half - 1  # its first pair runs one half after the other
     return 2 * per_flow - 3 * half + position + 1 - in_the_middle
 
 

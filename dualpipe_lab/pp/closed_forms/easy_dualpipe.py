@@ -1,12 +1,12 @@
-"""Easy-DualPipe: two pipelines in opposite directions fill a part of each other's gaps.
+"""Easy-DualPipe: two pipelines in opposite directions fill a part of each other's idle time.
 
 Chapter: book/pp/easy-dualpipe.  In: P ranks, M microbatches, the costs of one stage.  Out: exact ticks, or counts.
 
   idle of every rank, M <= P     (P - 2) * max(t_F, t_B) + (P - M) * min(t_F, t_B)
   any M, t_F = t_B               (P - 2 + (-M mod P)) * t_F
   live activations               min(P, M, M/2 + 1 + the distance to the nearer end)
-Both need equal stages and free links; they hold for any such costs, checked with the simulator, not proved.  Batches
-longer than P with t_F != t_B have no short form: every further P microbatches add idle time.
+Both need equal stages and free links, and hold for any such costs: checked with the simulator, not proved.  For M > P
+with t_F != t_B there is no short form: every further P microbatches add idle time.
 """
 
 from dualpipe_lab.pp.closed_forms.equal_stages import stage_ticks
@@ -16,7 +16,7 @@ from dualpipe_lab.timeline import Time
 
 
 def easy_dualpipe_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return how long every rank is idle; ValueError where there is no closed form.
+    """Return the idle time of every rank; ValueError if there is no closed form.
 
     >>> easy_dualpipe_bubble(4, 4), easy_dualpipe_bubble(8, 8), easy_dualpipe_bubble(8, 2)
     (4, 12, 18)
@@ -36,7 +36,7 @@ def easy_dualpipe_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNI
 
 
 def easy_dualpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return the makespan; ValueError where there is no closed form.
+    """Return Easy-DualPipe's makespan; ValueError if there is no closed form.
 
     >>> easy_dualpipe_makespan(4, 4), easy_dualpipe_makespan(8, 8)
     (16, 36)
@@ -47,7 +47,7 @@ def easy_dualpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = U
 
 
 def easy_dualpipe_peak_activations(num_ranks: int, num_microbatches: int, rank: int) -> int:
-    """Return how many activations one rank holds at most; every rank's counts include both of its stages.
+    """Return the most activations that one rank of Easy-DualPipe holds, on both of its stages together.
 
     >>> [easy_dualpipe_peak_activations(8, 8, rank) for rank in range(8)]
     [5, 6, 7, 8, 8, 7, 6, 5]

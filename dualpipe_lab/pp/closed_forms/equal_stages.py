@@ -1,6 +1,6 @@
 """The condition of most closed forms: equal stages and free links.
 
-Chapter: book/pp.  In: a `Cost` per stage.  Out: the ticks of the one kind of stage, or ValueError.
+Chapter: book/pp.  In: a `Cost` per stage.  Out: the ticks that all stages share, or ValueError.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from dualpipe_lab.timeline import Time
 
 
 class StageTicks(NamedTuple):
-    """The ticks of F, I, W, B and of an overlapped pair, on every stage the same."""
+    """The ticks of F, I, W, B and of an overlapped pair, equal on every stage."""
 
     F: Time
     I: Time  # noqa: E741 - the letters of the papers

@@ -20,8 +20,8 @@ from dualpipe_lab.timeline import Time
 def gpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
     """Return GPipe's makespan for any costs per stage and any link.
 
-    The forwards are a flow shop of identical jobs: stages and links are its machines, so the first microbatch passes
-    all of them and every other one follows after the slowest machine's time.  The backwards are the same, upwards.
+    The forwards are a flow shop of identical jobs whose machines are the stages and links: the first microbatch passes
+    all of them, and every further microbatch ends the slowest machine's time later.  The same holds for the backwards.
 
     >>> gpipe_makespan(4, 8), gpipe_makespan(2, 3, Cost(F=[1, 4], latency=1))
     (33, 23)
@@ -45,7 +45,7 @@ def one_f_one_b_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNI
 
 
 def bubble_fraction(num_ranks: int, num_microbatches: int) -> Fraction:
-    """Return the idle share of the makespan of GPipe and 1F1B: it depends on neither t_F nor t_B.
+    """Return idle time over makespan of GPipe and 1F1B, which does not depend on t_F and t_B.
 
     >>> bubble_fraction(4, 8)
     Fraction(3, 11)
@@ -55,7 +55,7 @@ def bubble_fraction(num_ranks: int, num_microbatches: int) -> Fraction:
 
 
 def gpipe_peak_activations(num_microbatches: int) -> int:
-    """Return how many activations every rank holds at most: all of them.
+    """Return the most activations that every rank of GPipe holds: those of all microbatches.
 
     >>> gpipe_peak_activations(8)
     8
@@ -64,7 +64,7 @@ def gpipe_peak_activations(num_microbatches: int) -> int:
 
 
 def one_f_one_b_peak_activations(num_ranks: int, num_microbatches: int, rank: int) -> int:
-    """Return how many activations one rank holds at most: as many as there are ranks from it to the end.
+    """Return the most activations that one rank of 1F1B holds: one for each rank from it to the last.
 
     >>> [one_f_one_b_peak_activations(4, 8, rank) for rank in range(4)]
     [4, 3, 2, 1]

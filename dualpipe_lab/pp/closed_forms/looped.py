@@ -5,10 +5,10 @@ Out: exact ticks, or counts.
 
   both, equal stages, free links   makespan  ((V - 1) * max(M, P) + M + P - 1) * (t_F + t_B)
                                    bubble    (P - 1) * (t_F + t_B) on every rank for M >= P
-    published as (P - 1) * (t_F + t_B) / V with the times of a whole rank: the same for M >= P; with fewer microbatches
-    the first of them comes around the loop after the rank has run out of work, V - 1 times in each direction
+    published as (P - 1) * (t_F + t_B) / V with the times of a full rank: equal for M >= P; with fewer microbatches a
+    rank waits for the first of them to return on the loop, V - 1 times in each direction
   live activations, in stages      interleaved (V - 1) * R + 2 * (P - 1 - rank) + 1, R the size of the first round,
-                                   breadth-first V * M; in units of a whole rank: divide by V
+                                   breadth-first V * M; in units of a full rank: divide by V
   messages                         2 * (V * P - 1) * M
 Sources: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2; Lamy-Poirier 2023 (arXiv 2211.05953).
 """
@@ -25,7 +25,7 @@ def interleaved_makespan(
 ) -> Time:
     """Return interleaved 1F1B's makespan for equal stages and free links; ValueError for other costs.
 
-    Where links are free, the size of the rounds does not matter.
+    With free links, the size of the rounds makes no difference.
 
     >>> interleaved_makespan(4, 8, num_virtual_stages=2)
     57
@@ -47,7 +47,7 @@ def looped_bfs_makespan(
 def interleaved_peak_activations(
     num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 2, round_size: int | None = None
 ) -> int:
-    """Return how many stages' activations one rank holds at most: its warm-up and one more.
+    """Return the most stages' activations that one rank of interleaved 1F1B holds: its warm-up plus one.
 
     >>> [interleaved_peak_activations(4, 8, rank) for rank in range(4)]
     [11, 9, 7, 5]
@@ -58,7 +58,7 @@ def interleaved_peak_activations(
 
 
 def looped_bfs_peak_activations(num_microbatches: int, num_virtual_stages: int = 2) -> int:
-    """Return how many stages' activations every rank holds at most: all of them.
+    """Return the most stages' activations that every rank of looped breadth-first holds: those of all microbatches.
 
     >>> looped_bfs_peak_activations(8)
     16
@@ -67,7 +67,7 @@ def looped_bfs_peak_activations(num_microbatches: int, num_virtual_stages: int =
 
 
 def looped_num_messages(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 2) -> int:
-    """Return the number of messages: every boundary of two stages is one of two ranks, if there are two ranks.
+    """Return the number of messages: with two ranks or more, every boundary of stages is one of ranks.
 
     >>> looped_num_messages(4, 8), looped_num_messages(1, 8)
     (112, 0)
@@ -80,5 +80,5 @@ def _makespan(schedule: str, num_ranks: int, num_microbatches: int, num_virtual_
         schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, num_virtual_stages=num_virtual_stages
     )
     ticks = stage_ticks(schedule, num_virtual_stages * num_ranks, cost)
-    laps = (num_virtual_stages - 1) * max(num_microbatches, num_ranks)  # a lap takes as long as the longer of the two
+    laps = (num_virtual_stages - 1) * max(num_microbatches, num_ranks)  # a lap takes the longer of the two
     return (laps + num_microbatches + num_ranks - 1) * (ticks.F + ticks.B)

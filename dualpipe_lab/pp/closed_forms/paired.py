@@ -5,15 +5,16 @@ Out: exact ticks, or counts.  R is the size of the first round, L = (V - 1) * R 
 
   1F1B (V = 1), interleaved, any M
     makespan   (max(L, (V - 1) * P) + P) * (t_F + t_B) + (V * M - L - 1) * t_F&B
-  ZB-H1, P >= 2, M >= 2 P, for V = 1 M >= 3 P - 4; with one rank there is no wait to fill, and the form is interleaved's
+  ZB-H1, P >= 2, M >= 2 P, for V = 1 M >= 3 P - 4; one rank has interleaved's form
     makespan   (L + 2 P - 1) * t_F + (L + P + 1) * t_I + (L + 2) * t_W + (V * M - L - P) * t_F&B
                + (P - 2) * max(t_I, t_W, 2 t_B - t_F&B)
   pairs        of rank r   V * M - L - 2 * (P - 1 - r) - 1, ZB-H1 r less; 0 if that is negative
   bubble       of rank r   makespan - V * M * (t_F + t_B) + pairs * (t_F + t_B - t_F&B)
   live activations, in stages   1F1B, interleaved L + 2 * (P - r), ZB-H1 L + 2 * P - r, but never more than V * M
   messages     2 * (V * P - 1) * M
-All need equal stages, free links, and pairs that last as long as their longer half; ZB-H1 also t_B = t_I + t_W.  Then
-they hold for any costs, also for pairs without a gain: found and checked with the simulator, not proved.
+All need equal stages, free links, and pairs at least as long as their longer half; ZB-H1 also t_B = t_I + t_W.  Under
+these conditions they hold for any costs, also for pairs without a gain: found and checked with the simulator, not
+proved.
 """
 
 from dualpipe_lab.pp.closed_forms.equal_stages import StageTicks, stage_ticks
@@ -76,7 +77,7 @@ def paired_zero_bubble_h1_makespan(
 def paired_num_pairs(
     num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 1, split: bool = False
 ) -> int:
-    """Return how many overlapped pairs one rank runs; `split`: of ZB-H1.
+    """Return the number of overlapped pairs that one rank runs; `split`: in ZB-H1.
 
     >>> [paired_num_pairs(8, 24, rank, split=True) for rank in range(8)]
     [9, 10, 11, 12, 13, 14, 15, 16]
@@ -88,7 +89,7 @@ def paired_num_pairs(
 def paired_peak_activations(
     num_ranks: int, num_microbatches: int, rank: int, num_virtual_stages: int = 1, split: bool = False
 ) -> int:
-    """Return how many stages' activations one rank holds at most; `split`: of ZB-H1.
+    """Return the most stages' activations that one rank holds; `split`: in ZB-H1.
 
     >>> paired_peak_activations(8, 24, 0, 4), paired_peak_activations(8, 24, 7, 4, split=True)
     (40, 33)

@@ -1,4 +1,4 @@
-"""PipeDream without a flush: which weights a minibatch sees and how many versions a stage keeps.
+"""PipeDream without a flush: the weight version of each minibatch, and the number of versions that a stage keeps.
 
 Chapter: book/pp/pipedream.  In: P ranks, stage s, minibatch j of a run, counted from 0.  Out: numbers of versions.
 
@@ -6,9 +6,9 @@ Chapter: book/pp/pipedream.  In: P ranks, stage s, minibatch j of a run, counted
   weight stashing    max(0, j - (P - 1 - s))                P - s
   vertical sync      max(0, j - (P - 1))                    P
   2BW                max(0, t - 1) in batch t; t if P = 1   2, for batches of at least P - 1 microbatches; 1 if P = 1
-A version is the number of updates made before; the current one counts among those kept.  The time of a run is that of
-1F1B, `one_f_one_b_makespan`, once: its bubble is (P - 1) / (M + P - 1) of it, where M counts the run's minibatches.
-The same numbers are found by counting: `dualpipe_lab.pp.versions`.
+A version is the number of updates before it; the current version counts as kept.  A run takes the makespan of one 1F1B
+step, `one_f_one_b_makespan`, with M the number of minibatches: its bubble fraction is (P - 1) / (M + P - 1).
+`dualpipe_lab.pp.versions` finds the same numbers by counting.
 Sources: Narayanan et al. 2019 (SOSP), section 3.3; Narayanan et al. 2021 (arXiv 2006.09503), section 3.1, which asks
 for batches of at least P microbatches.
 """
@@ -17,7 +17,7 @@ from dualpipe_lab.pp.program import check_counts
 
 
 def stashed_version(num_ranks: int, stage: int, minibatch: int) -> int:
-    """Return the version that a stage uses for a minibatch, forward and backward, under weight stashing.
+    """Return the version for F and B of a minibatch on a stage under weight stashing.
 
     >>> [stashed_version(3, stage=0, minibatch=j) for j in range(5)]
     [0, 0, 0, 1, 2]
@@ -26,9 +26,9 @@ def stashed_version(num_ranks: int, stage: int, minibatch: int) -> int:
 
 
 def stashed_versions_kept(num_ranks: int, stage: int, num_minibatches: int) -> int:
-    """Return how many versions a stage holds at most: P - s as soon as the run has 2 (P - 1 - s) minibatches.
+    """Return the most versions that a stage holds: P - s if the run has at least 2 (P - 1 - s) minibatches.
 
-    In a shorter run it is fewer, because all minibatches of the warm-up use version 0.
+    In a shorter run there are fewer, because all minibatches of the warm-up use version 0.
 
     >>> [stashed_versions_kept(4, stage, num_minibatches=10) for stage in range(4)]
     [4, 3, 2, 1]
@@ -39,7 +39,7 @@ def stashed_versions_kept(num_ranks: int, stage: int, num_minibatches: int) -> i
 
 
 def synced_version(num_ranks: int, minibatch: int) -> int:
-    """Return the version that every stage uses for a minibatch under vertical sync: stage 0's.
+    """Return the version for a minibatch under vertical sync, on every stage that of stage 0.
 
     >>> [synced_version(3, minibatch=j) for j in range(5)]
     [0, 0, 0, 1, 2]
@@ -48,7 +48,7 @@ def synced_version(num_ranks: int, minibatch: int) -> int:
 
 
 def synced_versions_kept(num_ranks: int, num_minibatches: int) -> int:
-    """Return how many versions each stage holds at most under vertical sync: P, the last stage too, in a long run.
+    """Return the most versions that each stage holds under vertical sync: in a long run P, also on the last stage.
 
     >>> synced_versions_kept(4, num_minibatches=10)
     4
@@ -57,9 +57,9 @@ def synced_versions_kept(num_ranks: int, num_minibatches: int) -> int:
 
 
 def double_buffered_version(num_ranks: int, batch: int, batch_size: int) -> int:
-    """Return the version that every stage uses for the microbatches of a batch under 2BW.
+    """Return the version for the microbatches of a batch under 2BW, on every stage.
 
-    Raises ValueError for batches of fewer than P - 1 microbatches, for which the version before is not there yet.
+    Raises ValueError for batches of fewer than P - 1 microbatches: the previous version would not exist yet.
 
     >>> [double_buffered_version(4, batch, batch_size=4) for batch in range(4)]
     [0, 0, 1, 2]
@@ -74,7 +74,7 @@ def double_buffered_version(num_ranks: int, batch: int, batch_size: int) -> int:
 
 
 def double_buffered_versions_kept(num_ranks: int) -> int:
-    """Return how many versions each stage holds at most under 2BW in a run of at least 3 batches.
+    """Return the most versions that each stage holds under 2BW in a run of at least 3 batches.
 
     >>> double_buffered_versions_kept(4)
     2

@@ -1,9 +1,9 @@
-"""Gradient checkpointing: what is stored, and what is computed twice.
+"""Recomputation: the stored inputs, the peak, and the best length of a segment.
 
 Chapter: book/pp/gradient-checkpointing.  In: layers, layers per segment.  Out: exact numbers.
   stored           ceil(L / l) inputs of segments
-  peak             and, while one segment runs its backward, the insides of its l layers
-  best length      sqrt(L / a) where a layer's insides are a times its input
+  peak             stored, plus the saved tensors of l layers while one segment runs its backward
+  best length      sqrt(L / a) where the saved tensors of a layer are a times its input
 Source: Chen et al. 2016 (arXiv 1604.06174), section 3.
 """
 
@@ -11,7 +11,7 @@ from dualpipe_lab.timeline import Time
 
 
 def recompute_stored(num_layers: int, length: int) -> int:
-    """Return how many segment inputs are kept between forward and backward.
+    """Return the number of segment inputs that are stored between forward and backward.
 
     >>> recompute_stored(16, 1), recompute_stored(16, 5)
     (16, 4)
@@ -21,7 +21,7 @@ def recompute_stored(num_layers: int, length: int) -> int:
 
 
 def recompute_peak(num_layers: int, length: int, inside: Time) -> Time:
-    """Return the most that is held at once, in inputs of a layer; `inside`: what one layer saves, in the same unit.
+    """Return the peak in units of a layer's input; `inside`: the saved tensors of one layer, in the same unit.
 
     >>> recompute_peak(16, 4, inside=9)
     40
@@ -30,7 +30,7 @@ def recompute_peak(num_layers: int, length: int, inside: Time) -> Time:
 
 
 def recompute_best_length(num_layers: int, inside: Time) -> int:
-    """Return the length with the smallest peak: near sqrt(num_layers / inside), the shorter one of equals.
+    """Return the length with the smallest peak, near sqrt(num_layers / inside); the shorter of equal ones.
 
     >>> recompute_best_length(64, 1), recompute_best_length(16, 9)
     (8, 1)

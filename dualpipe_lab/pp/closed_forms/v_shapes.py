@@ -1,4 +1,4 @@
-"""ZBV, V-Half and V-Min: what each costs in time for what it holds in memory, in ticks of a half-size stage.
+"""ZBV, V-Half and V-Min: idle time and live activations, in ticks of a half-size stage.
 
 Chapter: book/pp/v-shapes.  In: P ranks, M microbatches, the costs of one half-size stage.  Out: exact ticks, or counts.
 
@@ -17,9 +17,10 @@ Chapter: book/pp/v-shapes.  In: P ranks, M microbatches, the costs of one half-s
     V-Half   a long step takes max(2 (t_F + t_I + t_W), 4 t_I) per microbatch, if t_I >= t_F
     V-Min    max(2 (t_F + t_I + t_W), 6 max(t_F, t_I)); the whole step is known where t_W is the shortest
 Published: no bubble for ZBV, activations of P, (P + 2) // 2 and (P + 4) // 3 full-size stages: the same as here.
-All forms need equal stages and free links.  Found and checked with the simulator, not proved, but for one: with equal
-times no order on this V is shorter than ZBV.  The last rank's first F starts at P - 1 and its first I at 3P - 1, until
-when it has 2M forwards to run; stage 0 starts its first I at 4P - 1, until when rank 0 has 4M ticks of other work.
+All forms need equal stages and free links.  They were found and checked with the simulator, not proved, except for one:
+with equal times no order on this V is shorter than ZBV.  The last rank's first F starts at P - 1 and its first I at
+3P - 1; before that it has only 2M forwards to run.  Stage 0 starts its first I at 4P - 1; before that rank 0 has only
+4M ticks of other work.
 Source: Qi et al. 2024 (arXiv 2405.15362), section 3, and the same authors' playground, for the published ones.
 """
 
@@ -78,9 +79,9 @@ def v_half_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COS
 
 
 def v_min_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return V-Min's makespan; ValueError where it has no form.
+    """Return V-Min's makespan; ValueError if there is no closed form.
 
-    It has one if W is not longer than F and I, and F = I or else there are 4 ranks or more and 3 does not divide them.
+    The form needs W not longer than F and I; and either F = I, or 4 ranks or more in a number that 3 does not divide.
 
     >>> v_min_makespan(4, 8), v_min_makespan(8, 16), v_min_makespan(4, 24, Cost(F=2, I=3, W=1))
     (59, 123, 455)
@@ -100,7 +101,7 @@ def v_min_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST
 
 
 def v_half_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
-    """Return how much longer each microbatch makes a long step of V-Half; ValueError unless I >= F.
+    """Return the ticks that one more microbatch adds to a long step of V-Half; ValueError unless I >= F.
 
     >>> v_half_ticks_per_microbatch(4), v_half_ticks_per_microbatch(4, Cost(F=2, I=5, W=1))
     (6, 20)
@@ -115,7 +116,7 @@ def v_half_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
 
 
 def v_min_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
-    """Return how much longer each microbatch makes a long step of V-Min; ValueError on 2 ranks.
+    """Return the ticks that one more microbatch adds to a long step of V-Min; ValueError on 2 ranks.
 
     >>> v_min_ticks_per_microbatch(4), v_min_ticks_per_microbatch(4, Cost(F=2, I=3, W=1))
     (6, 18)
@@ -128,7 +129,7 @@ def v_min_ticks_per_microbatch(num_ranks: int, cost: Cost = UNIT_COST) -> Time:
 
 
 def zbv_peak_activations(num_ranks: int, num_microbatches: int) -> int:
-    """Return how many half-size stages' activations every rank of ZBV holds at most, until W.
+    """Return the most half-size stages' activations that every rank of ZBV holds, until W.
 
     >>> zbv_peak_activations(4, 8), zbv_peak_activations(4, 3)
     (8, 6)

@@ -1,6 +1,6 @@
-"""ZB-H1, ZB-H2 and everything between: one form for the idle time, by how many activations there is room for.
+"""ZB-H1, ZB-H2 and every limit of activations between them: one form for the idle time.
 
-Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, room for activations, costs per stage.
+Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, a limit of activations, costs per stage.
 Out: exact ticks, or counts.
 
   one stage per rank, equal stages, free links, K = min(M, in_flight) with in_flight = P for H1, 2 * P - 1 for H2
@@ -28,7 +28,7 @@ def zero_bubble_h1_makespan(
 ) -> Time:
     """Return ZB-H1's makespan for equal stages and free links.
 
-    ValueError for other costs, and for fewer microbatches than ranks where a rank has several stages.
+    Raises ValueError for other costs, and for fewer microbatches than ranks if a rank has several stages.
 
     >>> zero_bubble_h1_makespan(4, 8), zero_bubble_h1_makespan(4, 8, cost=Cost(F=5, I=4, W=6))
     (27, 135)
@@ -48,7 +48,7 @@ def zero_bubble_h1_makespan(
 def zero_bubble_h2_makespan(
     num_ranks: int, num_microbatches: int, in_flight: int | None = None, cost: Cost = UNIT_COST
 ) -> Time:
-    """Return ZB-H2's makespan for equal stages and free links and any room for activations; ValueError for other costs.
+    """Return ZB-H2's makespan for equal stages, free links and any limit of activations; ValueError for other costs.
 
     >>> zero_bubble_h2_makespan(4, 8), zero_bubble_h2_makespan(4, 8, in_flight=5, cost=Cost(F=2, I=3, W=2))
     (27, 63)
@@ -71,7 +71,7 @@ def zero_bubble_h1_local_bubble(num_ranks: int, num_microbatches: int, cost: Cos
 
 
 def zero_bubble_h2_local_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
-    """Return the longest local bubble of ZB-H2 with room for 2P - 1; ValueError for fewer microbatches than that.
+    """Return the longest local bubble of ZB-H2 with 2P - 1 activations; ValueError for fewer microbatches.
 
     >>> zero_bubble_h2_local_bubble(4, 8), zero_bubble_h2_local_bubble(4, 8, Cost(F=1, I=2, W=1))
     (0, 3)
@@ -82,7 +82,7 @@ def zero_bubble_h2_local_bubble(num_ranks: int, num_microbatches: int, cost: Cos
 
 
 def zero_bubble_h1_peak_activations(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> int:
-    """Return how many stages' activations every rank of ZB-H1 holds at most, until W.
+    """Return the most stages' activations that every rank of ZB-H1 holds, until W.
 
     >>> zero_bubble_h1_peak_activations(4, 8), zero_bubble_h1_peak_activations(4, 8, num_virtual_stages=2)
     (4, 8)
@@ -92,7 +92,7 @@ def zero_bubble_h1_peak_activations(num_ranks: int, num_microbatches: int, num_v
 
 
 def zero_bubble_h2_peak_activations(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> int:
-    """Return how many activations every rank of ZB-H2 holds at most, until W.
+    """Return the most activations that every rank of ZB-H2 holds, until W.
 
     >>> zero_bubble_h2_peak_activations(4, 8), zero_bubble_h2_peak_activations(4, 8, in_flight=5)
     (7, 5)
@@ -101,7 +101,7 @@ def zero_bubble_h2_peak_activations(num_ranks: int, num_microbatches: int, in_fl
 
 
 def _idle(num_ranks: int, held: int, ticks: StageTicks) -> Time:
-    """Each held activation beyond the first saves the shortest piece of work; I only as long as ranks still fill."""
+    """Each further held activation saves the shortest action; I counts only up to P activations."""
     saved = min((min(held, num_ranks) - 1) * ticks.I, (held - 1) * ticks.F, (held - 1) * ticks.W)
     return (num_ranks - 1) * (ticks.F + ticks.I) - saved
 

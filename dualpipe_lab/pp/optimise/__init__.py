@@ -1,4 +1,4 @@
-"""Optimise: search for a quicker order under given costs and a limit of memory, and say how far it is from a bound.
+"""`optimise` and `search`: look for a faster order under given costs and a memory limit, and compare it with a bound.
 
 Chapter: book/pp/explorer.  In: a program or sizes, costs, a limit.  Out: an `Optimum`.
 """

@@ -1,9 +1,9 @@
-"""Lower bounds: how long a step takes at least, whatever the order, with the stages where they are.
+"""Lower bounds on the time of a step, for any order of the actions with the stages on the same ranks.
 
-Chapter: book/pp/explorer.  In: the placement of a program, costs per stage, room for activations.  Out: a `Bound`.
-For every rank, with n forwards and as many backwards (B, or I and W), and room for K activations:
-  work      the rank cannot start its first backward before its gradient can be there, nor end before stage 0 has got
-            the gradient of its last backward; in between it has all its work to do
+Chapter: book/pp/explorer.  In: the placement of a program, costs per stage, a limit of activations.  Out: a `Bound`.
+For every rank, with n forwards and n backwards (B, or I and W), and at most K activations held:
+  work      the rank cannot start its first backward before its gradient can arrive, and the step cannot end before
+            stage 0 has the gradient of the rank's last backward; between the two the rank runs all its other work
   memory    an activation is held from the start of F until its gradient is back and B, or W, has ended; K at a time
 Proof of `work`.  Let the first backward start at t, and let e forwards have run before: in steps of their own, nothing
 else, and all of them are held, so e <= K.  Let l backwards start after the last step with a forward has ended, and q of
@@ -18,7 +18,7 @@ the larger of e and l + q.
   When the last backward ends, at most K W are left, and its gradient goes down to stage 0.
 A step takes at least t + R + max(0, D - k t_B, way down - K t_W) for some k from 1 to K, so it takes at least the
 smallest of these.  Where stages differ, each time is the longest or the shortest of them, whichever makes the bound
-smaller.  What other ranks do meanwhile is left out: the true minimum may lie higher.
+smaller.  The bound ignores the work of other ranks meanwhile: the true minimum may be higher.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from dualpipe_lab.timeline import Time
 
 
 class Bound(NamedTuple):
-    """The least ticks of a step, and the rank and the reason ("work" or "memory") that ask for them."""
+    """A lower bound on the ticks of a step, with its reason ("work" or "memory") and the rank that gives it."""
 
     ticks: Time
     reason: str
@@ -43,28 +43,28 @@ class Bound(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A stage on one route, of so many microbatches; every time is the least that it can be."""
+    """A stage on one route of `number` microbatches; every time is a lower bound."""
 
     number: int
     head: Time  # until F can start
-    back: Time  # from the end of F until the gradient is there
-    ends: Time  # from the moment the gradient is there until stage 0 has ended its backward
-    tail: Time  # of these, what comes after this stage's own backward
+    back: Time  # from the end of F until the gradient arrives
+    ends: Time  # from the arrival of the gradient until stage 0 has ended its backward
+    tail: Time  # the part of `ends` after this stage's backward
     work: "_Work"
 
 
 class _Work(NamedTuple):
-    """The ticks of one stage.  `released`: until a forward's, a backward's result, all memory can be there."""
+    """The ticks of one stage.  `released`: until a forward's result, a backward's result, all memory is available."""
 
     forward: Time
-    whole: Time
+    backward: Time
     inputs: Time
     weights: Time
     released: tuple[Time, Time, Time]
 
 
 def lower_bound(program: Program, cost: Cost, in_flight: int | Sequence[int] | None = None) -> Bound:
-    """Return the largest bound of all ranks; `in_flight` is the room for activations, as `validate` takes it.
+    """Return the largest bound of all ranks; `in_flight` is the limit of activations, as for `validate`.
 
     Raises ValueError for costs of pairs that are a function.
 
@@ -79,25 +79,25 @@ def lower_bound(program: Program, cost: Cost, in_flight: int | Sequence[int] | N
     for rank, cells in enumerate(_cells(program, cost)):
         num_cells = sum(cell.number for cell in cells)
         limit = limits[rank]
-        room = num_cells if limit is None else min(limit, num_cells)
-        found += [Bound(_work(cells, room, cost.overlap), "work", rank), Bound(_memory(cells, room), "memory", rank)]
+        limit = num_cells if limit is None else min(limit, num_cells)
+        found += [Bound(_work(cells, limit, cost.overlap), "work", rank), Bound(_memory(cells, limit), "memory", rank)]
     best = max(found, key=lambda bound: bound.ticks)
     times = [time for cells in _cells(program, cost) for cell in cells for time in _times(cell)]
-    is_whole = all(isinstance(time, int) for time in [*times, cost.overlap or 0])
-    return best._replace(ticks=ceil(best.ticks)) if is_whole else best
+    is_integer = all(isinstance(time, int) for time in [*times, cost.overlap or 0])
+    return best._replace(ticks=ceil(best.ticks)) if is_integer else best
 
 
-def _work(cells: Sequence[_Cell], room: int, overlap: Time | None) -> Time:
+def _work(cells: Sequence[_Cell], limit: int, overlap: Time | None) -> Time:
     """The smallest value over k, here `apart`: how many forwards, or backwards, cannot be in a pair."""
     num_cells = sum(cell.number for cell in cells)
     start = min(cell.head for cell in cells)
     back = min(cell.head + cell.work.released[0] + cell.back for cell in cells)
     works = [cell.work for cell in cells]
-    forward, whole = max(work.forward for work in works), max(work.whole for work in works)
+    forward, backward = max(work.forward for work in works), max(work.backward for work in works)
     inputs, weights = max(work.inputs for work in works), max(work.weights for work in works)
-    gain: Time = 0 if overlap is None else max(forward + whole - overlap, 0)
+    gain: Time = 0 if overlap is None else max(forward + backward - overlap, 0)
     part: Time = 0 if overlap is None else max(forward + inputs - overlap, 0)
-    total = sum(cell.number * (cell.work.forward + cell.work.whole) for cell in cells)
+    total = sum(cell.number * (cell.work.forward + cell.work.backward) for cell in cells)
     round_trip = min(cell.back + cell.ends for cell in cells)
     way_down = min(cell.tail for cell in cells)
     return back + min(
@@ -105,14 +105,14 @@ def _work(cells: Sequence[_Cell], room: int, overlap: Time | None) -> Time:
         - min(back - start, apart * forward)
         - gain * (num_cells - apart)
         - part * (apart - 1)
-        + max(0, (apart < num_cells) * (round_trip - apart * max(whole, weights)), way_down - room * weights)
-        for apart in range(1, room + 1)
+        + max(0, (apart < num_cells) * (round_trip - apart * max(backward, weights)), way_down - limit * weights)
+        for apart in range(1, limit + 1)
     )
 
 
-def _memory(cells: Sequence[_Cell], room: int) -> Time:
+def _memory(cells: Sequence[_Cell], limit: int) -> Time:
     held = sum(cell.number * (cell.work.released[0] + cell.back + cell.work.released[2]) for cell in cells)
-    return min(cell.head for cell in cells) + Fraction(held) / room
+    return min(cell.head for cell in cells) + Fraction(held) / limit
 
 
 def _times(cell: _Cell) -> tuple[Time, ...]:
@@ -131,12 +131,12 @@ def _cells(program: Program, cost: Cost) -> list[list[_Cell]]:
 
 def _work_of(stage: int, cost: Cost, num_stages: int) -> _Work:
     ticks = {kind: values[stage] for kind, values in cost.per_stage(num_stages).items()}
-    whole = min(ticks[B], ticks[I] + ticks[W])
-    released = (ticks[F], min(ticks[B], ticks[I]), whole)
+    backward = min(ticks[B], ticks[I] + ticks[W])
+    released = (ticks[F], min(ticks[B], ticks[I]), backward)
     if cost.overlap is not None and not callable(cost.overlap):  # a pair may be shorter than its parts
         pair = cost.overlap
         released = (min(released[0], pair), min(released[1], pair), min(released[2], pair))
-    return _Work(ticks[F], whole, ticks[I], ticks[W], released)
+    return _Work(ticks[F], backward, ticks[I], ticks[W], released)
 
 
 def _along(route: Route, number: int, work: Sequence[_Work], cost: Cost) -> Iterator[_Cell]:

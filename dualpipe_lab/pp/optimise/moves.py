@@ -1,10 +1,10 @@
-"""Local moves: shift one action of the critical path to another place of its rank, and keep what is not worse.
+"""Local moves: shift one action of the critical path to another position of its rank, and keep programs not slower.
 
-Chapter: book/pp/explorer.  In: a program, costs, room for activations, a seed, a number of moves.  Out: a program.
-Only actions on the critical path can shorten the step: one of them goes before a few others of its rank, or a W that
-stands in the way, also that of a B, goes behind them.  Where pairs have a cost of their own, a forward and a backward
-near each other become a pair, and a pair becomes its two actions.  Equal times are accepted too, so that the search
-walks over plateaus; the best program seen is returned, and it is never worse than the one given.
+Chapter: book/pp/explorer.  In: a program, costs, a limit of activations, a seed, a number of moves.  Out: a program.
+Only actions on the critical path can shorten the step.  A move puts such an action before a few others of its rank, or
+a W, also the W of a B, behind them.  If `Cost.overlap` is given, a move may also make a pair of a forward and a
+backward near each other, or two actions of a pair.  Equal times are accepted too, so that the search crosses plateaus.
+The best program seen is returned; it is never slower than the given program.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from dualpipe_lab.pp.validation.errors import ProblemList
 from dualpipe_lab.pp.validation.index import index_actions
 from dualpipe_lab.timeline import Span, Time, Timeline
 
-_FARTHEST = 6  # places that an action moves at once
-_SPLIT = 0.5  # how often a B is split and its W put off
+_FARTHEST = 6  # the most positions by which an action moves
+_SPLIT = 0.5  # how often a B is split and its W delayed
 _JOIN = 0.25  # how often an F, a B or an I becomes half of a pair, or a pair its two actions
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Timed:
     program: Program
     timeline: Timeline
 
@@ -46,64 +46,64 @@ class _Found:
 def improve(program: Program, cost: Cost, in_flight: Sequence[int], seed: int, num_moves: int) -> Program:
     """Return the best program found in `num_moves` random moves; the same seed gives the same program.
 
-    The program given is valid and holds no more than `in_flight` activations per rank; so does the one returned.
+    The given program is valid and holds at most `in_flight` activations per rank; so does the returned program.
     """
     random = Random(seed)  # noqa: S311 - a search, no secret
-    here = best = _Found(program, simulate(program, cost))
+    current = best = _Timed(program, simulate(program, cost))
     for _ in range(num_moves):
-        moved = _moved(here, random, in_flight, has_pairs=cost.overlap is not None)
-        timeline = None if moved is None else _timed(moved, cost)
+        moved = _moved(current, random, in_flight, has_pairs=cost.overlap is not None)
+        timeline = None if moved is None else _simulated(moved, cost)
         if moved is None or timeline is None:
             continue
-        found = _Found(moved, timeline)
-        if found.timeline.makespan <= here.timeline.makespan:
-            here = found
+        found = _Timed(moved, timeline)
+        if found.timeline.makespan <= current.timeline.makespan:
+            current = found
         if found.length < best.length:
             best = found
     return best.program
 
 
-def _moved(here: _Found, random: Random, in_flight: Sequence[int], has_pairs: bool) -> Program | None:
+def _moved(current: _Timed, random: Random, in_flight: Sequence[int], has_pairs: bool) -> Program | None:
     """Return the program after one random move; None if the move breaks an order or the limit of memory."""
-    span = here.path[int(random.random() * len(here.path))]
-    place = _place(here.timeline.spans_by_rank[span.rank], span)
+    span = current.path[int(random.random() * len(current.path))]
+    position = _position(current.timeline.spans_by_rank[span.rank], span)
     distance = 1 + int(random.random() * _FARTHEST)
-    steps = list(here.program.ranks[span.rank])
+    steps = list(current.program.ranks[span.rank])
     if has_pairs and random.random() < _JOIN:
-        changed = _apart(steps, place) if span.pair else _joined(steps, place, distance)
+        changed = _pair_split(steps, position) if span.pair else _pair_made(steps, position, distance)
     else:
-        changed = _shifted(steps, place, distance, split=span.kind == B and random.random() < _SPLIT)
+        changed = _shifted(steps, position, distance, split=span.kind == B and random.random() < _SPLIT)
     if changed is None or not _keeps_order(changed) or _most_held(changed) > in_flight[span.rank]:
         return None
-    ranks = [*here.program.ranks]
+    ranks = [*current.program.ranks]
     ranks[span.rank] = tuple(changed)
-    return searched(here.program, ranks)
+    return searched(current.program, ranks)
 
 
-def _shifted(steps: list[ProgramStep], place: int, distance: int, split: bool) -> list[ProgramStep] | None:
-    """Move a step forward in time, or a W, also the one that `split` makes of a B, back."""
+def _shifted(steps: list[ProgramStep], position: int, distance: int, split: bool) -> list[ProgramStep] | None:
+    """Move a step to an earlier position, or a W, also the W that `split` makes of a B, to a later one."""
     if split:
-        stage, _, microbatch = actions_of(steps[place])[0]
-        steps[place : place + 1] = [Action(stage, I, microbatch), Action(stage, W, microbatch)]
-        place += 1
-    target = place + distance if actions_of(steps[place])[0].kind == W else place - distance
+        stage, _, microbatch = actions_of(steps[position])[0]
+        steps[position : position + 1] = [Action(stage, I, microbatch), Action(stage, W, microbatch)]
+        position += 1
+    target = position + distance if actions_of(steps[position])[0].kind == W else position - distance
     if not 0 <= target < len(steps):
         return None
-    steps.insert(target, steps.pop(place))
+    steps.insert(target, steps.pop(position))
     return steps
 
 
-def _apart(steps: list[ProgramStep], place: int) -> list[ProgramStep]:
-    """Run a pair's backward, then its forward."""
-    steps[place : place + 1] = actions_of(steps[place])[::-1]
+def _pair_split(steps: list[ProgramStep], position: int) -> list[ProgramStep]:
+    """Replace a pair by its backward, then its forward."""
+    steps[position : position + 1] = actions_of(steps[position])[::-1]
     return steps
 
 
-def _joined(steps: list[ProgramStep], place: int, distance: int) -> list[ProgramStep] | None:
-    """Make a pair of a step and the nearest partner within a distance on either side; an I takes its W along."""
-    one = steps[place]
-    near = range(max(0, place - distance), min(len(steps), place + distance + 1))
-    for other in (steps[at] for at in sorted(near, key=lambda at: abs(at - place))):
+def _pair_made(steps: list[ProgramStep], position: int, distance: int) -> list[ProgramStep] | None:
+    """Make a pair of a step and the nearest partner within a distance on either side; the W of an I is dropped."""
+    one = steps[position]
+    near = range(max(0, position - distance), min(len(steps), position + distance + 1))
+    for other in (steps[at] for at in sorted(near, key=lambda at: abs(at - position))):
         if isinstance(one, Overlap) or isinstance(other, Overlap):
             continue
         forward, backward = (one, other) if one.kind == F else (other, one)
@@ -115,8 +115,8 @@ def _joined(steps: list[ProgramStep], place: int, distance: int) -> list[Program
     return None
 
 
-def _place(spans: Sequence[Span], wanted: Span) -> int:
-    return next(place for place, span in enumerate(spans) if span is wanted)
+def _position(spans: Sequence[Span], wanted: Span) -> int:
+    return next(position for position, span in enumerate(spans) if span is wanted)
 
 
 def _keeps_order(steps: Sequence[ProgramStep]) -> bool:
@@ -141,7 +141,7 @@ def _most_held(steps: Sequence[ProgramStep]) -> int:
     return most
 
 
-def _timed(program: Program, cost: Cost) -> Timeline | None:
+def _simulated(program: Program, cost: Cost) -> Timeline | None:
     """Return the timeline; None if ranks wait for each other."""
     run = UntimedRun(program, index_actions(program, ProblemList()))
     if any(run.position(rank) < len(steps) for rank, steps in enumerate(program.ranks)):

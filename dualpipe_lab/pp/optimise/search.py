@@ -4,8 +4,8 @@ Chapter: book/pp/explorer.  In: sizes or a program, costs, a limit of memory, a 
   1. every fixed schedule that keeps to the limit
   2. a list scheduler with many rules (`greedy`) on every placement of stages that a fixed schedule has
   3. local moves on the best of both (`moves`)
-A placement whose lower bound is no better than what is known is left out.  The result is never slower than the best
-fixed schedule under the same limit, and equal for equal arguments.
+A placement whose lower bound is no better than the best known makespan is skipped.  The result is never slower than the
+best fixed schedule under the same limit, and equal for equal arguments.
 """
 
 from collections import Counter, defaultdict
@@ -31,23 +31,23 @@ from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Time
 from dualpipe_lab.timeline.units import number
 
-Timed: TypeAlias = tuple[Time, Program]  # a makespan, and what takes it
+Timed: TypeAlias = tuple[Time, Program]  # a makespan, and its program
 
 NUM_MOVES = 300
-_MOST_ROOMS = 8
+_MOST_LIMITS = 8
 _SLOPES = (Fraction(0), Fraction(1, 2), Fraction(1))
 _PATIENCE = (Fraction(0), Fraction(1))
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best order found, and how far it can be from the best there is.
+    """The best order found, and a lower bound on the makespan of any order.
 
     Attributes:
         program: the order.
         makespan: its ticks.
-        bound: what no order can beat with the stages where they are; in a search over sizes, wherever they are.
-        fixed: ticks and program of the best fixed schedule within the limit; None if none is.
+        bound: a lower bound for any order with the same placement of stages; in `search`, with any placement tried.
+        fixed: ticks and program of the best fixed schedule within the limit; None if there is none.
     """
 
     program: Program
@@ -57,7 +57,7 @@ class Optimum:
 
     @property
     def gap(self) -> float:
-        """How much longer it takes than the bound, as a share of the bound: 0 means that nothing is quicker."""
+        """The makespan beyond the bound, as a share of the bound: 0 if no order is faster."""
         return float(Fraction(self.makespan) / self.bound.ticks - 1) if self.bound.ticks else 0.0
 
     def __str__(self) -> str:
@@ -76,10 +76,10 @@ def optimise(
     seed: int = 0,
     num_moves: int = NUM_MOVES,
 ) -> Optimum:
-    """Search for a quicker order of a program's actions, with its stages where they are; `cost` is per stage.
+    """Search for a faster order of a program's actions, with the same placement of stages; `cost` is per stage.
 
     `in_flight`: the most activations that a rank may hold, one number or one per rank (default: no limit).
-    Raises ValueError if no order was found that keeps to it.
+    Raises ValueError if no order was found that keeps to the limit.
 
     >>> from dualpipe_lab.pp.schedules import one_f_one_b
     >>> print(optimise(one_f_one_b(3, 4), num_moves=0))
@@ -103,7 +103,7 @@ def search(
 ) -> Optimum:
     """Search over all placements of the fixed schedules; all costs and limits are in units of 1/p of the model.
 
-    `memory`, `weights`: the most activations and weights that a rank has room for (default: no limit).
+    `memory`, `weights`: the most activations and weights that a rank may hold (default: no limit).
     `names`: the schedules to start from (default: all that have this size).
     Raises ValueError if none has this size, or if no order was found that keeps to the limits.
     """
@@ -119,14 +119,14 @@ def search(
         )
     placements = []
     for placed in _by_placement(programs):
-        own = stage_cost(placed[0], cost)
+        per_stage = stage_cost(placed[0], cost)
         limits = _limits(placed[0], None if memory is None else int(memory / share(placed[0])))
-        placements.append(_Placement(placed, own, limits))
+        placements.append(_Placement(placed, per_stage, limits))
     return _search(placements, seed, num_moves)
 
 
 class _Placement:
-    """The orders of one placement of stages: the fixed ones that keep to the limits, and those that a search finds."""
+    """The orders of one placement of stages: the fixed schedules within the limits, and orders found by a search."""
 
     def __init__(self, programs: Sequence[Program], cost: Cost, limits: Sequence[int]) -> None:
         self.stages, self.cost, self.limits = programs[0], cost, limits
@@ -134,12 +134,12 @@ class _Placement:
         self.fixed = self.best(one for one in programs if _fits(one, limits))
 
     def best(self, programs: Iterable[Program]) -> Timed | None:
-        """Return the quickest program and its ticks."""
+        """Return the fastest program and its ticks."""
         return min(((simulate(one, self.cost).makespan, one) for one in programs), key=itemgetter(0), default=None)
 
     def search(self, seed: int, num_moves: int) -> Timed | None:
-        """Return the quickest order found; None if the list scheduler gets stuck whatever its rules."""
-        rules = _rules(self.limits, has_whole=self.cost.B is not None, has_pairs=self.cost.overlap is not None)
+        """Return the fastest order found; None if the list scheduler gets stuck with all rules."""
+        rules = _rules(self.limits, has_b_cost=self.cost.B is not None, has_pairs=self.cost.overlap is not None)
         made = (greedy(self.stages, self.cost, one) for one in rules)
         known = [one for one in (self.fixed, self.best(one for one in made if one is not None)) if one is not None]
         if not known:
@@ -163,31 +163,31 @@ def _search(placements: Sequence[_Placement], seed: int, num_moves: int) -> Opti
     return Optimum(best[1], best[0], min((one.bound for one in placements), key=itemgetter(0)), fixed)
 
 
-def _rules(limits: Sequence[int], has_whole: bool, has_pairs: bool) -> Iterator[Rules]:
-    rooms = {
-        tuple(max(1, min(limit, int(room - slope * rank))) for rank, limit in enumerate(limits))
-        for room in _spread(max(limits))
+def _rules(limits: Sequence[int], has_b_cost: bool, has_pairs: bool) -> Iterator[Rules]:
+    in_flights = {
+        tuple(max(1, min(limit, int(most - slope * rank))) for rank, limit in enumerate(limits))
+        for most in _spread(max(limits))
         for slope in _SLOPES
     }
-    for room in sorted(rooms):
+    for in_flight in sorted(in_flights):
         for deep in (True, False):
             for pairs in (False, True) if has_pairs else (False,):
-                if has_whole:  # otherwise I and W in turn are as good as B
-                    yield Rules(room, split=False, deep=deep, pairs=pairs)
-                yield from (Rules(room, True, deep, patience, pairs) for patience in _PATIENCE)
+                if has_b_cost:  # otherwise I followed by W takes the time of B
+                    yield Rules(in_flight, split=False, deep=deep, pairs=pairs)
+                yield from (Rules(in_flight, True, deep, patience, pairs) for patience in _PATIENCE)
 
 
 def _spread(most: int) -> list[int]:
-    """Return up to a few numbers up to `most`, evenly spaced.
+    """Return at most `_MOST_LIMITS` numbers up to `most`, evenly spaced.
 
     >>> _spread(3), _spread(20)
     ([1, 2, 3], [2, 5, 7, 10, 12, 15, 17, 20])
     """
-    return sorted({most * k // _MOST_ROOMS for k in range(1, _MOST_ROOMS + 1)} - {0})
+    return sorted({most * k // _MOST_LIMITS for k in range(1, _MOST_LIMITS + 1)} - {0})
 
 
 def _limits(program: Program, in_flight: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the room of every rank: as given, but not more than it can use."""
+    """Return the limit of every rank: as given, but not more than the rank can use."""
     given = [in_flight] * program.num_ranks if in_flight is None or isinstance(in_flight, int) else list(in_flight)
     if len(given) != program.num_ranks or any(limit is not None and limit < 1 for limit in given):
         raise ValueError(f"every one of {program.num_ranks} ranks needs room for 1 activation or more, got {in_flight}")

@@ -1,4 +1,4 @@
-"""The pipeline schedules: plain functions from sizes to a `Program`, and their registry by name.
+"""The pipeline schedules: functions from sizes to a `Program`, and their registry by name.
 
 Chapter: book/pp.  In: a name, the number of ranks and of microbatches.  Out: a `Program`.
 """
@@ -76,10 +76,10 @@ _TWINS = {"1f1b": "paired_1f1b", "interleaved": "paired_interleaved", "zero_bubb
 def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[str]:
     """Return the names that `build` knows, from the simplest schedule to the most elaborate.
 
-    `synchronous`: only those that compute the gradient of the batch with one version of the weights (True), or only
-    those that update in between and so compute another gradient (False).  Numbers of the two cannot be ranked together.
-    `pairs`: one rule for all.  True: a schedule that has a twin with overlapped pairs gives way to it.  False: twins
-    are left out; DualPipe and DualPipeV stay, for which `score(..., pairs=False)` counts a pair as F and then B.
+    `synchronous`: only schedules that compute the gradient of the batch with one version of the weights (True), or only
+    schedules that update in between and so compute another gradient (False).  The two must not be ranked together.
+    `pairs`: True: a schedule that has a twin with overlapped pairs is replaced by the twin.  False: twins are left out;
+    DualPipe and DualPipeV stay, for which `score(..., pairs=False)` counts a pair as F and then B.
 
     >>> names()[:2], names(synchronous=False)
     (['gpipe', '1f1b'], ['pipedream'])
@@ -92,7 +92,7 @@ def names(synchronous: bool | None = None, pairs: bool | None = None) -> list[st
 
 
 def twin_of(name: str) -> str | None:
-    """Return the name of a schedule's twin with overlapped pairs; None if it has none, or has pairs itself.
+    """Return the name of a schedule's twin with overlapped pairs; None without a twin, and for schedules with pairs.
 
     >>> twin_of("1F1B"), twin_of("dualpipe")
     ('paired_1f1b', None)
@@ -110,7 +110,7 @@ def is_synchronous(name: str) -> bool:
 
 
 def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> Program:
-    """Build a schedule by name; upper and lower case, spaces, dashes and underscores do not matter.
+    """Build a schedule by name; case, spaces, dashes and underscores are ignored.
 
     `options` go to the builder.  Raises ValueError for an unknown name and for sizes that the schedule cannot have.
 
@@ -121,7 +121,7 @@ def build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> P
 
 
 def options_of(name: str) -> list[str]:
-    """Return the options that a schedule has besides its sizes; ValueError for an unknown name.
+    """Return the names of a schedule's options, without its sizes; ValueError for an unknown name.
 
     >>> options_of("gpipe")
     []

@@ -1,10 +1,10 @@
-"""The building block: when one microbatch passes each stage of a V; all others do the same, six ticks apart each.
+"""The building block: the ticks at which one microbatch passes each stage of a V, repeated every six ticks.
 
 Chapter: book/pp/v-shapes.  In: the ticks at which each stage starts F and I.  Out: one list of actions per rank.
 A rank of a V works six ticks per microbatch: F, I and W on either stage.  If the ticks at which a rank starts its four
 F and I differ modulo six, microbatch after microbatch fits without a collision, and W takes the two ticks left over.
   lifespan           the ticks from a stage's F to its W; a stage holds lifespan / 6 microbatches, rounded up
-  squeezed           the order in which work is started follows the block's ticks, but nobody waits for them
+  squeezed           work starts in the order of the block's ticks, but as soon as it can, not at these ticks
 Elsewhere: `stable_pattern` in sail-sg's zero-bubble-pipeline-parallelism.
 Source: Qi et al. 2024 (arXiv 2405.15362), sections 2 and 3.
 """
@@ -36,16 +36,16 @@ class BuildingBlock:
         return len(self.forwards) // 2
 
     def squeeze(self, num_microbatches: int, limits: Sequence[int]) -> list[list[Action]]:
-        """Return the order in which work starts if no stage may hold more microbatches than its limit, from F to W."""
+        """Return the order of the work if a stage holds at most its limit of microbatches, from F to W."""
         return tick_by_tick(self.num_ranks, num_microbatches, lambda now, rank: self._pick(now, rank, limits))
 
     def repeat(self, num_microbatches: int) -> list[list[Action]]:
-        """Return the order in which work starts if a microbatch enters every six ticks."""
+        """Return the order of the work if a microbatch enters every six ticks."""
         free = [num_microbatches] * len(self.forwards)
         return tick_by_tick(self.num_ranks, num_microbatches, lambda now, rank: self._pick(now, rank, free), INTERVAL)
 
     def _pick(self, now: ScheduleState, rank: int, limits: Sequence[int]) -> Pick | None:
-        """The F or I that the block has first, of those that can start; W if there is none."""
+        """Return the earliest F or I of the block that can start; W if there is none."""
         wishes: list[tuple[int, Pick]] = []
         for stage in now.stages(rank):
             if now.can(F, stage) and now.held(stage) < limits[stage]:

@@ -1,8 +1,8 @@
 """DualPipe: microbatches enter at both ends, and forwards of one direction overlap with backwards of the other.
 
 Chapter: book/pp/dualpipe.  In: P ranks (even), M microbatches (even, at least 2P).  Out: one list of steps per rank.
-Every rank keeps two stages: its own for the first M/2 microbatches, which enter at rank 0, and that of its mirror rank
-P - 1 - rank for the others, which enter at rank P - 1.  The mirrors' gradients must be summed before the update.
+Every rank holds two stages: stage `rank` for the first M/2 microbatches, which enter at rank 0, and stage P - 1 - rank,
+that of its mirror, for the others, which enter at rank P - 1.  The mirrors' gradients must be summed before the update.
   bubble             (P/2 - 1) * (t_F&B + t_B - 3 t_W)   if t_F = t_I >= t_W; `closed_forms.dualpipe_bubble` for any
   live activations   P + 1 on every rank
   weights            twice those of 1F1B

@@ -1,13 +1,13 @@
-"""DualPipeV: DualPipe cut in half; its upper ranks' stages come back on the lower ranks, and no stage stands twice.
+"""DualPipeV: DualPipe on half of its ranks; the stages form a V, and no stage has a copy.
 
 Chapter: book/pp/dualpipe.  In: P ranks (any), M microbatches (at least 2P).  Out: one list of steps per rank.
-The model has 2P stages, half as large: rank r keeps stages r and 2P-1-r, so a microbatch goes down and comes up again.
-To a rank, the microbatches that come up look like DualPipe's other direction; `dualpipe(2 * P, 2 * M)` on its first P
-ranks is this program.  With the times of a half-size stage:
+The model has 2P stages of half the size.  Rank r holds stages r and 2P-1-r: a microbatch passes the ranks downwards,
+then upwards.  The upward microbatches take the place of DualPipe's other direction: this program is the first P ranks
+of `dualpipe(2 * P, 2 * M)`.  With the times of a half-size stage:
   bubble             (P - 1) * (t_F&B + t_B - 3 t_W)   if t_F = t_I >= t_W; `closed_forms.dualpipev_bubble` for any
   live activations   2P + 1 half-size ones on every rank, which is P + 1/2 of 1F1B's
   weights            as 1F1B: every stage once
-  messages           4 * (P - 1) * M; the turn at the last rank needs none
+  messages           4 * (P - 1) * M; the tip of the V, on the last rank, needs none
 Elsewhere: DeepSeek's DualPipeV and torch ScheduleDualPipeV, the same order action by action.
 Source: Qi, Wan, Huang and Lin 2025 (Sea AI Lab), "DualPipe could be better without the Dual", the cut in half;
 DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe, README.

@@ -1,11 +1,11 @@
-"""Easy-DualPipe: 1F1B fed from both ends, every rank with two stages and one rule for what comes next.
+"""Easy-DualPipe: 1F1B in two directions at once; every rank holds two stages and follows one rule.
 
 Chapter: book/pp/easy-dualpipe.  In: P ranks (even), M microbatches (even).  Out: one list of actions per rank.
-Half of the microbatches enter at rank 0 and find stage s on rank s; the other half enter at rank P - 1 and find it on
-rank P - 1 - s.  A rank takes what is ready: a backward before a forward, then the lower microbatch of its direction,
-then the deeper stage, as if a forward and a backward took one slot each.  The mirrors' gradients must be summed.
-  bubble             (P - 2) * max(t_F, t_B)   at M = P, see `closed_forms.easy_dualpipe_bubble`
-  live activations   P/2 + 1 on the outer ranks to P on the two in the middle, never more
+Half of the microbatches enter at rank 0, where stage s is on rank s; the other half enter at rank P - 1, where stage s
+is on rank P - 1 - s.  The rule: of the ready actions, a rank runs a backward before a forward, then the lower
+microbatch of its direction, then the later stage, as if F and B took one slot each.  The mirrors' gradients must be
+  summed. bubble             (P - 2) * max(t_F, t_B)   at M = P, see `closed_forms.easy_dualpipe_bubble`
+  live activations   from P/2 + 1 on the outer ranks to P on the two middle ranks
   weights            twice those of 1F1B
   messages           2 * (P - 1) * M
 Up to M = P each direction alone is 1F1B with M/2 microbatches.  Longer batches run too, but where t_F and t_B differ,
@@ -33,7 +33,7 @@ def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     for microbatch in range(num_microbatches):
         ready.add(Action(0, F, microbatch))
     ranks: list[list[Action]] = [[] for _ in range(num_ranks)]
-    while any(ready.by_rank):  # one slot; what it makes is ready in the next
+    while any(ready.by_rank):  # one slot; its results are ready in the next slot
         taken = [(rank, ready.take(rank)) for rank in range(num_ranks) if ready.by_rank[rank]]
         for rank, action in taken:
             ranks[rank].append(action)
@@ -48,7 +48,7 @@ def check_easy_dualpipe(num_ranks: int, num_microbatches: int) -> None:
 
 
 class _Ready:
-    """What each rank could run now, the most urgent first."""
+    """The ready actions of each rank, the most urgent first."""
 
     def __init__(self, num_ranks: int, per_direction: int) -> None:
         self.last = num_ranks - 1

@@ -1,9 +1,9 @@
-"""DualPipe's eight steps: what a rank between two flows of microbatches does, from its first forward to its last W.
+"""DualPipe's eight steps: the work of one rank on two flows of microbatches, from its first forward to its last W.
 
 Chapter: book/pp/dualpipe.  In: the rank's position, the number of microbatches per flow.  Out: its steps.
 Two flows of n microbatches cross H ranks: flow 0 comes from the outside, position 0, and flow 1 from the middle,
 position H - 1.  The words name work by flow: F0 is the next forward of flow 0, F1&B0 an overlapped pair, W the oldest
-weight gradient that an I has left, whatever its flow.  All counts follow from how far the rank is from either end.
+pending weight gradient of either flow.  All counts follow from the rank's distance to either end.
   live activations   2 * H + 1 at every position
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5; the numbering of the steps is DeepSeek's own, in
 their public implementation (github.com/deepseek-ai/DualPipe).
@@ -17,7 +17,7 @@ from dualpipe_lab.pp.program import Action, F, I, Overlap, ProgramStep, W
 
 
 class Flow(NamedTuple):
-    """The microbatches that reach a rank from one side, and the stage that works on them there."""
+    """The microbatches that reach a rank from one side, and the stage that runs them there."""
 
     stage: int
     first_microbatch: int
@@ -26,8 +26,8 @@ class Flow(NamedTuple):
 def eight_steps(position: int, num_positions: int, num_microbatches: int) -> list[list[str]]:
     """Return the eight steps of one rank, each a list of words such as F0, I1, W and F1&B0.
 
-    `num_positions` counts the ranks from the outside to the middle; `num_microbatches` are those of one flow, at least
-    twice as many.
+    `num_positions` is the number of ranks from the outside to the middle; `num_microbatches` is the number of one flow,
+    at least 2 * num_positions.
 
     >>> for number, words in enumerate(eight_steps(position=0, num_positions=2, num_microbatches=4), start=1):
     ...     print(number, *words)
@@ -58,14 +58,14 @@ def eight_steps(position: int, num_positions: int, num_microbatches: int) -> lis
 
 
 def steps_of(flows: tuple[Flow, Flow], position: int, num_positions: int, num_microbatches: int) -> list[ProgramStep]:
-    """Return the same as actions on stages and microbatches, numbered in the order of each flow."""
+    """Return the eight steps as actions on stages and microbatches, numbered in the order of each flow."""
     names = _Names(flows)
     words = eight_steps(position, num_positions, num_microbatches)
     return [step for number in words for word in number for step in names.steps(word)]
 
 
 class _Names:
-    """Gives the words of one rank their stages and microbatches, in order."""
+    """Translates the words of one rank into actions on stages and microbatches, in order."""
 
     def __init__(self, flows: tuple[Flow, Flow]) -> None:
         self.flows = flows

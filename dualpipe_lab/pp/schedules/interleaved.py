@@ -6,12 +6,12 @@ Out: one list of actions per rank.  Times per stage, which is 1/V of a rank's sh
   bubble per rank    (P - 1) * (t_F + t_B) for M >= P: 1/V of 1F1B's
   live activations   (V - 1) * R + 2 * (P - 1 - rank) + 1 stages, R the size of the first round
   messages           2 * (V * P - 1) * M                V times 1F1B's
-Microbatches go in rounds.  A round passes all stages of a rank before the next one starts: depth first.  A round of
-fewer than P would wait for itself to come around the loop, so there are M // P rounds (at least one), as equal as can
-be, the larger ones first.  That makes any M legal; torch wants M to be a multiple of the number of rounds.
-Larger rounds hold more and leave messages more time; one round of all is breadth first until the last stage.
-Twice as many warm-up forwards per rank below as 1F1B has leave messages time to travel; with free links half would do.
-So V = 1 is not 1F1B: equal makespan, up to 2 * P - 1 activations.
+Microbatches run in rounds.  A round passes all stages of a rank before the next round starts: depth first.  A round of
+fewer than P microbatches would wait for its first microbatch to return on the loop.  So there are M // P rounds (at
+least one) of nearly equal size, the larger rounds first.  Any M is legal; torch needs a multiple of the number of
+rounds.  Larger rounds hold more activations and leave messages more time; a single round is breadth first until the
+last stage.  The warm-up has two forwards per rank below, 1F1B's has one: messages then have time to travel, but with
+free links one would be enough.  So V = 1 is not 1F1B: equal makespan, up to 2 * P - 1 activations.
 Elsewhere: torch ScheduleInterleaved1F1B (the same order wherever torch is legal); Megatron
 forward_backward_pipelining_with_interleaving.
 Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
@@ -28,8 +28,8 @@ def interleaved(
 ) -> Program:
     """Build the interleaved 1F1B program for any number of ranks, microbatches and virtual stages.
 
-    `round_size`: the least number of microbatches in a round, at least and by default `num_ranks`; all microbatches
-    make one round if there are fewer.  Raises ValueError for less.
+    `round_size`: the least number of microbatches in a round, at least and by default `num_ranks`; fewer microbatches
+    are one round.  Raises ValueError for a smaller `round_size`.
 
     >>> print(interleaved(2, 2))
     # Interleaved 1F1B: 2 ranks, 4 stages, 2 microbatches
@@ -65,7 +65,7 @@ def loop_cells(
 
 
 def round_sizes(num_ranks: int, num_microbatches: int, round_size: int | None = None) -> list[int]:
-    """Return how many microbatches each round has: at least `round_size`, if there are as many at all.
+    """Return the number of microbatches of each round: at least `round_size`, unless there are fewer in all.
 
     >>> round_sizes(4, 11), round_sizes(4, 3), round_sizes(4, 20, round_size=7)
     ([6, 5], [3], [10, 10])

@@ -1,11 +1,11 @@
-"""Looped breadth-first: every rank holds V small stages on a loop and finishes one before it turns to the next.
+"""Looped breadth-first: every rank holds V small stages on a loop and runs all microbatches of one before the next.
 
 Chapter: book/pp/interleaved.  In: P ranks, M microbatches, V stages per rank; stage s on rank s % P.
 Out: one list of actions per rank.  Times per stage, which is 1/V of a rank's share of the model.
   makespan           ((V - 1) * max(M, P) + M + P - 1) * (t_F + t_B)    as interleaved 1F1B
   live activations   V * M stages on every rank, as GPipe
   messages           2 * (V * P - 1) * M                                as interleaved 1F1B
-  turns              2 * V - 1 blocks of work on one stage: with sharded weights, each block gathers them once
+  blocks             2 * V - 1 blocks of work on one stage: with sharded weights, each block gathers them once
 V = 1 is GPipe.  The backwards run first in, first out, so that gradients are summed in the order of the microbatches
 and equal those of one process to the last bit.  Torch runs them last in, first out: with equal microbatches the same
 makespan and the same peak, but another order of sums.

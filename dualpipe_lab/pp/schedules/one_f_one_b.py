@@ -12,7 +12,7 @@ from dualpipe_lab.pp.program import Action, B, F, Program, check_counts
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Program:
-    """Build the 1F1B program for any number of ranks and microbatches, also fewer microbatches than ranks.
+    """Build the 1F1B program for any number of ranks and microbatches.
 
     >>> " ".join(map(str, one_f_one_b(2, 3).ranks[0]))
     '0F0 0F1 0B0 0F2 0B1 0B2'

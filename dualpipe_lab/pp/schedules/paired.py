@@ -2,19 +2,19 @@
 
 Chapter: book/pp/interleaved.  In: P ranks, M microbatches, V stages per rank; stage s on rank s % P.
 Out: one list of steps per rank.  Times per stage, which is 1/V of a rank's share of the model.
-In 1F1B the backward needs the forward before it on the last rank, and the others follow.  One more forward in the
-warm-up makes the two independent, on every rank, and each forward runs beside the backward that follows it.
-Interleaved 1F1B has room for it; 1F1B has to warm up as interleaved with V = 1 does, two forwards per rank below: if it
-warmed up with one, neighbours would wait for each other's pairs in turn, two pairs per microbatch.
+In 1F1B, on the last rank, each backward needs the forward before it.  One more forward in the warm-up of every rank
+makes the two independent, so each forward overlaps with the backward after it.
+Interleaved 1F1B has time for this forward.  1F1B has to warm up as interleaved with V = 1 does, with two forwards per
+rank below: with one, neighbours would wait for each other's pairs alternately, two pairs per microbatch.
   makespan           ((V - 1) * R + P) * (t_F + t_B) + (V * M - (V - 1) * R - 1) * t_F&B for M >= P, R the size of the
                      first round; for any M and for ZB-H1 see `dualpipe_lab.pp.closed_forms.paired`
-  live activations   (V - 1) * R + 2 * (P - rank) stages: one more than interleaved, 1F1B's twice on rank 0 for V = 1
-  weights            every stage once; DualPipe keeps each of them twice
+  live activations   (V - 1) * R + 2 * (P - rank) stages: interleaved's plus one; for V = 1, twice 1F1B's on rank 0
+  weights            every stage once; DualPipe holds each stage twice
   messages           2 * (V * P - 1) * M              as without pairs
-ZB-H1's twin splits the backwards outside of the steady phase, where W fills a wait; a pair has a whole backward (B).
-Without twins: GPipe and looped breadth-first run no forward after their first backward; ZB-H2 spends the deeper warm-up
-that pairs need on idle time already, and would be ZB-H1's twin; V-Half and V-Min save the very activation that a pair
-needs, a forward in store on every rank; ZBV's twin is DualPipeV, on the same V.
+ZB-H1's twin splits the backwards outside of the steady phase, where W fills a wait; a pair has a full backward (B).
+Schedules without a twin: GPipe and looped breadth-first run no forward after their first backward.  ZB-H2 has the
+deeper warm-up of pairs already and uses it against idle time; its twin would be ZB-H1's.  V-Half and V-Min do without
+the one activation that pairs need on every rank.  ZBV's twin is DualPipeV, on the same V.
 Two forwards per rank below hide no latency: every message delays the pairs on both of its ends.
 Elsewhere: Megatron-LM `overlap_moe_expert_parallel_comm`, "one extra micro-batch forward step before the 1f1b stages"
 (core/pipeline_parallel/schedules.py at d98e8a64, which needs V > 1); torch OVERLAP_F_B, in ScheduleDualPipeV only.
@@ -50,8 +50,8 @@ def paired_interleaved(num_ranks: int, num_microbatches: int, num_virtual_stages
 def paired_zero_bubble_h1(num_ranks: int, num_microbatches: int, num_virtual_stages: int = 1) -> Program:
     """Build ZB-H1 with overlapped pairs, for any number of ranks, microbatches and virtual stages.
 
-    Rank r runs its first r forwards and input gradients one after the other, so that gradients reach rank 0 sooner, and
-    keeps r weight gradients back for the waits between the last input gradients.
+    Rank r runs its first r forwards and input gradients one after the other, so that gradients reach rank 0 sooner.  It
+    delays r weight gradients to the waits between the last input gradients.
 
     >>> print(paired_zero_bubble_h1(2, 4))
     # Paired ZB-H1: 2 ranks, 2 stages, 4 microbatches

@@ -1,4 +1,4 @@
-"""What schedules that feed the pipeline from both ends ask of their sizes.
+"""Checks of the sizes of schedules with two directions.
 
 Chapter: book/pp/easy-dualpipe.  In: a number of ranks or of microbatches.  Out: nothing, or ValueError.
 """
@@ -7,7 +7,7 @@ from dualpipe_lab.pp.program import check_counts
 
 
 def check_even_ranks(builder: str, num_ranks: int, instead: str = "") -> None:
-    """Raise ValueError unless the ranks have two halves; `instead` names a schedule that takes an odd number."""
+    """Raise ValueError for an odd number of ranks; `instead` names a schedule that accepts it."""
     check_counts(builder, num_ranks=num_ranks)
     if num_ranks % 2:
         raise ValueError(
@@ -17,7 +17,7 @@ def check_even_ranks(builder: str, num_ranks: int, instead: str = "") -> None:
 
 
 def check_even_microbatches(builder: str, num_microbatches: int) -> None:
-    """Raise ValueError unless the microbatches have two halves."""
+    """Raise ValueError for an odd number of microbatches."""
     check_counts(builder, num_microbatches=num_microbatches)
     if num_microbatches % 2:
         raise ValueError(

@@ -1,14 +1,14 @@
-"""V-Half: a V of stages that holds half of 1F1B's activations and still never pauses in the middle of a step.
+"""V-Half: a V of stages with half of 1F1B's activations and no idle time in the middle of a step.
 
 Chapter: book/pp/v-shapes.  In: P ranks, M microbatches; rank r has the stages r and 2P-1-r, half as large as 1F1B's.
 Out: one list of actions per rank.  With the times of a half-size stage:
   idle per rank      for t_F = t_I = t_W = t: t * (3P - 7) for even P up to 12, t * (3P - 4) for odd P, M >= P
   per microbatch     max(2 * (t_F + t_I + t_W), 4 * t_I) for t_I >= t_F: full speed iff t_I <= t_F + t_W
-  live activations   P + 2 half-size ones on every rank for even P, P + 1 for odd P: half of 1F1B's, and one or two more
-  messages           4 * (P - 1) * M; the turn at the last rank needs none
-In the building block a microbatch takes two ticks per rank on its way down and one on its way up.  1F1B on 2P ranks
-lets stage s hold 2P - s microbatches; here it is half as many, rounded up (for even P half of one more), so that the
-limits of a rank's two stages have the same sum on every rank.
+  live activations   P + 2 half-size ones on every rank for even P, P + 1 for odd P: half of 1F1B's plus one or two
+  messages           4 * (P - 1) * M; the tip of the V, on the last rank, needs none
+In the building block a microbatch takes two ticks per rank on its way down and one on its way up.  In 1F1B on 2P ranks
+stage s holds 2P - s microbatches.  Here its limit is half of that, rounded up (for even P half of 2P - s + 1), so that
+the limits of a rank's two stages have the same sum on every rank.
 Elsewhere: sail-sg `zbv_greedy` with 'half'.  For equal times it has the same idle time and memory at 4 and 8 ranks.
 Source: Qi et al. 2024 (arXiv 2405.15362), section 3.
 """

@@ -1,13 +1,13 @@
-"""V-Min: a V of stages in which no microbatch ever waits, so that each rank holds a third of 1F1B's activations.
+"""V-Min: a V of stages on which microbatches never wait; each rank holds a third of 1F1B's activations.
 
 Chapter: book/pp/v-shapes.  In: P ranks, M microbatches; rank r has the stages r and 2P-1-r, half as large as 1F1B's.
 Out: one list of actions per rank.  With the times of a half-size stage:
   makespan           6 * (M - 1) * t_F + 4 * P * t_F + t_W if t_F = t_I >= t_W and P > 1: idle (4P - 5) for equal times
-  per microbatch     max(2 * (t_F + t_I + t_W), 6 * max(t_F, t_I)): full speed only if t_W makes up for it
-  live activations   2 * ((P + 4) // 3) half-size ones: a third of 1F1B's 2P, and two at most for the roundings
-  messages           4 * (P - 1) * M; the turn at the last rank needs none
-A microbatch passes one stage per tick, down and up, and again for I; the next one enters six ticks later.  There is no
-slack: all ranks move in lock-step, and each of the six ticks takes as long as the longest of F and I.
+  per microbatch     max(2 * (t_F + t_I + t_W), 6 * max(t_F, t_I)): full speed only if 2 t_W covers the rest
+  live activations   2 * ((P + 4) // 3) half-size ones: a third of 1F1B's 2P, plus at most two by rounding
+  messages           4 * (P - 1) * M; the tip of the V, on the last rank, needs none
+A microbatch passes one stage per tick, down and up, and again for I; the next microbatch enters six ticks later.  All
+ranks move in lock-step, and each of the six ticks takes the time of the longer of F and I.
 Elsewhere: sail-sg `zbv_greedy` with 'min'.  For equal times it has the same idle time and memory at 4 and 8 ranks.
 Source: Qi et al. 2024 (arXiv 2405.15362), section 3.
 """

@@ -1,4 +1,4 @@
-"""Variants: a schedule together with the options of its builder, written `interleaved:num_virtual_stages=4`.
+"""`Variant`: a schedule with options for its builder, written `interleaved:num_virtual_stages=4`.
 
 Chapter: book/pp/explorer.  In: a name and options.  Out: programs of any size, and a title that tells variants apart.
 """
@@ -26,17 +26,17 @@ class Variant(NamedTuple):
 
     @property
     def takes(self) -> list[str]:
-        """The options that its builder has; ValueError if there is no such schedule."""
+        """The names of its builder's options; ValueError for an unknown schedule."""
         return schedules.options_of(self.name)
 
     def has(self, option: str) -> bool:
-        """Whether its builder has an option; `virtual-stages` stands for `num_virtual_stages` too."""
+        """Whether its builder has an option; `virtual-stages` also means `num_virtual_stages`."""
         return self._full(option) is not None
 
     def with_options(self, options: Mapping[str, Any]) -> "Variant":
-        """Return the variant with more options; ValueError for one that its builder has not.
+        """Return the variant with further options; ValueError for an option that its builder does not have.
 
-        Its own options win over those given here.
+        Options that the variant has already keep their values.
         """
         full = {self._full(option) or self._refuse(option): value for option, value in options.items()}
         return self._replace(options=full | self.options)
@@ -46,7 +46,7 @@ class Variant(NamedTuple):
         return schedules.build(self.name, num_ranks, num_microbatches, **self.options)
 
     def title(self, program: Program) -> str:
-        """Return the program's name, and the options if there are any.
+        """Return the program's name, with the options in brackets.
 
         >>> Variant("x", {"num_virtual_stages": 4, "in_flight": 5}).title(Program("Loop", []))
         'Loop (4 virtual stages, in flight 5)'
@@ -84,7 +84,7 @@ def variant(text: str) -> Variant:
 
 
 def read_value(text: str) -> int | str:
-    """Read the value of an option: a whole number, or else a word."""
+    """Return the value of an option: an integer if the text is one, otherwise the text."""
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
 
 

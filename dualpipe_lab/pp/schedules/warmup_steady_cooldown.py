@@ -1,9 +1,9 @@
-"""The order of one rank: warm-up forwards, then a forward and a backward in turn, then the backwards that are left.
+"""The order of one rank in three phases: warm-up forwards, alternating forwards and backwards, cool-down backwards.
 
 Chapter: book/pp/interleaved.  In: a rank's forwards and backwards, each in order.  Out: its list of actions.
-  live activations   num_warmup + 1, and weight_delay more where the backward is split, but never more than there are
-1F1B and its descendants differ in four choices only: the two orders, the depth of the warm-up, how long a weight
-gradient waits, and whether forward and backward overlap.
+  live activations   num_warmup + 1, plus weight_delay where the backward is split; at most the number of forwards
+1F1B and its descendants differ in four choices only: the two orders, the depth of the warm-up, the delay of a weight
+gradient, and whether forward and backward overlap.
 """
 
 from collections import deque
@@ -21,9 +21,10 @@ def warmup_steady_cooldown(
 ) -> list[ProgramStep]:
     """Return one rank's steps; cells are (stage, microbatch).
 
-    `num_warmup`: forwards before the first backward.  `weight_delay`: None for whole backwards (B); otherwise I and W,
-    each W that many inputs' gradients behind its own I.  `pairs`: a forward and the whole backward after it are one
-    overlapped pair; the first `weight_delay` of them, and the backwards without a forward, stay as they are.
+    `num_warmup`: the number of forwards before the first backward.  `weight_delay`: None for full backwards (B);
+    otherwise the backwards are split, and each W follows its I after `weight_delay` further I.  `pairs`: a forward and
+    the full backward after it are one overlapped pair, except for the first `weight_delay` backwards and those without
+    a forward.
 
     >>> cells = [(0, 0), (0, 1), (0, 2)]
     >>> " ".join(map(str, warmup_steady_cooldown(cells, cells, num_warmup=1, weight_delay=1)))

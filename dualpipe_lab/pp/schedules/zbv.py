@@ -1,14 +1,14 @@
-"""ZBV: two half-size stages per rank, folded into a V, and no gap inside any rank's work, with 1F1B's memory.
+"""ZBV: two half-size stages per rank on a V, no idle time inside any rank's work, and 1F1B's memory.
 
 Chapter: book/pp/v-shapes.  In: P ranks, M microbatches; rank r has the stages r and 2P-1-r, half as large as 1F1B's.
 Out: one list of actions per rank.  With the times of a half-size stage:
   idle per rank      (P - 1) * max(t_I, 2 * (t_I - t_W)) if t_I >= t_F, t_I >= t_W and M >= 2P - 1
   local bubble       (P - 1) * max(t_I - t_F, 2 * (t_I - t_W)) likewise: zero iff t_F = t_I = t_W
   live activations   min(2M, 2P) half-size ones on every rank, held until W: as 1F1B's rank 0
-  messages           4 * (P - 1) * M; the turn at the last rank needs none
-With 2P - 1 microbatches or more this is torch's order.  With fewer, torch leaves out of a larger schedule what there is
-not; here F and I keep that order, and weight gradients fill the gaps.  For equal times, 8 ranks and 8 microbatches that
-is 7 idle ticks instead of 14; for any M it is as short as an order on this V can be (see the closed forms).
+  messages           4 * (P - 1) * M; the tip of the V, on the last rank, needs none
+With 2P - 1 microbatches or more this is torch's order.  With fewer, torch drops the missing microbatches from a larger
+schedule; here F and I keep that order, and weight gradients fill the gaps.  For equal times, 8 ranks and 8 microbatches
+this gives 7 idle ticks instead of 14; for any M no order on this V is shorter (see the closed forms).
 Its twin with overlapped pairs is DualPipeV, on the same V.
 Elsewhere: torch ScheduleZBVZeroBubble, d9d the same; V-ZB in Qi et al. 2024 (arXiv 2405.15362).
 Source: Qi et al. 2024 (arXiv 2401.10241), section 6.
@@ -37,7 +37,7 @@ def zbv(num_ranks: int, num_microbatches: int) -> Program:
 
 
 def _phases(rank: int, num_ranks: int, num_microbatches: int) -> Iterator[Pick]:
-    """One rank's work by kind and stage; a stage takes its microbatches in order."""
+    """Yield one rank's work by kind and stage; a stage runs its microbatches in order."""
     down, up = rank, 2 * num_ranks - 1 - rank
     below = num_ranks - 1 - rank  # ranks between this one and the turn
     steady = num_microbatches - (num_ranks + below)  # microbatches that enter after the warm-up
@@ -52,7 +52,7 @@ def _phases(rank: int, num_ranks: int, num_microbatches: int) -> Iterator[Pick]:
 
 
 def _numbered(picks: Iterable[Pick], num_microbatches: int) -> list[Action]:
-    """Give the work its microbatches; what would be work on one that does not exist is left out."""
+    """Number the work of each kind and stage by microbatch; drop work beyond the last microbatch."""
     count: dict[Pick, int] = {}
     row = []
     for kind, stage in picks:
@@ -63,7 +63,7 @@ def _numbered(picks: Iterable[Pick], num_microbatches: int) -> list[Action]:
 
 
 def _refilled(rows: Sequence[Sequence[Action]], num_microbatches: int) -> list[list[Action]]:
-    """Keep the order of F and I; run W where a rank would wait, or would hold more than its 2P activations."""
+    """Keep the order of F and I; run W where a rank would wait, or would hold more than 2P activations."""
     orders = [[(kind, stage) for stage, kind, _ in row if kind != W] for row in rows]
 
     def rule(now: ScheduleState, rank: int) -> Pick | None:

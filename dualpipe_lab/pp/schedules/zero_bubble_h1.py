@@ -1,4 +1,4 @@
-"""ZB-H1: the backward is split, and weight gradients fill the wait for gradients, with 1F1B's memory.
+"""ZB-H1: 1F1B with a split backward, whose weight gradients fill the waits, with 1F1B's memory.
 
 Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, V stages per rank (1: stage = rank).
 Out: one list of actions per rank.  Times per stage.
@@ -6,9 +6,9 @@ Out: one list of actions per rank.  Times per stage.
                      largest iff t_W <= min(t_F, t_I)
   live activations   min(M, P) on every rank, held until W (1F1B: P - rank)
   messages           2 * (P - 1) * M                as 1F1B
-Rank r warms up with P - 1 - r forwards as 1F1B does, and runs each W r microbatches after its I: what a rank saves in
-the warm-up, it spends on weight gradients that wait.
-V > 1 is the same on interleaved 1F1B's loop: the same bubble of smaller stages, (V - 1) * R + P live stages on every
+Rank r warms up with P - 1 - r forwards as 1F1B does, and runs each W r microbatches after its I: the activations that a
+rank saves in the warm-up are held by delayed weight gradients.
+V > 1 uses interleaved 1F1B's loop: the same bubble in times of smaller stages, (V - 1) * R + P live stages on every
 rank, R the size of the first round.
 Elsewhere: torch ScheduleInterleavedZeroBubble (the same order wherever torch is legal), also called ZB1P; d9d ZB1P.
 Source: Qi et al. 2024 (arXiv 2401.10241), section 2.1.

@@ -1,15 +1,15 @@
-"""ZB-H2: room for more microbatches than ranks closes the gaps inside every rank's work.
+"""ZB-H2: ZB-H1 with more live activations, which remove the idle time inside every rank's work.
 
-Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, room for activations; stage = rank.
+Chapter: book/pp/zero-bubble.  In: P ranks, M microbatches, a limit of activations; stage = rank.
 Out: one list of actions per rank.
   live activations   K = min(M, in_flight) on every rank, held until W; in_flight = 2 * P - 1 is the paper's ZB-H2
   idle per rank      (P - 1) * (t_F + t_I) - min((min(K, P) - 1) * t_I, (K - 1) * t_F, (K - 1) * t_W)
   local bubble       (P - 1) * max(0, t_I - t_F, t_F + t_I - 2 * t_W) for K = 2 * P - 1: zero for equal times
   messages           2 * (P - 1) * M                as 1F1B
-The two differ by the start and the end: rank r begins r forwards late, and the ranks end one after the other.  Only if
-the next step follows without a barrier does the local bubble count; otherwise ZB-H1 takes as long with half the room,
-unless I is longer than W or than F.
-Rank r runs E = K - P activations' worth of room as extra warm-up forwards and as longer waits of its W, in the
+The idle time is the local bubble plus the start and the end: rank r starts r forwards late, and the ranks end one after
+the other.  The local bubble matters only if the next step follows without a barrier; otherwise ZB-H1 has the same
+makespan with half the activations, unless I is longer than W or than F.
+Rank r uses the E = K - P additional activations for further warm-up forwards and for longer delays of its W, in the
 proportion P - 1 - r to r.  E = 0 is ZB-H1.
 Elsewhere: the paper's authors search with a heuristic under a limit of memory; torch has no such schedule.
 Source: Qi et al. 2024 (arXiv 2401.10241), section 2.2.
@@ -20,10 +20,10 @@ from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_coold
 
 
 def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> Program:
-    """Build the ZB-H2 program for any number of ranks and microbatches, also fewer microbatches than it has room for.
+    """Build the ZB-H2 program for any number of ranks and microbatches.
 
     `in_flight`: the most activations that a rank may hold, at least `num_ranks`; default 2 * num_ranks - 1.
-    Raises ValueError for less room.
+    Raises ValueError for a smaller limit.
 
     >>> print(zero_bubble_h2(2, 4))
     # ZB-H2: 2 ranks, 2 stages, 4 microbatches
@@ -37,7 +37,7 @@ def zero_bubble_h2(num_ranks: int, num_microbatches: int, in_flight: int | None 
 
 
 def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | None = None) -> int:
-    """Return how many activations every rank holds at most, until W; ValueError for room for fewer than ranks.
+    """Return the most activations that every rank holds, until W; ValueError for a limit below the number of ranks.
 
     >>> activations_held(4, 8), activations_held(4, 6), activations_held(4, 8, in_flight=5)
     (7, 6, 5)
