@@ -100,7 +100,7 @@ def _least_bottleneck(sums: Sums, num_stages: int) -> int:
 def _best_cut(sums: Sums, least: list[int], start: int, last: int) -> int:
     """Return the least bottleneck of a stage from `start` to a cut and those behind, by bisection over the cuts.
 
-    The more layers the stage takes, the larger its own load and the smaller the bottleneck of the others.
+    More layers on this stage make its load larger and the bottleneck of the other stages smaller.
     """
     low, high = start + 1, last
     while low < high:

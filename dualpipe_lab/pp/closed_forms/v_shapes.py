@@ -15,7 +15,7 @@ Chapter: book/pp/v-shapes.  In: P ranks, M microbatches, the costs of one half-s
     ZBV      idle (P - 1) * max(t_I, 2 (t_I - t_W)), local bubble (P - 1) * max(t_I - t_F, 2 (t_I - t_W)), if t_I is the
              longest and M >= 2P - 1
     V-Half   a long step takes max(2 (t_F + t_I + t_W), 4 t_I) per microbatch, if t_I >= t_F
-    V-Min    max(2 (t_F + t_I + t_W), 6 max(t_F, t_I)); the whole step is known where t_W is the shortest
+    V-Min    max(2 (t_F + t_I + t_W), 6 max(t_F, t_I)); the full step is known if t_W is the shortest
 Published: no bubble for ZBV, activations of P, (P + 2) // 2 and (P + 4) // 3 full-size stages: the same as here.
 All forms need equal stages and free links.  They were found and checked with the simulator, not proved, except for one:
 with equal times no order on this V is shorter than ZBV.  The last rank's first F starts at P - 1 and its first I at

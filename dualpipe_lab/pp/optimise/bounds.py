@@ -143,9 +143,9 @@ def _along(route: Route, number: int, work: Sequence[_Work], cost: Cost) -> Iter
     """Yield the cells of a route, stage by stage."""
     lags = [0 if near == far else cost.latency + cost.transfer for near, far in pairwise(route)]
     forwards, backwards, ends = zip(*(one.released for one in work), strict=True)
-    for stage, own in enumerate(work):
+    for stage, ticks in enumerate(work):
         head = sum(forwards[:stage]) + sum(lags[:stage])
         back = sum(forwards[stage + 1 :]) + sum(backwards[stage + 1 :]) + 2 * sum(lags[stage:])
         tail = sum(backwards[1:stage]) + sum(lags[:stage]) + ends[0] if stage else 0
         ends_at = backwards[stage] + tail if stage else ends[0]
-        yield _Cell(number, head, back, ends_at, tail, own)
+        yield _Cell(number, head, back, ends_at, tail, ticks)

@@ -129,7 +129,7 @@ class AsynchronousRuntime:
     """Executes one rank's part of an asynchronous pipeline.
 
     Args:
-        program: the program of a whole run, such as `pipedream(P, M)`; each stage on one rank.
+        program: the program of a full run, such as `pipedream(P, M)`; each stage on one rank.
         modules: the modules of this rank's stages; the run trains them.
         loss_fn: as for `PipelineRuntime`.
         make_optimizer: called with the parameters of each stage.

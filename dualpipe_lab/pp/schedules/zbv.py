@@ -69,8 +69,8 @@ def _refilled(rows: Sequence[Sequence[Action]], num_microbatches: int) -> list[l
     def rule(now: ScheduleState, rank: int) -> Pick | None:
         position = sum(now.started[kind][stage] for stage in now.stages(rank) for kind in (F, I))
         for kind, stage in orders[rank][position : position + 1]:
-            room = kind == I or sum(map(now.held, now.stages(rank))) < now.num_stages
-            if room and now.can(kind, stage):
+            allowed = kind == I or sum(map(now.held, now.stages(rank))) < now.num_stages
+            if allowed and now.can(kind, stage):
                 return kind, stage
         return now.weight_gradient(rank)
 

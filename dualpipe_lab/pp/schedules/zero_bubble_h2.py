@@ -42,14 +42,14 @@ def activations_held(num_ranks: int, num_microbatches: int, in_flight: int | Non
     >>> activations_held(4, 8), activations_held(4, 6), activations_held(4, 8, in_flight=5)
     (7, 6, 5)
     """
-    room = 2 * num_ranks - 1 if in_flight is None else in_flight
-    check_counts("zero_bubble_h2", in_flight=room)
-    if room < num_ranks:
+    limit = 2 * num_ranks - 1 if in_flight is None else in_flight
+    check_counts("zero_bubble_h2", in_flight=limit)
+    if limit < num_ranks:
         raise ValueError(
-            f"zero_bubble_h2 needs in_flight to be at least the number of ranks, {num_ranks}, got {room}; "
+            f"zero_bubble_h2 needs in_flight to be at least the number of ranks, {num_ranks}, got {limit}; "
             f"use in_flight={num_ranks} (which is ZB-H1) or more"
         )
-    return min(num_microbatches, room)
+    return min(num_microbatches, limit)
 
 
 def _one_rank(rank: int, num_ranks: int, num_microbatches: int, extra: int) -> list[ProgramStep]:
