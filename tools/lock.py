@@ -9,6 +9,7 @@ Usage: lock.py             keep the versions that still fit pyproject.toml
        lock.py --upgrade   take the newest ones
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -50,8 +51,14 @@ def resolve(wanted: list[str], pins: str, *options: str) -> str:
         output.write_text(pins, encoding="utf-8")
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11"]
         command += ["--fork-strategy=fewest", "--no-header", "--no-annotate"]
-        subprocess.run([*command, *options, "--output-file", str(output), str(source)], check=True)
+        subprocess.run([*command, *options, "--output-file", str(output), str(source)], check=True, env=_environment())
         return output.read_text(encoding="utf-8")
+
+
+def _environment() -> dict[str, str]:
+    """Give uv the certificate of a proxy that pip was told of."""
+    certificate = os.environ.get("PIP_CERT")
+    return {**({"SSL_CERT_FILE": certificate} if certificate else {}), **os.environ}
 
 
 def blocks(pins: str) -> dict[str, str]:
