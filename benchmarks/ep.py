@@ -44,7 +44,7 @@ def plans(rounds: int) -> None:
         sizes = SLOTS, groups, nodes, ranks
         contenders = {
             "item by item": lambda sizes=sizes: [plain_eplb.plan(row, *sizes) for row in loads.tolist()],
-            "rebalance_experts": lambda sizes=sizes: eplb.Plan(*eplb.rebalance_experts(loads, *sizes)),
+            "rebalance_experts": lambda sizes=sizes: eplb.ExpertPlacement(*eplb.rebalance_experts(loads, *sizes)),
             "balance": lambda sizes=sizes: eplb.balance(loads, *sizes),
         }
         times: dict[str, list[float]] = {name: [] for name in contenders}

@@ -25,13 +25,13 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
 from dualpipe_lab.ep import ExpertParallel
 from dualpipe_lab.ep.overlap import (
-    CutStage,
+    InterruptibleStage,
+    MicrobatchPass,
     Order,
-    Passage,
-    bound,
     emulated,
     execute,
     forward_alone,
+    lower_bound,
     one_f_one_b_basic,
     one_f_one_b_overlap,
     overlapped_forward_backward,
@@ -67,11 +67,11 @@ def time_pairs(rank: int, world_size: int, orders: list[Order], ticks: Any, roun
     for number in range(rounds + 1):
         found.append([0] * len(orders))
         for place, order in in_turns(enumerate(orders), number):
-            old = Passage(layers, x)
+            old = MicrobatchPass(layers, x)
             execute(forward_alone(num_layers), forward=old)
             old.dy = x
             comm.barrier()
-            found[-1][place] = int(execute(order, Passage(layers, x), old, ticks).makespan)
+            found[-1][place] = int(execute(order, MicrobatchPass(layers, x), old, ticks).makespan)
     return found[1:]
 
 
@@ -87,7 +87,7 @@ def pairs(num_layers: int, work_ms: float, rounds: int) -> None:
         for place, order in enumerate(orders):
             measured = [max(rank[i][place] for rank in out) for i in range(rounds)]
             cells = beside(measured, simulate(order, ticks).makespan)
-            print(f"{share:>9}  {order.name:<13}{cells}{float(bound(order, ticks) / MS):>11.1f}", flush=True)
+            print(f"{share:>9}  {order.name:<13}{cells}{float(lower_bound(order, ticks) / MS):>11.1f}", flush=True)
 
 
 def time_steps(
@@ -99,7 +99,7 @@ def time_steps(
     steps = []
     for program, hook in programs:
         mine = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
-        stages = {s: CutStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
+        stages = {s: InterruptibleStage(s, emulated.make_layers(weights[s : s + 1], ep, SIZES), ticks) for s in mine}
         steps.append(lab.PipelineRuntime(program, stages, mse_loss, batch[0], mesh.group("pp"), overlapped=hook))
     found: list[list[tuple[int, int]]] = []
     for number in range(rounds + 1):

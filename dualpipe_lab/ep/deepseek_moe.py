@@ -1,4 +1,4 @@
-"""DeepSeek-V3's layer of experts: a router with a bias and groups, a shared expert beside the travelling rows.
+"""DeepSeek-V3's MoE layer: a router with biases and expert groups, and a shared expert that overlaps the dispatch.
 
 Chapter: book/ep/v3-moe.  In: `x_..D`.  Out: `y_..D`, y = shared(x) + sum over the chosen i of w_i FFN_i(x).
   scores      s_i = sigmoid(x W_r^T)_i
@@ -6,9 +6,9 @@ Chapter: book/ep/v3-moe.  In: `x_..D`.  Out: `y_..D`, y = shared(x) + sum over t
               count as -inf (0 would beat a negative score); the k largest of the rest
   weights     w_i = scale s_i / sum over the chosen of s, without the bias; their gradient is that of `router`
   bias        b_i <- b_i + speed sign(mean load - load_i), once per step, on the load of all ranks, without a gradient
-  messages    those of `smoe`; per step one all-reduce of E whole numbers per layer, all layers in one message
-A load is counted in the backward of the weights, which every microbatch has once: also where its forward runs a
-second time (recomputation) and not where there is no backward (evaluation).
+  messages    those of `ep.moe`; per step one all-reduce of E whole numbers per layer, all layers in one message
+The load is counted in the backward of the weights.  The backward runs once per microbatch, also where the forward runs
+twice (recompute), and it does not run in evaluation.
 Elsewhere: DeepSeek-V3 `Gate` and `MoE`; Megatron `moe_router_enable_expert_bias`; torchtitan `TokenChoiceTopKRouter`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2; Wang et al. 2024 (arXiv 2408.15664) for the bias.
 """
@@ -23,26 +23,26 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.moe.config import ExpertParallel
-from dualpipe_lab.ep.moe.layer import Experts, SMoE
-from dualpipe_lab.ep.node_dispatch import Nodes, through_nodes
+from dualpipe_lab.ep.moe.layer import Experts, MoE
+from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.ep.router import Routing, TopKRouter, top_experts
 
 
 class DeepSeekRouter(TopKRouter):
-    """Sigmoid scores, normalised weights; experts chosen by score plus bias, from few groups.
+    """A router with sigmoid scores and normalised weights, which selects by score plus bias within few groups.
 
     Args:
         hidden_size, num_experts, num_experts_per_token, dtype: as in `TopKRouter`.
         num_groups: groups of neighbouring experts, such as those of one node.
-        num_groups_per_token: a token's experts are in so many groups at most.
+        num_groups_per_token: the largest number of groups that the experts of a token are in.
         scale: of the weights.
 
     Attributes:
-        bias: `bias_E`, added for the selection alone; a buffer, so no optimizer sees it.
+        bias: `bias_E`, added for the selection alone; a buffer, so no optimizer updates it.
         load: `load_E`, int64, tokens since the last `update_biases`, counted in the backward.
 
     Raises:
-        ValueError: groups that do not divide the experts, or in which a token does not find its k experts.
+        ValueError: groups that do not divide the experts, or hold fewer than k experts per token.
     """
 
     bias: Tensor
@@ -65,30 +65,31 @@ class DeepSeekRouter(TopKRouter):
         self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route `x_TD`; T may be 0."""
+        """Route the tokens `x_TD`; T may be 0."""
         routing = super().forward(x)
         return routing._replace(weights=CountLoad.apply(routing.weights, routing.load, self.load))
 
     def choose(self, logits: Tensor) -> Tensor:
-        """`indices_TK` of `logits_TE`, best biased score first."""
+        """Return `indices_TK` for `logits_TE`, best biased score first."""
         selection = logits.sigmoid() + self.bias
-        return choose_in_groups(selection, self.num_experts_per_token, self.num_groups, self.num_groups_per_token)
+        return group_limited_topk(selection, self.num_experts_per_token, self.num_groups, self.num_groups_per_token)
 
     def extra_repr(self) -> str:
-        """Sizes and groups."""
+        """Return sizes and groups."""
         return f"{super().extra_repr()}, from {self.num_groups_per_token} of {self.num_groups} groups"
 
 
-class DeepSeekMoE(SMoE):
-    """Routed experts of all ranks, and one that every token uses while the others' rows travel.
+class DeepSeekMoE(MoE):
+    """DeepSeek-V3's MoE: routed experts, sharded over the ep group, and a shared expert that overlaps the dispatch.
 
     Args:
         router: of the layer; its weight is the same on every rank.
         hidden_size, ffn_size: of one routed expert.
-        ep: the ranks (default: the world).
+        ep: the groups (default: the world holds each expert once).
         shared: from `x_TD` to `y_TD`, such as a `SwiGLU`.
         dtype: of the experts' weights.
-        nodes: let one copy of a token cross to each node, and go on from there (default: one per expert).
+        nodes: groups by node, to send one copy of a token to each node and forward it there (default: one copy per
+            expert).
     """
 
     router: DeepSeekRouter
@@ -101,20 +102,23 @@ class DeepSeekMoE(SMoE):
         ep: ExpertParallel | None = None,
         shared: Callable[[Tensor], Tensor] | None = None,
         dtype: torch.dtype | None = None,
-        nodes: Nodes | None = None,
+        nodes: NodeGroups | None = None,
     ) -> None:
         super().__init__(router, Experts(hidden_size, ffn_size, router.num_experts, ep, dtype), shared)
         self.nodes = nodes
 
-    def through(self, x: Tensor, routing: Routing) -> Tensor:
-        """`y_TD` of `x_TD`, by way of the nodes if there are any."""
+    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
+        """Return `y_..D` for `x_..D`, hierarchically if groups by node are given; arguments as for `MoE`."""
         if self.nodes is None:
-            return super().through(x, routing)
-        return through_nodes(x, routing.weights, routing.indices, self.experts, self.nodes, self.shared)
+            return super().forward(x, routing)
+        tokens = x.flatten(0, -2)
+        routing = self.router(tokens) if routing is None else routing
+        weights, experts = routing.weights, routing.indices
+        return hierarchical_experts(tokens, weights, experts, self.experts, self.nodes, self.shared).view(x.shape)
 
 
 def check_groups(num_experts: int, num_experts_per_token: int, num_groups: int, num_groups_per_token: int) -> None:
-    """Refuse groups that cannot work; needs no rank.
+    """Refuse groups of experts that cannot work; it can be called before any process starts.
 
     Raises:
         ValueError: naming the rule and the values.
@@ -136,17 +140,17 @@ def check_groups(num_experts: int, num_experts_per_token: int, num_groups: int, 
         )
 
 
-def choose_in_groups(
+def group_limited_topk(
     selection: Tensor, num_experts_per_token: int, num_groups: int = 1, num_groups_per_token: int = 1
 ) -> Tensor:
-    """`indices_TK` of the largest of `selection_TE` within the best groups; of equal ones the lower number.
+    """Return `indices_TK` of the largest of `selection_TE` within the best groups; of equal ones the lower number.
 
     A group's score is the sum of its two largest members, or its only one.
 
     Raises:
         ValueError: groups that cannot work, or a score that is not finite.
 
-    >>> choose_in_groups(torch.tensor([[0.9, 0.1, 0.6, 0.5]]), 2, num_groups=2)
+    >>> group_limited_topk(torch.tensor([[0.9, 0.1, 0.6, 0.5]]), 2, num_groups=2)
     tensor([[2, 3]])
     """
     check_groups(selection.shape[-1], num_experts_per_token, num_groups, num_groups_per_token)
@@ -164,18 +168,18 @@ def choose_in_groups(
 
 @torch.no_grad()
 def update_biases(model: nn.Module, speed: float, data: Group | None = None) -> list[Tensor]:
-    """Move every router's bias by one step, after the last backward of an optimizer step; start counting anew.
+    """Update every router's bias after the last backward of an optimizer step, and reset the load counters.
 
     Args:
         model: with any number of `DeepSeekRouter`, the same on all ranks.
-        speed: gamma, what an expert's bias changes by.
-        data: all ranks that see other data (default: the world); one message for all layers.
+        speed: gamma, the change of an expert's bias per step.
+        data: all ranks with different data (default: the world); one message for all layers.
 
     Returns:
         The `load_E` of all ranks, for each router.
 
     Raises:
-        ValueError: a bias of 16 bits, which soon could not change by so little.
+        ValueError: a bias of 16 bits, which rounds steps of this size away.
     """
     routers = [module for module in model.modules() if isinstance(module, DeepSeekRouter)]
     if not routers:
@@ -192,7 +196,7 @@ def update_biases(model: nn.Module, speed: float, data: Group | None = None) -> 
 
 
 def bias_step(load: Tensor, speed: float) -> Tensor:
-    """What is added to `bias_E`: up by `speed` for an expert below the mean load, down for one above.
+    """Return the change of `bias_E`: up by `speed` for an expert below the mean load, down for one above.
 
     >>> bias_step(torch.tensor([4, 0, 2, 2]), 0.5).tolist()
     [-0.5, 0.5, 0.0, 0.0]
@@ -201,7 +205,7 @@ def bias_step(load: Tensor, speed: float) -> Tensor:
 
 
 class CountLoad(torch.autograd.Function):
-    """The weights as they are / their gradient as it is, and the load is added to the counter."""
+    """Forward: the weights unchanged.  Backward: their gradient unchanged; the load is added to the counter."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:

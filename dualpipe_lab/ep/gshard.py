@@ -1,21 +1,27 @@
 """`GShardMoE`: experts with a fixed number of slots, so that every exchange has the same shape on every rank.
 
-Chapter: book/ep/gshard.  In: this rank's tokens `x_TD`.  Out: `y_TD`, the balance loss, what was dropped.
-  forward    route; fill E * C slots; even all-to-all; the experts of this rank on e * C rows each; all-to-all; read
-  bytes      4 (e - 1) / e * E C h beta per rank and microbatch, half of them backward, known before the step; an x that
-             needs no gradient, the same on all ranks, spares the last of the four
-  memory     the rows of a rank's experts: E C h, whatever the load; what does not fit is dropped
-A choice that finds no slot adds nothing; a token that loses all its choices gets y = 0, and lives on by its residual.
-Weights are normalised before anything is dropped.  The same slots on any number of ranks mean the same result: an
-expert has C slots for each rank of origin, and nobody's tokens compete with another rank's.
-Gradients: an expert's contains the tokens of all ep ranks.  Sum it over the ranks that hold the same expert, the
+Chapter: book/ep/gshard.  In: this rank's tokens `x_TD`.  Out: `y_TD`, the balance loss, the number of dropped choices.
+  forward       route; fill E * C slots; even all-to-all; the experts of this rank on e * C rows each; all-to-all; read
+  capacity      C = ceil(cf k T / E) slots per expert and source rank
+  queue         all first choices in the order of the tokens, then all second choices, and so on; the first C get a slot
+  exchange      (e - 1) / e * E C h beta bytes per rank and direction, whatever the load: cf (e - 1) / e * T k h beta
+                if C is an integer; 4 of these per layer and microbatch, dispatch and combine forward and backward, known
+                before the step; an x that needs no gradient, the same on all ranks, saves the last of the four
+  memory        the rows of a rank's experts: E C h, whatever the load; choices beyond that are dropped
+  einsum        dispatch mask: 1 where token t has slot c of expert x, T E C numbers; here T k indices do the same
+A choice without a slot adds nothing; a token that loses all its choices gets y = 0 and passes by the residual alone.
+Weights are normalised before choices are dropped.  The same slots on any number of ranks give the same result: an
+expert has C slots for each source rank, so tokens of different ranks do not compete.
+Gradients: an expert's contains the tokens of all ep ranks.  Sum it over the ranks that replicate the expert, sum the
 router's over all ranks, and divide both by the same number of tokens, never by the number of replicas.
-Elsewhere: DeepSpeed `MOELayer` and `top2gating`, fairseq's, Tutel; k = 1 is the Switch layer.
-Source: Lepikhin et al. 2020 (arXiv 2006.16668), section 2.2; Fedus et al. 2022 (arXiv 2101.03961), section 2.2.
+Elsewhere: DeepSpeed `MOELayer` and `top2gating` (mask); fairseq's; Tutel `fast_dispatcher` (indices); Megatron
+`moe_expert_capacity_factor`; k = 1 is the Switch layer.
+Source: Lepikhin et al. 2020 (arXiv 2006.16668), section 2.2, algorithm 1; Fedus et al. 2022 (arXiv 2101.03961), 2.2.
 """
 
 from collections.abc import Mapping
 from fractions import Fraction
+from math import ceil, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -24,22 +30,23 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.all_to_all import Splits, combine, dispatch
-from dualpipe_lab.ep.capacity import DROPPED, capacity, fill_slots, find_slots, read_slots
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
 
+DROPPED = -1  # the slot of a choice that got none
+
 
 class GShardOutput(NamedTuple):
-    """What a layer returns.
+    """The result of a layer.
 
     Attributes:
         y: `y_TD`, without the residual.
         balance: the balance loss of first choices, without a coefficient: of this rank's tokens, or this rank's share
             of that of all ranks.
-        num_dropped: choices of this rank that found no slot.
-        routing: experts, weights and load before dropping.
+        num_dropped: choices of this rank that got no slot.
+        routing: experts, weights and load, before choices are dropped.
     """
 
     y: Tensor
@@ -49,20 +56,20 @@ class GShardOutput(NamedTuple):
 
 
 class GShardMoE(nn.Module):
-    """A router, and this rank's E / e of the experts.
+    """A mixture of experts with a capacity: a router, and E / e experts on this rank.
 
     Args:
         hidden_size, ffn_size: of a token, and of an expert's inner layer.
         num_experts: E, of all ranks together.
-        num_tokens: of a rank and microbatch, at most; it sets the capacity, so that shapes depend on nothing else.
+        num_tokens: of a rank and microbatch, at most; it sets the capacity, so that shapes do not depend on the load.
         num_experts_per_token: k; 1 is Switch, whose weights are not normalised.
-        capacity_factor: slots over what an even load needs.
-        global_balance: the balance loss of all ranks' tokens, for one more all-reduce of E + 1 integers.
+        capacity_factor: slots divided by those that an even load needs.
+        global_balance: the balance loss of all ranks' tokens, which costs an all-reduce of E + 1 integers.
         group: the ep ranks (default: the world).
         dtype: of all weights.
 
     Raises:
-        ValueError: experts that do not divide among the ranks, and what `TopKRouter` and `capacity` refuse.
+        ValueError: experts that do not divide among the ranks; and as `TopKRouter` and `capacity`.
     """
 
     def __init__(
@@ -89,16 +96,16 @@ class GShardMoE(nn.Module):
         self.router = TopKRouter(hidden_size, num_experts, k, normalise=k > 1, dtype=dtype)
         self.first = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype))
         self.second = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
-        mine = Shard(0, start, stop, num_experts)
-        self.shards = {"first": mine, "second": mine}
+        shard = Shard(0, start, stop, num_experts)
+        self.shards = {"first": shard, "second": shard}
         initialize_parameters(self)
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's part of a whole state: `router.weight` [E, h], `first` [E, h, f], `second` [E, f, h]."""
+        """Load the local shard of a full state dict: `router.weight` [E, h], `first` [E, h, f], `second` [E, f, h]."""
         load_full_state_dict(self, state)
 
     def forward(self, x: Tensor) -> GShardOutput:
-        """Pass `x_TD` through its experts; all ranks call this, also one without tokens.
+        """Send `x_TD` through its experts; all ranks call this, also one without tokens.
 
         Raises:
             ValueError: more tokens than `num_tokens`, or logits that are no numbers.
@@ -110,17 +117,17 @@ class GShardMoE(nn.Module):
         routing = self.router(x)
         slots = find_slots(routing.indices, self.num_experts, self.capacity)
         filled = fill_slots(x, slots, self.num_experts * self.capacity)
-        y = read_slots(self._through_experts(filled), slots, routing.weights.to(x.dtype))
+        y = read_slots(self._dispatch_and_combine(filled), slots, routing.weights.to(x.dtype))
         return GShardOutput(y, self._balance(routing), int((slots == DROPPED).sum()), routing)
 
-    def _through_experts(self, filled: Tensor) -> Tensor:
-        """`slots_ND` of this rank's tokens -> the same slots, with what the experts made of them."""
-        own = len(filled) // self.ep_size
-        splits = Splits((own,) * self.ep_size, (own,) * self.ep_size)  # static: no counts are exchanged
-        rows = dispatch(filled, splits, self.group)  # by origin, then by expert
-        by_origin = self.ep_size, -1, self.capacity, filled.shape[-1]
-        by_expert = rows.view(by_origin).transpose(0, 1).flatten(1, 2)
-        made: Tensor = Experts.apply(by_expert, self.first, self.second)
+    def _dispatch_and_combine(self, filled: Tensor) -> Tensor:
+        """Send the filled slots `slots_ND` to their experts and return the results in the same slots."""
+        share = len(filled) // self.ep_size
+        splits = Splits((share,) * self.ep_size, (share,) * self.ep_size)  # static: no counts are exchanged
+        rows = dispatch(filled, splits, self.group)  # by source rank, then by expert
+        by_source = self.ep_size, -1, self.capacity, filled.shape[-1]
+        by_expert = rows.view(by_source).transpose(0, 1).flatten(1, 2)
+        made: Tensor = BatchedMLP.apply(by_expert, self.first, self.second)
         back = made.unflatten(1, (self.ep_size, self.capacity)).transpose(0, 1)
         return combine(back.reshape(filled.shape), splits, self.group)
 
@@ -131,13 +138,13 @@ class GShardMoE(nn.Module):
         return balance_loss(routing.logits, load, num_tokens)
 
     def extra_repr(self) -> str:
-        """Experts here, and slots."""
+        """Return the numbers of experts and slots."""
         slots = f"{self.capacity} slots each for each of {self.ep_size} ranks"
         return f"{len(self.first)} of {self.num_experts} experts, {slots}"
 
 
-class Experts(torch.autograd.Function):
-    """y = relu(x W_1) W_2 for each expert's rows: `x_LRD`, `first_LDF`, `second_LFD` -> `y_LRD`."""
+class BatchedMLP(torch.autograd.Function):
+    """Compute y = relu(x W_1) W_2 for each expert's rows: `x_LRD`, `first_LDF`, `second_LFD` -> `y_LRD`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -155,3 +162,120 @@ class Experts(torch.autograd.Function):
             torch.bmm(x.transpose(1, 2), d_inner),
             torch.bmm(inner.transpose(1, 2), grad),
         )
+
+
+def capacity(num_tokens: int, num_experts: int, num_experts_per_token: int, capacity_factor: float | Fraction) -> int:
+    """Return the number of slots per expert for the tokens of one rank: the even share times the factor, rounded up.
+
+    The factor is the decimal number as written: in floats, 1.1 times 10 is more than 11.
+
+    Raises:
+        ValueError: no tokens, or a factor that is not above 0.
+
+    >>> [capacity(16, 8, 2, cf) for cf in (0.5, 1, 1.25, 1.3)], capacity(10, 1, 1, 1.1)
+    ([2, 4, 5, 6], 11)
+    """
+    factor = Fraction(str(capacity_factor)) if isfinite(capacity_factor) else Fraction(0)
+    if num_tokens < 1 or factor <= 0:
+        raise ValueError(f"capacity needs tokens and a finite factor above 0, got {num_tokens} and {capacity_factor}")
+    return ceil(factor * num_experts_per_token * num_tokens / num_experts)
+
+
+def exchange_bytes(num_slots: int, hidden_size: int, element_bytes: int, ep_size: int) -> int:
+    """Return the bytes that a rank sends per exchange of its E * C slots.
+
+    >>> exchange_bytes(num_slots=8 * 4, hidden_size=16, element_bytes=8, ep_size=4)
+    3072
+
+    Raises:
+        ValueError: the slots do not divide among the ranks.
+    """
+    if num_slots % ep_size:
+        raise ValueError(f"{num_slots} slots do not divide among {ep_size} ranks")
+    return (ep_size - 1) * num_slots // ep_size * hidden_size * element_bytes
+
+
+def queue_positions(indices: Tensor, num_experts: int) -> Tensor:
+    """Return the position of each choice of `indices_TK` in its expert's queue, from 0: `positions_TK`.
+
+    All first choices come before any second choice, also one of an earlier token.
+
+    >>> queue_positions(torch.tensor([[0, 1], [1, 0], [1, 2]]), 3)
+    tensor([[0, 2],
+            [0, 1],
+            [1, 0]])
+    """
+    experts = indices.t().reshape(-1)  # choice by choice
+    order = experts.argsort(stable=True)
+    load = tokens_per_expert(experts, num_experts)
+    begins = load.cumsum(0) - load
+    positions = torch.empty_like(experts)
+    positions[order] = torch.arange(len(experts)) - begins[experts[order]]
+    return positions.view(indices.shape[1], -1).t()
+
+
+def find_slots(indices: Tensor, num_experts: int, num_slots_each: int) -> Tensor:
+    """Return the slot of each choice among E * C, `slots_TK`; `DROPPED` where the expert has no slot left."""
+    positions = queue_positions(indices, num_experts)
+    return torch.where(positions < num_slots_each, indices * num_slots_each + positions, DROPPED)
+
+
+def fill_slots(x: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+    """Copy the tokens `x_TD` to the slots of their choices, `slots_TK`: `slots_ND`, with zeros in empty slots."""
+    out: Tensor = FillSlots.apply(x, slots, num_slots)
+    return out
+
+
+def read_slots(filled: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    """Sum `weights_TK` times `filled_ND` over the choices with a slot: `y_TD`, zeros for a token without any."""
+    out: Tensor = ReadSlots.apply(filled, slots, weights)
+    return out
+
+
+def _put(rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+    """Write the rows `rows_TKD` to their slots; each slot gets at most one."""
+    kept = slots != DROPPED
+    filled = rows.new_zeros(num_slots, rows.shape[-1])
+    filled[slots[kept]] = rows[kept]
+    return filled
+
+
+def _get(filled: Tensor, slots: Tensor) -> Tensor:
+    """Read `rows_TKD` from their slots, zeros for choices without one."""
+    kept = slots != DROPPED
+    rows = filled.new_zeros(*slots.shape, filled.shape[-1])
+    rows[kept] = filled[slots[kept]]
+    return rows
+
+
+class FillSlots(torch.autograd.Function):
+    """Forward: copy each token to its slots.  Backward: sum the gradients over the slots of a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        return _put(x.unsqueeze(1).expand(*slots.shape, -1), slots, num_slots)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (slots,) = ctx.saved_tensors
+        return _get(grad, slots).sum(1), None, None
+
+
+class ReadSlots(torch.autograd.Function):
+    """Forward: weighted sum over the slots of a token.  Backward: w dy for each slot, <dy, row> for each weight."""
+
+    @staticmethod
+    def forward(ctx: Any, filled: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+        rows = _get(filled, slots)
+        ctx.save_for_backward(rows, slots, weights)
+        ctx.num_slots = len(filled)
+        return (weights.unsqueeze(-1) * rows).sum(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        rows, slots, weights = ctx.saved_tensors
+        grad = grad.unsqueeze(1)
+        return _put(weights.unsqueeze(-1) * grad, slots, ctx.num_slots), None, (rows * grad).sum(-1)

@@ -1,13 +1,14 @@
-"""One copy of a token per node: rows cross the slow network once, and go on to their experts inside of the node.
+"""Hierarchical dispatch: one copy of a token per node over the slow network, then to its experts within the node.
 
 Chapter: book/ep/v3-moe.  In: `x_TD`, `weights_TK`, `experts_TK`.  Out: `y_TD`, as from `Experts`.
-  out     a copy of the token, its weights and the numbers of its experts, to the rank with the same place on each of
-          its experts' nodes; from there to the experts inside of the node
-  home    the experts' results to that rank, which weighs and sums them; one row per node back to the token
+  dispatch  inter-node: one copy of the token, its weights and expert numbers to each node that holds one of its
+            experts, to the rank with the same position there; intra-node: from that rank to the experts
+  combine   intra-node: the experts' results to that rank, which forms their weighted sum; inter-node: one row per node
+            back to the source of the token
   rows between nodes    (tokens, other nodes) pairs instead of (tokens, experts on other nodes): at most k, and no more
                         than the nodes a router allows
   between nodes, bytes  4 h + 2 k numbers per row and layer, both ways and both passes, and k whole numbers once
-The weighted sum is formed on the node, in another order than at home: equal to `Experts` but for rounding.
+The weighted sum is formed on the node, in another order than on the source: equal to `Experts` but for rounding.
 Elsewhere: DeepEP, whose kernels forward rows between InfiniBand and NVLink; Megatron's flex dispatcher uses it.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.2.
 """
@@ -22,28 +23,28 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.ep.all_to_all import agree, combine, dispatch, start_combine, start_dispatch, start_rows
+from dualpipe_lab.ep.all_to_all import combine, dispatch, exchange_splits, start_combine, start_dispatch, start_rows
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts
-from dualpipe_lab.ep.moe.routes import check_choices, plan_routes
+from dualpipe_lab.ep.moe.permutation import check_choices, plan_routes
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """The ranks of one expert-parallel group, by node: neighbouring ranks share one.
+class NodeGroups:
+    """The process groups of hierarchical dispatch: the ep group is split into nodes of neighbouring ranks.
 
     Attributes:
-        across: this rank and those with the same place on the other nodes.
-        inside: the ranks of this node.
+        inter_node: this rank and those with the same position on the other nodes.
+        intra_node: the ranks of this node.
     """
 
-    across: Group
-    inside: ExpertParallel
+    inter_node: Group
+    intra_node: ExpertParallel
 
     @classmethod
-    def of(cls, num_nodes: int, ep: ExpertParallel | None = None) -> "Nodes":
-        """Make both groups; every rank of `ep` (default: the world) calls this, in the same order.
+    def of(cls, num_nodes: int, ep: ExpertParallel | None = None) -> "NodeGroups":
+        """Create both groups; every rank of `ep` (default: the world) calls this, in the same order.
 
         Raises:
             ValueError: the nodes do not divide the ranks.
@@ -51,73 +52,76 @@ class Nodes:
         ranks = members((ep or ExpertParallel()).group)
         if num_nodes < 1 or len(ranks) % num_nodes:
             raise ValueError(f"nodes divide the ranks, got {len(ranks)} ranks on {num_nodes} nodes")
-        size, place = len(ranks) // num_nodes, ranks.index(comm.get_rank())
-        first = place // size * size
-        across = comm.new_group(ranks[place % size :: size], members_only=True)
-        inside = comm.new_group(ranks[first : first + size], members_only=True)
-        return cls(across, ExpertParallel(inside))
+        size, position = len(ranks) // num_nodes, ranks.index(comm.get_rank())
+        first = position // size * size
+        inter_node = comm.new_group(ranks[position % size :: size], members_only=True)
+        intra_node = comm.new_group(ranks[first : first + size], members_only=True)
+        return cls(inter_node, ExpertParallel(intra_node))
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the group."""
-        return comm.get_world_size(self.across)
+        """The number of nodes of the ep group."""
+        return comm.get_world_size(self.inter_node)
 
 
-def through_nodes(
+def hierarchical_experts(
     x: Tensor,
     weights: Tensor,
     experts: Tensor,
     layer: Experts,
-    nodes: Nodes,
-    meanwhile: Callable[[Tensor], Tensor] | None = None,
+    nodes: NodeGroups,
+    shared: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Send every token once to each of its nodes, and sum what its experts answer.
+    """Send one copy of every token to each node of its experts, and sum the weighted results: `y_TD`.
 
     Args:
         x: `x_TD`, this rank's tokens; none is allowed.
         weights: `weights_TK`; they get a gradient.
         experts: `experts_TK`, k different ones per token.
-        layer: its weights are used; its ranks are those of the nodes.
-        nodes: the groups.
-        meanwhile: runs on `x` while rows travel between nodes, and is added: a shared expert.
+        layer: the sharded experts, over the ranks of all nodes.
+        nodes: the groups by node.
+        shared: a shared expert; it computes on `x` while the inter-node dispatch is under way, and its result is added.
 
     Raises:
         ValueError: as `Experts.forward`, or experts that do not divide among the nodes.
     """
     check_choices(experts, layer.num_experts)
     share = layer.num_experts // nodes.num_nodes
-    home = experts // share  # node of each choice
-    wanted = torch.nn.functional.one_hot(home, nodes.num_nodes).amax(1)
+    node_of_choice = experts // share
+    wanted = torch.nn.functional.one_hot(node_of_choice, nodes.num_nodes).amax(1)
     node, token = wanted.t().nonzero(as_tuple=True)  # a copy for each pair, node by node
-    splits = agree(wanted.sum(0).tolist(), nodes.across)
-    is_there = home[token] == node[:, None]
+    splits = exchange_splits(wanted.sum(0).tolist(), nodes.inter_node)
+    is_there = node_of_choice[token] == node[:, None]
     numbers = torch.where(is_there, experts[token] % share, -1)
-    travelling = start_dispatch(Spread.apply(x, token), splits, nodes.across)
-    other = None if meanwhile is None else meanwhile(x)
-    numbers = start_rows(numbers, splits, nodes.across).wait()
-    rows = travelling.wait()
-    own = dispatch(Spread.apply(weights, token) * is_there, splits, nodes.across)
-    y = Collect.apply(combine(_inside(rows, own, numbers, layer, nodes, share), splits, nodes.across), token, len(x))
-    return y if other is None else y + other
+    dispatching = start_dispatch(Spread.apply(x, token), splits, nodes.inter_node)
+    shared_y = None if shared is None else shared(x)
+    numbers = start_rows(numbers, splits, nodes.inter_node).wait()
+    rows = dispatching.wait()
+    row_weights = dispatch(Spread.apply(weights, token) * is_there, splits, nodes.inter_node)
+    sums = _experts_of_node(rows, row_weights, numbers, layer, nodes, share)
+    y = Collect.apply(combine(sums, splits, nodes.inter_node), token, len(x))
+    return y if shared_y is None else y + shared_y
 
 
-def _inside(rows: Tensor, weights: Tensor, numbers: Tensor, layer: Experts, nodes: Nodes, share: int) -> Tensor:
-    """`y_CD` of the copies `rows_CD` that this rank got: the weighted sum over those of their experts that are here."""
+def _experts_of_node(
+    rows: Tensor, weights: Tensor, numbers: Tensor, layer: Experts, nodes: NodeGroups, share: int
+) -> Tensor:
+    """Pass the received copies `rows_CD` through this node's experts: the weighted sum over those, `y_CD`."""
     copy, choice = (numbers >= 0).nonzero(as_tuple=True)
-    routes = plan_routes(numbers[copy, choice][:, None], share, nodes.inside)
-    group = nodes.inside.group
-    sent = start_dispatch(operators.permute(Spread.apply(rows, copy), routes), routes.splits, group)
-    arrived = operators.regroup(sent.wait(), routes)
-    answers = operators.ungroup(operators.grouped_swiglu(arrived, routes.counts, layer.weights), routes)
-    back = operators.unpermute(start_combine(answers, routes.splits, group).wait(), routes)
-    place = copy * weights.shape[1] + choice
-    own = Spread.apply(weights.reshape(-1, 1), place)
-    out: Tensor = Collect.apply(operators.weigh(back, own), copy, len(rows))
+    routes = plan_routes(numbers[copy, choice][:, None], share, nodes.intra_node)
+    group = nodes.intra_node.group
+    dispatching = start_dispatch(operators.permute(Spread.apply(rows, copy), routes), routes.splits, group)
+    received = operators.regroup(dispatching.wait(), routes)
+    del dispatching  # it holds the rows in the order of arrival
+    results = operators.ungroup(operators.grouped_swiglu(received, routes.counts, layer.weights), routes)
+    results = operators.unpermute(start_combine(results, routes.splits, group).wait(), routes)
+    choice_weights = Spread.apply(weights.reshape(-1, 1), copy * weights.shape[1] + choice)
+    out: Tensor = Collect.apply(operators.weighted_sum(results, choice_weights), copy, len(rows))
     return out
 
 
 class Spread(torch.autograd.Function):
-    """Rows by number, some several times / the sum of what a row's copies contribute."""
+    """Forward: select rows by index, some several times.  Backward: sum the gradients of a row's copies."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ class Spread(torch.autograd.Function):
 
 
 class Collect(torch.autograd.Function):
-    """Sums of rows by number / the gradient of its sum for each row."""
+    """Forward: sum rows by index.  Backward: select each row's gradient by index."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, length: int) -> Tensor:

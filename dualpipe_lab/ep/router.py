@@ -1,4 +1,4 @@
-"""`TopKRouter`: which k of E experts a token goes to, and with which weights; their gradient is written by hand.
+"""`TopKRouter`: the choice of k of E experts for each token, and their weights with a hand-written gradient.
 
 Chapter: book/ep/topk-gradient.  In: tokens `x_TD`.  Out: a `Routing`: experts, weights, tokens per expert.
 With g the gradient of the weights w on the chosen experts S, and v = w / scale, the gradient of logit i is
@@ -6,9 +6,9 @@ With g the gradient of the weights w on the chosen experts S, and v = w / scale,
   softmax, normalised        v_i (g_i - sum_S v g)                zero outside of S; with k = 1 zero everywhere
   sigmoid                    s_i (1 - s_i) g_i                    zero outside of S
   sigmoid, normalised        v_i (1 - s_i) (g_i - sum_S v g)      zero outside of S; with k = 1 zero everywhere
-times the scale.  The choice itself has no gradient.  No message: every rank routes its own tokens.
-Experts are chosen by their logits, largest first, and of equal ones the lower number: no two experts are equal because
-their scores have been rounded to the same number.
+times the scale.  The choice has no gradient.  No message: every rank routes its local tokens.
+Experts are chosen by logits, largest first, the lower number first among equals.  Scores are not compared, because
+rounding can make different scores equal.
 Elsewhere: Megatron `TopKRouter`; torchtitan `TokenChoiceTopKRouter`; DeepSeek-V3 `Gate`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 2.1; Fedus et al. 2022 (arXiv 2101.03961), section 2.1.
 """
@@ -26,12 +26,12 @@ Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 
 class Routing(NamedTuple):
-    """Where the tokens go; T: tokens, K: experts per token, E: experts.
+    """The experts and weights of each token; T: tokens, K: experts per token, E: experts.
 
     Attributes:
         indices: `indices_TK`, int64, the chosen experts, best first; no expert twice for one token.
-        weights: `weights_TK`, with the gradient of this page.
-        load: `load_E`, int64, tokens per expert; they add up to T * K.
+        weights: `weights_TK`, with the gradient of this module.
+        load: `load_E`, int64, tokens per expert; their sum is T * K.
         logits: `logits_TE`, for the losses of `dualpipe_lab.ep.router_losses`.
     """
 
@@ -42,16 +42,16 @@ class Routing(NamedTuple):
 
 
 class TopKRouter(nn.Module):
-    """A linear layer that gives every token a logit per expert, and the k experts with the largest ones.
+    """A linear layer that computes a logit per token and expert, and chooses the k experts with the largest logits.
 
     Args:
         hidden_size: of a token.
-        num_experts: E, of all ranks together; the weight is drawn by its name, the same on all of them.
+        num_experts: E, of all ranks together; the weight is initialised by its name, the same on every rank.
         num_experts_per_token: k.
         scoring: how a logit becomes a score: "softmax" over all experts, or "sigmoid" of its own logit.
         normalise: divide the scores of the chosen experts by their sum.
         scale: the weights are multiplied by it.
-        dtype: of the weight and of everything that is computed here; float32 also where tokens have 16 bits.
+        dtype: of the weight and of all computation here; use float32 also where tokens have 16 bits.
 
     Raises:
         ValueError: k is not in 1..E, an unknown scoring, or a normalised single expert: its weight is always 1.
@@ -82,7 +82,7 @@ class TopKRouter(nn.Module):
         initialize_parameters(self)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route `x_TD`; T may be 0.
+        """Route the tokens `x_TD`; T may be 0.
 
         Raises:
             ValueError: a token's logits are NaN or infinite.
@@ -93,19 +93,19 @@ class TopKRouter(nn.Module):
         return Routing(indices, weights, tokens_per_expert(indices, self.num_experts), logits)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """`indices_TK` of `logits_TE`; a router that chooses otherwise replaces this method, and keeps the gradient."""
+        """Return `indices_TK` for `logits_TE`; a subclass may override this method and keeps the gradient."""
         return top_experts(logits, self.num_experts_per_token)
 
     def extra_repr(self) -> str:
-        """Sizes, and how logits become weights."""
+        """Return the sizes and the scoring."""
         how = f"{self.scoring}{', normalised' if self.normalise else ''}"
         return f"{self.num_experts_per_token} of {self.num_experts} experts, {how}, scale {self.scale:g}"
 
 
 def top_experts(scores: Tensor, num_experts_per_token: int) -> Tensor:
-    """`indices_TK` of the largest of `scores_TE`, largest first; of equal ones the lower number comes first.
+    """Return `indices_TK` of the largest of `scores_TE`, largest first, the lower number first among equals.
 
-    `torch.topk` returns any of equal ones.  -inf stands for an expert that must not be chosen.
+    The order of `torch.topk` is undefined among equals.  -inf excludes an expert.
 
     Raises:
         ValueError: k is not in 1..E; a score is NaN or +inf; a token has fewer than k scores above -inf.
@@ -128,11 +128,11 @@ def top_experts(scores: Tensor, num_experts_per_token: int) -> Tensor:
 def expert_weights(
     logits: Tensor, indices: Tensor, scoring: Scoring = "softmax", normalise: bool = False, scale: float = 1.0
 ) -> Tensor:
-    """`weights_TK` of the chosen experts; the gradient goes to `logits_TE` as the head of this module says.
+    """Return `weights_TK` of the chosen experts; the gradient for `logits_TE` is that of the module's docstring.
 
     Args:
         logits: `logits_TE`.
-        indices: `indices_TK`, no expert twice; they may have been chosen by anything.
+        indices: `indices_TK`, no expert twice; from any rule of choice.
         scoring: as in `TopKRouter`.
         normalise: as there.
         scale: as there.
@@ -150,7 +150,7 @@ def expert_weights(
 
 
 def tokens_per_expert(indices: Tensor, num_experts: int) -> Tensor:
-    """`load_E`: how often each expert was chosen on this rank, int64.
+    """Count the local tokens of each expert: `load_E`, int64.
 
     >>> tokens_per_expert(torch.tensor([[0, 2], [2, 1]]), 4)
     tensor([1, 1, 2, 0])
@@ -159,21 +159,21 @@ def tokens_per_expert(indices: Tensor, num_experts: int) -> Tensor:
 
 
 def log_scores(logits: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
-    """Logarithms of the scores, up to a number per token, and their slopes over the logits (None: 1).
+    """Return the logarithms of the scores, up to a constant per token, and their derivatives by the logits (None: 1).
 
-    The softmax of these is the scores divided by their sum, also where every score itself is too small for a float.
+    Their softmax is the scores divided by their sum, also where every score underflows.
     """
     return (logits, None) if scoring == "softmax" else (logsigmoid(logits), logits.neg().sigmoid())
 
 
 def normalised_grad(shares: Tensor, slopes: Tensor | None, grad: Tensor) -> Tensor:
-    """Gradient of the logits whose scores, divided by their sum, are `shares`."""
+    """Return the gradient of the logits whose scores, divided by their sum, are `shares`."""
     grad = shares * (grad - (shares * grad).sum(-1, keepdim=True))
     return grad if slopes is None else grad * slopes
 
 
 class SoftmaxWeights(torch.autograd.Function):
-    """p_i of the softmax over all experts."""
+    """Weights p_i: the softmax over all experts."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
@@ -186,12 +186,12 @@ class SoftmaxWeights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         p, indices = ctx.saved_tensors
-        whole = torch.zeros_like(p).scatter_(-1, indices, ctx.scale * grad)
-        return normalised_grad(p, None, whole), None, None, None
+        full = torch.zeros_like(p).scatter_(-1, indices, ctx.scale * grad)
+        return normalised_grad(p, None, full), None, None, None
 
 
 class SigmoidWeights(torch.autograd.Function):
-    """s_i, each the sigmoid of its own logit."""
+    """Weights s_i: the sigmoid of each chosen logit."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
@@ -204,12 +204,12 @@ class SigmoidWeights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         s, indices = ctx.saved_tensors
-        own = ctx.scale * grad * s * (1 - s)
-        return own.new_zeros(ctx.shape).scatter_(-1, indices, own), None, None, None
+        chosen = ctx.scale * grad * s * (1 - s)
+        return chosen.new_zeros(ctx.shape).scatter_(-1, indices, chosen), None, None, None
 
 
 class NormalisedWeights(torch.autograd.Function):
-    """Scores of the chosen experts, divided by their sum: the softmax of their logarithms."""
+    """Weights v_i: the chosen scores divided by their sum, the softmax of their logarithms."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, scale: float, scoring: Scoring) -> Tensor:
@@ -223,8 +223,8 @@ class NormalisedWeights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         v, slopes, indices = ctx.saved_tensors
-        own = normalised_grad(v, slopes, ctx.scale * grad)
-        return own.new_zeros(ctx.shape).scatter_(-1, indices, own), None, None, None
+        chosen = normalised_grad(v, slopes, ctx.scale * grad)
+        return chosen.new_zeros(ctx.shape).scatter_(-1, indices, chosen), None, None, None
 
 
 def _check_count(num_experts_per_token: int, num_experts: int) -> None:

@@ -1,17 +1,21 @@
-"""Two losses of a router: one that pulls the experts' loads together, one that keeps logits small.
+"""Losses of a router: two that even out the experts' loads, one that keeps logits small.
 
-Chapters: book/ep/topk-gradient, book/ep/gshard.  In: logits, tokens per expert.  Out: a number, without a coefficient.
-  balance_loss   E sum_e f_e P_e    f_e: share of the choices, a constant; P_e: mean share of the scores
-                                    1 if all f_e are equal, E if all tokens go to one expert with certainty
-  z_loss         mean of z^2        z: log sum exp of a token's logits
-  gradients      E / T p_i (f_i - sum_e f_e p_e)    and    2 / T z p_i    for logit i of a token
+Chapters: book/ep/topk-gradient, book/ep/gshard, book/ep/v3-moe.  In: logits, load.  Out: a scalar, no coefficient.
+  balance_loss    E sum_e f_e P_e    f_e: share of the choices, a constant; P_e: mean share of the scores
+                                     1 if all f_e are equal, E if all tokens go to one expert with certainty
+  sequence_loss   the mean over sequences of E sum_e f_e P_e, with f and P of one sequence
+  z_loss          mean of z^2        z: log sum exp of a token's logits
+  gradients, for logit i of a token: balance E / T p_i (f_i - sum_e f_e p_e), z 2 / T z p_i, sequence (of length s)
+                  E / s p_i (1 - sigmoid_i) (f_i - sum_e f_e p_e) divided by the number of sequences
 A product of means is not the mean of products, so the balance loss of all tokens is not the mean of the ranks' losses.
-Per rank: own load, own number of tokens; no message.  Global: both from `sum_over_ranks`, one all-reduce of E + 1
-integers; then each rank's result is its share, the shares add up to the loss of one process that has all tokens, and
-the gradients are exactly that process's.  Nothing travels in the backward, because f is a constant.
-Elsewhere: GShard's is 1 / E^2 times this, with the load of first choices alone; Switch's is this, with k = 1;
-DeepSeek-V3's is this per sequence, with sigmoid scores; Megatron `aux_loss`, `seq_aux_loss`, `global_aux_loss`.
-Source: Fedus et al. 2022 (arXiv 2101.03961), section 2.2; Zoph et al. 2022 (arXiv 2202.08906), section 3.
+Per rank: the local load and number of tokens; no message.  Global: both from `sum_over_ranks`, one all-reduce of E + 1
+integers.  Then each rank's result is a share, the shares add up to the loss of one process with all tokens, and the
+gradients are exactly that process's.  The backward sends no message, because f is a constant.
+A sequence lies on one rank, so the shares of its loss add up over ranks and microbatches without a message.
+Elsewhere: GShard's is 1 / E^2 times the balance loss, with the load of first choices alone; Switch's is it, with k = 1;
+DeepSeek-V3's is the sequence loss, with sigmoid scores; Megatron `aux_loss`, `seq_aux_loss`, `global_aux_loss`.
+Source: Fedus et al. 2022 (arXiv 2101.03961), section 2.2; Zoph et al. 2022 (arXiv 2202.08906), section 3;
+DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2, complementary sequence-wise auxiliary loss.
 """
 
 from typing import Any
@@ -26,12 +30,12 @@ from dualpipe_lab.ep.router import Scoring, log_scores, normalised_grad
 
 
 def balance_loss(logits: Tensor, load: Tensor, num_tokens: int | None = None, scoring: Scoring = "softmax") -> Tensor:
-    """E sum_e f_e P_e, a scalar; for a rank without tokens 0.
+    """Return the balance loss E sum_e f_e P_e, a scalar; 0 for a rank without tokens.
 
     Args:
         logits: `logits_TE` of this rank's tokens.
         load: `load_E`, how often each expert was chosen, before any token is dropped.
-        num_tokens: those that `load` comes from, if that is more than this rank's T; then the result is a share.
+        num_tokens: the tokens that `load` counts, if they are more than this rank's T; then the result is a share.
         scoring: as in the router; sigmoid scores are divided by their sum over all experts.
 
     >>> float(balance_loss(torch.zeros(6, 4), torch.tensor([3, 3, 3, 3])))
@@ -42,20 +46,42 @@ def balance_loss(logits: Tensor, load: Tensor, num_tokens: int | None = None, sc
 
 
 def z_loss(logits: Tensor, num_tokens: int | None = None) -> Tensor:
-    """Mean over the tokens of the squared log-sum-exp of `logits_TE`, a scalar; arguments as in `balance_loss`."""
+    """Return the mean over the tokens of the squared log-sum-exp of `logits_TE`; arguments as in `balance_loss`."""
     out: Tensor = ZLoss.apply(logits, len(logits) if num_tokens is None else num_tokens)
     return out
 
 
+def sequence_loss(logits: Tensor, indices: Tensor, length: int, num_sequences: int | None = None) -> Tensor:
+    """Return DeepSeek-V3's balance loss per sequence: the mean over sequences of E sum_e f_e P_e, a scalar.
+
+    f_e is the share of the sequence's choices that went to expert e, a constant; P_e the mean share of its scores.
+    V3's equation counts the k largest unbiased scores instead of the experts that were chosen.
+
+    Args:
+        logits: `logits_TE`, the full sequences of this rank one after another.
+        indices: `indices_TK`.
+        length: tokens of a sequence.
+        num_sequences: of all ranks, if they are more than this rank's; then the result is a share.
+
+    Raises:
+        ValueError: the tokens are not a multiple of `length`.
+    """
+    if length < 1 or len(logits) % length:
+        raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
+    count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
+    out: Tensor = SequenceLoss.apply(logits, indices, length, count)
+    return out
+
+
 def sum_over_ranks(load: Tensor, num_tokens: int, group: Group | None = None) -> tuple[Tensor, int]:
-    """Tokens per expert, and tokens, of all ranks of the group; also a rank without tokens calls this."""
+    """All-reduce the tokens per expert and the number of tokens; every rank of the group calls this."""
     both = torch.cat([load, load.new_tensor([num_tokens])])
     comm.all_reduce(both, group=group)
     return both[:-1], int(both[-1])
 
 
 class BalanceLoss(torch.autograd.Function):
-    """The load is a constant; the gradient goes through the scores alone."""
+    """E sum_e f_e P_e; the load is a constant, the gradient is that of the scores."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, load: Tensor, num_tokens: int, scoring: Scoring) -> Tensor:
@@ -75,7 +101,7 @@ class BalanceLoss(torch.autograd.Function):
 
 
 class ZLoss(torch.autograd.Function):
-    """Squares of log-sum-exps."""
+    """The mean of squared log-sum-exps."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, num_tokens: int) -> Tensor:
@@ -90,3 +116,24 @@ class ZLoss(torch.autograd.Function):
         logits, z = ctx.saved_tensors
         p = (logits - z).exp()
         return grad * 2 / ctx.num_tokens * z * p, None
+
+
+class SequenceLoss(torch.autograd.Function):
+    """The balance loss of each sequence; the choices are constants, the gradient is that of the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int) -> Tensor:
+        num_experts = logits.shape[-1]
+        logs, slopes = log_scores(logits, "sigmoid")
+        p = logs.softmax(-1)
+        hits = torch.zeros_like(p).scatter_(-1, indices, 1.0)
+        f = hits.unflatten(0, (-1, length)).mean(1) / indices.shape[-1]
+        price = (f * (num_experts / length / count)).repeat_interleave(length, 0)  # of one token's share
+        ctx.save_for_backward(p, slopes, price)
+        return (p * price).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        p, slopes, price = ctx.saved_tensors
+        return normalised_grad(p, slopes, grad * price), None, None, None

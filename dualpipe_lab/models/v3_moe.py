@@ -25,9 +25,9 @@ from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
-from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, sum_gradients
-from dualpipe_lab.ep.node_dispatch import Nodes
-from dualpipe_lab.ep.sequence_loss import sequence_loss
+from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, reduce_gradients
+from dualpipe_lab.ep.node_dispatch import NodeGroups
+from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
@@ -51,7 +51,7 @@ class V3Layer(nn.Module):
         config: V3MoEConfig,
         tp: TensorParallel,
         ep: ExpertParallel | None,
-        nodes: Nodes | None,
+        nodes: NodeGroups | None,
         replicas: Group | None,
         attend: Attend,
         dtype: torch.dtype | None,
@@ -117,7 +117,7 @@ class V3MoE(nn.Module):
             causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
         )
         replicas = kv_replicas(config.num_kv_heads, self.tp)
-        nodes = None if num_nodes == 1 else Nodes.of(num_nodes, self.ep)
+        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, self.ep)
         self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, self.tp, dtype=dtype)
         experts = [None if index < config.num_dense_layers else self.ep for index in range(config.num_layers)]
         self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, nodes, replicas, attend, dtype) for ep in experts)
@@ -156,15 +156,15 @@ class V3MoE(nn.Module):
         logits, balance = self(ids, num_sequences)
         return self.head.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
 
-    def sum_gradients(self) -> None:
+    def reduce_gradients(self) -> None:
         """Sum the gradients over ranks with other data, and those of experts over their replicas.
 
         Every rank calls this after the last backward of a step.
         """
-        sum_gradients(self, self.ep, 1, self.data)
+        reduce_gradients(self, self.ep, 1, self.data)
 
     def gradient_norm(self) -> float:
-        """Return the gradient norm of the full model, the same on every rank; call `sum_gradients` first."""
+        """Return the gradient norm of the full model, the same on every rank; call `reduce_gradients` first."""
         axes = norm_axes(self) | dict.fromkeys(expert_parameters(self), ("ep",))
         gradients = [(p.grad, where) for p, where in axes.items() if p.grad is not None and where is not None]
         return global_norm(gradients, {"tp": self.tp.group, "ep": self.ep.group})
@@ -209,7 +209,7 @@ def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayo
 
 
 def _experts(
-    config: V3MoEConfig, tp: TensorParallel, ep: ExpertParallel, nodes: Nodes | None, dtype: torch.dtype | None
+    config: V3MoEConfig, tp: TensorParallel, ep: ExpertParallel, nodes: NodeGroups | None, dtype: torch.dtype | None
 ) -> DeepSeekMoE:
     groups = config.num_groups, config.num_groups_per_token
     sizes = config.hidden_size, config.num_experts, config.num_experts_per_token

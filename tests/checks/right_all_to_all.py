@@ -38,7 +38,7 @@ def dispatch(x, to):
         "back along transposed splits": [("combine(rows, splits)", "library_dispatch(rows, splits.transposed)")],
         "in one line": """
 def round_trip(x, sends, work):
-    return combine(work(library_dispatch(x, splits := agree(sends))), splits)
+    return combine(work(library_dispatch(x, splits := exchange_splits(sends))), splits)
 """,
     },
 }

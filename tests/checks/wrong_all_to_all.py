@@ -62,7 +62,7 @@ TYPICAL = {
             [("combine(rows, splits)", "library_dispatch(rows, splits)")], "must be 2 numbers that sum to"
         ),
         "early return": Bad(
-            [("    splits = agree", "    if sum(sends) == 0:\n        return x\n    splits = agree")],
+            [("    splits = ex", "    if sum(sends) == 0:\n        return x\n    splits = ex")],
             "all_to_all_single",
         ),
         "early return of the idle": Bad(
@@ -107,7 +107,7 @@ CHEATS = {
         "the library's own": Bad(
             "def dispatch(x, to):\n"
             "    sends = to.bincount(minlength=comm.get_world_size()).tolist()\n"
-            "    return library_dispatch(x[to.argsort(stable=True)], agree(sends))",
+            "    return library_dispatch(x[to.argsort(stable=True)], exchange_splits(sends))",
             "the library's own is switched off",
         ),
         "torch's own": Bad(

@@ -80,7 +80,7 @@ TYPICAL = {
             [
                 (
                     "rows = dispatch(filled, even)",
-                    "from dualpipe_lab.ep.all_to_all import agree\n    agree(even.sends)\n"
+                    "from dualpipe_lab.ep.all_to_all import exchange_splits\n    exchange_splits(even.sends)\n"
                     "    rows = dispatch(filled, even)",
                 )
             ],
@@ -106,7 +106,7 @@ CHEATS = {
     },
     "gshard-2": {
         "the library's own": Bad(
-            _ASSIGN + "    from dualpipe_lab.ep.capacity import find_slots\n"
+            _ASSIGN + "    from dualpipe_lab.ep.gshard import find_slots\n"
             "    return find_slots(indices, num_experts, num_slots_each)",
             "switched off",
         ),

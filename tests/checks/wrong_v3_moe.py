@@ -107,7 +107,7 @@ CHEATS = {
         ),
     },
     "v3_moe-2": {
-        "the library's own": Bad("choose = choose_in_groups", "the library's own is switched off"),
+        "the library's own": Bad("choose = group_limited_topk", "the library's own is switched off"),
         "the same for all": Bad(
             "def choose(values, k, num_groups, num_kept):\n    return torch.arange(k).expand(len(values), k)", "kept"
         ),

@@ -7,8 +7,8 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.overlap import backward_alone, emulated, forward_alone
-from dualpipe_lab.ep.overlap.executor import Passage, execute
-from dualpipe_lab.ep.overlap.stage import CutStage
+from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
+from dualpipe_lab.ep.overlap.stage import InterruptibleStage
 
 
 def draw(rank, sizes, number=2, tokens=None):
@@ -32,7 +32,7 @@ def pairs(rank, world_size, weights, sizes, orders, ticks=(None,), even=False, t
         for layer in layers:
             layer.zero_grad()
         for some in ticks:
-            old, new = Passage(layers, x[0]), Passage(layers, x[1])
+            old, new = MicrobatchPass(layers, x[0]), MicrobatchPass(layers, x[1])
             execute(forward_alone(num_layers, 0), forward=old)
             old.dy = dy[0]
             comm.barrier()
@@ -54,14 +54,14 @@ def sent():
 
 def judge(weights, sizes, world_size, tokens=None):
     """Per rank [y, dx of the first, dx of the second microbatch], then each layer's gradients, experts whole."""
-    leaves = [[*w.front.parameters(), *w.router.parameters(), w.gate, w.up, w.down] for w in weights]
+    leaves = [[*w.attention.parameters(), *w.router.parameters(), w.gate, w.up, w.down] for w in weights]
     for leaf in [p for layer in leaves for p in layer]:
         leaf.requires_grad_().grad = None
     ranks = []
     for rank in range(world_size):
         x, dy = draw(rank, sizes, tokens=None if tokens is None else tokens[rank])
         inputs = [each.clone().requires_grad_() for each in x]
-        outputs = [emulated.one_process(weights, each) for each in inputs]
+        outputs = [emulated.single_process(weights, each) for each in inputs]
         for y, grad in zip(outputs, dy, strict=True):
             y.backward(grad)
         ranks.append([outputs[1].detach(), *(each.grad for each in inputs)])
@@ -70,7 +70,7 @@ def judge(weights, sizes, world_size, tokens=None):
         leaf.requires_grad_(False)
         leaf.grad = None
     for w in weights:
-        for p in (*w.front.parameters(), *w.router.parameters()):
+        for p in (*w.attention.parameters(), *w.router.parameters()):
             p.requires_grad_()
     return ranks, grads
 
@@ -89,7 +89,7 @@ def pipeline(rank, world_size, program, weights, sizes, batch, options):
     stages = {}
     for index in sorted({action.stage for action in program.actions(mesh.rank("pp"))}):
         mine = weights[index * per_stage : (index + 1) * per_stage]
-        stages[index] = CutStage(index, emulated.make_layers(mine, ep, even), options["ticks"])
+        stages[index] = InterruptibleStage(index, emulated.make_layers(mine, ep, even), options["ticks"])
     like = torch.empty(sizes.tokens, sizes.hidden, dtype=torch.float64)
     runtime = lab.PipelineRuntime(
         program, stages, mse_loss, like, mesh.group("pp"),

@@ -10,10 +10,10 @@ from runs import counted, draw, launch, leaf
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import (
     Splits,
-    agree,
     combine,
     dispatch,
     exchange_counts,
+    exchange_splits,
     start_combine,
     start_dispatch,
     start_rows,
@@ -45,7 +45,7 @@ def exchanged(rank, world_size, tables):
     found = []
     for table in tables:
         for way in ("plain", "issued"):
-            splits = agree(table[rank])
+            splits = exchange_splits(table[rank])
             x = leaf(named_rows(table, rank))
             y = dispatch(x, splits) if way == "plain" else start_dispatch(x, splits).wait()
             (y * y).sum().backward()  # dy = 2 y, so the gradient is each row's own numbers, twice
@@ -72,7 +72,7 @@ def test_the_oracle():
     def fn(rank, world_size):
         names = block["send_buffers"][rank]
         numbers = torch.tensor([[float(all_names.index(name))] for name in names]).view(-1, 1)
-        return [all_names[int(row)] for row in dispatch(numbers, agree(block["send_counts"][rank])).flatten()]
+        return [all_names[int(row)] for row in dispatch(numbers, exchange_splits(block["send_counts"][rank])).flatten()]
 
     all_names = [name for names in block["send_buffers"] for name in names]
     assert launch(fn, 3) == block["recv_buffers"]
@@ -96,9 +96,9 @@ def test_bytes_are_those_of_the_rows_for_others():
     table = TABLES[4][1]
 
     def fn(rank, world_size):
-        splits, x = agree(table[rank]), leaf(named_rows(table, rank))
+        splits, x = exchange_splits(table[rank]), leaf(named_rows(table, rank))
         return [
-            counted(lambda: agree(table[rank])),
+            counted(lambda: exchange_splits(table[rank])),
             counted(lambda: start_rows(x, splits).wait()),
             counted(lambda: dispatch(x, splits).sum().backward()),
             counted(lambda: start_dispatch(x, splits).wait().sum().backward()),
@@ -116,7 +116,7 @@ def test_bytes_are_those_of_the_rows_for_others():
 def test_strided_rows_and_any_shape_are_sent():
     def fn(rank, world_size):
         x = draw(rank, 6, 4)
-        splits = agree([1, 2])
+        splits = exchange_splits([1, 2])
         strided = dispatch(x[::2, :2], splits)
         cube = dispatch(x[:3].view(3, 2, 2).transpose(1, 2), splits)
         return strided, cube, exchange_counts(torch.tensor([[rank, 1], [2, rank]]).t())
@@ -133,7 +133,7 @@ def test_a_group_has_its_own_ranks():
     def fn(rank, world_size):
         mesh = lab.Mesh(lab.Topology([("dp", 2), ("ep", 2)]))
         group = mesh.group("ep")
-        splits = agree([1, 1], group)
+        splits = exchange_splits([1, 1], group)
         return dispatch(torch.full((2, 1), float(rank)), splits, group).flatten().tolist()
 
     assert launch(fn, 4) == [[0, 1], [0, 1], [2, 3], [2, 3]]
@@ -179,14 +179,15 @@ def test_rows_without_a_gradient_may_be_issued_too():
     assert launch(fn, 2) == [([0, 1], False)] * 2
 
 
-def test_a_second_wait_is_refused():
+def test_a_second_wait_returns_the_same_rows_and_their_gradient_is_sent_once():
     def fn(rank, world_size):
-        issued = start_dispatch(leaf(torch.ones(2, 1)), Splits((1, 1), (1, 1)))
-        issued.wait()
-        issued.wait()
+        x = leaf(torch.full((2, 1), float(rank)))
+        handle = start_dispatch(x, Splits((1, 1), (1, 1)))
+        rows, again = handle.wait(), handle.wait()
+        sent = counted(lambda: (rows + again).sum().backward())
+        return rows is again, x.grad.flatten().tolist(), sent["all_to_all_single"]
 
-    with pytest.raises(lab.RankError, match="waited for once"):
-        launch(fn, 2)
+    assert launch(fn, 2) == [(True, [2, 2], (1, 4))] * 2
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_second_wait_is_refused():
 )
 def test_counts_that_fit_no_rank_are_refused(sends, message):
     with pytest.raises(lab.RankError, match=message):
-        launch(lambda rank, world_size: agree(sends), 2)
+        launch(lambda rank, world_size: exchange_splits(sends), 2)
 
 
 def test_rows_that_the_splits_do_not_make_up_are_refused():

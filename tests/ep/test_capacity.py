@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import draw, leaf
 
-from dualpipe_lab.ep.capacity import (
+from dualpipe_lab.ep.gshard import (
     DROPPED,
     fill_slots,
     find_slots,
-    queue_places,
+    queue_positions,
     read_slots,
 )
 
@@ -34,7 +34,7 @@ def places_by_hand(indices, num_experts):
 def test_places_and_slots_of_any_choice(experts, num_tokens, num_slots, seed):
     num_experts, k = experts
     indices = draw(seed, num_tokens, num_experts).argsort(1)[:, :k]
-    places = queue_places(indices, num_experts)
+    places = queue_positions(indices, num_experts)
     assert places.tolist() == places_by_hand(indices.tolist(), num_experts)
     slots = find_slots(indices, num_experts, num_slots)
     kept = slots[slots != DROPPED].tolist()

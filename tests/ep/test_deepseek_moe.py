@@ -13,11 +13,11 @@ from dualpipe_lab.ep.deepseek_moe import (
     DeepSeekMoE,
     DeepSeekRouter,
     bias_step,
-    choose_in_groups,
+    group_limited_topk,
     update_biases,
 )
-from dualpipe_lab.ep.moe import sum_gradients
-from dualpipe_lab.ep.sequence_loss import sequence_loss
+from dualpipe_lab.ep.moe import reduce_gradients
+from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 from dualpipe_lab.world.context import rank_context
@@ -63,7 +63,7 @@ def plain_layer(state, bias, x, dy):
     leaves = {name: leaf(value) for name, value in state.items()}
     x = leaf(x)
     logits = x @ leaves["router.weight"].t()
-    chosen = choose_in_groups(logits.detach().sigmoid() + bias, K, GROUPS, KEPT)
+    chosen = group_limited_topk(logits.detach().sigmoid() + bias, K, GROUPS, KEPT)
     scores = logits.sigmoid().gather(1, chosen)
     weights = SCALE * scores / scores.sum(1, keepdim=True)
     y = silu(x @ leaves["shared.weight"].t())
@@ -117,7 +117,7 @@ def test_output_gradients_and_load_are_those_of_one_process(world_size):
         for part, grad in zip(parts, dy[span].tensor_split(2), strict=True):
             ys.append(layer(part))
             ys[-1].backward(grad)
-        sum_gradients(layer, layer.experts.ep, num_tokens=1)
+        reduce_gradients(layer, layer.experts.ep, num_tokens=1)
         loads = update_biases(layer, 0.5)[0]
         found = {"y": torch.cat(ys).detach(), "x": torch.cat([part.grad for part in parts])}
         return found | full_state_dict(layer, of="grad"), loads, layer.router.bias, layer.shared.seen
@@ -211,7 +211,7 @@ def plain_sequence_loss(logits, indices, length):
 
 def test_the_loss_per_sequence_and_its_gradient():
     logits = draw(3, 12, E)
-    indices = choose_in_groups(logits, K, GROUPS, KEPT)
+    indices = group_limited_topk(logits, K, GROUPS, KEPT)
     ours, theirs = leaf(logits), leaf(logits)
     loss, expected = sequence_loss(ours, indices, 4), plain_sequence_loss(theirs, indices, 4)
     loss.backward()

@@ -10,7 +10,7 @@ from runs import draw
 
 from dualpipe_lab.ep.deepseek_moe import (
     DeepSeekRouter,
-    choose_in_groups,
+    group_limited_topk,
 )
 
 
@@ -32,7 +32,7 @@ def choose_by_trying(scores, k, num_groups, num_kept):
 def test_selection_equals_trying_all_groups_and_a_shift_of_all_scores_changes_nothing(seed, sizes, shift):
     num_experts, num_groups, num_kept, k = sizes
     scores = draw(seed, 5, num_experts)  # half of them negative
-    chosen = choose_in_groups(scores + shift, k, num_groups, num_kept)
+    chosen = group_limited_topk(scores + shift, k, num_groups, num_kept)
     assert chosen.tolist() == [choose_by_trying(row, k, num_groups, num_kept) for row in scores.tolist()]
     size = num_experts // num_groups
     assert all(len({expert // size for expert in row}) <= num_kept for row in chosen.tolist())
@@ -40,14 +40,14 @@ def test_selection_equals_trying_all_groups_and_a_shift_of_all_scores_changes_no
 
 def test_masked_experts_are_not_chosen_where_the_others_are_negative():
     scores = torch.tensor([[-0.1, -0.9, -0.3, -0.4]])  # the first group sums to -1.0, the second to -0.7
-    assert choose_in_groups(scores, 2, num_groups=2).tolist() == [[2, 3]]
+    assert group_limited_topk(scores, 2, num_groups=2).tolist() == [[2, 3]]
     zeros = torch.where(torch.tensor([[True, True, False, False]]), 0.0, scores)
     assert zeros.topk(2).indices.sort().values.tolist() == [[0, 1]]  # what a mask of 0 would choose
 
 
 def test_ties_go_to_the_lower_number_and_groups_may_have_one_expert():
-    assert choose_in_groups(torch.ones(1, 6), 3, 3, 2).tolist() == [[0, 1, 2]]
-    assert choose_in_groups(torch.tensor([[0.2, 0.4, 0.1, 0.3]]), 2, 4, 2).tolist() == [[1, 3]]
+    assert group_limited_topk(torch.ones(1, 6), 3, 3, 2).tolist() == [[0, 1, 2]]
+    assert group_limited_topk(torch.tensor([[0.2, 0.4, 0.1, 0.3]]), 2, 4, 2).tolist() == [[1, 3]]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_scores_that_are_not_finite_are_refused():
         scores = torch.zeros(2, 4)
         scores[1, 3] = bad
         with pytest.raises(ValueError, match="for token 1"):
-            choose_in_groups(scores, 2, 2)
+            group_limited_topk(scores, 2, 2)

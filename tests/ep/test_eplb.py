@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dualpipe_lab.ep import eplb
-from dualpipe_lab.ep.eplb import Plan, balance, lower_bound, num_moves, optimum, rank_loads, rebalance_sticky
-from dualpipe_lab.ep.eplb.packing import replicate
-from dualpipe_lab.ep.eplb.refine import num_twins
+from dualpipe_lab.ep.eplb import ExpertPlacement, balance, lower_bound, num_moves, optimum, rank_loads, rebalance_sticky
+from dualpipe_lab.ep.eplb.balanced import num_duplicates
+from dualpipe_lab.ep.eplb.placement import replicate
 
 PUBLISHED = torch.tensor(
     [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]]
@@ -20,7 +20,7 @@ SIZES = [(12, 16, 4, 2, 8), (12, 16, 3, 2, 8), (8, 8, 1, 1, 1), (8, 8, 2, 2, 8),
 
 
 def rebalance(weight, *sizes):
-    return Plan(*eplb.rebalance_experts(weight, *sizes))
+    return ExpertPlacement(*eplb.rebalance_experts(weight, *sizes))
 
 
 def draw(rng, kind, shape):
@@ -33,9 +33,9 @@ def heaviest(weight, plan, num_ranks):
     return rank_loads(weight, plan, num_ranks).max(1).values
 
 
-def twins(plan, num_ranks):
+def duplicates(plan, num_ranks):
     slots = plan.physical_to_logical.numpy()
-    return num_twins(slots.reshape(len(slots), num_ranks, -1))
+    return num_duplicates(slots.reshape(len(slots), num_ranks, -1))
 
 
 def by_node(plan, num_nodes):
@@ -98,31 +98,31 @@ def test_never_heavier_than_the_greedy_plan():
     assert better > 300
 
 
-def test_twins_stay_only_where_no_exchange_is_free():
+def test_duplicates_stay_only_where_no_exchange_is_free():
     loads, ranks = draw(np.random.default_rng(3), "lognormal", (60, 24)), 6
     sizes = 30, 1, 1, ranks
-    together, apart = (balance(loads, *sizes, apart=how) for how in ("never", "free"))
-    assert twins(together, ranks).sum() > twins(apart, ranks).sum()
+    together, apart = (balance(loads, *sizes, separate=how) for how in ("never", "free"))
+    assert duplicates(together, ranks).sum() > duplicates(apart, ranks).sum()
     most = heaviest(loads, apart, ranks)
-    for layer in np.flatnonzero(twins(apart, ranks)):
+    for layer in np.flatnonzero(duplicates(apart, ranks)):
         slots = apart.physical_to_logical[layer].tolist()
         for one in range(30):
             for other in range(30):
                 changed = list(slots)
                 changed[one], changed[other] = changed[other], changed[one]
                 grid = np.array(changed).reshape(1, ranks, -1)
-                if num_twins(grid)[0] < num_twins(np.array(slots).reshape(1, ranks, -1))[0]:
+                if num_duplicates(grid)[0] < num_duplicates(np.array(slots).reshape(1, ranks, -1))[0]:
                     share = torch.as_tensor(loads[layer]) / apart.counts[layer]
                     assert share[torch.tensor(changed)].view(ranks, -1).sum(1).max() > most[layer] * (1 - 1e-9)
 
 
-def test_twins_part_at_any_cost_and_the_cost_is_stated():
+def test_duplicates_are_separated_at_any_cost_and_the_cost_is_stated():
     loads, ranks = draw(np.random.default_rng(4), "heavy", (200, 16)), 10
-    free, always = (balance(loads, 20, 1, 1, ranks, apart=how) for how in ("free", "always"))
+    free, always = (balance(loads, 20, 1, 1, ranks, separate=how) for how in ("free", "always"))
     possible = (always.counts <= ranks).all(1)
     assert possible.sum() > 50
-    assert not twins(always, ranks)[possible.numpy()].any()
-    assert twins(free, ranks)[possible.numpy()].any()
+    assert not duplicates(always, ranks)[possible.numpy()].any()
+    assert duplicates(free, ranks)[possible.numpy()].any()
     cost = heaviest(loads, always, ranks) / heaviest(loads, free, ranks)
     assert cost.max() > 1
 
@@ -199,9 +199,9 @@ def test_groups_and_nodes_need_not_fit_where_the_plan_is_global():
 def test_sticky_refuses_a_plan_of_something_else():
     with pytest.raises(ValueError, match="an expert has no slot"):
         rebalance_sticky([[1.0, 2]], torch.tensor([[0, 0]]), 1, 1)
-    with pytest.raises(ValueError, match="the plan has 1 layers, loads 2"):
+    with pytest.raises(ValueError, match="the placement has 1 layers, loads 2"):
         rebalance_sticky([[1.0, 2]] * 2, torch.tensor([[0, 1]]), 1, 1)
-    with pytest.raises(ValueError, match="apart is"):
-        balance([[1.0]], 1, apart="maybe")
+    with pytest.raises(ValueError, match="separate is"):
+        balance([[1.0]], 1, separate="maybe")
     with pytest.raises(ValueError, match="at most 12 slots"):
         optimum([1.0], 13, 1)

@@ -16,7 +16,7 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.gshard import GShardMoE
-from dualpipe_lab.ep.moe import ExpertParallel, Experts, SMoE
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 
@@ -32,7 +32,7 @@ REFUSING = {
 
 
 def make(ep=None):
-    layers = SMoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), Experts(WIDTH, WIDTH, NUM_EXPERTS, ep))
+    layers = MoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), Experts(WIDTH, WIDTH, NUM_EXPERTS, ep))
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), layers).double()
 
 

@@ -7,13 +7,13 @@ from runs import A1, counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.ep.capacity import (
+from dualpipe_lab.ep.gshard import (
     DROPPED,
+    GShardMoE,
     capacity,
     exchange_bytes,
     find_slots,
 )
-from dualpipe_lab.ep.gshard import GShardMoE
 from dualpipe_lab.tp.shard import full_state_dict
 
 HIDDEN, FFN, EXPERTS, TOKENS = 6, 5, 8, 8

@@ -9,7 +9,7 @@ from runs import A1, counted, launch, leaf
 import dualpipe_lab as lab
 from dualpipe_lab.dp.hybrid import count_by_node
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
-from dualpipe_lab.ep.node_dispatch import Nodes, through_nodes
+from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.tp.shard import full_state_dict
 from dualpipe_lab.world.context import rank_context
 
@@ -18,7 +18,7 @@ def run(case, rank, nodes, meanwhile=None):
     layer = Experts.from_full(case.gate, case.up, case.down)
     x, weights, experts, dy = case.of(rank)
     x, weights = leaf(x), leaf(weights)
-    y = through_nodes(x, weights, experts, layer, nodes, meanwhile)
+    y = hierarchical_experts(x, weights, experts, layer, nodes, meanwhile)
     y.backward(dy)
     return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
@@ -29,7 +29,7 @@ def test_it_equals_a_loop_over_experts(world_size, num_nodes):
     cases = all_cases(world_size)
 
     def fn(rank, world_size):
-        nodes = Nodes.of(num_nodes)
+        nodes = NodeGroups.of(num_nodes)
         return [run(case, rank, nodes) for case in cases.values()]
 
     for rank, found in enumerate(launch(fn, world_size)):
@@ -47,10 +47,13 @@ def test_rows_between_nodes_are_pairs_of_token_and_node():
     topology = lab.Topology([("ep", 4)], ranks_per_node=2)
 
     def fn(rank, world_size):
-        nodes, layer = Nodes.of(2), Experts.from_full(case.gate, case.up, case.down)
+        nodes, layer = NodeGroups.of(2), Experts.from_full(case.gate, case.up, case.down)
         x, weights, experts, _ = case.of(rank)
         ledger, between = count_by_node(topology), []
-        for send in (lambda: layer(x, weights, experts), lambda: through_nodes(x, weights, experts, layer, nodes)):
+        for send in (
+            lambda: layer(x, weights, experts),
+            lambda: hierarchical_experts(x, weights, experts, layer, nodes),
+        ):
             before = ledger.total().inter
             with torch.no_grad():
                 send()
@@ -74,7 +77,7 @@ def test_the_shared_expert_runs_while_rows_travel_between_nodes():
     case = make_case("random", (5, 4), numbers=whole)
 
     def fn(rank, world_size):
-        nodes, seen = Nodes.of(2), []
+        nodes, seen = NodeGroups.of(2), []
 
         def shared(x):
             seen.append(rank_context().ledger.entries["all_to_all_single"].count)
@@ -89,7 +92,7 @@ def test_the_shared_expert_runs_while_rows_travel_between_nodes():
 
 def test_nodes_that_do_not_divide_the_ranks_are_refused():
     with pytest.raises(lab.RankError, match="got 2 ranks on 3 nodes"):
-        launch(lambda rank, world_size: Nodes.of(3), 2)
+        launch(lambda rank, world_size: NodeGroups.of(3), 2)
 
 
 def test_groups_of_a_part_of_the_world():
@@ -99,11 +102,11 @@ def test_groups_of_a_part_of_the_world():
 
     def fn(rank, world_size):
         ep = ExpertParallel.of(lab.Mesh(topology))
-        nodes = Nodes.of(2, ep)
+        nodes = NodeGroups.of(2, ep)
         layer = Experts.from_full(case.gate, case.up, case.down, ep)
         x, weights, experts, _ = case.of(rank % 2)
         results = []
-        sent = counted(lambda: results.append(through_nodes(x, weights, experts, layer, nodes)))
+        sent = counted(lambda: results.append(hierarchical_experts(x, weights, experts, layer, nodes)))
         return results[0].detach(), sum(count for count, _ in sent.values())
 
     expected = plain(case)["y"]

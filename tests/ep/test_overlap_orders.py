@@ -11,22 +11,21 @@ from dualpipe_lab.ep.overlap import (
     InvalidOrder,
     Order,
     backward_alone,
-    bound,
     check_pair,
     forward_alone,
     host_calls,
     input_grads_alone,
+    lower_bound,
     one_f_one_b_basic,
     one_f_one_b_overlap,
     parse_ops,
     simulate,
-    sums,
+    stream_totals,
     ticks_of,
     weight_grads_alone,
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
-from dualpipe_lab.ep.overlap.operations import BACKWARD, COMM, COMPUTE, FORWARD
-from dualpipe_lab.ep.overlap.order import every_op
+from dualpipe_lab.ep.overlap.order import BACKWARD, COMM, COMPUTE, FORWARD, every_op
 
 TICKS = st.fixed_dictionaries({kind: st.integers(0, 9) for kind in (*COMPUTE, *COMM)}).map(lambda t: ticks_of(**t))
 PAIRS = st.one_of(
@@ -63,8 +62,8 @@ def test_a_simulation_obeys_streams_and_needs(order, ticks):
     streams = simulate(order, ticks)
     found = {span.label: (span.start, span.end) for span in (*streams.compute, *streams.comm)}
     assert found == {str(op): time for op, time in times.items() if time[0] != time[1]}
-    assert bound(order, ticks) <= streams.makespan <= sum(sums(order, ticks))
-    assert streams.idle == streams.makespan - sums(order, ticks)[0]
+    assert lower_bound(order, ticks) <= streams.makespan <= sum(stream_totals(order, ticks))
+    assert streams.idle == streams.makespan - stream_totals(order, ticks)[0]
     assert sum(wait for _, wait in streams.waits()) == streams.idle
 
 
@@ -85,7 +84,7 @@ def slow_times(order, ticks):
 @given(PAIRS, TICKS)
 def test_what_is_serial_takes_the_sum(order, ticks):
     if order.name == "1F1B basic":
-        assert simulate(order, ticks).makespan == sum(sums(order, ticks))
+        assert simulate(order, ticks).makespan == sum(stream_totals(order, ticks))
 
 
 @given(PAIRS)

@@ -22,8 +22,8 @@ from dualpipe_lab.ep.overlap import (
     ticks_of,
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
-from dualpipe_lab.ep.overlap.executor import Passage, execute
-from dualpipe_lab.ep.overlap.stage import CutStage, overlapped_forward_backward
+from dualpipe_lab.ep.overlap.executor import MicrobatchPass, execute
+from dualpipe_lab.ep.overlap.stage import InterruptibleStage, overlapped_forward_backward
 from dualpipe_lab.pp.runtime import ReadyAction, Stage
 from dualpipe_lab.pp.runtime.stage import run_pair_serially
 
@@ -111,11 +111,11 @@ def test_even_routes_equal_the_judge_with_the_same_choices():
     x = torch.randn(SIZES.tokens, SIZES.hidden, dtype=torch.float64)
 
     def fn(rank, world_size):
-        passage = Passage(emulated.make_layers(weights, even=SIZES), x)
+        passage = MicrobatchPass(emulated.make_layers(weights, even=SIZES), x)
         execute(forward_alone(1), forward=passage)
         return passage.output
 
-    expected = emulated.one_process(weights, x, emulated.even_choices(SIZES)).detach()
+    expected = emulated.single_process(weights, x, emulated.even_choices(SIZES)).detach()
     assert all(close(y, expected) for y in lab.launch(fn, 2))
 
 
@@ -153,13 +153,14 @@ def check_against_one_process(program, weights, batch, grads):
             leaf.requires_grad_()
     for inputs, targets in batch:
         for x, y in zip(inputs, targets, strict=True):
-            (mse_loss(emulated.one_process(weights, x, fixed), y) / number).backward()
+            (mse_loss(emulated.single_process(weights, x, fixed), y) / number).backward()
     per_stage = len(weights) // program.num_stages
     for pp_rank in range(program.num_ranks):
         ours = grads[2 * pp_rank : 2 * pp_rank + 2]
         for index in ours[0]:
             mine = weights[index * per_stage : (index + 1) * per_stage]
-            leaves = [p for w in mine for p in (*w.front.parameters(), *w.router.parameters(), w.gate, w.up, w.down)]
+            parts = [(*w.attention.parameters(), *w.router.parameters(), w.gate, w.up, w.down) for w in mine]
+            leaves = [p for part in parts for p in part]
             for place, leaf in enumerate(leaves):
                 assert close(whole([rank[index] for rank in ours], place), leaf.grad)
 
@@ -178,7 +179,7 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():
 
     def fn(rank, world_size, hook):
         x = torch.randn(2, SIZES.tokens, SIZES.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        stage = CutStage(1, emulated.make_layers(weights))
+        stage = InterruptibleStage(1, emulated.make_layers(weights))
         stage.forward(0, (x[0],))
         up = ReadyAction(stage, lab.Action(1, "F", 1), (x[1],))
         down = ReadyAction(stage, lab.Action(1, "I", 0), (x[1],))
@@ -199,12 +200,12 @@ def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():
 def test_wrong_calls_are_named():
     def fn(rank, world_size):
         layers = emulated.make_layers(emulated.make_weights(1))
-        passage = Passage(layers, torch.randn(2, 16, dtype=torch.float64))
-        with pytest.raises(ValueError, match="'1F1B overlap' takes a passage for its forward and its backward"):
+        passage = MicrobatchPass(layers, torch.randn(2, 16, dtype=torch.float64))
+        with pytest.raises(ValueError, match="'1F1B overlap' takes a MicrobatchPass for its forward and its backward"):
             execute(one_f_one_b_overlap(1), forward=passage)
-        with pytest.raises(ValueError, match="'forward' takes a passage for its forward, and no other"):
+        with pytest.raises(ValueError, match="'forward' takes a MicrobatchPass for its forward, and no other"):
             execute(forward_alone(1), forward=passage, backward=passage)
-        stage, x = CutStage(2, layers), torch.randn(2, 16, dtype=torch.float64)
+        stage, x = InterruptibleStage(2, layers), torch.randn(2, 16, dtype=torch.float64)
         with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: text"):
             stage.forward(0, (x,), extra={"text": x})
         with pytest.raises(ValueError, match="stage 2 take x alone, got more inputs: a tensor"):
@@ -220,6 +221,6 @@ def test_wrong_calls_are_named():
 def test_the_hook_refuses_stages_that_are_in_one_piece():
     stages = [Stage(index, nn.Identity()) for index in (0, 3)]
     tasks = [ReadyAction(stage, lab.Action(stage.index, kind, 1)) for stage, kind in zip(stages, "FB", strict=True)]
-    with pytest.raises(TypeError, match="make stages 0 and 3 CutStages"):
+    with pytest.raises(TypeError, match="make stages 0 and 3 InterruptibleStages"):
         overlapped_forward_backward(*tasks)
     assert issubclass(InvalidOrder, ValueError)

@@ -13,7 +13,7 @@ from dualpipe_lab.ep.all_to_all import start_rows
 from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
-    SMoE,
+    MoE,
     experts_forward,
     experts_input_grad,
     experts_weight_grad,
@@ -26,8 +26,8 @@ from dualpipe_lab.ep.moe import (
     ungroup,
     unpermute,
     unpermute_grad,
-    weigh,
-    weigh_grad,
+    weighted_sum,
+    weighted_sum_grad,
 )
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.shard import full_state_dict
@@ -55,8 +55,8 @@ def by_pieces(case, rank):
     rows = regroup(start_rows(permute(x, routes), routes.splits).wait(), routes)
     y, kept = experts_forward(rows, routes.counts, layer.weights)
     results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
-    y = weigh(results, weights)
-    grad, dweights = weigh_grad(dy, results, weights)
+    y = weighted_sum(results, weights)
+    grad, dweights = weighted_sum_grad(dy, results, weights)
     grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
     grad, late = experts_input_grad(grad, layer.weights, kept)
     dx = permute_grad(start_rows(ungroup(grad, routes), back).wait(), routes)
@@ -100,7 +100,7 @@ def test_whole_numbers_give_the_same_bits_on_any_number_of_ranks(world_size):
                 a, u = grouped_product(rows, layer.gate, counts), grouped_product(rows, layer.up, counts)
                 y = grouped_product(a * u, layer.down, counts)
                 results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
-                grad, dweights = weigh_grad(dy, results, weights)
+                grad, dweights = weighted_sum_grad(dy, results, weights)
                 grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
                 dh = grouped_product(grad, layer.down.mT, counts)
                 dx = grouped_product(dh * u, layer.gate.mT, counts) + grouped_product(dh * a, layer.up.mT, counts)
@@ -108,7 +108,7 @@ def test_whole_numbers_give_the_same_bits_on_any_number_of_ranks(world_size):
                 layer.up.grad = grouped_weight_grad(dh * a, rows, counts)
                 layer.down.grad = grouped_weight_grad(grad, a * u, counts)
             dx = permute_grad(start_rows(ungroup(dx, routes), back).wait(), routes)
-            y = weigh(results, weights)
+            y = weighted_sum(results, weights)
             found.append({"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad"))
         return found
 
@@ -199,7 +199,7 @@ def test_a_shared_expert_runs_while_rows_travel_in_both_directions():
 
 def test_weights_may_have_more_bits_than_rows():
     y, weights, grad = draw(1, 3, 2, 4).bfloat16(), draw(2, 3, 2).float(), draw(3, 3, 4).bfloat16()
-    summed, (dy, dweights) = weigh(y, weights), weigh_grad(grad, y, weights)
+    summed, (dy, dweights) = weighted_sum(y, weights), weighted_sum_grad(grad, y, weights)
     assert torch.equal(summed, (weights.unsqueeze(-1) * y.float()).sum(1).bfloat16())
     assert dy.dtype == torch.bfloat16
     assert torch.equal(dweights, (grad.float().unsqueeze(1) * y.float()).sum(-1))
@@ -208,7 +208,7 @@ def test_weights_may_have_more_bits_than_rows():
 def test_a_batch_of_sequences_keeps_its_shape():
     def fn(rank, world_size):
         torch.manual_seed(0)
-        model = SMoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4))
+        model = MoE(TopKRouter(HIDDEN, 4, 2), Experts(HIDDEN, FFN, 4))
         x = torch.randn(2, 3, HIDDEN)
         return torch.equal(model(x), model(x.view(6, HIDDEN)).view(x.shape)), model(x[:0]).shape
 

@@ -12,9 +12,9 @@ from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
-    SMoE,
-    counted_gradients,
-    sum_gradients,
+    MoE,
+    gradients_with_axes,
+    reduce_gradients,
 )
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.shard import full_state_dict
@@ -38,13 +38,13 @@ def trained(rank, case, ep, data=None, num_tokens=None):
     shared = nn.Linear(HIDDEN, HIDDEN, bias=False).double()
     nn.init.constant_(shared.weight, 0.25)
     router = FixedRouter(experts, draw(8, 4, HIDDEN))
-    model = SMoE(router, Experts.from_full(case.gate, case.up, case.down, ep), shared)
+    model = MoE(router, Experts.from_full(case.gate, case.up, case.down, ep), shared)
     x = leaf(x)
     y, routing = model.with_routing(x)
     assert routing.load.tolist() == [int((experts == expert).sum()) for expert in range(4)]
     (y * dy).sum().backward()
-    sum_gradients(model, ep, num_tokens or len(case.x), data)
-    norm = global_norm(counted_gradients(model), {"ep": ep.group})
+    reduce_gradients(model, ep, num_tokens or len(case.x), data)
+    norm = global_norm(gradients_with_axes(model), {"ep": ep.group})
     return {"x": x.grad, "norm": torch.tensor(norm)} | full_state_dict(model, ep.group, "grad")
 
 

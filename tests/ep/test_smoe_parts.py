@@ -10,13 +10,13 @@ import dualpipe_lab as lab
 from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
-    Weights,
+    SwiGLUWeights,
     check_divides,
     expert_parameters,
     experts_forward,
     grouped_product,
     plan_routes,
-    sum_gradients,
+    reduce_gradients,
 )
 
 
@@ -30,7 +30,7 @@ def test_grouped_products_equal_torchs():
 
 
 def test_counts_that_do_not_fit_are_refused():
-    weights = Weights(*(draw(1, 2, 3, 3) for _ in range(3)))
+    weights = SwiGLUWeights(*(draw(1, 2, 3, 3) for _ in range(3)))
     with pytest.raises(ValueError, match=r"each of 2 experts that sum to 4 rows, got \[1, 2\]"):
         experts_forward(draw(0, 4, 3), (1, 2), weights)
 
@@ -58,7 +58,7 @@ def test_choices_that_no_router_makes_are_refused(experts, message):
 
 def test_a_mean_of_no_tokens_is_refused():
     def fn(rank, world_size):
-        sum_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0)
+        reduce_gradients(Experts(HIDDEN, FFN, 2), ExpertParallel(), 0)
 
     with pytest.raises(lab.RankError, match="got 0 on all ranks together; skip the step"):
         launch(fn, 1)

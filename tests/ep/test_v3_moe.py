@@ -82,7 +82,7 @@ def step(mesh, config, layout=None, again=False, num_nodes=1):
         loss.backward()
         total += loss.detach()
     comm.all_reduce(total, group=model.data)
-    model.sum_gradients()
+    model.reduce_gradients()
     loads = model.update_biases(0.01)
     norm = torch.tensor(model.gradient_norm(), dtype=torch.float64)
     found = {"loss": total, "norm": norm} | model.full_state_dict("grad")

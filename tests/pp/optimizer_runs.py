@@ -17,7 +17,7 @@ from dualpipe_lab.dp.sharded import Options
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.ep.moe import ExpertParallel, Experts, SMoE
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.pp.runtime import PipelineRuntime
 from dualpipe_lab.tp.shard import load_full_state_dict, shards_of
@@ -60,7 +60,7 @@ class WithExperts(nn.Module):
         super().__init__()
         self.dense = nn.Linear(WIDTH, WIDTH)
         experts = Experts(WIDTH, WIDTH, NUM_EXPERTS, ep)
-        self.moe = SMoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), experts)
+        self.moe = MoE(TopKRouter(WIDTH, NUM_EXPERTS, 2), experts)
 
     def forward(self, x):
         x = torch.tanh(self.dense(x))

@@ -26,7 +26,7 @@ _SLIPS = (
 )
 _HALVES = tuple(
     f"dualpipe_lab.ep.all_to_all:{name}"
-    for name in ("dispatch", "combine", "Exchange", "Issued", "_Issue", "_Wait", "start_dispatch", "start_combine")
+    for name in ("dispatch", "combine", "Exchange", "Launch", "Complete", "start_dispatch", "start_combine")
 )
 
 

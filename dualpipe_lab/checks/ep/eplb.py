@@ -52,7 +52,7 @@ CASES: tuple[tuple[list[float], int, int], ...] = (
     ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], 16, 8),
     ([20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27], 24, 6),
 )
-_OWN = tuple(f"dualpipe_lab.ep.eplb.{name}" for name in ("packing", "plan", "balanced", "refine", "sticky"))
+_OWN = tuple(f"dualpipe_lab.ep.eplb.{name}" for name in ("placement", "balanced", "sticky"))
 
 
 def hint(exercise: int | None = None) -> None:
@@ -163,12 +163,12 @@ def turns(fn: Callable[..., Any]) -> str:
 
 
 def _judge_greedy(where: str, found: object, loads: Sequence[float], num_slots: int, num_ranks: int) -> None:
-    from dualpipe_lab.ep.eplb import Plan, rank_loads, rebalance_experts
+    from dualpipe_lab.ep.eplb import ExpertPlacement, rank_loads, rebalance_experts
 
     if not isinstance(found, list) or not all(type(expert) is int for expert in found):
         raise Wrong(f"{where}: return a list of whole numbers, the expert in each slot; got {type(found).__name__}")
     _check_legal(where, found, len(loads), num_slots)
-    plan = Plan(*rebalance_experts([loads], num_slots, 1, 1, num_ranks))
+    plan = ExpertPlacement(*rebalance_experts([loads], num_slots, 1, 1, num_ranks))
     count = Counter(found)
     ours = max(load / count[expert] for expert, load in enumerate(loads))
     theirs = max(load / int(n) for load, n in zip(loads, plan.counts[0], strict=True))
@@ -204,9 +204,9 @@ def _tokens(plan: list[int], num_tokens: int, seed: int) -> tuple[list[int], Any
     import numpy as np
     import torch
 
-    from dualpipe_lab.ep.eplb.plan import make_plan
+    from dualpipe_lab.ep.eplb.placement import make_placement
 
-    made = make_plan(np.array([plan]), max(plan) + 1)
+    made = make_placement(np.array([plan]), max(plan) + 1)
     chosen = torch.randint(max(plan) + 1, (num_tokens,), generator=torch.Generator().manual_seed(seed))
     return plan, chosen, made.logical_to_physical[0], made.counts[0]
 

@@ -190,7 +190,7 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp:
     first = rank // ep * ep  # of the ranks whose tokens came here
     own = [(rank % ep) * share + e + 1.0 for e in range(share)]
     experts.grad = torch.tensor(own, dtype=torch.float64).view(-1, 1).repeat(1, 2) * sum(tokens[first : first + ep])
-    fn([router], [experts], setting.copies, tokens[rank])
+    fn([router], [experts], setting.edp_group, tokens[rank])
     expected = [number for number in own for _ in range(2)]
     return {
         "router": (None if router.grad is None else router.grad.tolist(), [1.0, 1.0]),

@@ -42,7 +42,7 @@ SLOT_CASES = ((1, 2, 2, 1), (3, 2, 2, 2), (4, 3, 2, 2), (6, 4, 1, 2), (9, 5, 3, 
 EXCHANGE_CASES = ((1, 3, 2), (2, 2, 1), (2, 4, 2), (4, 4, 3), (3, 6, 2))  # ranks, experts, slots of each
 WEIGHT_CASES = ((3, 3, 2, 1), (5, 4, 2, 2), (6, 5, 3, 2), (4, 4, 4, 4))
 HIDDEN = 3
-LIBRARY = ("dualpipe_lab.ep.capacity", "dualpipe_lab.ep.gshard")
+LIBRARY = ("dualpipe_lab.ep.gshard",)
 
 
 def hint(exercise: int | None = None) -> None:

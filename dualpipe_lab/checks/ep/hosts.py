@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.ep.overlap import Order, bound, simulate
-from dualpipe_lab.ep.overlap.operations import Op, Ticks, parse_ops
+from dualpipe_lab.ep.overlap import Order, lower_bound, simulate
+from dualpipe_lab.ep.overlap.order import Op, Ticks, parse_ops
 from dualpipe_lab.timeline import Time
 
 VERBS = ("run", "issue", "wait")
@@ -73,7 +73,8 @@ def check_time(calls: Sequence[tuple[str, Op]], order: Order, ticks: Ticks, case
     if taken > needed:
         raise Wrong(
             f"{case}: the calls are legal and take {taken} ticks; the two streams need {needed}, the longer of their "
-            f"sums is {bound(order, ticks)}. Which wait comes before it has to, or which issue later than it could?"
+            f"sums is {lower_bound(order, ticks)}. Which wait comes before it has to, or which issue later than it "
+            "could?"
         )
 
 

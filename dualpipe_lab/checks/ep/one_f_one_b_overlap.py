@@ -15,10 +15,10 @@ from dualpipe_lab.ep.overlap import (
     InvalidOrder,
     Order,
     backward_alone,
-    bound,
     check_pair,
     forward_alone,
     host_calls,
+    lower_bound,
     one_f_one_b_basic,
     one_f_one_b_overlap,
     simulate,
@@ -130,7 +130,8 @@ def short_attention(answer: object) -> str:
             f"Work waits at {waits}",
             score=partial_score(int(streams.makespan), V3_TICKS, TARGET),
         )
-    return f"{streams.makespan} ticks; the longer sum is {bound(order, UNEVEN)}, DeepSeek's order takes {V3_TICKS}"
+    least = lower_bound(order, UNEVEN)
+    return f"{streams.makespan} ticks; the longer sum is {least}, DeepSeek's order takes {V3_TICKS}"
 
 
 @exercise(

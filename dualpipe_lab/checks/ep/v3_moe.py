@@ -93,7 +93,7 @@ def selection(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     cases = [(s * values, *sizes[1:]) for sizes in SIZES for values in _values(sizes[0]) for s in (1, 1e12)]
     answers = call_each(
-        Without(fn, "dualpipe_lab.ep.deepseek_moe:choose_in_groups"), [(case[0].clone(), *case[1:]) for case in cases]
+        Without(fn, "dualpipe_lab.ep.deepseek_moe:group_limited_topk"), [(case[0].clone(), *case[1:]) for case in cases]
     )
     for (values, k, num_groups, num_kept), (is_fine, found) in zip(cases, answers, strict=True):
         sizes = f"{values.shape[1]} experts, k = {k}, {num_kept} of {num_groups} groups"

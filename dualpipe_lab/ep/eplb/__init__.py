@@ -1,8 +1,8 @@
-"""Balancing experts: which replicas of which experts a rank holds, so that all ranks have equally much to do.
+"""Expert-parallel load balancing: replicas of experts, placed so that all ranks have equal loads.
 
-Chapter: book/ep/eplb.  In: the load of every expert.  Out: a `Plan` for every layer.
-`rebalance_experts` has DeepSeek's interface and results; `balance` goes on from there: lighter heaviest ranks, replicas
-of one expert apart; `rebalance_sticky` stays close to the plan in force.
+Chapter: book/ep/eplb.  In: the load of every expert.  Out: an `ExpertPlacement` of all layers.
+`rebalance_experts` has DeepSeek's interface and results.  `balance` improves them: a lighter heaviest rank, and
+replicas of one expert on different ranks.  `rebalance_sticky` changes few slots of the placement in force.
 """
 
 from dualpipe_lab._facade import make_facade

@@ -1,8 +1,8 @@
-"""How good a plan can be: a bound for any size, the optimum for small ones.
+"""Bounds of a placement: a lower bound for any size, the optimum for small ones.
 
 Chapter: book/ep/eplb.  In: the loads of one layer.  Out: the least load of the heaviest rank.
   lower_bound   max(mean load of a rank, the lightest possible heaviest replica)
-  optimum       by trying all replications and all placements, the hopeless ones cut off
+  optimum       the best of all replications and placements, by branch and bound
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ LIMIT = 12  # slots; the search grows exponentially
 
 
 def lower_bound(loads: Sequence[float], num_replicas: int, num_ranks: int) -> float:
-    """Return what no plan of one layer stays below.
+    """Return a lower bound of the heaviest load of one layer, for every placement.
 
     >>> lower_bound([9, 2, 1], num_replicas=4, num_ranks=2)
     6.0
@@ -26,7 +26,7 @@ def lower_bound(loads: Sequence[float], num_replicas: int, num_ranks: int) -> fl
 
 
 def optimum(loads: Sequence[float], num_replicas: int, num_ranks: int) -> float:
-    """Return the load of the heaviest rank in the best plan of one layer.
+    """Return the load of the heaviest rank in the best placement of one layer.
 
     Raises:
         ValueError: more than `LIMIT` slots, or sizes that do not fit.
@@ -46,7 +46,7 @@ def optimum(loads: Sequence[float], num_replicas: int, num_ranks: int) -> float:
 
 
 def _counts(num_experts: int, num_replicas: int) -> Iterator[tuple[int, ...]]:
-    """All ways to share the replicas out, at least one for each expert."""
+    """Yield all numbers of replicas per expert, at least one for each."""
     if num_experts == 1:
         yield (num_replicas,)
         return
@@ -55,16 +55,16 @@ def _counts(num_experts: int, num_replicas: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _pack(items: list[float], totals: list[float], room: list[int], best: float) -> float:
+def _pack(items: list[float], totals: list[float], free: list[int], best: float) -> float:
     if not items:
         return max(totals)
     tried = set()
     for rank in range(len(totals)):
-        state = totals[rank], room[rank]
-        if not room[rank] or state in tried or totals[rank] + items[0] >= best:
+        state = totals[rank], free[rank]
+        if not free[rank] or state in tried or totals[rank] + items[0] >= best:
             continue
         tried.add(state)
-        totals[rank], room[rank] = totals[rank] + items[0], room[rank] - 1
-        best = min(best, _pack(items[1:], totals, room, best))
-        totals[rank], room[rank] = state
+        totals[rank], free[rank] = totals[rank] + items[0], free[rank] - 1
+        best = min(best, _pack(items[1:], totals, free, best))
+        totals[rank], free[rank] = state
     return best

@@ -1,6 +1,6 @@
-"""`ExpertParallel`: the ranks that share out the experts of a layer, and those that hold copies of the same ones.
+"""`ExpertParallel`: the process groups of expert parallelism.
 
-Chapter: book/ep/smoe.  In: process groups, or a mesh that has them.  Out: what every layer of this part is given.
+Chapter: book/ep/smoe.  In: process groups, or a mesh that has them.  Out: the argument `ep` of every layer here.
   experts of rank r    r E / e to (r + 1) E / e
 Elsewhere: Megatron `expert_model_parallel_size` and `expert_data_parallel_group`; torchtitan `ExpertParallel`.
 """
@@ -14,38 +14,38 @@ from dualpipe_lab.world.mesh import Mesh
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """How ranks share the experts; the layers of one model are given the same one.
+    """The ranks over which experts are sharded, and the ranks that replicate the same experts.
 
     Attributes:
-        group: the ranks that have all experts between them (default: the world).
-        copies: the ranks that hold the same experts as this one, itself included; None: it is the only one.
+        group: the ep group, whose ranks together hold all experts (default: the world).
+        edp_group: the ranks that hold the same experts as this one, itself included; None: no other rank does.
     """
 
     group: Group | None = None
-    copies: Group | None = None
+    edp_group: Group | None = None
 
     @classmethod
     def of(cls, mesh: Mesh) -> "ExpertParallel":
-        """The `ep` and `edp` groups of a mesh; every rank of the world comes to this, in the same order.
+        """Take the `ep` and `edp` groups of a mesh; every rank of the world calls this, in the same order.
 
-        Without an `ep` axis or `edp=`, every rank has all experts, and the ranks with other data have copies.
+        Without an `ep` axis or `edp=`, every rank holds all experts, and the data-parallel ranks replicate them.
         """
         topology = mesh.topology
-        copies = "edp" if topology.edp or "ep" in topology.names else "data"
-        return cls(mesh.group("ep"), mesh.group(copies) if topology.size(copies) > 1 else None)
+        edp = "edp" if topology.edp or "ep" in topology.names else "data"
+        return cls(mesh.group("ep"), mesh.group(edp) if topology.size(edp) > 1 else None)
 
     @property
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """This rank's number in the ep group."""
         return comm.get_rank(self.group)
 
     @property
     def size(self) -> int:
-        """Ranks of the group: e."""
+        """The number of ranks of the ep group: e."""
         return comm.get_world_size(self.group)
 
     def span(self, num_experts: int) -> tuple[int, int]:
-        """The first expert of this rank, and the first of the next.
+        """Return the first expert of this rank and the first expert of the next rank.
 
         Raises:
             ValueError: the experts do not divide among the ranks.
@@ -55,7 +55,7 @@ class ExpertParallel:
 
 
 def check_divides(num_experts: int, ep_size: int) -> int:
-    """How many experts each rank has; call this before any process starts.
+    """Return the number of experts per rank; it can be called before any process starts.
 
     >>> check_divides(8, 4)
     2

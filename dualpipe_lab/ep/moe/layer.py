@@ -1,9 +1,9 @@
-"""`Experts` and `SMoE`: a feed-forward layer of E experts, of which every token uses k.
+"""`Experts` and `MoE`: a feed-forward layer of E experts, k of which process each token.
 
-Chapter: book/ep/smoe.  In: `x_TD`, and what a router made of it.  Out: `y_TD`, y_t = sum over j of w_tj FFN_j(x_t).
+Chapter: book/ep/smoe.  In: `x_TD`, the router's weights and choices.  Out: `y_TD`, y_t = sum over j of w_tj FFN_j(x_t).
   messages   counts, dispatch, combine; backward: both again: 4 (e - 1) / e T k h bytes if experts are chosen evenly
-  rows       T k arrive on average; at most e T min(k, E / e)
-  memory     y_TKD stays at the source for the gradient of the weights; R (h + 2 f) on the rank of the experts
+  rows       R = T k on average are received; at most e T min(k, E / e)
+  memory     y_TKD on the source, for the gradient of the weights; R (h + 2 f) on the rank of the experts
 One rank is the case e = 1 of the same code.  A rank without tokens takes part in every exchange.
 Elsewhere: Megatron `MoELayer`; torchtitan `MoE`; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1.
@@ -17,24 +17,24 @@ from torch import Tensor, nn
 from dualpipe_lab.ep.all_to_all import start_combine, start_dispatch
 from dualpipe_lab.ep.moe import operators
 from dualpipe_lab.ep.moe.config import ExpertParallel
-from dualpipe_lab.ep.moe.experts import Weights
-from dualpipe_lab.ep.moe.routes import plan_routes
+from dualpipe_lab.ep.moe.experts import SwiGLUWeights
+from dualpipe_lab.ep.moe.permutation import plan_routes
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
 
 
 class Experts(nn.Module):
-    """E SwiGLU networks without biases, E / e of them on this rank.
+    """E SwiGLU experts without biases, sharded over the ep group: E / e on this rank.
 
     Args:
         hidden_size, ffn_size: of one expert.
         num_experts: E, of all ranks together.
-        ep: the ranks (default: the world).
+        ep: the groups (default: the world holds each expert once).
         dtype: of the weights.
 
     Attributes:
         gate, up, down: `gate_EFD`, `up_EFD`, `down_EDF` of this rank's experts.
-        shards: which of all experts they are.
+        shards: the range of experts that this rank holds, by parameter.
 
     Raises:
         ValueError: the experts do not divide among the ranks.
@@ -59,57 +59,59 @@ class Experts(nn.Module):
 
     @classmethod
     def from_full(cls, gate: Tensor, up: Tensor, down: Tensor, ep: ExpertParallel | None = None) -> "Experts":
-        """This rank's experts of all, `gate_EFD`, `up_EFD` and `down_EDF`."""
+        """Shard the full weights of all experts, `gate_EFD`, `up_EFD` and `down_EDF`, and keep this rank's part."""
         num_experts, ffn_size, hidden_size = gate.shape
         experts = cls(hidden_size, ffn_size, num_experts, ep, gate.dtype)
         load_full_state_dict(experts, {"gate": gate, "up": up, "down": down})
         return experts
 
     @property
-    def weights(self) -> Weights:
-        """As the plain functions take them."""
-        return Weights(self.gate, self.up, self.down)
+    def weights(self) -> SwiGLUWeights:
+        """The three weights, as the plain functions take them."""
+        return SwiGLUWeights(self.gate, self.up, self.down)
 
     def forward(
         self,
         x: Tensor,
         weights: Tensor,
         experts: Tensor,
-        meanwhile: Callable[[Tensor], Tensor] | None = None,
+        shared: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Send every token to its experts and sum what comes back.
+        """Send every token to its experts and sum the weighted results: `y_TD`.
 
         Args:
             x: `x_TD`, this rank's tokens; none is allowed.
             weights: `weights_TK`; they get a gradient.
             experts: `experts_TK`, k different ones per token.
-            meanwhile: runs on `x` while the rows travel, in both directions, and is added: a shared expert.
+            shared: a shared expert; it computes on `x` while the dispatch is under way, in forward and backward, and
+                its result is added.
 
         Raises:
             ValueError: an expert does not exist, or a token has chosen one twice.
         """
         routes = plan_routes(experts, self.num_experts, self.ep)
-        travelling = start_dispatch(operators.permute(x, routes), routes.splits, self.ep.group)
-        other = None if meanwhile is None else meanwhile(x)
-        rows = operators.regroup(travelling.wait(), routes)
+        dispatching = start_dispatch(operators.permute(x, routes), routes.splits, self.ep.group)
+        shared_y = None if shared is None else shared(x)
+        rows = operators.regroup(dispatching.wait(), routes)
+        del dispatching  # it holds the rows in the order of arrival
         rows = operators.ungroup(operators.grouped_swiglu(rows, routes.counts, self.weights), routes)
         rows = start_combine(rows, routes.splits, self.ep.group).wait()
-        y = operators.weigh(operators.unpermute(rows, routes), weights)
-        return y if other is None else y + other
+        y = operators.weighted_sum(operators.unpermute(rows, routes), weights)
+        return y if shared_y is None else y + shared_y
 
     def extra_repr(self) -> str:
-        """All experts, and those of this rank."""
+        """Return the number of all experts, the range of this rank's, and their shape."""
         start, stop = self.shards["gate"].start, self.shards["gate"].stop
         return f"{self.num_experts} experts, here {start} to {stop - 1}, {tuple(self.gate.shape[1:])}"
 
 
-class SMoE(nn.Module):
-    """A router, its experts, and optionally a network that every token uses.
+class MoE(nn.Module):
+    """A sparse mixture of experts: a router, its experts, and optionally a shared expert that every token uses.
 
     Args:
         router: from `x_TD` to a `Routing`; its weight is the same on every rank.
-        experts: those of this rank.
-        shared: from `x_TD` to `y_TD`; it runs while the rows travel.
+        experts: the sharded experts.
+        shared: from `x_TD` to `y_TD`; it computes while the dispatch is under way.
     """
 
     def __init__(
@@ -118,17 +120,19 @@ class SMoE(nn.Module):
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`y_..D` of `x_..D`; all dimensions but the last are tokens."""
-        return self.with_routing(x)[0]
+    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
+        """Return `y_..D` for `x_..D`; all dimensions but the last are tokens.
+
+        Args:
+            x: `x_..D`.
+            routing: of these tokens, if they have been routed already.
+        """
+        tokens = x.flatten(0, -2)
+        routing = self.router(tokens) if routing is None else routing
+        y: Tensor = self.experts(tokens, routing.weights, routing.indices, self.shared)
+        return y.view(x.shape)
 
     def with_routing(self, x: Tensor) -> tuple[Tensor, Routing]:
-        """`y_..D`, and what the router did: its logits and load are what losses of balance need."""
-        tokens = x.flatten(0, -2)
-        routing = self.router(tokens)
-        return self.through(tokens, routing).view(x.shape), routing
-
-    def through(self, x: Tensor, routing: Routing) -> Tensor:
-        """`y_TD` of `x_TD`, routed already."""
-        y: Tensor = self.experts(x, routing.weights, routing.indices, self.shared)
-        return y
+        """Return `y_..D` and the routing, whose logits and load the balance losses need."""
+        routing = self.router(x.flatten(0, -2))
+        return self.forward(x, routing), routing

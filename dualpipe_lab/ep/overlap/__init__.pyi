@@ -1,7 +1,7 @@
 # Orders of the operations of one forward and one backward
-from .operations import Op as Op
-from .operations import parse_ops as parse_ops
-from .operations import ticks_of as ticks_of
+from .order import Op as Op
+from .order import parse_ops as parse_ops
+from .order import ticks_of as ticks_of
 from .order import Order as Order
 from .order import InvalidOrder as InvalidOrder
 from .order import check_pair as check_pair
@@ -14,17 +14,17 @@ from .builders import weight_grads_alone as weight_grads_alone
 
 # Their time on two streams
 from .simulator import simulate as simulate
-from .simulator import Streams as Streams
-from .simulator import bound as bound
-from .simulator import sums as sums
+from .simulator import StreamSpans as StreamSpans
+from .simulator import lower_bound as lower_bound
+from .simulator import stream_totals as stream_totals
 from . import closed_forms as closed_forms
 from .host import Call as Call
 from .host import host_calls as host_calls
 
 # Their execution on real ranks
-from .executor import Passage as Passage
+from .executor import InterruptibleLayer as InterruptibleLayer
+from .executor import MicrobatchPass as MicrobatchPass
 from .executor import execute as execute
-from .layer import CutLayer as CutLayer
-from .stage import CutStage as CutStage
+from .stage import InterruptibleStage as InterruptibleStage
 from .stage import overlapped_forward_backward as overlapped_forward_backward
 from . import emulated as emulated

@@ -1,16 +1,15 @@
-"""1F1B for MoE layers: the serial order, the overlapped pair, and a forward or a backward alone.
+"""Orders of 1F1B for MoE layers: serial, overlapped, and an unpaired forward or backward.
 
 Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: a number of layers.  Out: an `Order`.
-  basic      one operation after the other: time = all work + all communication
-  overlap    per layer, compute M_B M_W M_F A_B A_W A_F beside comm D_F D_B C_F C_B: time = the longer of the two sums,
-             and a little more
+  basic      one operation after the other: time = total compute + total communication
+  overlap    per layer, compute M_B M_W M_F A_B A_W A_F beside comm D_F D_B C_F C_B: time = the larger total plus
+             a short start or end
 Elsewhere: DeepSeek-V3 figure 4 and its published trace; Megatron `combined_1f1b`,
 switched on by `--overlap-moe-expert-parallel-comm`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1.
 """
 
-from dualpipe_lab.ep.overlap.operations import Op
-from dualpipe_lab.ep.overlap.order import Order
+from dualpipe_lab.ep.overlap.order import Op, Order
 
 
 def one_f_one_b_basic(num_layers: int, forward: int = 1, backward: int = 0) -> Order:
@@ -33,26 +32,26 @@ def one_f_one_b_overlap(
     split: bool = True,
     backward_layers: int | None = None,
 ) -> Order:
-    """Return the overlapped pair: a forward layer and a backward layer side by side, the forward from below.
+    """Return the overlapped pair: forward layer i runs beside backward layer L - 1 - i.
 
     Args:
-        num_layers: layers that the forward passes.
-        forward: the microbatch that goes up.
-        backward: the one that comes back.
-        split: whether the weight gradients are operations of their own, which fill the windows.
-        backward_layers: layers that the backward passes, if they are of another stage; the longer half goes on alone.
+        num_layers: layers of the forward.
+        forward: its microbatch.
+        backward: the microbatch of the backward.
+        split: whether weight gradients are separate operations, which fill the windows.
+        backward_layers: layers of the backward, if its stage has another number; the longer half continues alone.
 
     >>> print(one_f_one_b_overlap(2))
     1F1B overlap
       compute  A_F0 M_B1 M_W1 M_F0 A_B1 A_W1 A_F1 M_B0 M_W0 M_F1 A_B0 A_W0
       comm     C_B1 D_F0 D_B1 C_F0 C_B0 D_F1 D_B0 C_F1
     """
-    behind = num_layers if backward_layers is None else backward_layers
+    num_backward = num_layers if backward_layers is None else backward_layers
     _check(num_layers)
-    _check(behind)
-    compute, comm = [Op("A_F", 0)], [Op("C_B", behind - 1)]
-    for i in range(max(num_layers, behind)):
-        up, down = i < num_layers, behind - 1 - i  # a backward layer that does not exist is negative
+    _check(num_backward)
+    compute, comm = [Op("A_F", 0)], [Op("C_B", num_backward - 1)]
+    for i in range(max(num_layers, num_backward)):
+        up, down = i < num_layers, num_backward - 1 - i  # a backward layer that does not exist is negative
         if up:
             comm.append(Op("D_F", i))
         if down >= 0:
@@ -71,7 +70,7 @@ def one_f_one_b_overlap(
 
 
 def forward_alone(num_layers: int, microbatch: int = 0) -> Order:
-    """Return a forward: nothing in it can hide its communication.
+    """Return an unpaired forward: all of its communication is exposed.
 
     >>> print(forward_alone(1))
     forward
@@ -85,7 +84,7 @@ def forward_alone(num_layers: int, microbatch: int = 0) -> Order:
 
 
 def backward_alone(num_layers: int, microbatch: int = 0, split: bool = True) -> Order:
-    """Return a backward: if it is split, its own weight gradients hide communication.
+    """Return an unpaired backward; if it is split, its own weight gradients overlap communication.
 
     >>> print(backward_alone(2))
     backward
@@ -115,7 +114,7 @@ def input_grads_alone(num_layers: int, microbatch: int = 0) -> Order:
 
 
 def weight_grads_alone(num_layers: int, microbatch: int = 0) -> Order:
-    """Return W of a stage: no communication.
+    """Return W of a stage: weight gradients alone, without communication.
 
     >>> print(weight_grads_alone(1))
     weight gradients

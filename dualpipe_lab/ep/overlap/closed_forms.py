@@ -1,4 +1,4 @@
-"""How long a forward, a backward and a pair of L layers take, where all work takes t_op and an all-to-all tau.
+"""Closed forms of the makespan of L layers, where a compute operation takes t_op and an all-to-all takes tau.
 
 Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: L, t_op, tau.  Out: exact ticks.
   basic               L (6 t_op + 4 tau)
@@ -7,14 +7,14 @@ Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: L, t_op, 
   forward             2 L (t_op + tau)
   backward            max(4 L t_op + tau, 2 L (t_op + tau) + t_op)        split: the weight gradients fill the windows
   backward, unsplit   2 L (2 t_op + tau)
-Found with the simulator and equal to it on a grid; the chapter derives them.
+Equal to the simulator on a grid of sizes; the chapter derives them.
 """
 
 from dualpipe_lab.timeline import Time
 
 
 def basic_makespan(num_layers: int, work: Time, comm: Time) -> Time:
-    """Return the serial order's time.
+    """Return the makespan of the serial pair.
 
     >>> basic_makespan(4, 1, 1)
     40
@@ -23,7 +23,7 @@ def basic_makespan(num_layers: int, work: Time, comm: Time) -> Time:
 
 
 def overlap_makespan(num_layers: int, work: Time, comm: Time, split: bool = True) -> Time:
-    """Return the overlapped pair's time.
+    """Return the makespan of the overlapped pair.
 
     >>> overlap_makespan(4, 2, 3), overlap_makespan(4, 2, 3, split=False)
     (49, 56)
@@ -34,7 +34,7 @@ def overlap_makespan(num_layers: int, work: Time, comm: Time, split: bool = True
 
 
 def forward_makespan(num_layers: int, work: Time, comm: Time) -> Time:
-    """Return the time of a forward alone.
+    """Return the makespan of an unpaired forward.
 
     >>> forward_makespan(4, 2, 3)
     40
@@ -43,7 +43,7 @@ def forward_makespan(num_layers: int, work: Time, comm: Time) -> Time:
 
 
 def backward_makespan(num_layers: int, work: Time, comm: Time, split: bool = True) -> Time:
-    """Return the time of a backward alone.
+    """Return the makespan of an unpaired backward.
 
     >>> backward_makespan(4, 2, 2), backward_makespan(4, 2, 2, split=False)
     (34, 48)

@@ -1,9 +1,9 @@
-"""A small model whose pairs take a time that is known: real tensors, declared work, a link of the right speed.
+"""A small MoE model with known times: real tensors, declared compute times, a link of the speed that fits.
 
 Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: sizes.  Out: layers, a link, ticks.
   bytes of an all-to-all   (e - 1) / e * T k h beta sent by every rank: the routes are even and fixed
-  link                     as fast as makes these bytes take the milliseconds asked for
-Work is declared (`ticks`): ranks sleep for it, or count it on the virtual clock.  Everything else is real.
+  link                     the speed at which these bytes take the given milliseconds
+The time of compute is declared (`ticks`): ranks sleep, or advance the virtual clock.  Everything else is real.
 Source of fixed routes: Roller et al. 2021 (arXiv 2106.04426), hash layers.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
-from dualpipe_lab.ep.overlap.layer import CutLayer
+from dualpipe_lab.ep.overlap.executor import InterruptibleLayer
 from dualpipe_lab.ep.router import TopKRouter, expert_weights
 from dualpipe_lab.world.emulate.link import Link
 
@@ -24,7 +24,7 @@ MS = 1_000_000  # nanoseconds
 
 @dataclass(frozen=True)
 class Sizes:
-    """T tokens of a rank and microbatch, h hidden, f of an expert, E experts, k per token.
+    """The sizes of a model: T tokens per rank and microbatch, h hidden, f inner, E experts, k per token.
 
     >>> Sizes().num_bytes(ep_size=2)
     3072
@@ -37,41 +37,41 @@ class Sizes:
     top_k: int = 2
 
     def num_bytes(self, ep_size: int) -> int:
-        """Bytes that each rank sends in one all-to-all, in float64."""
+        """Return the bytes that each rank sends in one all-to-all, in float64."""
         return (ep_size - 1) * self.tokens * self.top_k * self.hidden * 8 // ep_size
 
     def link(self, milliseconds: float, ep_size: int = 2) -> Link:
-        """Return a link on which an all-to-all takes so long."""
+        """Return a link on which an all-to-all takes `milliseconds`."""
         return Link(gbps=self.num_bytes(ep_size) * 8 / (milliseconds * MS))
 
 
-class Front(nn.Module):
-    """Causal attention with one head, and its residual."""
+class SelfAttention(nn.Module):
+    """Causal self-attention with one head, and its residual."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x_TD` in and out; the microbatch is one sequence."""
+        """Return `a_TD` for `x_TD`; the microbatch is one sequence."""
         q, k, v = self.qkv(x).unsqueeze(0).chunk(3, dim=-1)
         a: Tensor = x + self.out(scaled_dot_product_attention(q, k, v, is_causal=True)[0])
         return a
 
 
 @dataclass(frozen=True)
-class Weights:
-    """All weights of one layer, on one process."""
+class LayerWeights:
+    """The full weights of one layer."""
 
-    front: Front
+    attention: SelfAttention
     router: TopKRouter
     gate: Tensor
     up: Tensor
     down: Tensor
 
 
-def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> list[Weights]:
-    """Draw the weights of a model in float64; equal arguments give equal weights.
+def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> list[LayerWeights]:
+    """Draw the full weights of a model in float64; equal arguments give equal weights.
 
     >>> len(make_weights(3))
     3
@@ -80,8 +80,8 @@ def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return [
-            Weights(
-                Front(s.hidden).double(),
+            LayerWeights(
+                SelfAttention(s.hidden).double(),
                 TopKRouter(s.hidden, s.experts, s.top_k, normalise=s.top_k > 1).double(),
                 *(torch.randn(s.experts, *shape, dtype=torch.float64) / s.hidden**0.5 for shape in _shapes(s)),
             )
@@ -90,22 +90,24 @@ def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> 
 
 
 def make_layers(
-    weights: Sequence[Weights], ep: ExpertParallel | None = None, even: Sizes | None = None
-) -> list[CutLayer]:
-    """Return this rank's part of the model.
+    weights: Sequence[LayerWeights], ep: ExpertParallel | None = None, even: Sizes | None = None
+) -> list[InterruptibleLayer]:
+    """Return the layers of a model with the experts sharded.
 
     Args:
-        weights: of the whole model.
-        ep: the ranks that share the experts (default: the world).
-        even: the sizes of a microbatch, to have its tokens go to all experts in turn, whatever the router says.
+        weights: the full weights of all layers.
+        ep: the groups of the experts (default: the world holds each expert once).
+        even: the sizes of a microbatch, to send its tokens to all experts in turn, whatever the router chooses.
     """
     fixed = None if even is None else even_choices(even)
     ep = ep or ExpertParallel()
-    return [CutLayer(w.front, w.router, Experts.from_full(w.gate, w.up, w.down, ep), fixed) for w in weights]
+    return [
+        InterruptibleLayer(w.attention, w.router, Experts.from_full(w.gate, w.up, w.down, ep), fixed) for w in weights
+    ]
 
 
 def even_choices(sizes: Sizes) -> Tensor:
-    """`experts_TK`: all experts in turn.
+    """Return `experts_TK` with all experts in turn.
 
     >>> even_choices(Sizes(tokens=3, experts=4, top_k=2)).tolist()
     [[0, 1], [2, 3], [0, 1]]
@@ -114,10 +116,10 @@ def even_choices(sizes: Sizes) -> Tensor:
     return slots.view(sizes.tokens, sizes.top_k)
 
 
-def one_process(weights: Sequence[Weights], x: Tensor, fixed: Tensor | None = None) -> Tensor:
-    """`y_TD`: the model by autograd, with all experts in one place: the judge."""
+def single_process(weights: Sequence[LayerWeights], x: Tensor, fixed: Tensor | None = None) -> Tensor:
+    """Return `y_TD` of the model on a single process, by autograd: the reference."""
     for w in weights:
-        a = w.front(x)
+        a = w.attention(x)
         routing = w.router(a)
         chosen = routing.indices if fixed is None else fixed
         weights_tk = expert_weights(routing.logits, chosen, w.router.scoring, w.router.normalise, w.router.scale)

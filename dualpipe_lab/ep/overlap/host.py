@@ -1,23 +1,22 @@
-"""What the host does, call by call: run work, issue an all-to-all, wait for one.
+"""The calls of the host thread: run compute, issue an all-to-all, wait for one.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`.  Out: a list of every `Call` of one thread.
-  issue   as soon as the work that it needs has run: the all-to-all travels while the host goes on
-  wait    right before the work that needs it, no earlier
-The comm stream never overtakes, so a wait for one all-to-all comes after the waits for those before it.
+Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`.  Out: all `Call`s of one thread, in order.
+  issue   as soon as the operation whose result it sends has run: the all-to-all proceeds while the host goes on
+  wait    right before the operation that takes its result, no earlier
+The comm stream runs in order, so the wait for an all-to-all comes after the waits for those before it.
 Elsewhere: `dist.all_to_all_single(..., async_op=True)` and `work.wait()`; on a GPU two streams and events.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dualpipe_lab.ep.overlap.operations import Op
-from dualpipe_lab.ep.overlap.order import InvalidOrder, Order
+from dualpipe_lab.ep.overlap.order import InvalidOrder, Op, Order
 
 RUN, ISSUE, WAIT = "run", "issue", "wait"
 
 
 class Call(NamedTuple):
-    """One thing that the host does.
+    """One call of the host: run, issue or wait, and the operation.
 
     >>> str(Call("issue", Op("D_F", 0)))
     'issue D_F0'
@@ -31,10 +30,10 @@ class Call(NamedTuple):
 
 
 def host_calls(order: Order) -> list[Call]:
-    """Return the calls that carry out an order.
+    """Return the calls that execute an order.
 
     Raises:
-        InvalidOrder: the host would wait for ever; the message says for what.
+        InvalidOrder: the host would wait for ever; the message names the operation.
 
     >>> from dualpipe_lab.ep.overlap.builders import forward_alone
     >>> ", ".join(map(str, host_calls(forward_alone(1))))
@@ -47,7 +46,7 @@ class _Host:
     def __init__(self, order: Order) -> None:
         self.order, self.makers = order, order.makers()
         self.done: set[Op] = set()  # work that has run, all-to-alls that were waited for
-        self.issued = self.waited = 0  # so many of the comm row
+        self.issued = self.waited = 0  # numbers of operations of the comm row
 
     def calls(self) -> Iterator[Call]:
         yield from self.issue()
@@ -63,7 +62,7 @@ class _Host:
         yield from self.wait(len(self.order.comm))
 
     def issue(self) -> Iterator[Call]:
-        """Issue what is next in the comm row, as far as it is ready."""
+        """Issue the next operations of the comm row while their operands are ready."""
         while self.issued < len(self.order.comm):
             op = self.order.comm[self.issued]
             needed = self.makers.get(op.needs)
@@ -75,10 +74,10 @@ class _Host:
     def wait_for(self, op: Op, needed: Op) -> Iterator[Call]:
         if not needed.is_comm:
             raise InvalidOrder(f"{self.order.name}: {op} comes before {needed}, whose result it takes")
-        place = self.order.comm.index(needed)
-        if place >= self.issued:
+        position = self.order.comm.index(needed)
+        if position >= self.issued:
             self.stuck(self.order.comm[self.issued], str(op))
-        yield from self.wait(place + 1)
+        yield from self.wait(position + 1)
 
     def wait(self, until: int) -> Iterator[Call]:
         for op in self.order.comm[self.waited : until]:

@@ -1,32 +1,150 @@
-"""An order of one forward and one backward on two streams, as data: what computes after what, what travels after what.
+"""`Order`: the operations of one forward and one backward through MoE layers, in order on two streams, as data.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: two rows of operations.  Out: an immutable `Order`, checked.
-A stream works through its row and never overtakes: an operation starts when the one before it in its row and the one
-that it needs are over.  What is needed and in neither row was done before: the input, the loss.
+Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: text such as `M_F2`, experts forward of layer 2.
+Out: two rows of operations, immutable and checked.
+  forward    A_F attention and router    D_F dispatch         M_F experts (the MLP)   C_F combine
+  backward   C_B gradient of combine     M_B, M_W experts: inputs, weights
+             D_B gradient of dispatch    A_B, A_W attention: inputs, weights
+  unsplit    M_BW is M_B and M_W in one piece, A_BW is A_B and A_W: the input gradient is ready after both halves
+D and C are all-to-alls and run on the communication stream; all other operations run on the compute stream.
+A stream runs its row in order: an operation starts when the one before it in its row and the one whose result it takes
+have ended.  An operand that neither row computes was computed before: the input, the loss.
+Elsewhere: DeepSeek-V3 figure 4 (ATTN, DISPATCH, MLP, COMBINE; B and W); Megatron `TransformerLayerNode`.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-from dualpipe_lab.ep.overlap.operations import BACKWARD, FORWARD, Op, parse_ops
+from dualpipe_lab.timeline import Time
+
+FORWARD = ("A_F", "D_F", "M_F", "C_F")
+BACKWARD = ("C_B", "M_B", "M_W", "D_B", "A_B", "A_W")
+UNSPLIT = {"M_BW": ("M_B", "M_W"), "A_BW": ("A_B", "A_W")}
+COMM = ("D_F", "C_F", "C_B", "D_B")
+COMPUTE = ("A_F", "M_F", "M_B", "M_W", "A_B", "A_W")
+
+Ticks: TypeAlias = Mapping[str, Time]  # by kind
+# the operation whose result a kind takes: its kind, and its layer relative to this one
+_NEEDS = {
+    "A_F": ("C_F", -1), "D_F": ("A_F", 0), "M_F": ("D_F", 0), "C_F": ("M_F", 0),
+    "C_B": ("A_B", 1), "M_B": ("C_B", 0), "M_W": ("M_B", 0), "D_B": ("M_B", 0), "A_B": ("D_B", 0), "A_W": ("A_B", 0),
+    "M_BW": ("C_B", 0), "A_BW": ("D_B", 0),
+}  # fmt: skip
+_OP = re.compile(r"(A_F|D_F|M_F|C_F|C_B|M_BW|M_B|M_W|D_B|A_BW|A_B|A_W)([0-9]+)")
+
+
+class Op(NamedTuple):
+    """One operation of one layer.
+
+    >>> str(Op("M_F", 2)), Op("D_B", 0).is_comm
+    ('M_F2', True)
+    """
+
+    kind: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.layer}"
+
+    @property
+    def is_comm(self) -> bool:
+        """Whether the operation is an all-to-all."""
+        return self.kind in COMM
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether the operation belongs to the forward microbatch of a pair."""
+        return self.kind in FORWARD
+
+    @property
+    def pieces(self) -> tuple["Op", ...]:
+        """The parts of the operation: two for an unsplit backward, itself otherwise.
+
+        >>> [str(op) for op in Op("M_BW", 1).pieces]
+        ['M_B1', 'M_W1']
+        """
+        return tuple(Op(kind, self.layer) for kind in UNSPLIT.get(self.kind, (self.kind,)))
+
+    @property
+    def needs(self) -> "Op":
+        """The operation whose result this one takes; for the first and last layer it may be outside of the order.
+
+        >>> str(Op("A_F", 2).needs), str(Op("C_B", 2).needs), str(Op("D_B", 2).needs)
+        ('C_F1', 'A_B3', 'M_B2')
+        """
+        kind, step = _NEEDS[self.kind]
+        return Op(kind, self.layer + step)
+
+
+def parse_ops(text: str) -> tuple[Op, ...]:
+    """Parse a row of operations.
+
+    Raises:
+        ValueError: naming a word that is not an operation.
+
+    >>> parse_ops("A_F0 M_BW1")
+    (Op(kind='A_F', layer=0), Op(kind='M_BW', layer=1))
+    """
+    found = []
+    for position, word in enumerate(text.split()):
+        match = _OP.fullmatch(word)
+        if match is None:
+            raise ValueError(
+                f"position {position}: {word!r} is not an operation; write a kind and a layer, such as M_F2, with a "
+                f"kind of {' '.join((*FORWARD, *BACKWARD, *UNSPLIT))}"
+            )
+        found.append(Op(match[1], int(match[2])))
+    return tuple(found)
+
+
+def ticks_of(compute: Time = 1, comm: Time = 1, **others: Time) -> dict[str, Time]:
+    """Return the ticks of every kind: one number for compute, one for all-to-alls, and exceptions by kind.
+
+    An unsplit backward takes the sum of its halves unless it is given.
+
+    Raises:
+        ValueError: for floats, which are not exact, for negative numbers and unknown kinds.
+
+    >>> ticks = ticks_of(compute=2, comm=3, M_W=1)
+    >>> ticks["M_B"], ticks["M_BW"], ticks["D_F"]
+    (2, 3, 3)
+    """
+    ticks: dict[str, Time] = dict.fromkeys(COMPUTE, compute) | dict.fromkeys(COMM, comm)
+    if unknown := set(others) - set(ticks) - set(UNSPLIT):
+        raise ValueError(f"there is no operation {min(unknown)!r}; use {', '.join((*ticks, *UNSPLIT))}")
+    ticks |= others
+    for kind, halves in UNSPLIT.items():
+        ticks[kind] = others.get(kind, sum((ticks[half] for half in halves), 0))
+    for kind, value in ticks.items():
+        if isinstance(value, float) or value < 0:
+            raise ValueError(f"{kind} takes a whole number or a Fraction of ticks from 0, got {value!r}")
+    return ticks
+
+
+def total(ops: Iterable[Op], ticks: Ticks) -> Time:
+    """Return the total time of operations."""
+    return sum((ticks[op.kind] for op in ops), 0)
 
 
 class InvalidOrder(ValueError):  # noqa: N818 - as InvalidProgram
-    """An order that is incomplete, or that would never end."""
+    """An order that is incomplete, or that would deadlock."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Operations of a forward and of a backward microbatch, for each stream in its order.
+    """The operations of a forward and a backward microbatch on two streams, each row in execution order.
 
     Attributes:
         name: a title.
-        compute, comm: the two rows.
-        forward, backward: numbers of the microbatches; None where there is no such half.
+        compute, comm: the rows of the two streams.
+        forward, backward: numbers of the microbatches; None for a half that the order does not have.
 
     Raises:
-        InvalidOrder: an all-to-all among the work or work among the all-to-alls, an operation that occurs twice, or
-            one microbatch in both halves.
+        InvalidOrder: an operation in the row of the other stream, an operation that occurs twice, or one microbatch in
+            both halves.
 
     >>> order = Order.parse("a layer forward", "A_F0 M_F0", "D_F0 C_F0", forward=0)
     >>> print(order)
@@ -61,7 +179,7 @@ class Order:
     def parse(
         cls, name: str, compute: str, comm: str, forward: int | None = None, backward: int | None = None
     ) -> "Order":
-        """Read the two rows from text.
+        """Parse the two rows from text.
 
         Raises:
             ValueError: as `parse_ops`; InvalidOrder as above.
@@ -74,7 +192,7 @@ class Order:
         return {piece for op in (*self.compute, *self.comm) for piece in op.pieces}
 
     def makers(self) -> dict[Op, Op]:
-        """For every piece, the operation of a row that makes it: `M_B1` may be a part of `M_BW1`."""
+        """Map every piece to the operation of a row that contains it: `M_B1` may be a part of `M_BW1`."""
         return {piece: op for op in (*self.compute, *self.comm) for piece in op.pieces}
 
     def microbatch(self, op: Op) -> int | None:
@@ -87,10 +205,10 @@ class Order:
 
 
 def check_pair(order: Order, num_layers: int) -> None:
-    """Refuse an order that is not the whole forward of one microbatch and the whole backward of another.
+    """Refuse an order that is not one full forward and one full backward.
 
     Raises:
-        InvalidOrder: naming the first operation that is missing, or does not belong.
+        InvalidOrder: naming the first operation that is missing or extra.
 
     >>> check_pair(Order.parse("half", "A_F0 M_F0", "D_F0 C_F0"), 1)
     Traceback (most recent call last):

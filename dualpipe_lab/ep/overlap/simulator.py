@@ -1,28 +1,27 @@
-"""Two streams, simulated exactly: when each operation of an order starts and ends.
+"""Exact simulation of an order on two streams: the start and end of each operation.
 
-Chapter: book/ep/one-f-one-b-basic.  In: an `Order`, ticks by kind.  Out: `Streams`: spans of both rows, a makespan.
-  start of an operation   max(end of the one before it in its row, end of the one that it needs)
-  makespan                at least max(sum of the work, sum of the communication)
-All ranks do the same at the same time, so one rank stands for all.  Times are whole numbers or fractions.
+Chapter: book/ep/one-f-one-b-basic.  In: an `Order`, ticks by kind.  Out: `StreamSpans`: spans of both rows, a makespan.
+  start of an operation   max(end of the operation before it in its row, end of the operation whose result it takes)
+  makespan                at least max(sum of compute, sum of communication)
+All ranks run the same operations at the same time, so one rank is simulated.  Times are whole numbers or fractions.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
-from dualpipe_lab.ep.overlap.operations import Op, Ticks, total
-from dualpipe_lab.ep.overlap.order import Order
+from dualpipe_lab.ep.overlap.order import Op, Order, Ticks, total
 from dualpipe_lab.timeline import Span, Time, Timeline
 
-# the letters of the pipelines: F, I, W and the whole B
+# the letters of pipeline schedules: F, I, W and the unsplit B
 _SPAN_KINDS = {"A_F": "F", "M_F": "F", "M_B": "I", "A_B": "I", "M_W": "W", "A_W": "W", "M_BW": "B", "A_BW": "B"}
 
 
 @dataclass(frozen=True)
-class Streams:
-    """What one rank computes, and what travels meanwhile: two rows of spans.
+class StreamSpans:
+    """The spans of one rank on two streams: compute and communication.
 
-    Equal if their spans are, whether simulated or run.
+    Equal if all spans are equal, whether simulated or executed.
     """
 
     compute: tuple[Span, ...]
@@ -30,12 +29,12 @@ class Streams:
 
     @property
     def makespan(self) -> Time:
-        """From time 0 to the last end."""
+        """The time from 0 to the last end."""
         return max((span.end for span in (*self.compute, *self.comm)), default=0)
 
     @property
     def idle(self) -> Time:
-        """How long the compute stream has nothing to do until the makespan."""
+        """The bubble time of the compute stream: the makespan without its spans."""
         return self.makespan - sum(span.duration for span in self.compute)
 
     def rows(self, name: str = "") -> dict[str, tuple[Span, ...]]:
@@ -44,7 +43,7 @@ class Streams:
         return {f"{prefix}compute": self.compute, f"{prefix}communication": self.comm}
 
     def waits(self) -> list[tuple[str, Time]]:
-        """Return what the compute stream waited for: the operation that was kept waiting, and for how long."""
+        """Return the waits of the compute stream: the operation that starts late, and the waiting time."""
         found, now = [], 0 * self.makespan
         for span in self.compute:
             if span.start > now:
@@ -59,23 +58,23 @@ class Streams:
 
 
 def span_of(order: Order, op: Op, rank: int, start: Time, end: Time) -> Span:
-    """Return the span of an operation, as the simulator and the executor write it."""
+    """Return the span of an operation, as the simulator and the executor record it."""
     return Span(rank, start, end, span_kind(op), op.layer, order.microbatch(op), str(op))
 
 
 def span_kind(op: Op) -> str:
-    """Return F, I, W or B for work, "collective" for an all-to-all."""
+    """Return F, I, W or B for a compute operation, "collective" for an all-to-all."""
     return _SPAN_KINDS.get(op.kind, "collective")
 
 
-def simulate(order: Order, ticks: Ticks) -> Streams:
-    """Return when everything happens.
+def simulate(order: Order, ticks: Ticks) -> StreamSpans:
+    """Simulate an order and return the spans of both streams.
 
     Raises:
         InvalidOrder: as `host_calls`.
 
     >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_basic, one_f_one_b_overlap
-    >>> from dualpipe_lab.ep.overlap.operations import ticks_of
+    >>> from dualpipe_lab.ep.overlap.order import ticks_of
     >>> [simulate(build(4), ticks_of(1, 1)).makespan for build in (one_f_one_b_basic, one_f_one_b_overlap)]
     [40, 24]
     """
@@ -89,30 +88,30 @@ def simulate(order: Order, ticks: Ticks) -> Streams:
         start = max(free, ends[needed]) if needed is not None else free
         ends[op] = start + ticks[op.kind]
         row.append(span_of(order, op, 0, start, ends[op]))
-    return Streams(*(tuple(span for span in row if span.duration) for row in rows))
+    return StreamSpans(*(tuple(span for span in row if span.duration) for row in rows))
 
 
 def _operations(calls: Sequence[Call]) -> Iterator[Op]:
     return (call.op for call in calls if call.verb in (RUN, ISSUE))
 
 
-def sums(order: Order, ticks: Ticks) -> tuple[Time, Time]:
-    """Return the sum of the work and the sum of the communication.
+def stream_totals(order: Order, ticks: Ticks) -> tuple[Time, Time]:
+    """Return the total time of compute and of communication.
 
     >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_overlap
-    >>> from dualpipe_lab.ep.overlap.operations import ticks_of
-    >>> sums(one_f_one_b_overlap(4), ticks_of(1, 2))
+    >>> from dualpipe_lab.ep.overlap.order import ticks_of
+    >>> stream_totals(one_f_one_b_overlap(4), ticks_of(1, 2))
     (24, 32)
     """
     return total(order.compute, ticks), total(order.comm, ticks)
 
 
-def bound(order: Order, ticks: Ticks) -> Time:
-    """Return what no order of these operations can go below: the longer sum.
+def lower_bound(order: Order, ticks: Ticks) -> Time:
+    """Return a lower bound of the makespan for every order of these operations: the larger total.
 
     >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_overlap
-    >>> from dualpipe_lab.ep.overlap.operations import ticks_of
-    >>> bound(one_f_one_b_overlap(4), ticks_of(1, 2))
+    >>> from dualpipe_lab.ep.overlap.order import ticks_of
+    >>> lower_bound(one_f_one_b_overlap(4), ticks_of(1, 2))
     32
     """
-    return max(sums(order, ticks))
+    return max(stream_totals(order, ticks))

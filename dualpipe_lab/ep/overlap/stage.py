@@ -1,11 +1,11 @@
-"""Pipeline stages of cut layers, and the hook that makes an overlapped pair overlap.
+"""Pipeline stages of interruptible layers, and the hook with which a pipeline runtime overlaps F&B pairs.
 
 Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPipe's.  Out: its runtime's gradients.
-  F, I     nothing in them hides their all-to-alls
-  B        its own weight gradients do; with `fill=False` it is the plain serial backward
+  F, I     their all-to-alls are exposed: there is no other work of the same microbatch
+  B        its own weight gradients overlap them; with `fill=False` it is the serial backward
   W        no all-to-all
-  F&B      `overlapped_forward_backward`: each half computes while the other's rows travel
-Give the runtime the hook: `PipelineRuntime(program, stages, loss_fn, overlapped=overlapped_forward_backward)`.
+  F&B      `overlapped_forward_backward`: each half computes while the other half's all-to-alls are under way
+Give the hook to the runtime: `PipelineRuntime(program, stages, loss_fn, overlapped=overlapped_forward_backward)`.
 Elsewhere: DualPipe's `overlapped_forward_backward(module0, inputs0, criterion0, ...)`, which its user writes.
 """
 
@@ -17,33 +17,33 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.ep.overlap import builders
-from dualpipe_lab.ep.overlap.executor import Passage, execute
-from dualpipe_lab.ep.overlap.layer import CutLayer
-from dualpipe_lab.ep.overlap.operations import Ticks
-from dualpipe_lab.ep.overlap.order import Order
+from dualpipe_lab.ep.overlap.executor import InterruptibleLayer, MicrobatchPass, execute
+from dualpipe_lab.ep.overlap.order import Order, Ticks
 from dualpipe_lab.pp.program import B
 from dualpipe_lab.pp.runtime.stage import ForwardResult, Loss, ReadyAction, Stage, Tensors, scaled
 
 
-class CutStage(Stage):
-    """A stage of cut layers.
+class InterruptibleStage(Stage):
+    """A pipeline stage of interruptible layers.
 
     Args:
-        index: which stage.
-        layers: from below.
-        ticks: nanoseconds of every kind of work, as for `execute`.
-        fill: let a whole backward hide all-to-alls behind its own weight gradients.
+        index: the number of the stage.
+        layers: in the order of the forward.
+        ticks: nanoseconds of every kind of compute, as for `execute`.
+        fill: overlap the all-to-alls of an unpaired backward with its own weight gradients.
     """
 
-    def __init__(self, index: int, layers: Sequence[CutLayer], ticks: Ticks | None = None, fill: bool = True) -> None:
+    def __init__(
+        self, index: int, layers: Sequence[InterruptibleLayer], ticks: Ticks | None = None, fill: bool = True
+    ) -> None:
         super().__init__(index, nn.ModuleList(layers))
         self.layers, self.ticks, self._fill = list(layers), ticks, fill
-        self.passages: dict[int, Passage] = {}
+        self.passes: dict[int, MicrobatchPass] = {}
 
     @property
     def num_live(self) -> int:
-        """Microbatches whose activations are held."""
-        return len(self.passages)
+        """The number of microbatches whose activations are held."""
+        return len(self.passes)
 
     def forward(
         self,
@@ -53,85 +53,88 @@ class CutStage(Stage):
         loss_fn: Loss | None = None,
         weight: float = 1,
     ) -> ForwardResult:
-        """F, serial."""
-        passage = self.enter(microbatch, inputs, extra)
-        self.execute(builders.forward_alone(len(self.layers), microbatch), forward=passage)
-        return self.leave(passage, loss_fn, weight)
+        """F: the serial forward."""
+        one = self.begin_forward(microbatch, inputs, extra)
+        self.execute(builders.forward_alone(len(self.layers), microbatch), forward=one)
+        return self.finish_forward(one, loss_fn, weight)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        """B."""
+        """B: input and weight gradients."""
         order = builders.backward_alone(len(self.layers), microbatch, self._fill)
-        self.execute(order, backward=self.turn(microbatch, grads))
-        return self.back(self.passages.pop(microbatch))
+        self.execute(order, backward=self.begin_backward(microbatch, grads))
+        return self.finish_backward(self.passes.pop(microbatch))
 
     def input_grad(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        """I: what W needs stays."""
+        """I: input gradients; the tensors that W needs are kept."""
         order = builders.input_grads_alone(len(self.layers), microbatch)
-        self.execute(order, backward=self.turn(microbatch, grads))
-        return self.back(self.passages[microbatch])
+        self.execute(order, backward=self.begin_backward(microbatch, grads))
+        return self.finish_backward(self.passes[microbatch])
 
     def weight_grad(self, microbatch: int) -> None:
-        """W."""
+        """W: weight gradients."""
         order = builders.weight_grads_alone(len(self.layers), microbatch)
-        self.execute(order, backward=self.passages.pop(microbatch))
+        self.execute(order, backward=self.passes.pop(microbatch))
 
-    def execute(self, order: Order, forward: Passage | None = None, backward: Passage | None = None) -> None:
-        """Carry out an order; the pipeline's span stands for all of it."""
+    def execute(
+        self, order: Order, forward: MicrobatchPass | None = None, backward: MicrobatchPass | None = None
+    ) -> None:
+        """Execute an order without spans of its own: the pipeline records one span for the action."""
         execute(order, forward, backward, self.ticks, traced=False)
 
-    def enter(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any] | None = None) -> Passage:
-        """Begin a microbatch's way up; ValueError for more than one input, which no layer would get."""
+    def begin_forward(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any] | None = None) -> MicrobatchPass:
+        """Begin the forward of a microbatch; ValueError for more than one input, which no layer takes."""
         if extra or len(inputs) != 1:
             more = ", ".join([*map(str, extra or ()), *["a tensor"] * (len(inputs) - 1)])
             raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
         (x,) = inputs
-        passage = Passage(self.layers, x)
+        one = MicrobatchPass(self.layers, x)
         if torch.is_grad_enabled():
-            self.passages[microbatch] = passage
-        return passage
+            self.passes[microbatch] = one
+        return one
 
-    def leave(self, passage: Passage, loss_fn: Loss | None, weight: float) -> ForwardResult:
-        """End it: on the last stage with the loss, where the way down begins."""
+    def finish_forward(self, one: MicrobatchPass, loss_fn: Loss | None, weight: float) -> ForwardResult:
+        """Return the output, or on the last stage the loss, whose gradient starts the backward."""
         if loss_fn is None:
-            return ForwardResult((passage.output,), None)
-        y = passage.output.detach().requires_grad_(torch.is_grad_enabled())
+            return ForwardResult((one.output,), None)
+        y = one.output.detach().requires_grad_(torch.is_grad_enabled())
         loss = scaled(loss_fn(y), weight)
         if loss.requires_grad:
-            (passage.dy,) = torch.autograd.grad(loss, [y])
+            (one.dy,) = torch.autograd.grad(loss, [y])
         return ForwardResult((), loss.detach())
 
-    def turn(self, microbatch: int, grads: Sequence[Tensor]) -> Passage:
-        """Begin a microbatch's way down."""
-        passage = self.passages[microbatch]
+    def begin_backward(self, microbatch: int, grads: Sequence[Tensor]) -> MicrobatchPass:
+        """Begin the backward of a microbatch with the gradient of its output."""
+        one = self.passes[microbatch]
         if grads:
-            (passage.dy,) = grads
-        return passage
+            (one.dy,) = grads
+        return one
 
-    def back(self, passage: Passage) -> Tensors:
-        """End it."""
-        assert passage.dx is not None
-        return (passage.dx,)
+    def finish_backward(self, one: MicrobatchPass) -> Tensors:
+        """Return the gradient of the input."""
+        assert one.dx is not None
+        return (one.dx,)
 
 
 def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> None:
-    """Run an overlapped pair of a pipeline's runtime with both halves side by side.
+    """Run an F&B pair of a pipeline runtime with its two halves overlapped.
 
     Raises:
-        TypeError: a stage that is not a `CutStage`.
+        TypeError: a stage that is not a `InterruptibleStage`.
         InvalidOrder: both halves are of one microbatch.
     """
     up, down = forward.stage, backward.stage
-    if not (isinstance(up, CutStage) and isinstance(down, CutStage)):
+    if not (isinstance(up, InterruptibleStage) and isinstance(down, InterruptibleStage)):
         raise TypeError(
-            f"overlapped_forward_backward cuts layers into pieces; make stages {up.index} and {down.index} CutStages"
+            f"overlapped_forward_backward interrupts layers; make stages {up.index} and {down.index} "
+            "InterruptibleStages"
         )
     first, second = forward.action.microbatch, backward.action.microbatch
     order = builders.one_f_one_b_overlap(len(up.layers), first, second, backward_layers=len(down.layers))
     if backward.action.kind != B:  # I: its weight gradients come later
         order = replace(order, compute=tuple(op for op in order.compute if not op.kind.endswith("_W")))
-    rising, returning = up.enter(first, forward.inputs, forward.extra), down.turn(second, backward.inputs)
-    up.execute(order, rising, returning)
-    forward.result, forward.loss = up.leave(rising, forward.loss_fn, forward.weight)
-    backward.result = down.back(returning)
+    new, old = up.begin_forward(first, forward.inputs, forward.extra), down.begin_backward(second, backward.inputs)
+    up.execute(order, new, old)
+    forward.result, forward.loss = up.finish_forward(new, forward.loss_fn, forward.weight)
+    backward.result = down.finish_backward(old)
     if backward.action.kind == B:
-        del down.passages[second]
+        del down.passes[second]

@@ -1,0 +1,148 @@
+"""Routes and permutations: where the rows of a microbatch go, and each local movement of rows beside its gradient.
+
+Chapter: book/ep/smoe.  In: the experts that each token has chosen.  Out: a `Routes`; rows in another order.
+  slot           token * k + choice: one for each copy of a token that is sent
+  order          slots by expert, and by token within an expert: a stable sort
+  expert_major   rows in the order of arrival (source by source) into the order of this rank's experts: a stable sort
+Both sorts are stable, so an expert sees its rows in the order of all ranks' tokens, on any number of ranks.
+  messages       one exchange of E numbers, 8 (e - 1) / e E bytes sent, before the rows
+The movements are plain functions without autograd:
+  step           forward                                backward
+  permute        row of token q // k for each slot q    sum of the k copies of each token
+  regroup        source-major to expert-major           ungroup
+  ungroup        expert-major to source-major           regroup
+  unpermute      rows back to their slots, `y_TKD`      slots in the order in which rows are sent
+  weighted_sum   y_t = sum over j of w_tj y_tj          dy_tj = w_tj dy_t,  dw_tj = <dy_t, y_tj>
+Weights may have more bits than rows: sums are formed in the type of the weights, and rows keep theirs.
+Copies are summed as `view(T, K, D).sum(1)`, in the order of the choices: bits do not depend on where the rows were.
+Elsewhere: Megatron `MoEAlltoAllTokenDispatcher.preprocess`, moe_utils.py `permute` and `unpermute`; torchtitan
+token_dispatcher.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dualpipe_lab.ep.all_to_all import Splits, exchange_counts
+from dualpipe_lab.ep.moe.config import ExpertParallel, check_divides
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The order and destination of the rows of one microbatch; S: slots of this rank, R: rows that it receives.
+
+    Attributes:
+        num_tokens, top_k: T and K, with S = T * K.
+        order: `order_S`: the slots in the order in which their rows are sent.
+        inverse: `inverse_S`: the position of each slot's row in that order.
+        splits: rows to and from each rank.
+        expert_major: `expert_major_R`: the received rows in the order of this rank's experts.
+        arrival: `arrival_R`: the inverse permutation, from the order of the experts to the order of arrival.
+        counts: rows of each expert of this rank.
+    """
+
+    num_tokens: int
+    top_k: int
+    order: Tensor
+    inverse: Tensor
+    splits: Splits
+    expert_major: Tensor
+    arrival: Tensor
+    counts: tuple[int, ...]
+
+
+def plan_routes(experts: Tensor, num_experts: int, ep: ExpertParallel) -> Routes:
+    """Sort the slots by expert and exchange the counts of rows; all ranks of `ep` call this.
+
+    Args:
+        experts: `experts_TK`, the experts that each token has chosen; T may be 0 and differ by rank.
+        num_experts: E, of all ranks together.
+        ep: the ranks.
+
+    Raises:
+        ValueError: the experts do not divide among the ranks, do not exist, or one is chosen twice by a token.
+    """
+    share = check_divides(num_experts, ep.size)
+    check_choices(experts, num_experts)
+    slots = experts.flatten()
+    order = slots.argsort(stable=True)
+    sends = torch.bincount(slots, minlength=num_experts).view(ep.size, share)
+    receives = exchange_counts(sends, ep.group)
+    expert_of_row = (torch.arange(num_experts, device=slots.device) % share).repeat_interleave(receives.flatten())
+    expert_major = expert_of_row.argsort(stable=True)
+    return Routes(
+        num_tokens=experts.shape[0],
+        top_k=experts.shape[1],
+        order=order,
+        inverse=_inverse(order),
+        splits=Splits(tuple(sends.sum(1).tolist()), tuple(receives.sum(1).tolist())),
+        expert_major=expert_major,
+        arrival=_inverse(expert_major),
+        counts=tuple(receives.sum(0).tolist()),
+    )
+
+
+def _inverse(order: Tensor) -> Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def check_choices(experts: Tensor, num_experts: int) -> None:
+    """Refuse choices that no router makes.
+
+    Raises:
+        ValueError: not `experts_TK`, an expert that does not exist, or one that a token has chosen twice.
+    """
+    if experts.dim() != 2 or experts.is_floating_point():
+        raise ValueError(f"choices are whole numbers of shape [tokens, k], got {experts.dtype} {tuple(experts.shape)}")
+    if not experts.numel():
+        return
+    lowest, highest = int(experts.min()), int(experts.max())
+    if lowest < 0 or highest >= num_experts:
+        raise ValueError(f"experts are numbered 0 to {num_experts - 1}, got choices from {lowest} to {highest}")
+    ranked = experts.sort(1).values
+    twice = (ranked[:, 1:] == ranked[:, :-1]).any(1).nonzero().flatten().tolist()
+    if twice:
+        chosen = experts[twice[0]].tolist()
+        raise ValueError(f"a token chooses k different experts, got {chosen} for token {twice[0]}; take topk's indices")
+
+
+def permute(x: Tensor, routes: Routes) -> Tensor:
+    """Copy every token `x_TD` k times, sorted by expert: `rows_SD`."""
+    return x.index_select(0, routes.order // routes.top_k)
+
+
+def permute_grad(grad: Tensor, routes: Routes) -> Tensor:
+    """Sum the gradients `grad_SD` of the k copies of each token: `dx_TD`."""
+    return unpermute(grad, routes).sum(1)
+
+
+def unpermute(rows: Tensor, routes: Routes) -> Tensor:
+    """Move every row of `rows_SD` back to its slot: `y_TKD`."""
+    return rows.index_select(0, routes.inverse).view(routes.num_tokens, routes.top_k, *rows.shape[1:])
+
+
+def unpermute_grad(grad: Tensor, routes: Routes) -> Tensor:
+    """Put the slots' gradients `grad_TKD` into the order in which rows are sent: `grad_SD`."""
+    return grad.flatten(0, 1).index_select(0, routes.order)
+
+
+def regroup(rows: Tensor, routes: Routes) -> Tensor:
+    """Reorder `rows_RD` from arrival, source by source, to the order of the experts; the gradient of `ungroup`."""
+    return rows.index_select(0, routes.expert_major)
+
+
+def ungroup(rows: Tensor, routes: Routes) -> Tensor:
+    """Reorder `rows_RD` from the order of the experts to that of arrival; the gradient of `regroup`."""
+    return rows.index_select(0, routes.arrival)
+
+
+def weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
+    """Sum the k results `y_TKD` of each token, each times its weight of `weights_TK`: `y_TD`."""
+    return (weights.unsqueeze(-1) * y).sum(1).to(y.dtype)
+
+
+def weighted_sum_grad(grad: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `dy_TKD` and `dweights_TK` for the output gradient `grad_TD`."""
+    grad = grad.unsqueeze(1).to(weights.dtype)
+    return (weights.unsqueeze(-1) * grad).to(y.dtype), (grad * y).sum(-1)
