@@ -5,8 +5,8 @@ Chapter: book/ep/gshard.  In: this rank's tokens `x_TD`.  Out: `y_TD`, the balan
   capacity      C = ceil(cf k T / E) slots per expert and source rank
   queue         all first choices in the order of the tokens, then all second choices, and so on; the first C get a slot
   exchange      (e - 1) / e * E C h beta bytes per rank and direction, whatever the load: cf (e - 1) / e * T k h beta
-                if C is an integer; 4 of these per layer and microbatch, dispatch and combine forward and backward, known
-                before the step; an x that needs no gradient, the same on all ranks, saves the last of the four
+                if C is an integer; 4 of these per layer and microbatch, dispatch and combine forward and backward,
+                known before the step; an x that needs no gradient, the same on all ranks, saves the last of the four
   memory        the rows of a rank's experts: E C h, whatever the load; choices beyond that are dropped
   einsum        dispatch mask: 1 where token t has slot c of expert x, T E C numbers; here T k indices do the same
 A choice without a slot adds nothing; a token that loses all its choices gets y = 0 and passes by the residual alone.
