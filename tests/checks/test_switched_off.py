@@ -1,10 +1,15 @@
 """What an answer cannot call while it is judged."""
 
 import multiprocessing
+import re
+from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name, walk_packages
 
 import pytest
 import torch
 
+from dualpipe_lab import checks
 from dualpipe_lab.checks.switched_off import Without
 from dualpipe_lab.ep.deepseek_moe import update_biases
 from dualpipe_lab.tp.mappings import CopyToRanks
@@ -44,3 +49,21 @@ def test_functions_of_autograd_and_decorated_ones_are_switched_off_with_their_mo
 def test_names_that_do_not_exist_are_errors():
     with pytest.raises((AttributeError, ImportError)):
         Without(apply_directly, "dualpipe_lab.tp.nothing")()
+
+
+def named_modules():
+    """What the sources of the checks name in full, and what their tuples of names hold."""
+    for found in walk_packages(checks.__path__, "dualpipe_lab.checks."):
+        module = import_module(found.name)
+        text = Path(module.__file__).read_text()
+        yield from re.findall(r"[\"'](dualpipe_lab(?:\.\w+)+(?::\w+(?:\.\w+)*)?)[\"']", text)
+        for value in vars(module).values():
+            names = value if isinstance(value, tuple) else (value,)
+            yield from (name for name in names if isinstance(name, str) and re.fullmatch(r"dualpipe_lab(\.\w+)+", name))
+
+
+def test_every_module_that_a_check_names_exists():
+    names = set(named_modules())
+    assert len(names) > 30
+    for name in names:
+        resolve_name(name)

@@ -1,7 +1,7 @@
 // The critical path: from a span back to time 0, each time to whatever ended latest before the span could start.
 //
 // That is the span before it on its rank, or the message it waited for; a message that queued for its link waited for
-// the message before it.  The same walk as dualpipe_lab/timeline/path.py.
+// the message before it.  The same walk as dualpipe_lab/timeline/critical_path.py.
 
 import { isWait } from "./track.mjs";
 
