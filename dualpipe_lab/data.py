@@ -1,10 +1,10 @@
-"""A real corpus without a download: the course's own Markdown, one token per byte.
+"""Corpus of bytes without a download: the Markdown pages of the course.
 
-Chapters: every one that trains.  In: batch size, sequence length, seed.  Out: batches of token ids, 0 to 255.
-  tokens per batch   batch_size * (sequence_length + 1)     the last column is only ever a target
-The text is every page below book/, ordered by its path, with Unix line ends; it grows with the course, so a number
-that depends on it is compared within one run, never with a stored one.  Installed without the book, the text is the
-package's own description (the README).
+Chapters: all that train a model.  In: batch size, sequence length, seed.  Out: batches of token ids, 0 to 255.
+  tokens per batch   batch_size * (sequence_length + 1)     the last column is only a target
+One token is one byte.  The text is every page below book/, ordered by path, with Unix line ends.  It grows with the
+course, so a number that depends on it is compared within one run and not with a stored number.  Without the book (an
+installed wheel) the text is the description of the package, the README.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def corpus(root: Path | None = None) -> bytes:
-    """The course's text as bytes; `root` is the checkout that holds book/ (by default, the one this file is in).
+    """Return the text of the course as bytes; `root` is the checkout with book/ (by default that of this file).
 
     Raises:
         FileNotFoundError: there is neither a book/ folder nor an installed package description.
@@ -47,9 +47,9 @@ def _description(root: Path) -> bytes:
 
 
 def windows(text: bytes, batch_size: int, sequence_length: int, seed: int = 0) -> Iterator[list[bytes]]:
-    """Endless batches of `batch_size` slices of the text, each `sequence_length + 1` bytes, drawn by `seed`.
+    """Yield batches of `batch_size` random slices of the text, each of `sequence_length + 1` bytes, without end.
 
-    Equal arguments give equal batches in every process, so ranks agree without a message.
+    Equal arguments, `seed` included, give equal batches in every process, so ranks agree without a message.
 
     Raises:
         ValueError: a size is below 1, or the text is shorter than one slice.
@@ -80,7 +80,9 @@ def _draw(text: bytes, batch_size: int, length: int, num_starts: int, random: Ra
 def batches(
     batch_size: int, sequence_length: int, seed: int = 0, text: bytes | None = None
 ) -> Iterator[tuple["Tensor", "Tensor"]]:
-    """Endless (inputs_BS, targets_BS) of int64 token ids; B: batch_size, S: sequence_length; targets are one ahead.
+    """Yield (inputs_BS, targets_BS) of int64 token ids without end; targets are the inputs shifted by one token.
+
+    B: batch_size, S: sequence_length.
 
     Raises:
         ValueError: as `windows`.

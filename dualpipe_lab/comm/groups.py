@@ -1,4 +1,8 @@
-"""Groups of ranks: who belongs to one, and where this rank stands in it."""
+"""Process groups: making one, its ranks, and the position of this rank in it.
+
+Chapter: book/start/ranks-and-messages.  In: global ranks.  Out: a process group of torch.
+Elsewhere: `torch.distributed.new_group`, `get_rank`, `get_world_size`.
+"""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -16,7 +20,7 @@ def members(group: Group | None) -> tuple[int, ...]:
     """Global ranks of a group, in group order.
 
     Raises:
-        ValueError: if this rank does not belong to the group.
+        ValueError: this rank is not in the group.
     """
     context = rank_context()
     if group is None:
@@ -29,32 +33,32 @@ def members(group: Group | None) -> tuple[int, ...]:
 
 
 def name_of(group: Group | None) -> str:
-    """Torch's name of a group, by which its members know it; empty for the world."""
+    """Torch's name of a group, the same on all its members; empty for the world."""
     return "" if group is None or group is dist.group.WORLD else str(group.group_name)
 
 
 def carrier(name: str, ranks: tuple[int, ...], group_name: str, group: Group | None) -> Group | None:
-    """The group on which an operation of `group` runs: one for each kind where bytes on the wire are counted."""
+    """Process group that carries an operation of `group`: one per kind of operation if the wire is counted."""
     wire = rank_context().wire
     return group if wire is None else wire.group(name, ranks, group_name) or group
 
 
 def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
-    """Make a group of some ranks; every rank of the world must call this, in the same order.
+    """Make a process group; every rank of the world calls this, for all groups in the same order.
 
-    Torch alone hangs where the ranks call it in different orders, or joins the wrong ones; this compares them first.
+    Torch hangs or connects the wrong ranks if their orders differ; this function compares the ranks first.
 
     Args:
-        ranks: of the group, all different.
-        members_only: only the ranks of the group call this, in the same order among themselves.
+        ranks: different global ranks, in group order.
+        members_only: True if only the ranks of the group call this, in the same order.
 
     Raises:
-        ValueError: if `ranks` repeats a rank or names one outside the world, or if another rank makes another group.
+        ValueError: `ranks` repeats a rank or has one outside the world, or another rank makes another group.
     """
     world_size = rank_context().world_size
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
         raise ValueError(f"a group holds different ranks of 0..{world_size - 1}, got {list(ranks)}")
-    if not members_only:  # the others do not come, so there is nobody to compare with
+    if not members_only:  # other ranks do not call it, so there is nothing to compare
         _check_agreed(tuple(ranks))
     group: Group = dist.new_group(list(ranks), use_local_synchronization=members_only)
     if wire := rank_context().wire:
@@ -79,10 +83,18 @@ def _check_agreed(ranks: tuple[int, ...]) -> None:
 
 
 def get_rank(group: Group | None = None) -> int:
-    """This rank's number in `group` (default: the world)."""
+    """Position of this rank in `group`; by default its global rank.
+
+    Raises:
+        ValueError: this rank is not in `group`.
+    """
     return rank_context().rank if group is None else members(group).index(rank_context().rank)
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """How many ranks `group` has (default: the world)."""
+    """Number of ranks in `group`; by default of the world.
+
+    Raises:
+        ValueError: this rank is not in `group`.
+    """
     return rank_context().world_size if group is None else len(members(group))

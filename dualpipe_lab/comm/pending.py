@@ -1,4 +1,8 @@
-"""`Pending`: the one handle for every result that is still on its way."""
+"""`Pending`: the handle of a result whose operations are still running.
+
+In: works, and a function that builds the result.  Out: the result, from `wait`.
+Elsewhere: `torch.futures.Future.then`; `AsyncCollectiveTensor` of torch's functional collectives.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -9,13 +13,13 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A result whose messages are under way; every function named `start_...` returns one.
+    """Handle of a result whose operations are still running; every function named `start_...` returns one.
 
-    The tensors that were given to the function must not change, and what it returns must not be read, before `wait`.
+    Until `wait` returns, the caller must not change the input tensors of the function and must not read its outputs.
 
     Args:
-        works: the messages to wait for, in this order; None is a message that was not needed.
-        finish: makes the result when they have arrived; what it refers to stays alive until then.
+        works: operations to wait for, in this order; None stands for an operation that was not needed.
+        finish: builds the result after all of them are complete; it keeps alive the tensors that it refers to.
     """
 
     def __init__(self, works: Sequence[Work | None], finish: Callable[[], T]) -> None:
@@ -23,7 +27,7 @@ class Pending(Generic[T]):
         self._result: list[T] = []
 
     def wait(self) -> T:
-        """Complete the messages and return the result; the second time, at once."""
+        """Wait for the operations and return the result; a second call returns it at once."""
         if not self._result:
             for work in self._works:
                 if work is not None:

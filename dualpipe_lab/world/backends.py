@@ -1,4 +1,7 @@
-"""Joining the ranks into a process group: GLOO on loopback, or NCCL where every rank has a GPU."""
+"""Process group of a launch: GLOO on the loopback interface, or NCCL where every rank has a GPU.
+
+In: rank, world size, backend.  Out: an initialised default process group.
+"""
 
 import os
 import socket
@@ -10,9 +13,9 @@ _LONG = timedelta(days=1)  # the watchdog explains a wait long before GLOO would
 
 
 def nccl_ready(world_size: int) -> bool:
-    """Whether this machine has a GPU for each of `world_size` ranks; prints why not.
+    """Return whether this machine has a GPU for each of `world_size` ranks; if not, print the reason.
 
-    A cell for GPU owners starts with `if lab.nccl_ready(2):`, so that it says why it is skipped elsewhere.
+    A cell that needs GPUs starts with `if lab.nccl_ready(2):`; on other machines it prints why it is skipped.
     """
     reason = nccl_obstacle(world_size)
     if reason:
@@ -21,7 +24,7 @@ def nccl_ready(world_size: int) -> bool:
 
 
 def nccl_obstacle(world_size: int) -> str:
-    """Why NCCL cannot connect `world_size` ranks here; empty if it can."""
+    """Reason why NCCL cannot connect `world_size` ranks on this machine; empty if it can."""
     import torch
     import torch.distributed as dist
 
@@ -32,7 +35,7 @@ def nccl_obstacle(world_size: int) -> str:
 
 
 def join(rank: int, world_size: int, backend: str, folder: Path, check: bool) -> None:
-    """Connect this rank to the others through a file; nothing listens but GLOO's pairs on loopback."""
+    """Initialise the process group through a file store; only GLOO's loopback sockets listen."""
     import torch
     import torch.distributed as dist
 

@@ -82,7 +82,7 @@ class RankContext:
         if operation.is_collective:
             self.recorder.status.join(operation)
         if self.emulator:
-            self.emulator.post(operation)
+            self.emulator.stamp(operation)
         if self.log and not self.quiet:  # a pipeline's step infers shapes before it begins
             self.log.begin(operation)
         self.recorder.record(operation, later=self.quiet)

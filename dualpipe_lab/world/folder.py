@@ -1,7 +1,7 @@
-"""A private folder per launch, and the sweep that removes what a killed kernel left behind.
+"""The private folder of a launch, and the removal of folders that a killed kernel left behind.
 
-The folder holds the rendezvous file, the stamps of the emulated link and the stacks of crashed ranks.  Its owner holds
-a lock on it for as long as it lives, and the operating system releases that lock however the owner ends.
+The folder holds the rendezvous file, the timestamps of the emulated link, the operation logs and the stacks of crashed
+ranks.  Its owner locks it; the operating system releases the lock when the owner ends for any reason.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ PREFIX = "dualpipe-lab-"
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A fresh folder that only this user can read, removed at the end."""
+    """Make a folder that only this user can read, and remove it at the end of the `with` block."""
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -29,7 +29,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def sweep() -> list[Path]:
-    """Remove the folders of processes that no longer exist; return them."""
+    """Remove the folders of processes that no longer exist; return their paths."""
     candidates = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*") if _is_abandoned(path)]
     for path in candidates:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`launch`: run a function of the notebook on fresh ranks and return their values.
+"""`launch`: run a function of a notebook on new rank processes and return its values.
 
 Chapter: book/start/ranks-and-messages.  In: a function and a number of ranks.  Out: one value per rank.
 Elsewhere: `torch.multiprocessing.spawn` (importable functions, no values, seconds per launch), `torchrun` (scripts).
@@ -16,6 +16,7 @@ from typing import Any
 
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.world import context, payload, server, torchrun
+from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.emulate.clock import ClockName
 from dualpipe_lab.world.emulate.link import Link, NodeLink
 from dualpipe_lab.world.folder import private_folder
@@ -23,7 +24,6 @@ from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.record.ledger import Ledger
 from dualpipe_lab.world.record.trace import match, to_timeline
 from dualpipe_lab.world.record.wire import obstacle as wire_obstacle
-from dualpipe_lab.world.settings import Settings
 from dualpipe_lab.world.supervise.diagnosis import disagreements
 from dualpipe_lab.world.supervise.errors import RankError, RankFailure, StartupError
 from dualpipe_lab.world.supervise.output import MODES, Output, OutputMode
@@ -33,13 +33,13 @@ MAX_RANKS = 128  # 20 MB each
 
 
 class Results(list[Any]):
-    """The values of the ranks, in rank order.
+    """The return values of the ranks, in rank order.
 
     Attributes:
-        ledger: what the ranks communicated.
-        timeline: what they did when.
-        collectives: by rank, each collective from its start to its end, also while the rank does something else.
-        output: what each rank printed, one string per rank.
+        ledger: calls, bytes and peers of each rank, by operation.
+        timeline: spans of computation and waiting, and the messages between ranks.
+        collectives: by rank, one span per collective from its start to its end, also while the rank computes.
+        output: the standard output of each rank, one string per rank.
     """
 
     ledger: Ledger
@@ -61,43 +61,43 @@ def launch(
     backend: str = "gloo",
     wire: bool = False,
 ) -> Results:
-    """Run `fn(rank, world_size, *args)` on `world_size` fresh processes joined in a process group.
+    """Run `fn(rank, world_size, *args)` on `world_size` new processes that form one process group.
 
     Args:
-        fn: the function; it may be defined in a cell and use whatever the notebook defines (by copy).
+        fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
         world_size: number of ranks.
-        args: passed on to every rank.
-        timeout: seconds after which the ranks are stopped and asked where they were.
-        output: `ordered` (rank 0 live, the others after it), `live` (interleaved, prefixed) or `collect` (not printed).
+        args: further arguments of `fn`, the same on every rank.
+        timeout: seconds after which the launcher asks the ranks for their status and stops them.
+        output: `ordered` (rank 0 live, then the rest), `live` (interleaved, prefixed) or `collect` (not printed).
         threads: threads of each rank's tensor operations.
-        link: delay messages as this link would; `NodeLink` has two speeds.
-        clock: `wall` (real seconds) or `virtual` (model time: exact and the same on every machine).
-        check: let torch compare every collective across the ranks first; slower.
+        link: emulated link that delays messages; a `NodeLink` has two speeds.
+        clock: `wall` (real seconds) or `virtual` (model time, the same on every machine).
+        check: torch compares every collective across the ranks before it runs; slower.
         backend: `gloo`, or `nccl` where every rank has a GPU.
-        wire: count in the ledger what leaves the sockets of each rank (Linux and GLOO); connecting takes longer.
+        wire: count the bytes that leave each rank's sockets (Linux and GLOO); connecting takes longer.
 
     Returns:
         The values in rank order, with `.ledger`, `.timeline` and `.output`.
 
     Raises:
-        RankError: a rank raised, died or exited; the message names rank, line and cause.
-        RankTimeout: the ranks were in a deadlock, or `timeout` passed.
+        RankError: a rank raised, died or exited; the message has the rank, the line of code and the cause.
+        RankTimeout: the ranks are in a deadlock, or `timeout` passed.
         TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
     """
     __tracebackhide__ = True
-    settings = Settings(threads, link, clock, check, backend, wire)
+    config = LaunchConfig(threads, link, clock, check, backend, wire)
     _check(world_size, timeout, output)
-    settings.validate(world_size)
+    config.validate(world_size)
     payload.check_call(fn, world_size, args)
     if context.peek() is not None:
         raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
     if torchrun.is_active():
         if link or clock == "virtual":
             warnings.warn("under torchrun real time passes on real links: link= and clock= are ignored", stacklevel=2)
-        return _gathered(torchrun.run(fn, world_size, args, backend, settings.reads_wire), "wall", fn, settings)
+        return _gathered(torchrun.run(fn, world_size, args, backend, config.reads_wire), "wall", fn, config)
     with private_folder() as folder:
-        pickled, texts = _run(_make_jobs(fn, world_size, args, settings, folder), output, timeout)
-    results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn, settings)
+        pickled, texts = _run(_make_jobs(fn, world_size, args, config, folder), output, timeout)
+    results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn, config)
     results.output = texts
     return results
 
@@ -116,14 +116,14 @@ def _check(world_size: int, timeout: float, output: str) -> None:
 
 
 def _make_jobs(
-    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], settings: Settings, folder: Path
+    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], config: LaunchConfig, folder: Path
 ) -> list[Job]:
-    """One job per rank: the call, and the circumstances in which the notebook would run it itself."""
+    """Make one job per rank: the call, and the environment, directory and import path of the notebook."""
     call = payload.spool(payload.pack_call(fn, args), folder, fn, args)
     sources, environment = payload.cell_sources(), dict(os.environ)
     directory, search_path = os.getcwd(), list(sys.path)
     return [
-        Job(rank, world_size, call, sources, folder, environment, directory, search_path, settings)
+        Job(rank, world_size, call, sources, folder, environment, directory, search_path, config)
         for rank in range(world_size)
     ]
 
@@ -170,19 +170,19 @@ def _rebuilt(rank: int, data: bytes, world_size: int) -> tuple[Any, ...]:
     return parts
 
 
-def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any], settings: Settings) -> Results:
-    """One `Results` from what each rank sent: value, ledger, trace, whereabouts."""
+def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., Any], config: LaunchConfig) -> Results:
+    """Build `Results` from the value, ledger, trace and status of each rank."""
     __tracebackhide__ = True
-    values, ledgers, traces, answers = zip(*parts, strict=True)
+    values, ledgers, traces, statuses = zip(*parts, strict=True)
     matching = match(list(traces))
-    wrong = disagreements(dict(enumerate(answers))) or matching.misfits
+    wrong = disagreements(dict(enumerate(statuses))) or matching.misfits
     if wrong:
         raise RankError({rank: RankFailure(rank, cause) for rank, cause in wrong.items()}, len(parts))
     if matching.lost:
         first, number = matching.lost[0], len(matching.lost)
         warnings.warn(f"{first}, which never received it ({number} lost in all)", stacklevel=3)
     results = Results(values)
-    results.ledger = Ledger(list(ledgers), settings.wire, wire_obstacle(settings.backend))
+    results.ledger = Ledger(list(ledgers), config.wire, wire_obstacle(config.backend))
     results.timeline = to_timeline(list(traces), matching.messages, clock, getattr(fn, "__name__", "launch"))
     results.collectives = [sorted(trace.collectives, key=lambda span: span.start) for trace in traces]
     results.output = []

@@ -1,4 +1,4 @@
-"""`Mesh`: a topology inside a rank, with a process group for every axis that is asked for.
+"""`Mesh`: the topology on one rank, with a process group per axis.
 
 Chapter: book/dp/topology.  In: a topology of the world's size.  Out: this rank's place, its groups, a `DeviceMesh`.
 Torch makes a group only if every rank of the world takes part.  So the first call of `group(axis)` makes the groups of
@@ -19,7 +19,7 @@ class Mesh(RankCoordinates):
     """This rank's coordinates in a topology, and its process groups.
 
     Raises:
-        ValueError: if the topology is not of the world's size.
+        ValueError: the topology has another number of ranks than the world.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -30,12 +30,12 @@ class Mesh(RankCoordinates):
         self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks: axes may share a group
 
     def group(self, *axes: str) -> Group:
-        """This rank's process group along an axis, or along several together: `group("dp", "cp")` sums gradients.
+        """Process group of this rank along one axis or several: gradients are reduced over `group("dp", "cp")`.
 
         The first call for an axis involves every rank of the world.
 
         Raises:
-            ValueError: the topology has no such axis or group.
+            ValueError: the topology has no such axis.
         """
         mine = self.ranks(*axes)
         if mine not in self._groups:
@@ -46,7 +46,7 @@ class Mesh(RankCoordinates):
         return self._groups[mine]
 
     def device_mesh(self, device: str = "cpu") -> DeviceMesh:
-        """The same grid as torch's `DeviceMesh`, on the same process groups."""
+        """Torch's `DeviceMesh` of the same grid and process groups."""
         grid = torch.arange(self.topology.world_size).view(self.topology.sizes)
         groups = [self.group(axis) for axis in self.topology.names]
         if len(groups) == 1:

@@ -1,8 +1,9 @@
-"""What travels between the notebook and its ranks: functions by value, tensors without their unused storage.
+"""Pickled calls and results: functions by value, tensors without the unused part of their storage.
 
-A function typed into a cell cannot be imported by another process, so it travels as code (cloudpickle), together with
-the source lines that a traceback needs.  Results come back as bytes over each rank's own pipe: no shared memory, no
-descriptors, nothing to clean up.  A large payload is written once to a file that all ranks read.
+In: a function and its arguments, or a rank's return value.  Out: bytes.
+Another process cannot import a function that was typed into a cell, so it travels as code (cloudpickle), with the
+source lines for tracebacks.  Results come back as bytes over one pipe per rank, without shared memory or descriptors.
+A payload of more than 8 MiB is written once to a file that all ranks read.
 """
 
 import inspect
@@ -27,29 +28,29 @@ SPOOL_BYTES = 8 * 2**20  # above this a copy per rank through a pipe is slower t
 
 
 def dumps(value: object) -> bytes:
-    """Pickle by value; tensors travel as their own elements, not as the storage they are a view of."""
+    """Pickle by value; of a tensor that is a view, only the elements of the view."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()
 
 
 def loads(data: bytes) -> Any:
-    """The inverse of `dumps`; within `data_only` it raises `restricted.Refused` for what is no data."""
+    """Inverse of `dumps`; inside `data_only` it raises `restricted.Refused` for anything but data."""
     if _opens_data_only:
         return restricted.loads(data)
     return pickle.loads(data)  # noqa: S301  both ends are this user's own processes
 
 
 def receive(channel: "Connection[Any, Any]") -> Any:
-    """The next message of a rank, opened as `loads` does."""
+    """Receive and unpickle the next message of a rank, as `loads` does."""
     return loads(channel.recv_bytes())
 
 
 @contextmanager
 def data_only() -> Iterator[None]:
-    """Run nothing that a rank sends: for the process that judges the code of others.
+    """Unpickle only data that ranks send, and run no code: for the process that evaluates submissions.
 
-    It holds for the whole process and not for one launch, because checks call `launch` themselves.
+    It applies to the process and not to one launch, because checks call `launch` themselves.
     """
     global _opens_data_only
     before, _opens_data_only = _opens_data_only, True
@@ -83,7 +84,7 @@ def pack_call(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
     """Pickle a call for the ranks.
 
     Raises:
-        TypeError: if something that `fn` uses cannot travel (a lock, an open file, a generator).
+        TypeError: `fn` uses an object that cannot be pickled: a lock, an open file, a generator.
     """
     try:
         return dumps((fn, args))
@@ -110,7 +111,7 @@ def spool(data: bytes, folder: Path, fn: Callable[..., object], args: tuple[obje
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """The source lines of notebook cells and other code that is not on disk, by file name."""
+    """Source lines of notebook cells and other code that is not on disk, by file name."""
     entries = list(linecache.cache.items())
     return {
         name: entry[2]
@@ -120,7 +121,7 @@ def cell_sources() -> dict[str, list[str]]:
 
 
 def install_sources(sources: dict[str, list[str]]) -> None:
-    """Make tracebacks in this process show the lines of the notebook's cells."""
+    """Store the cells' source lines in this process, for its tracebacks."""
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
@@ -134,7 +135,7 @@ def _unsaved(name: str) -> bool:
 
 
 def _largest(fn: Callable[..., object], args: tuple[object, ...]) -> str:
-    """Name the largest thing that `fn` captures, for the warning."""
+    """Words for the warning: the largest object that `fn` captures."""
     named: dict[str, object] = {f"argument {position}": value for position, value in enumerate(args)}
     if isinstance(fn, types.FunctionType):
         captured = inspect.getclosurevars(fn)
@@ -148,7 +149,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with dense CPU tensors as bytes: 5-14 times quicker and never more than the tensor itself."""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch: Any = sys.modules.get("torch")  # nobody can own a tensor before torch is imported
+        torch: Any = sys.modules.get("torch")  # without torch there are no tensors
         if torch is not None and type(obj) is torch.Tensor and obj.layout is torch.strided and obj.device.type == "cpu":
             if obj.is_quantized or obj.is_conj() or obj.is_neg():
                 obj = obj.detach().clone()
@@ -170,8 +171,8 @@ _PLAIN_KINDS = "biufcSU"  # numpy's booleans, numbers and text: what bytes and t
 def _rebuild(raw: bytearray | bytes, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    own = raw if isinstance(raw, bytearray) else bytearray(raw)
-    flat = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
+    buffer = raw if isinstance(raw, bytearray) else bytearray(raw)
+    flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
     return flat.view(dtype).reshape(shape).requires_grad_(requires_grad)
 
 

@@ -1,7 +1,8 @@
-"""The life of a rank: get a job, join the others, run the learner's function, hand back its value.
+"""The process of a rank: receive a job, join the process group, run the user's function, return its value.
 
   rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
-A thread of its own listens to the launcher throughout: it answers where the rank is, and ends the rank when the
+In: a job over a pipe.  Out: the pickled value, or the failure, with the status of the rank.
+A second thread listens to the launcher: it answers requests for the rank's status, and ends the process when the
 launcher is gone.
 """
 
@@ -24,13 +25,12 @@ from typing import Any
 
 from dualpipe_lab._private import LATE_IMPORT, release_fork_server
 from dualpipe_lab.world import backends, context, payload
+from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.emulate.clock import VirtualClock, WallClock
-from dualpipe_lab.world.emulate.emulator import Emulator
+from dualpipe_lab.world.emulate.emulator import Emulator, Timestamps
 from dualpipe_lab.world.record.operation_log import OperationLog
 from dualpipe_lab.world.record.rank_status import StackFrame, StatusTracker
-from dualpipe_lab.world.record.timestamps import Stamps
 from dualpipe_lab.world.record.wire import Wire
-from dualpipe_lab.world.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,27 @@ class Job:
     environment: dict[str, str]
     directory: str
     search_path: list[str]
-    settings: Settings
+    config: LaunchConfig
 
 
 def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
     """Serve jobs until the launcher kills this process or is gone."""
     _detach(out, err)
-    mailbox = _Mailbox(channel)
-    mailbox.send("hello", LATE_IMPORT in sys.modules)
+    launcher = _Channel(channel)
+    launcher.send("hello", LATE_IMPORT in sys.modules)
     while True:
-        job: Job = mailbox.receive()
+        job: Job = launcher.receive()
         try:
-            _serve(job, mailbox)
+            _serve(job, launcher)
         finally:
             _flush()
-        mailbox.receive()  # release: only a pooled rank comes to read it
+        launcher.receive()  # release: only a pooled rank comes to read it
         _leave()
-        mailbox.send("hello", True)
+        launcher.send("hello", True)
 
 
-class _Mailbox:
-    """The rank's end of the channel; a thread reads it and answers where the rank is."""
+class _Channel:
+    """The rank's end of the pipe to the launcher; a thread reads it and answers requests for the status."""
 
     def __init__(self, channel: "Connection[Any, Any]") -> None:
         self._channel = channel
@@ -85,28 +85,28 @@ class _Mailbox:
             while True:
                 kind, *content = self._channel.recv()
                 if kind == "where":
-                    self.send("where", answer())
+                    self.send("where", rank_status())
                 else:
                     self._inbox.put(content[0] if content else None)
         except (EOFError, OSError):
-            os.killpg(os.getpgrp(), signal.SIGKILL)  # the launcher is gone: nobody may survive it
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # the launcher is gone: no process of this rank may survive it
 
 
-def answer() -> Any:
-    """Where this rank is."""
+def rank_status() -> Any:
+    """Status of this process, also before it has a context."""
     present = context.peek()
     return present.status() if present else StatusTracker(-1).snapshot()
 
 
-def _serve(job: Job, mailbox: _Mailbox) -> None:
+def _serve(job: Job, launcher: _Channel) -> None:
     try:
         fn, args = _prepare(job)
-        backends.join(job.rank, job.world_size, job.settings.backend, job.folder, job.settings.check)
-        wire = Wire(job.world_size) if job.settings.reads_wire else None
+        backends.join(job.rank, job.world_size, job.config.backend, job.folder, job.config.check)
+        wire = Wire(job.world_size) if job.config.reads_wire else None
     except BaseException as error:
-        return mailbox.send("failure", *_describe(error), answer())
-    mailbox.send("ready")
-    present = _make_context(job, wire, origin_ns=mailbox.receive())
+        return launcher.send("failure", *_describe(error), rank_status())
+    launcher.send("ready")
+    present = _make_context(job, wire, origin_ns=launcher.receive())
     context.install(present)
     present.clock.wait_until(0)
     try:
@@ -116,18 +116,18 @@ def _serve(job: Job, mailbox: _Mailbox) -> None:
         result = _packed(fn, value, present)
     except BaseException as error:
         _flush()
-        return mailbox.send("failure", *_describe(error), answer())
-    return mailbox.send("result", result, answer())
+        return launcher.send("failure", *_describe(error), rank_status())
+    return launcher.send("result", result, rank_status())
 
 
 def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
-    """What goes back to the launcher.
+    """Pickle the value, ledger, trace and status for the launcher.
 
     Raises:
         TypeError: if the value cannot travel.
     """
     try:
-        return payload.dumps((value, present.ledger, present.trace, answer()))
+        return payload.dumps((value, present.ledger, present.trace, rank_status()))
     except Exception as error:
         name = getattr(fn, "__name__", "the function")
         raise TypeError(
@@ -137,7 +137,7 @@ def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
 
 
 def _prepare(job: Job) -> Any:
-    """Everything before the ranks meet: environment, random numbers, threads, the call itself."""
+    """Set up environment, random numbers, threads and tracebacks, and unpickle the call."""
     os.environ.clear()
     os.environ.update(job.environment)
     os.chdir(job.directory)
@@ -148,7 +148,7 @@ def _prepare(job: Job) -> Any:
     payload.install_sources(job.sources)
     import torch
 
-    torch.set_num_threads(job.settings.threads)
+    torch.set_num_threads(job.config.threads)
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
@@ -156,17 +156,17 @@ def _prepare(job: Job) -> Any:
 
 
 def _make_context(job: Job, wire: Wire | None, origin_ns: int) -> context.RankContext:
-    settings = job.settings
-    clock = VirtualClock() if settings.clock == "virtual" else WallClock(origin_ns)
+    config = job.config
+    clock = VirtualClock() if config.clock == "virtual" else WallClock(origin_ns)
     emulator = None
-    if settings.is_emulated:
-        emulator = Emulator(job.rank, clock, settings.link, Stamps(job.folder, job.rank))
+    if config.is_emulated:
+        emulator = Emulator(job.rank, clock, config.link, Timestamps(job.folder, job.rank))
     log = OperationLog(job.folder / f"operations-{job.rank}")
     return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire)
 
 
 def _describe(error: BaseException) -> tuple[str, list[StackFrame], str, bytes | None]:
-    """One line of cause, the frames it came through, the traceback, the exception itself if it can travel."""
+    """Cause in one line, frames, traceback, and the pickled exception if it can be pickled."""
     if isinstance(error, SystemExit):
         cause = f"left with sys.exit({error.code!r})"
     else:
@@ -184,7 +184,7 @@ def _describe(error: BaseException) -> tuple[str, list[StackFrame], str, bytes |
 
 
 def _detach(out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
-    """Cut the ties to the terminal: own process group, own output, no interrupts, death with the fork server."""
+    """Detach from the terminal: a new process group, pipes for the output, no interrupts, exit with the fork server."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
@@ -214,7 +214,7 @@ def _flush() -> None:
 
 
 def _leave() -> None:
-    """Take apart what the job set up, for the next one in the same process."""
+    """Remove the context and the process group, so that the process can run the next job."""
     import torch.distributed as dist
 
     context.install(None)

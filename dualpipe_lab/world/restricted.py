@@ -1,8 +1,8 @@
-"""Unpickling as data: what a rank sent is rebuilt from a fixed table of types, and nothing that it names is called.
+"""Restricted unpickling: data of a rank is rebuilt from a fixed table of types, and no code that it names is called.
 
-A pickle calls whatever it names, so whoever opens one runs the code of whoever made it.  The grader opens what ranks
-send after they ran a submission (results, exceptions, messages); it opens them here.
-In: bytes.  Out: numbers, text, containers, tensors, numpy arrays, records of this library; `Refused` for all else.
+A pickle calls the functions that it names, so opening it runs code of its author.  The grader opens results,
+exceptions and messages of ranks that ran a submission; it opens them with this module.
+In: bytes.  Out: numbers, text, containers, tensors, numpy arrays, records of this library; otherwise `Refused`.
 Elsewhere: `torch.load(weights_only=True)` has such a table for checkpoints.
 """
 

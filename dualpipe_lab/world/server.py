@@ -1,8 +1,10 @@
-"""Where ranks come from: a fork server that has imported torch already, or a pool of spawned processes without one.
+"""Rank processes: forked from a fork server that has imported torch, or spawned and kept in a pool.
 
-The fork server is a process that never computes, so forking it is safe, and a rank costs milliseconds instead of
-seconds.  Where it does not exist or does not work, ranks are spawned, which imports torch in each, and kept for the
-next launch.  `DUALPIPE_LAB_START=forkserver|spawn` overrides the choice.
+In: a number of ranks.  Out: processes with pipes to the launcher.
+  forkserver   milliseconds per rank; the server never computes, so forking it is safe
+  spawn        seconds per rank, because each imports torch; the pool keeps the processes for the next launch
+`DUALPIPE_LAB_START=forkserver|spawn` overrides the choice.
+Elsewhere: `multiprocessing` start methods; `torch.multiprocessing.spawn`.
 """
 
 import atexit
@@ -36,7 +38,7 @@ _PRELOAD = ["torch", LATE_IMPORT, "torch.distributed", "dualpipe_lab.world.rank"
 
 @dataclass
 class RankProcess:
-    """A process that serves as a rank, and the launcher's ends of its pipes."""
+    """Process of one rank, with the launcher's ends of its pipes."""
 
     process: BaseProcess
     channel: "Connection[Any, Any]"
@@ -44,13 +46,13 @@ class RankProcess:
     err: "Connection[Any, Any]"
 
     def kill(self) -> None:
-        """End the process and whatever it started."""
+        """Kill the process and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid or 0, signal.SIGKILL)
         self.process.kill()
 
     def close(self) -> None:
-        """Collect the dead process and close its pipes."""
+        """Join the dead process and close its pipes."""
         self.process.join()
         for connection in (self.channel, self.out, self.err):
             connection.close()
@@ -58,10 +60,10 @@ class RankProcess:
 
 
 def start_method() -> str:
-    """`forkserver` where it exists, else `spawn`; the environment variable decides if it is set.
+    """`forkserver` where the platform has it, else `spawn`; the environment variable overrides both.
 
     Raises:
-        ValueError: if the variable names neither.
+        ValueError: the variable has another value.
         RuntimeError: on Windows, where neither GLOO nor these processes are known to work.
     """
     if sys.platform == "win32":
@@ -73,7 +75,7 @@ def start_method() -> str:
 
 
 def warm() -> None:
-    """Start the fork server in the background; it imports torch while the caller goes on (12 ms here, 2 s there)."""
+    """Start the fork server in the background: this call takes 12 ms, the server imports torch for 2 s."""
     sweep()
     if start_method() != "forkserver":
         return
@@ -85,11 +87,11 @@ def warm() -> None:
 
 
 def _keep_socket_paths_short() -> None:
-    """Let `multiprocessing` make its folder elsewhere if TMPDIR is too long for the path of a socket."""
+    """Make the folder of `multiprocessing` in a short path if TMPDIR is too long for the path of a socket."""
     if len(os.fsencode(tempfile.gettempdir())) <= MAX_TMPDIR_BYTES:
         return
     writable = (folder for folder in SHORT_FOLDERS if os.access(folder, os.W_OK | os.X_OK))
-    with _hiding:
+    with _hide_lock:
         before, tempfile.tempdir = tempfile.tempdir, next(writable, tempfile.tempdir)
         try:
             util.get_temp_dir()  # made once, then kept for the life of this process
@@ -98,7 +100,7 @@ def _keep_socket_paths_short() -> None:
 
 
 def reset() -> None:
-    """Start afresh: a new fork server (after editing an imported module) or an empty pool."""
+    """Restart the fork server, or empty the pool; needed after editing an imported module."""
     _discard_pool()
     stop_fork_server()
     warm()
@@ -108,7 +110,7 @@ def start(count: int) -> list[RankProcess]:
     """Start `count` ranks, or take them from the pool.
 
     Raises:
-        StartupError: if the fork server does not answer.
+        StartupError: the fork server does not answer.
     """
     method = start_method()
     ranks: list[RankProcess] = []
@@ -130,7 +132,7 @@ def start(count: int) -> list[RankProcess]:
 
 
 def retire(ranks: list[RankProcess], reusable: bool) -> None:
-    """End the ranks of a launch; spawned ones that did well are kept."""
+    """End the processes of a launch; spawned processes go back to the pool if `reusable`."""
     if reusable and start_method() == "spawn":
         for rank in ranks:
             rank.channel.send(("release",))
@@ -143,7 +145,7 @@ def retire(ranks: list[RankProcess], reusable: bool) -> None:
 
 
 def fall_back() -> None:
-    """Use spawn from now on, and say so: forked ranks die here before they can say hello."""
+    """Use spawn from now on and warn: forked ranks die on this machine before their first message."""
     os.environ[OVERRIDE] = "spawn"
     _warn_of_spawn("forked ranks die on this machine before they start")
 
@@ -156,8 +158,8 @@ def _warn_of_spawn(reason: str) -> None:
     )
 
 
-_hiding = threading.Lock()
-_pool: list[RankProcess] = []  # spawned processes cannot be had again for less than seconds, so they are kept
+_hide_lock = threading.Lock()
+_pool: list[RankProcess] = []  # starting a spawned process takes seconds, so they are kept
 
 
 @atexit.register
@@ -187,8 +189,8 @@ def _start_one(method: str) -> RankProcess:
 
 @contextlib.contextmanager
 def _hidden_main() -> Iterator[None]:
-    """Keep the ranks from importing the caller's script again: what they need of it travels by value."""
-    with _hiding:  # two threads that hid each other's stand-in would lose the real module
+    """Keep the ranks from importing the caller's script again; its functions travel by value."""
+    with _hide_lock:  # two threads that hid each other's stand-in would lose the real module
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
         try:
@@ -209,7 +211,7 @@ def interrupts_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _package_on_path() -> Iterator[None]:
-    """Let the fork server find this package even if only `sys.path` knows it (it reads the environment alone)."""
+    """Put this package on PYTHONPATH, because the fork server does not get `sys.path`."""
     before = os.environ.get("PYTHONPATH")
     here = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join([here, before] if before else [here])

@@ -1,7 +1,7 @@
-"""The same call under `torchrun`: this process is one of the ranks, on this machine or one of many.
+"""`launch` under `torchrun`: this process is one of the ranks, on one machine or on several.
 
-`torchrun --nproc-per-node 4 script.py` starts the script once per rank; each `launch` in it runs its function on this
-rank and returns the values of all ranks, so a script works unchanged under both.
+`torchrun --nproc-per-node 4 script.py` starts the script once per rank.  Each `launch` in the script runs its function
+on this rank and returns the values of all ranks, so a script works unchanged with and without `torchrun`.
 """
 
 import os
@@ -15,17 +15,17 @@ from dualpipe_lab.world.record.wire import Wire
 
 
 def is_active() -> bool:
-    """Whether `torchrun` (or something that sets the same variables) started this process."""
+    """Whether `torchrun`, or a launcher that sets the same variables, started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 def run(
     fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend: str, reads_wire: bool = False
 ) -> list[tuple[Any, ...]]:
-    """Run `fn` on this rank; return value, ledger, trace and whereabouts of every rank.
+    """Run `fn` on this rank; return the value, ledger, trace and status of every rank.
 
     Raises:
-        ValueError: if the script asks for a world of another size than `torchrun` made.
+        ValueError: the script's world size is not that of `torchrun`.
     """
     import torch
     import torch.distributed as dist
@@ -50,7 +50,7 @@ def run(
         value = fn(present.rank, actual, *args)
         present.read_wire()
         mine = (value, present.ledger, present.trace, present.status())
-        context.install(context.RankContext(present.rank, actual, present.clock))  # the gathering is not the learner's
+        context.install(context.RankContext(present.rank, actual, present.clock))  # not the user's messages
         return all_gather_object(mine)
     finally:
         context.install(None)

@@ -162,9 +162,9 @@ def test_an_unknown_message_is_refused():
     def forge(rank, world_size):
         import gc
 
-        from dualpipe_lab.world.rank import _Mailbox
+        from dualpipe_lab.world.rank import _Channel
 
-        (mailbox,) = [found for found in gc.get_objects() if isinstance(found, _Mailbox)]
+        (mailbox,) = [found for found in gc.get_objects() if isinstance(found, _Channel)]
         mailbox.send("output", 3)
 
     with pytest.raises(restricted.Refused, match="an unknown message, 'output'"):

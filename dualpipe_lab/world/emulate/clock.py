@@ -1,6 +1,6 @@
 """Two clocks with one interface: real time, and model time that is the same on every machine.
 
-Chapter: book/start/time.  In: work in milliseconds, deadlines.  Out: nanoseconds since the ranks were let go.
+Chapter: book/start/time.  In: work in milliseconds, deadlines.  Out: nanoseconds since all ranks started.
 The wall clock sleeps; the virtual clock only counts, so eight ranks on two cores draw the timeline of eight machines.
 """
 
@@ -13,19 +13,19 @@ ClockName = Literal["wall", "virtual"]
 
 
 class Clock(Protocol):
-    """What a rank reads its time from, in nanoseconds."""
+    """Interface of both clocks, in nanoseconds."""
 
     name: ClockName
 
     def now(self) -> int:
-        """Nanoseconds since the ranks were let go."""
+        """Nanoseconds since all ranks started."""
 
     def wait_until(self, time_ns: int) -> None:
         """Let time pass until `time_ns`; do nothing if it has passed already."""
 
 
 class WallClock:
-    """Real time, counted from an origin that all ranks of a launch share (`perf_counter` is one clock per machine)."""
+    """Real time since an origin that all ranks of a launch share; `perf_counter` is one clock per machine."""
 
     name: ClockName = "wall"
 
@@ -34,7 +34,7 @@ class WallClock:
         _sharpen_sleep()
 
     def now(self) -> int:
-        """Nanoseconds since the ranks were let go."""
+        """Nanoseconds since all ranks started."""
         return time.perf_counter_ns() - self._origin_ns
 
     def wait_until(self, time_ns: int) -> None:
@@ -45,7 +45,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """Model time: it moves only when work is declared or a message arrives."""
+    """Model time: it advances only in `compute` and when a message arrives."""
 
     name: ClockName = "virtual"
 
@@ -53,11 +53,11 @@ class VirtualClock:
         self._now_ns = 0
 
     def now(self) -> int:
-        """Model nanoseconds since the ranks were let go."""
+        """Model nanoseconds since all ranks started."""
         return self._now_ns
 
     def wait_until(self, time_ns: int) -> None:
-        """Move the clock forward to `time_ns`."""
+        """Advance the clock to `time_ns`."""
         self._now_ns = max(self._now_ns, time_ns)
 
 

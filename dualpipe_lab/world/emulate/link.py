@@ -1,12 +1,11 @@
-"""An emulated link between ranks: how long a message of so many bytes takes.
+"""An emulated link between ranks: the transfer time and latency of a message.
 
 Chapters: book/start/time; book/dp/hybrid-zero for two speeds.  In: bandwidth and latency.  Out: nanoseconds.
   transfer   num_bytes * 8 / gbps                  the bytes leave one after another
   arrival    max(sent, link free) + transfer + latency
-Every ordered pair of ranks has a link of its own; messages on it leave in the order in which they were sent.
-A collective is as slow as the slowest link between two of its ranks; every group has links of its own.
-Elsewhere: `tc netem` and NS-3 delay real packets; here the bytes move at once
-and the receiver waits until they are due.
+Every ordered pair of ranks has one link; its messages leave in the order in which they were sent.
+A collective takes the time of the slowest link between two of its ranks; different groups share no links.
+Elsewhere: `tc netem` and NS-3 delay real packets; here the receiver waits until they are due.
 """
 
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 class Link:
     """Bandwidth in Gbit/s and latency in milliseconds of every ordered pair of ranks.
 
-    Under the wall clock stay at 2 Gbit/s or below: loopback itself moves about 1 GB/s, and a faster link would show
-    loopback's time instead of its own.
+    Use at most 2 Gbit/s on the wall clock: loopback moves about 1 GB/s, so a faster link would show the time of
+    loopback.
 
     >>> Link(gbps=1, latency_ms=0.5).transfer_ns(1_000_000)
     8000000
@@ -38,7 +37,7 @@ class Link:
 
     @property
     def latency_ns(self) -> int:
-        """Nanoseconds between the last byte's leaving and its arrival."""
+        """Nanoseconds from the departure of the last byte to its arrival."""
         return round(self.latency_ms * 1_000_000)
 
     def transfer_ns(self, num_bytes: int) -> int:
@@ -46,18 +45,18 @@ class Link:
         return round(num_bytes * 8 / self.gbps)
 
     def across(self, ranks: Sequence[int]) -> "Link":
-        """The slowest link between these ranks: they are all alike."""
+        """Slowest link between these ranks: all links are equal."""
         return self
 
 
 @dataclass(frozen=True)
 class NodeLink:
-    """Two speeds: one link between ranks of a node, another between ranks of different nodes.
+    """Two links: one between ranks of the same node, one between ranks of different nodes.
 
     Args:
-        inside: between ranks of one node.
-        between: between ranks of two nodes.
-        ranks_per_node: ranks that share a node; they are consecutive.
+        inside: link between ranks of the same node.
+        between: link between ranks of different nodes.
+        ranks_per_node: number of consecutive ranks on one node.
 
     >>> link = NodeLink(Link(gbps=8), Link(gbps=1), ranks_per_node=4)
     >>> [link.across(ranks).gbps for ranks in [(0, 3), (3, 4), (0, 1, 4, 5)]]
@@ -76,5 +75,5 @@ class NodeLink:
             raise ValueError(f"a node holds a whole number of ranks from 1, got ranks_per_node={self.ranks_per_node!r}")
 
     def across(self, ranks: Sequence[int]) -> Link:
-        """The slowest link between these ranks: `inside` if they are all on one node."""
+        """Slowest link between these ranks: `inside` if all of them are on one node."""
         return self.inside if len({rank // self.ranks_per_node for rank in ranks}) == 1 else self.between

@@ -1,9 +1,9 @@
-"""The ledger: what every rank communicated, by operation.
+"""The ledger: calls, bytes and peers of every rank, by operation.
 
 Chapter: book/start/ranks-and-messages.  In: one entry per call.  Out: counts, bytes, peers per rank and operation.
-Messages are counted one by one.  The bytes of a collective are derived from the call (`traffic.py`); after
-`launch(..., wire=True)` those that left the rank's sockets stand beside them (`wire.py`), both in multiples of the
-tensor, to 0.01.  A tensor of less than 1 MiB says nothing there, for GLOO's headers count too.
+Messages are counted one by one.  The bytes of a collective are derived from the call (`traffic.py`).  After
+`launch(..., wire=True)` the ledger also has the bytes that left the rank's sockets (`wire.py`), in multiples of the
+tensor, to 0.01.  Tensors of less than 1 MiB are left out there, because GLOO's headers are counted too.
 Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` prints them.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from html import escape
 from math import floor
 
-SMALLEST = 1 << 20  # bytes of a tensor, from which on the wire is shown
+SMALLEST = 1 << 20  # bytes: smaller tensors have no column on the wire
 
 
 @dataclass
 class Entry:
-    """One operation of one rank, summed over its calls; `wire` is None where the wire was not read."""
+    """Sums over all calls of one operation on one rank; `wire` is None if the wire was not read."""
 
     count: int = 0
     sent: int = 0
@@ -28,12 +28,12 @@ class Entry:
 
     @property
     def is_large(self) -> bool:
-        """Whether its tensors had 1 MiB on average."""
+        """Whether its tensors have 1 MiB or more on average."""
         return self.tensor_bytes >= self.count * SMALLEST
 
 
 class RankLedger:
-    """What one rank communicated: `{operation: Entry}`."""
+    """Ledger of one rank: `entries` is `{operation: Entry}`."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
@@ -41,7 +41,7 @@ class RankLedger:
     def add(
         self, operation: str, sent: int, received: int, peers: set[int], sent_to: dict[int, int] | None = None
     ) -> None:
-        """Enter one call; `sent_to` are the bytes addressed to each peer, where they do not all go to the next one."""
+        """Enter one call; `sent_to` has the bytes sent to each peer, unless all bytes go to the next rank."""
         entry = self.entries.setdefault(operation, Entry())
         entry.count += 1
         entry.sent += sent
@@ -49,7 +49,7 @@ class RankLedger:
         entry.peers |= peers
 
     def enter_wire(self, sent: dict[str, int]) -> None:
-        """Enter what left the sockets, by operation; `isend` stands for `send` too, unless there are both."""
+        """Enter the bytes that left the sockets, by operation; `isend` includes `send`, unless the rank called both."""
         messages = [name for name in ("isend", "send") if name in self.entries]
         for name, num_bytes in sent.items():
             for found in messages if name == "isend" and len(messages) == 1 else {name} & self.entries.keys():
@@ -57,7 +57,7 @@ class RankLedger:
 
 
 class Ledger:
-    """What all ranks of a launch communicated; prints as a table.
+    """Ledger of all ranks of a launch; it prints as a table.
 
     >>> first, second = RankLedger(), RankLedger()
     >>> first.add("isend", 16, 0, {1}); second.add("irecv", 0, 16, {0})
@@ -68,29 +68,29 @@ class Ledger:
 
     Args:
         ranks: one ledger per rank.
-        shows_wire: whether the launch asked for the bytes on the wire.
-        obstacle: why they could not be counted, if they could not.
+        shows_wire: whether the launch counted the bytes on the wire.
+        obstacle: reason why they could not be counted; empty if they were.
     """
 
     def __init__(self, ranks: list[RankLedger], shows_wire: bool = False, obstacle: str = "") -> None:
         self.ranks, self.shows_wire, self.obstacle = ranks, shows_wire, obstacle
 
     def count(self, operation: str | None = None, rank: int | None = None) -> int:
-        """Number of calls, of one operation or all, on one rank or all."""
+        """Number of calls of one operation or all, on one rank or all."""
         return sum(entry.count for entry in self._select(operation, rank))
 
     def sent(self, operation: str | None = None, rank: int | None = None) -> int:
-        """Bytes sent, by one operation or all, from one rank or all."""
+        """Bytes sent by one operation or all, from one rank or all."""
         return sum(entry.sent for entry in self._select(operation, rank))
 
     def received(self, operation: str | None = None, rank: int | None = None) -> int:
-        """Bytes received, by one operation or all, on one rank or all."""
+        """Bytes received by one operation or all, on one rank or all."""
         return sum(entry.received for entry in self._select(operation, rank))
 
     def derived(
         self, operation: str | None = None, rank: int | None = None, tensor_bytes: int | None = None
     ) -> float | None:
-        """Bytes sent, as derived from the calls, in multiples of the tensor; arguments as in `on_the_wire`."""
+        """Bytes sent, derived from the calls, in multiples of the tensor; arguments as in `on_the_wire`."""
         chosen = list(self._select(operation, rank))
         return _multiple([entry.sent for entry in chosen], chosen, tensor_bytes)
 
@@ -100,18 +100,18 @@ class Ledger:
         """Bytes that left the sockets, in multiples of the tensor, to 0.01.
 
         Args:
-            operation: one of them, or the sum of all.
-            rank: one of them, or the sum of all.
-            tensor_bytes: of which tensor; by default of those that the calls were given, all together.
+            operation: name of one operation; by default the sum of all.
+            rank: number of one rank; by default the sum of all.
+            tensor_bytes: bytes of the tensor; by default of all tensors passed to the calls together.
 
         Returns:
-            None where the wire was not read, or the tensors are smaller than 1 MiB.
+            The multiple; None if the wire was not read or the tensors are smaller than 1 MiB.
         """
         chosen = [entry for entry in self._select(operation, rank) if entry.sent or entry.wire is not None]
         return _multiple([entry.wire for entry in chosen], chosen, tensor_bytes)
 
     def beside(self, tensor_bytes: int, rank: int = 0) -> str:
-        """A table of what one rank sent, derived and on the wire, in multiples of a tensor; `-`: not counted."""
+        """Table of the bytes that one rank sent, derived and on the wire, in multiples of a tensor; `-`: unknown."""
         lines = [f"{f'rank {rank}, in {tensor_bytes:,} B':24}  derived  on the wire"]
         for name in self.ranks[rank].entries:
             derived, wire = (how(name, rank, tensor_bytes) for how in (self.derived, self.on_the_wire))
@@ -120,7 +120,7 @@ class Ledger:
         return "\n".join(lines)
 
     def peers(self, rank: int, operation: str | None = None) -> set[int]:
-        """The ranks that `rank` communicated with."""
+        """Ranks with which `rank` communicated."""
         return set().union(*(entry.peers for entry in self._select(operation, rank)))
 
     def rows(self) -> list[tuple[int | str, ...]]:
@@ -154,7 +154,7 @@ class Ledger:
 
     @property
     def _note(self) -> str:
-        """What a reader of the columns on the wire has to know."""
+        """Note below the table on the columns of the wire."""
         if not self.shows_wire:
             return ""
         if self.obstacle:
@@ -199,7 +199,7 @@ class Ledger:
 
 
 def _multiple(sent: list[int | None], entries: list[Entry], tensor_bytes: int | None) -> float | None:
-    """Bytes sent over bytes of the tensor, to 0.01; None where a part of it is not known, or the tensors are small."""
+    """Bytes sent divided by bytes of the tensor, to 0.01; None if a part is not known or the tensors are small."""
     known = [num_bytes for num_bytes in sent if num_bytes is not None]
     of = sum(entry.tensor_bytes for entry in entries) if tensor_bytes is None else tensor_bytes
     is_large = sum(entry.count for entry in entries) * SMALLEST <= of if tensor_bytes is None else of >= SMALLEST

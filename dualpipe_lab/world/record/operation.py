@@ -1,4 +1,7 @@
-"""One communication call, described: what the ledger counts, the link delays and the watchdog reports."""
+"""Description of one communication call: the ledger counts it, the link delays it, the supervisor reports it.
+
+In: the arguments of a call of `comm`.  Out: an `Operation`.
+"""
 
 import zlib
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier", "new_g
 
 
 class Communicator(NamedTuple):
-    """A group as its members know it: two groups of the same ranks differ in torch's name, empty for the world."""
+    """A group of ranks; groups of the same ranks differ in torch's name, which is empty for the world."""
 
     ranks: tuple[int, ...]
     name: str = ""
@@ -21,25 +24,25 @@ class Communicator(NamedTuple):
 
 @dataclass(slots=True)
 class Operation:
-    """A call of one rank: a message to or from `peer`, or a collective of the ranks in `group`.
+    """One call on one rank: a message to or from `peer`, or a collective of the ranks in `group`.
 
     Attributes:
         name: the public name, e.g. `all_reduce`, `isend`.
         group: global ranks of the members, in group order.
         traffic: bytes sent and received by this rank, latency steps.
-        shape, dtype: of this rank's tensor; no dtype for what has no tensor.
+        shape, dtype: of this rank's tensor; the dtype of a barrier is empty.
         root: global rank of a broadcast, reduce, gather or scatter; None elsewhere.
-        peer: global rank of the other side of a message; None for a collective (or a receive from anybody).
-        sent_to: for a collective that is no ring in the order of its ranks, the bytes addressed to each rank.
+        peer: global rank at the other end of a message; None for a collective or a receive from any rank.
+        sent_to: bytes sent to each rank; None for a ring in the order of the ranks.
         tag: tag of a message.
-        sequence: how many collectives of this communicator came before on this rank.
-        tensor_bytes: of the full tensor, which a collective's ranks hold together or each.
+        sequence: number of earlier collectives of this communicator on this rank.
+        tensor_bytes: bytes of the full tensor.
         group_name: torch's name of the group, the same on all members; empty for the world.
-        sends: for a message, whether it leaves this rank.
-        slot: where the operation log keeps it; -1 if it does not.
-        label: what the message carries, for the timeline; of a new group, its ranks.
-        issued_ns, left_ns, due_ns: when it was called, when its link was free for it (None: at once), when it is over;
-            a collective starts when all members have called it and the group's previous one is over.
+        sends: True for a send, False for a receive, None for a collective.
+        slot: index in the operation log; -1 if it is not logged.
+        label: name of the message in the timeline; the ranks of a new group.
+        issued_ns, left_ns, due_ns: times of the call, of the start on the emulated link (None: at once) and of the end;
+            a collective starts when all members have called it and the group's previous one has ended.
     """
 
     name: str
@@ -73,13 +76,13 @@ class Operation:
 
     @property
     def stream(self) -> int:
-        """The key under which both sides find this operation's stamps: group and tag, or group alone."""
+        """Key of this operation's timestamps on all ranks: group and tag for a message, group for a collective."""
         group = _number(self.group, self.group_name)
         return -1 - group if self.is_collective else (group << 31) | self.tag
 
     @property
     def signature(self) -> str:
-        """What all members of a collective must agree on: `broadcast from rank 0 of 12 elements of float32`."""
+        """Properties that all members of a collective must share: `broadcast from rank 0 of 12 elements of float32`."""
         elements = "" if self.name in UNEVEN else f" of {prod(self.shape)} elements"
         return f"{self._rooted}{elements}" + (f" of {self.dtype}" if self.dtype else "")
 
@@ -100,5 +103,5 @@ class Operation:
 
 @cache
 def _number(ranks: tuple[int, ...], name: str) -> int:
-    """A number for a communicator that all its members compute alike."""
+    """Number of a communicator, the same on all members."""
     return zlib.crc32(f"{ranks} {name}".encode()) & 0x7FFFFFFF

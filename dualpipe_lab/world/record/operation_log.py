@@ -1,8 +1,9 @@
-"""The last operations of a rank, kept in a file that the launcher can read after the rank has died.
+"""The operation log: the last operations of a rank in a file, which the launcher reads after the rank has died.
 
-GLOO ends the process (SIGABRT) when more bytes arrive than the tensor has room for, which is what differing shapes or
-dtypes lead to.  A dead rank answers no question, so each rank notes what it calls in its launch's private folder.
-In: operations as they begin and end.  Out: `mismatch`, one sentence on what both sides called.
+In: operations as they begin and end.  Out: `mismatch`, one sentence on the calls of both sides.
+GLOO ends the process (SIGABRT) when more bytes arrive than the tensor holds, which happens when shapes or dtypes
+differ.  A dead rank cannot report its status, so each rank logs its calls in the private folder of the launch.
+Elsewhere: torch's flight recorder.
 """
 
 import json
@@ -18,8 +19,8 @@ RULE = "a tensor needs the same shape and dtype on every rank that takes part"
 
 
 @dataclass(frozen=True)
-class Logged:
-    """An operation as the log keeps it; the fields are those of `Operation`."""
+class LoggedOperation:
+    """One entry of the log; the fields are those of `Operation`."""
 
     ended: bool
     text: str
@@ -32,7 +33,7 @@ class Logged:
 
 
 class OperationLog:
-    """A ring of the last `SLOTS` operations of one rank."""
+    """Ring buffer of the last `SLOTS` operations of one rank, in a memory-mapped file."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "w+b") as file:
@@ -41,7 +42,7 @@ class OperationLog:
         self._count = 0
 
     def begin(self, operation: Operation) -> None:
-        """Note an operation that is about to be issued."""
+        """Log an operation that is about to be issued."""
         operation.slot = self._count % SLOTS
         self._count += 1
         moved = operation.traffic.sent if operation.sends else operation.traffic.received
@@ -55,20 +56,24 @@ class OperationLog:
             self._memory[start : start + len(data) + 2] = _BEGUN + data + b"\0"
 
     def end(self, operation: Operation) -> None:
-        """Note that an operation is over."""
+        """Log the end of an operation."""
         start = operation.slot * SLOT_BYTES
         self._memory[start : start + 1] = _ENDED
 
 
-def read(path: Path) -> list[Logged]:
+def read(path: Path) -> list[LoggedOperation]:
     """The operations in a rank's log; empty if there is none."""
     data = path.read_bytes() if path.exists() else b""
     slots = (data[start : start + SLOT_BYTES] for start in range(0, len(data), SLOT_BYTES))
-    return [Logged(slot[:1] == _ENDED, *json.loads(slot[1 : slot.index(b"\0")])) for slot in slots if slot[:1] != b"\0"]
+    return [
+        LoggedOperation(slot[:1] == _ENDED, *json.loads(slot[1 : slot.index(b"\0")]))
+        for slot in slots
+        if slot[:1] != b"\0"
+    ]
 
 
-def mismatch(logs: dict[int, list[Logged]], dead: int) -> str:
-    """What a rank that GLOO ended was doing, and which rank's call did not fit; empty if it was not communicating."""
+def mismatch(logs: dict[int, list[LoggedOperation]], dead: int) -> str:
+    """The call of a rank that GLOO ended and the call that did not fit it; empty if the rank was not communicating."""
     under_way = [entry for entry in logs.get(dead, []) if not entry.ended]
     for mine in under_way:
         for rank, entries in logs.items():
@@ -81,8 +86,8 @@ def mismatch(logs: dict[int, list[Logged]], dead: int) -> str:
     return f"more bytes came than its tensor has room for, in {waited}; {RULE}"
 
 
-def _clash(mine: Logged, theirs: Logged, dead: int, rank: int) -> bool:
-    """Whether two entries are the two sides of one operation and do not fit."""
+def _clash(mine: LoggedOperation, theirs: LoggedOperation, dead: int, rank: int) -> bool:
+    """Whether two entries belong to one operation and do not fit."""
     if mine.stream != theirs.stream:
         return False
     if mine.sends is None:
@@ -91,5 +96,5 @@ def _clash(mine: Logged, theirs: Logged, dead: int, rank: int) -> bool:
     return bool(meant and mine.sends is False and theirs.sends and theirs.num_bytes > mine.num_bytes)
 
 
-def _call(entry: Logged) -> str:
+def _call(entry: LoggedOperation) -> str:
     return entry.signature if entry.sends is None else entry.text

@@ -1,7 +1,7 @@
-"""The trace: what each rank did when, gathered into one timeline.
+"""The trace: spans and messages of each rank with their times, and the timeline of all ranks.
 
 Chapter: book/start/time.  In: spans, sends and receives of every rank, in nanoseconds.  Out: a `Timeline`.
-Messages are matched per sender, receiver, group and tag in the order of sending, which is the order of delivery.
+Sends and receives are matched by sender, receiver, group and tag, in the order of sending (the order of delivery).
 """
 
 from collections import defaultdict, deque
@@ -34,16 +34,16 @@ class _Received(NamedTuple):
 
 @dataclass
 class RankTrace:
-    """The events of one rank."""
+    """Spans, collectives and messages of one rank."""
 
     rank: int
     spans: list[Span] = field(default_factory=list)
-    collectives: list[Span] = field(default_factory=list)  # from start to end, whoever waits meanwhile
+    collectives: list[Span] = field(default_factory=list)  # from start to end, also while the rank computes
     sent: list[_Sent] = field(default_factory=list)
     received: list[_Received] = field(default_factory=list)
 
     def span(self, start: int, end: int, kind: str, label: str = "") -> None:
-        """Record that the rank was busy or waiting from `start` to `end`, if it took time."""
+        """Record a span of work or waiting; a span without duration is left out."""
         if end > start:
             self.add(Span(self.rank, start, end, kind, label=label))
 
@@ -53,31 +53,31 @@ class RankTrace:
             self.spans.append(span)
 
     def collective(self, operation: Operation, end: int) -> None:
-        """Record a collective that is over."""
+        """Record a completed collective."""
         start = operation.issued_ns if operation.left_ns is None else operation.left_ns
         if end > start and len(self.collectives) < MAX_EVENTS:
             self.collectives.append(Span(self.rank, start, end, "collective", label=operation.name))
 
     def send(self, operation: Operation, peer: int) -> None:
-        """Record a message that leaves."""
+        """Record a sent message."""
         if len(self.sent) < MAX_EVENTS:
             left_ns, size = operation.left_ns, operation.traffic.sent
             self.sent.append(_Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
 
     def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
-        """Record a message that has arrived."""
+        """Record a received message."""
         if len(self.received) < MAX_EVENTS:
             self.received.append(_Received(peer, operation.stream, time_ns, operation.traffic.received))
 
 
 @dataclass
 class Matching:
-    """Messages whose two ends were found, and those whose ends do not fit.
+    """Result of matching sends with receives.
 
     Attributes:
-        messages: as the timeline draws them.
-        lost: one line for each message that was sent through `comm` and never received there.
-        misfits: by receiving rank, how a message differed in size from the tensor it was received into.
+        messages: matched messages, for the timeline.
+        lost: one line for each message that was sent through `comm` and never received.
+        misfits: by receiving rank, a message whose size differs from that of its tensor.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Matching:
 
 
 def match(traces: list[RankTrace]) -> Matching:
-    """Pair sends with receives in the order of sending."""
+    """Match sends with receives in the order of sending."""
     arrivals: defaultdict[tuple[int, int, int], deque[_Received]] = defaultdict(deque)
     for trace in traces:
         for event in trace.received:
@@ -111,6 +111,6 @@ def match(traces: list[RankTrace]) -> Matching:
 
 
 def to_timeline(traces: list[RankTrace], messages: list[Message], clock: ClockName, name: str) -> Timeline:
-    """One timeline of all ranks."""
+    """Build the timeline of all ranks."""
     source: Source = "virtual" if clock == "virtual" else "measured"
     return Timeline(name, [trace.spans for trace in traces], messages, source=source, unit="ns")

@@ -1,13 +1,13 @@
-"""Bytes that each rank sends and receives in a collective, derived from the algorithm.
+"""Bytes that each rank sends and receives in a collective, derived from its algorithm.
 
 Chapter: book/start/ranks-and-messages.  In: bytes per chunk, ring position.  Out: `Traffic(sent, received, steps)`.
   all_reduce       ring, 2(N-1)/N * S     reduce_scatter, all_gather   ring, (N-1)/N * S
-  all_to_all       direct, what is addressed to others
-  broadcast        binomial tree: in each of ceil(log2 N) rounds every rank that has S sends it to one that has not
+  all_to_all       direct, the blocks for other ranks
+  broadcast        binomial tree: in each of ceil(log2 N) rounds every rank that has S sends it to one rank without it
   reduce           ring reduce-scatter, then every chunk goes to the root: S, from the root (N-1)/N * S
-Derived, not read off the wire; GLOO of torch 2.13 sends the same (`launch(..., wire=True)` counts it), except for its
-own reduce-scatter, which `comm` does not use.  NCCL has rings for all-reduce, reduce-scatter, all-gather, broadcast and
-reduce, and others for some sizes and networks; its broadcast is a chain, S from every rank but the last.
+The bytes are derived and not measured; GLOO of torch 2.13 sends the same (`launch(..., wire=True)` counts it), except
+in its reduce-scatter, which `comm` does not use.  NCCL has rings for all-reduce, reduce-scatter, all-gather, broadcast
+and reduce, and other algorithms for some sizes and networks; its broadcast is a chain, S from every rank but the last.
 Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
 
@@ -16,9 +16,12 @@ from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """Bytes sent and received by one rank, and what takes its time: latencies and bytes that follow one another.
+    """Traffic of one rank in one operation.
 
-    `serial` are those bytes where they are not simply the larger of `sent` and `received`.
+    Attributes:
+        sent, received: bytes.
+        steps: number of latencies that follow one another.
+        serial: bytes that pass one after another, if they are more than `sent` and `received`.
     """
 
     sent: int
@@ -28,12 +31,12 @@ class Traffic(NamedTuple):
 
     @property
     def busiest(self) -> int:
-        """Bytes that have to pass one after another until this rank is done."""
+        """Bytes that pass one after another until this rank is done."""
         return max(self.sent, self.received, self.serial)
 
 
 def split(size: int, parts: int) -> list[int]:
-    """Sizes of `parts` chunks of `size` elements: the ceiling first, the last ones shorter or empty.
+    """Sizes of `parts` chunks of `size` elements: ceil(size / parts) first, the last chunks shorter or empty.
 
     >>> split(7, 3)
     [3, 3, 1]
@@ -51,24 +54,24 @@ def all_reduce(chunks: Sequence[int], position: int) -> Traffic:
 
 
 def reduce_scatter(chunks: Sequence[int], position: int) -> Traffic:
-    """Ring: every chunk but one's own leaves; every chunk but the first one sent arrives."""
+    """Ring: the rank sends every chunk but its local one, and receives every chunk but the first one that it sent."""
     size, total = len(chunks), sum(chunks)
     return Traffic(total - chunks[position], total - chunks[position - 1], size - 1)
 
 
 def all_gather(chunks: Sequence[int], position: int) -> Traffic:
-    """Ring: every chunk is passed on but the last one to arrive; every chunk but one's own arrives."""
+    """Ring: the rank sends every chunk but the last one to arrive, and receives every chunk but its local one."""
     size, total = len(chunks), sum(chunks)
     return Traffic(total - chunks[(position + 1) % size], total - chunks[position], size - 1)
 
 
 def all_to_all(sends: Sequence[int], receives: Sequence[int], position: int) -> Traffic:
-    """Direct messages: what is addressed to oneself does not travel."""
+    """Direct messages: the block for the rank itself does not travel."""
     return Traffic(sum(sends) - sends[position], sum(receives) - receives[position], min(1, len(sends) - 1))
 
 
 def children(size: int, position: int, root: int) -> list[int]:
-    """Positions to which a broadcast's tree sends from `position`, one round after the other.
+    """Positions to which `position` sends in a broadcast's binomial tree, one per round.
 
     >>> [children(8, position, 0) for position in range(4)]
     [[1, 2, 4], [3, 5], [6], [7]]
@@ -79,7 +82,7 @@ def children(size: int, position: int, root: int) -> list[int]:
 
 
 def broadcast(num_bytes: int, size: int, position: int, root: int) -> Traffic:
-    """A binomial tree from the root; a rank is done after the round of its last message."""
+    """Binomial tree from the root; a rank is done after the round of its last message."""
     place = (position - root) % size
     onwards = children(size, position, root)
     last = (onwards[-1] - root) % size if onwards else place
@@ -88,26 +91,26 @@ def broadcast(num_bytes: int, size: int, position: int, root: int) -> Traffic:
 
 
 def reduce(chunks: Sequence[int], position: int, root: int) -> Traffic:
-    """A ring's reduce-scatter, after which each rank sends its chunk to the root; `chunks` in bytes, one per rank."""
-    scattered, own = reduce_scatter(chunks, position), chunks[position]
-    others = sum(chunks) - own
+    """Ring reduce-scatter, then each rank sends its chunk to the root; `chunks` in bytes, one per rank."""
+    scattered, local = reduce_scatter(chunks, position), chunks[position]
+    others = sum(chunks) - local
     if position == root:
         return Traffic(scattered.sent, scattered.received + others, len(chunks) if len(chunks) > 1 else 0)
-    return Traffic(scattered.sent + own, scattered.received, len(chunks))
+    return Traffic(scattered.sent + local, scattered.received, len(chunks))
 
 
 def gather(num_bytes: int, size: int, position: int, root: int) -> Traffic:
-    """Everybody sends one block straight to the root."""
+    """Every rank but the root sends one block straight to the root."""
     at_root = position == root
     return Traffic(num_bytes * (not at_root), num_bytes * (size - 1) * at_root, min(1, size - 1))
 
 
 def scatter(num_bytes: int, size: int, position: int, root: int) -> Traffic:
-    """The root sends one block straight to each of the others."""
+    """The root sends one block straight to every other rank."""
     back = gather(num_bytes, size, position, root)
     return Traffic(back.received, back.sent, back.steps)
 
 
 def barrier(size: int) -> Traffic:
-    """No bytes; the latencies of a dissemination barrier."""
+    """Dissemination barrier: no bytes, ceil(log2 N) latencies."""
     return Traffic(0, 0, (size - 1).bit_length())

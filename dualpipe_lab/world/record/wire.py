@@ -1,9 +1,9 @@
-"""Bytes on the wire: what really left the sockets of a rank, for each operation.
+"""Bytes on the wire: the bytes that left the sockets of a rank, for each operation.
 
 Chapter: book/start/ranks-and-messages.  In: the process groups of a launch.  Out: bytes that the peers acknowledged.
-Linux counts them for each TCP connection (`TCP_INFO`), and a rank may ask for those of its own descriptors.
-Every kind of operation gets a process group of its own, hence connections of its own: what overlaps is told apart, and
-nothing runs in another order than without.  GLOO's headers are counted too, 50 to 5,000 bytes per collective.
+Linux counts them for each TCP connection (`TCP_INFO`), and a process may read the counters of its descriptors.
+Each kind of operation gets a separate process group with separate connections, so overlapping operations are counted
+separately and the order of operations stays the same.  GLOO's headers are counted too: 50 to 5,000 bytes each.
 Elsewhere: `ss -ti` shows the same counters; `nload`, `/proc/net/dev` those of a whole interface.
 """
 
@@ -21,7 +21,7 @@ from dualpipe_lab.world.record.operation import Communicator
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-MESSAGES = "isend"  # all of them, for one rank's `send` is another's `irecv`
+MESSAGES = "isend"  # one kind for all messages: the `send` of one rank meets the `irecv` of another
 KINDS = (
     MESSAGES,
     "all_gather",
@@ -43,14 +43,14 @@ _PATIENCE = 2.0  # seconds for the last bytes to be acknowledged
 
 
 def obstacle(backend: str) -> str:
-    """Why the wire cannot be read here; empty if it can."""
+    """Reason why the wire cannot be read on this platform; empty if it can."""
     if sys.platform != "linux":
         return f"the wire cannot be read on {sys.platform}, only on Linux"
     return "" if backend == "gloo" else f"{backend} does not send through sockets of this process"
 
 
 class Wire:
-    """The connections of one rank, by kind of operation and group; make it on all ranks at once."""
+    """Connections of one rank, by kind of operation and group; every rank makes one at the same time."""
 
     def __init__(self, world_size: int) -> None:
         self._groups: dict[tuple[str, Communicator], ProcessGroup] = {}
@@ -58,7 +58,7 @@ class Wire:
         self.add(range(world_size), "")
 
     def add(self, ranks: Sequence[int], name: str, members_only: bool = False) -> None:
-        """Connect the ranks of a group once more for each kind; called where `new_group` is, by the same ranks."""
+        """Make one process group per kind for these ranks; the callers of `new_group` call this too."""
         import torch.distributed as dist
 
         for kind in KINDS:
@@ -70,11 +70,11 @@ class Wire:
                 self._sockets[kind] += [(opened, _settled(opened)) for opened in map(_duplicate, dict(new).values())]
 
     def group(self, kind: str, ranks: tuple[int, ...], name: str) -> "ProcessGroup | None":
-        """The group whose connections carry this kind of operation; None if it was not made by `comm.new_group`."""
+        """Process group for this kind of operation; None if the group was not made by `comm.new_group`."""
         return self._groups.get((kind, Communicator(ranks, name)))
 
     def close(self) -> None:
-        """Disconnect, where the process goes on after the launch."""
+        """Close the sockets and destroy the groups, for a process that goes on after the launch."""
         import torch.distributed as dist
 
         for sockets in self._sockets.values():
@@ -84,19 +84,19 @@ class Wire:
             dist.destroy_process_group(group)
 
     def sent(self) -> dict[str, int]:
-        """Bytes sent so far, by kind, once the peers have acknowledged them."""
+        """Bytes sent so far, by kind, after the peers have acknowledged them."""
         return {
             kind: sum(_settled(opened) - start for opened, start in sockets) for kind, sockets in self._sockets.items()
         }
 
 
 def _connections() -> dict[str, int]:
-    """This process's TCP connections: a descriptor for each socket, by the socket's name."""
+    """TCP connections of this process: a descriptor per socket, by the socket's name."""
     found = {}
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             name = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:  # the listing's own descriptor is closed by now
+        except OSError:  # the descriptor of the listing itself is closed by now
             continue
         if name.startswith("socket:") and _is_connection(int(descriptor)):
             found[name] = int(descriptor)
@@ -118,7 +118,7 @@ def _info(opened: socket.socket) -> bytes:
 
 
 def _settled(opened: socket.socket) -> int:
-    """Acknowledged bytes, when none are under way any more."""
+    """Acknowledged bytes, after all bytes are acknowledged or the patience is over."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         info = _info(opened)

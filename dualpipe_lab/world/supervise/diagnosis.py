@@ -1,8 +1,8 @@
-"""Why nothing moves: each rank's answer turned into who waits for whom.
+"""Diagnosis of a deadlock: from the status of each rank to the cause.
 
-Chapter: book/start/ranks-and-messages.  In: the whereabouts of the ranks, None for one that cannot answer.
-Out: lines of text: first where each rank is, then the cause (a cycle of waits, a tag that does not match, a rank that
-never joined, different collectives).
+Chapter: book/start/ranks-and-messages.  In: the status of each rank that answered.
+Out: lines of text with the causes: a cycle of waits, a tag that does not match, a rank that never joined a collective,
+or different collectives.
 """
 
 from collections import deque
@@ -10,37 +10,37 @@ from collections.abc import Callable, Mapping
 
 from dualpipe_lab.world.record.rank_status import Blocked, RankStatus
 
-Answers = Mapping[int, RankStatus]
+Statuses = Mapping[int, RankStatus]
 
 
-def explain(answers: Answers, returned: set[int]) -> list[str]:
-    """Every cause that the answers show, most specific first."""
-    stuck = {rank: answer.blocked for rank, answer in answers.items() if answer.blocked and rank not in returned}
+def explain(statuses: Statuses, returned: set[int]) -> list[str]:
+    """Causes of a deadlock, the most specific first; `returned` are the ranks whose function has returned."""
+    stuck = {rank: status.blocked for rank, status in statuses.items() if status.blocked and rank not in returned}
     return [
-        *(_mismatched_collectives(stuck) or _recorded_mismatches(answers)),
-        *_missing_members(stuck, answers, returned),
-        *_cycle(stuck, answers, returned),
-        *_unsent_messages(stuck, answers, returned),
+        *(_mismatched_collectives(stuck) or _recorded_mismatches(statuses)),
+        *_missing_members(stuck, statuses, returned),
+        *_cycle(stuck, statuses, returned),
+        *_unsent_messages(stuck, statuses, returned),
         *_unreceived_messages(stuck, returned),
     ]
 
 
-def locate(answer: RankStatus, name_place: Callable[[RankStatus], str]) -> str:
+def locate(status: RankStatus, name_line: Callable[[RankStatus], str]) -> str:
     """`rank 0: waits for recv from rank 3 tag 9 shape (4,), 3.0 s, after 6 operations; at Cell In[3], line 8, in f`."""
-    place = name_place(answer)
-    at = f"; at {place}" if place else ""
-    if answer.blocked is None:
-        return f"rank {answer.rank}: is not in communication, after {answer.completed} operations{at}"
-    waited = f", {answer.waited_seconds:.1f} s" if answer.waited_seconds else ""
-    return f"rank {answer.rank}: waits for {answer.blocked.text}{waited}, after {answer.completed} operations{at}"
+    line = name_line(status)
+    at = f"; at {line}" if line else ""
+    if status.blocked is None:
+        return f"rank {status.rank}: is not in communication, after {status.completed} operations{at}"
+    waited = f", {status.waited_seconds:.1f} s" if status.waited_seconds else ""
+    return f"rank {status.rank}: waits for {status.blocked.text}{waited}, after {status.completed} operations{at}"
 
 
-def is_stuck(before: Answers, after: Answers, seconds: float) -> bool:
-    """Whether every rank waits for the same thing in both rounds without using its processor.
+def is_stuck(before: Statuses, after: Statuses, seconds: float) -> bool:
+    """Whether every rank waits for the same operation in both rounds and used almost no processor time between them.
 
-    A rank that is moving a large tensor also waits for the same operation, but that costs processor time.
+    A rank that moves a large tensor also waits for one operation, but uses processor time.
     """
-    return bool(after) and all(_stood_still(before.get(rank), answer, seconds) for rank, answer in after.items())
+    return bool(after) and all(_stood_still(before.get(rank), status, seconds) for rank, status in after.items())
 
 
 def _stood_still(before: RankStatus | None, after: RankStatus, seconds: float) -> bool:
@@ -53,13 +53,13 @@ def _stood_still(before: RankStatus | None, after: RankStatus, seconds: float) -
     )
 
 
-def disagreements(answers: Answers) -> dict[int, str]:
-    """Ranks whose sequence of collectives differs from that of the first rank of the same communicator, and how."""
+def disagreements(statuses: Statuses) -> dict[int, str]:
+    """Ranks whose collectives differ from those of the first rank of the group, with a sentence on the difference."""
     found: dict[int, str] = {}
-    for rank, answer in answers.items():
-        for communicator, names in answer.history.items():
+    for rank, status in statuses.items():
+        for communicator, names in status.history.items():
             first = communicator.ranks[0]
-            reference = answers[first].history.get(communicator, []) if first in answers else []
+            reference = statuses[first].history.get(communicator, []) if first in statuses else []
             for position, (name, expected) in enumerate(zip(names, reference, strict=False)):
                 if name != expected and rank not in found:
                     found[rank] = (
@@ -79,15 +79,15 @@ def _mismatched_collectives(stuck: dict[int, Blocked]) -> list[str]:
     return ["collective mismatch: " + ", ".join(f"{_ranks(ranks)} in {name}" for name, ranks in names.items())]
 
 
-def _recorded_mismatches(answers: Answers) -> list[str]:
-    return [f"collective mismatch: rank {rank} {how}" for rank, how in disagreements(answers).items()]
+def _recorded_mismatches(statuses: Statuses) -> list[str]:
+    return [f"collective mismatch: rank {rank} {how}" for rank, how in disagreements(statuses).items()]
 
 
-def _missing_members(stuck: dict[int, Blocked], answers: Answers, returned: set[int]) -> list[str]:
+def _missing_members(stuck: dict[int, Blocked], statuses: Statuses, returned: set[int]) -> list[str]:
     lines: dict[str, None] = {}
     for blocked in stuck.values():
         if blocked.sends is None:
-            missing = _not_joined(blocked, stuck, answers)
+            missing = _not_joined(blocked, stuck, statuses)
             gone = [rank for rank in missing if rank in returned]
             if missing:
                 lines[f"{blocked.name}: {_ranks(missing)} never joined"] = None
@@ -96,22 +96,22 @@ def _missing_members(stuck: dict[int, Blocked], answers: Answers, returned: set[
     return list(lines)
 
 
-def _not_joined(blocked: Blocked, stuck: dict[int, Blocked], answers: Answers) -> list[int]:
+def _not_joined(blocked: Blocked, stuck: dict[int, Blocked], statuses: Statuses) -> list[int]:
     """Members of the collective's group that have not begun it; by name if it bypassed `comm`."""
     if blocked.communicator is not None:
         return [
             rank
             for rank in blocked.communicator.ranks
-            if rank in answers and answers[rank].joined.get(blocked.communicator, 0) <= blocked.sequence
+            if rank in statuses and statuses[rank].joined.get(blocked.communicator, 0) <= blocked.sequence
         ]
-    return [rank for rank in answers if rank not in stuck or stuck[rank].name != blocked.name]
+    return [rank for rank in statuses if rank not in stuck or stuck[rank].name != blocked.name]
 
 
-def _cycle(stuck: dict[int, Blocked], answers: Answers, returned: set[int]) -> list[str]:
+def _cycle(stuck: dict[int, Blocked], statuses: Statuses, returned: set[int]) -> list[str]:
     waits: dict[int, list[int]] = {}
     for rank, blocked in stuck.items():
         if blocked.sends is None:
-            waits[rank] = [other for other in _not_joined(blocked, stuck, answers) if other != rank]
+            waits[rank] = [other for other in _not_joined(blocked, stuck, statuses) if other != rank]
         elif blocked.peer is not None:
             waits[rank] = [blocked.peer]
     cycles = [cycle for start in waits if (cycle := _shortest_cycle(waits, start))]
@@ -135,16 +135,16 @@ def _shortest_cycle(waits: dict[int, list[int]], start: int) -> list[int] | None
     return None
 
 
-def _unsent_messages(stuck: dict[int, Blocked], answers: Answers, returned: set[int]) -> list[str]:
+def _unsent_messages(stuck: dict[int, Blocked], statuses: Statuses, returned: set[int]) -> list[str]:
     lines = []
     for rank, blocked in stuck.items():
         peer = blocked.peer
-        if blocked.sends is not False or peer is None or peer not in answers:
+        if blocked.sends is not False or peer is None or peer not in statuses:
             continue
         offered = {
-            tag: count - answers[rank].received[peer, tag]
-            for (target, tag), count in answers[peer].sent.items()
-            if target == rank and count > answers[rank].received[peer, tag]
+            tag: count - statuses[rank].received[peer, tag]
+            for (target, tag), count in statuses[peer].sent.items()
+            if target == rank and count > statuses[rank].received[peer, tag]
         }
         if blocked.tag in offered:
             continue

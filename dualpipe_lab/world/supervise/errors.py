@@ -1,7 +1,7 @@
-"""What a launch raises: which rank, which line of the cell, and why.
+"""Errors of a launch: the rank, the line of the cell and the cause.
 
-Chapter: book/start/ranks-and-messages.  In: what the supervisor learned about each rank.  Out: one readable message.
-Elsewhere: torch raises `ProcessRaisedException` with the whole remote traceback, and hangs on a deadlock.
+Chapter: book/start/ranks-and-messages.  In: one `RankFailure` per failed rank.  Out: one message.
+Elsewhere: torch raises `ProcessRaisedException` with the remote traceback, and hangs in a deadlock.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank ended when it did not return a value.
+    """End of a rank that returned no value.
 
     Attributes:
-        rank: the failing rank.
+        rank: number of the rank.
         cause: one line: `ValueError: bad shape`, `died (SIGKILL)`, `lost its peer: ...`.
-        where: `Cell In[3], line 7, in step`, or an empty string when no line is known.
-        traceback: the rank's own traceback, or the interpreter's stack at a crash; may be empty.
-        exception: the exception object itself when it could travel between processes.
-        secondary: True when the rank failed only because another one had gone.
+        where: `Cell In[3], line 7, in step`; empty if no line is known.
+        traceback: traceback of the rank, or the interpreter's stack at a crash; may be empty.
+        exception: the exception object; None if it could not be pickled.
+        secondary: True if the rank failed only because another rank had ended.
     """
 
     rank: int
@@ -32,10 +32,10 @@ class RankFailure:
 
 
 class RankError(RuntimeError):
-    """One or more ranks raised, died or exited.
+    """One or more ranks raised an exception, died or exited.
 
     Attributes:
-        failures: `{rank: RankFailure}`, the ranks that failed on their own before those that lost a peer.
+        failures: `{rank: RankFailure}`; ranks that only lost a peer come last.
     """
 
     def __init__(self, failures: dict[int, RankFailure], world_size: int, notes: list[str] | None = None) -> None:
@@ -61,11 +61,11 @@ class RankError(RuntimeError):
 
 
 class RankTimeout(RuntimeError):  # noqa: N818  the name says what happened
-    """The ranks made no progress: a deadlock was found, or the time limit passed.
+    """The ranks are in a deadlock, or the time limit of the launch passed.
 
     Attributes:
-        seconds: how long the ranks had run.
-        report: where each rank was and who waits for whom, one line each.
+        seconds: time for which the ranks ran.
+        report: one line per rank with its status, then the causes of the deadlock.
     """
 
     def __init__(self, headline: str, report: list[str], seconds: float) -> None:
@@ -77,4 +77,4 @@ class RankTimeout(RuntimeError):  # noqa: N818  the name says what happened
 
 
 class StartupError(RuntimeError):
-    """A rank died before it said hello: the processes themselves cannot be started."""
+    """A rank process died before its first message; no processes can be started this way."""

@@ -1,7 +1,9 @@
-"""What the ranks print, brought into the notebook by the thread that runs the cell.
+"""Output of the ranks, printed by the thread that runs the cell.
 
-`ordered`: rank 0 live, then the others' output in rank order: the same text every time.
-`live`: as it comes, each line prefixed with its rank.  `collect`: nothing is printed; `Results.output` holds it.
+In: bytes that the ranks wrote.  Out: text in the notebook, in one of three modes.
+  ordered   rank 0 live, then the other ranks in rank order: the same text in every run
+  live      at once, each line with its rank as prefix
+  collect   not printed; `Results.output` holds it
 """
 
 import codecs
@@ -14,40 +16,40 @@ MAX_CHARACTERS = 4_000_000  # per rank and stream: a flood must not fill the ker
 
 
 class Output:
-    """The standard output and error of all ranks of one launch."""
+    """Standard output and standard error of all ranks of one launch."""
 
     def __init__(self, world_size: int, mode: OutputMode) -> None:
         self._mode = mode
-        self._pages = [_Page(rank) for rank in range(world_size)]
+        self._outputs = [_RankOutput(rank) for rank in range(world_size)]
         self._live_rank = 0
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
-        """Take what a rank wrote to `stdout` or `stderr`, and print what is due."""
-        self._pages[rank].feed(stream, data)
+        """Store bytes that a rank wrote to `stdout` or `stderr`, and print them if the mode says so."""
+        self._outputs[rank].feed(stream, data)
         if self._mode == "live":
-            self._pages[rank].print_lines()
+            self._outputs[rank].print_lines()
         elif self._mode == "ordered" and rank == self._live_rank:
-            self._pages[rank].print_rest()
+            self._outputs[rank].print_rest()
 
     def finish(self, rank: int) -> None:
-        """Note that a rank will write no more."""
-        self._pages[rank].finished = True
+        """Mark a rank's output as complete, and print what waited for it."""
+        self._outputs[rank].finished = True
         if self._mode == "live":
-            self._pages[rank].print_lines(last=True)
+            self._outputs[rank].print_lines(last=True)
         elif self._mode == "ordered":
-            while self._live_rank < len(self._pages) and self._pages[self._live_rank].finished:
-                self._pages[self._live_rank].print_rest()
+            while self._live_rank < len(self._outputs) and self._outputs[self._live_rank].finished:
+                self._outputs[self._live_rank].print_rest()
                 self._live_rank += 1
-            if self._live_rank < len(self._pages):
-                self._pages[self._live_rank].print_rest()
+            if self._live_rank < len(self._outputs):
+                self._outputs[self._live_rank].print_rest()
 
     def texts(self) -> list[str]:
-        """All that each rank wrote to its standard output."""
-        return ["".join(page.written["stdout"]) for page in self._pages]
+        """Standard output of each rank, in rank order."""
+        return ["".join(output.written["stdout"]) for output in self._outputs]
 
 
-class _Page:
-    """One rank's text: all of it, and what of it has not been printed."""
+class _RankOutput:
+    """Output of one rank: the text so far and the part that is not printed yet."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -59,13 +61,13 @@ class _Page:
 
     def feed(self, stream: str, data: bytes) -> None:
         text = self._decoders[stream].decode(data)
-        room = MAX_CHARACTERS - self._length[stream]
+        remaining = MAX_CHARACTERS - self._length[stream]
         self._length[stream] += len(text)
-        if room <= 0:
+        if remaining <= 0:
             return
-        if len(text) > room:
+        if len(text) > remaining:
             notice = f"[rank {self._rank} wrote more than {MAX_CHARACTERS:,} characters; the rest is dropped]"
-            text = f"{text[:room]}\n{notice}\n"
+            text = f"{text[:remaining]}\n{notice}\n"
         self.written[stream].append(text)
         self._unprinted[stream] += text
 

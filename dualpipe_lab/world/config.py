@@ -1,4 +1,7 @@
-"""How the ranks of a launch run, apart from what they run."""
+"""The configuration of a launch: threads, link, clock, check, backend and wire.
+
+In: the arguments of `launch`.  Out: one checked object that travels to every rank.
+"""
 
 from dataclasses import dataclass
 
@@ -9,8 +12,8 @@ from dualpipe_lab.world.record import wire
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Threads, link, clock, check, backend and wire, as `launch` explains them."""
+class LaunchConfig:
+    """Arguments of `launch` that apply on every rank; `launch` documents them."""
 
     threads: int
     link: Link | NodeLink | None
@@ -21,16 +24,16 @@ class Settings:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether messages carry time stamps."""
+        """Whether messages carry timestamps."""
         return self.link is not None or self.clock == "virtual"
 
     @property
     def reads_wire(self) -> bool:
-        """Whether the bytes on the wire are asked for and can be counted."""
+        """Whether this launch counts the bytes on the wire."""
         return self.wire and not wire.obstacle(self.backend)
 
     def validate(self, world_size: int) -> None:
-        """Raise ValueError for settings that no rank could follow."""
+        """Raise ValueError for a value that no rank could use."""
         if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
             raise ValueError(f"launch needs threads to be a whole number from 1, got {self.threads!r}")
         if self.link is not None and not isinstance(self.link, (Link, NodeLink)):
