@@ -1,1 +1,1 @@
-"""The command line: `python -m dualpipe_lab`, one file per command; no command imports torch before it needs it."""
+"""The command line, `python -m dualpipe_lab`: one file per command; commands import torch only if they use it."""

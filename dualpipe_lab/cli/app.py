@@ -1,6 +1,6 @@
-"""The application: its commands, and errors in one line without a traceback.
+"""The command-line application: its commands, and errors as one line without a traceback.
 
-Chapter: book/appendix/command-line.  Exit codes: 0 done; 1 what was asked cannot be; 2 it was asked in a wrong way.
+Chapter: book/appendix/command-line.  Exit codes: 0 success; 1 an impossible request; 2 a malformed request.
 """
 
 import sys
@@ -15,10 +15,10 @@ from dualpipe_lab.pp.validation.errors import InvalidProgram
 
 
 class OneLine(TyperGroup):
-    """Commands whose errors are one line each."""
+    """A command group that prints each error as one line."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command and leave with its exit code."""
+        """Run a command and exit with its code."""
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.TyperException as error:

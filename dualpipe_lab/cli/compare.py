@@ -1,4 +1,4 @@
-"""`compare NAME NAME ...`: schedules ranked with costs that are fair to all of them."""
+"""`compare NAME NAME ...`: ranks schedules with equal costs of a rank's share."""
 
 from dataclasses import replace
 from typing import Annotated, TypeAlias
@@ -82,7 +82,7 @@ def compare(
 
 
 def _with_options(asked: list[Asked], options: Options) -> list[Asked]:
-    """Give each option to the schedules that have it; ValueError for one that none has."""
+    """Apply each option to the schedules that define it; ValueError for an option of none."""
     for option in options:
         if not any(one.has(option) for one in asked):
             raise ValueError(f"none of these schedules has the option {flag_of(option)}")
@@ -90,7 +90,7 @@ def _with_options(asked: list[Asked], options: Options) -> list[Asked]:
 
 
 def _scores(asked: list[Asked], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:
-    """Return the scores of the schedules that have this size, and the others with their reasons."""
+    """Return the scores of the schedules that support the size, and the reasons of the others."""
     scores, refused = [], []
     for one in asked:
         try:

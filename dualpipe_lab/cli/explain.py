@@ -1,4 +1,4 @@
-"""`explain FILE.csv`: what each rank waits for, in words, and what is wrong with a program that cannot run."""
+"""`explain FILE.csv`: the waits of each rank in words, and the problems of an invalid program."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What `show` and `optimise` write: pictures, a page, torch's CSV, a trace."""
+"""The files of `show` and `optimise`: pictures, a page, torch's CSV, a trace."""
 
 import shutil
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _NO_TERMINAL = (100, 24)
 
 
 def write(files: Mapping[str, Path | None], program: Program, cost: Cost) -> None:
-    """Write the program in every form that has a path, and say which."""
+    """Write the program in every form that has a path, and print each path."""
     for form, path in files.items():
         if path is not None:
             path.write_bytes(_export(form, program, cost))
@@ -32,7 +32,7 @@ def write(files: Mapping[str, Path | None], program: Program, cost: Cost) -> Non
 
 
 def columns() -> int:
-    """Return the width of the terminal."""
+    """Return the width of the terminal in columns."""
     return shutil.get_terminal_size(_NO_TERMINAL).columns
 
 
@@ -50,11 +50,11 @@ def _export(form: str, program: Program, cost: Cost) -> bytes:
 
 
 def _page(program: Program, cost: Cost) -> str:
-    """Return a page; its sliders count whole ticks, so broken costs are shown in finer ones."""
+    """Return a page; its sliders need integer ticks, so fractional costs are converted to finer ticks."""
     from dualpipe_lab.viz.embed import page, timeline_html
 
     ticks, fine = whole_ticks(cost)
     title = program.name if fine == 1 else f"{program.name}, ticks of 1/{fine}"
-    whole = simulate(program, ticks)
-    named = Timeline(title, whole.spans_by_rank, whole.messages, costs=whole.costs)
+    recosted = simulate(program, ticks)
+    named = Timeline(title, recosted.spans_by_rank, recosted.messages, costs=recosted.costs)
     return page(timeline_html(named), program.name)

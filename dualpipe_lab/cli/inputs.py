@@ -1,4 +1,4 @@
-"""What the commands read: schedules with their options, CSV files, and costs as exact numbers."""
+"""The inputs of the commands: schedules with their options, CSV files, and costs as exact numbers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,26 +31,26 @@ MAX_CSV_BYTES = 20_000_000
 
 
 class CsvFile(NamedTuple):
-    """A program in a CSV file, with what a `Variant` has; it has the size that it has, and no options."""
+    """A program in a CSV file, with the methods of a `Variant`; its size is fixed and it has no options."""
 
     name: str
 
     def has(self, option: str) -> bool:
-        """Whether it has an option: it has none."""
+        """Return False: a file has no options."""
         return False
 
     def with_options(self, options: Options) -> "CsvFile":
-        """Return itself; ValueError if options were asked for."""
+        """Return the file itself; ValueError for any option."""
         for option in options:
             raise ValueError(f"{self.name} is a program with nothing left open; leave {flag_of(option)} out")
         return self
 
     def build(self, num_ranks: int, num_microbatches: int) -> Program:
-        """Return the program, whatever size is asked for."""
+        """Return the program; the requested size is ignored."""
         return self.read()
 
     def read(self, check: bool = True) -> Program:
-        """Return the program; without `check` also one that is not valid."""
+        """Return the program; `check=False` accepts an invalid program."""
         found = Path(self.name).stat()
         if not S_ISREG(found.st_mode) or found.st_size > MAX_CSV_BYTES:
             raise ValueError(
@@ -64,7 +64,7 @@ class CsvFile(NamedTuple):
 
 
 def wanted(text: str) -> Variant | CsvFile:
-    """Read what to build: `gpipe`, `interleaved:num_virtual_stages=3` or `mine.csv`.
+    """Parse a schedule or a file name: `gpipe`, `interleaved:num_virtual_stages=3` or `mine.csv`.
 
     >>> wanted("mine.csv")
     CsvFile(name='mine.csv')
@@ -73,7 +73,7 @@ def wanted(text: str) -> Variant | CsvFile:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], Options]:
-    """Tell names from what is meant for a schedule's builder: every --option that the command does not have itself.
+    """Separate names from the options of a schedule's builder, which are all options unknown to the command.
 
     >>> split(["1f1b", "--virtual-stages", "3", "interleaved", "--order=reversed"])
     (['1f1b', 'interleaved'], {'virtual_stages': 3, 'order': 'reversed'})
@@ -97,7 +97,7 @@ def split(words: Sequence[str]) -> tuple[list[str], Options]:
 
 
 def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
-    """Read the one schedule of a command, with the builder's options among the words left over."""
+    """Return the one schedule of a command, with the builder's options from the remaining words."""
     names, options = split([name, *context.args])
     if len(names) != 1:
         raise ValueError(f"{command} takes one schedule, got {len(names)}: {' '.join(names)}; use compare for several")
@@ -105,7 +105,7 @@ def only(command: str, name: str, context: typer.Context) -> Variant | CsvFile:
 
 
 def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile, most: int = MAX_CELLS) -> None:
-    """Raise ValueError for a program that would take minutes or more; a CSV file has a size of its own."""
+    """Raise ValueError for a program that would take minutes or more; a CSV file has a fixed size."""
     for one in asked:
         options = one.options.items() if isinstance(one, Variant) else ()
         factors = {"ranks": num_ranks, "microbatches": num_microbatches}
@@ -118,7 +118,7 @@ def check_size(num_ranks: int, num_microbatches: int, *asked: Variant | CsvFile,
 
 
 def flag_of(option: str) -> str:
-    """Write an option of a builder as the command line has it."""
+    """Return the command-line form of a builder's option."""
     return f"--{option.replace('_', '-')}"
 
 
@@ -150,12 +150,12 @@ def _exact(pair: str, text: str) -> int | Fraction:
 
 
 def costs_of(cost: Cost) -> dict[str, int | Fraction]:
-    """Return the numbers of a cost by their names in `Cost`; those left open are left out."""
+    """Return the numbers of a cost by their names in `Cost`, without unset ones."""
     return {name: value for name in COST_KEYS.values() if (value := getattr(cost, name)) is not None}
 
 
 def whole_ticks(cost: Cost) -> tuple[Cost, int]:
-    """Return the same costs in ticks of 1/n, and n, so that every cost is a whole number.
+    """Return the costs in ticks of 1/n, and n, such that every cost is an integer.
 
     >>> whole_ticks(Cost(F=Fraction(5, 2)))[1]
     2
@@ -166,6 +166,6 @@ def whole_ticks(cost: Cost) -> tuple[Cost, int]:
 
 
 def words_of(costs: Mapping[str, int | Fraction]) -> str:
-    """Write costs as `--cost` reads them."""
+    """Return costs in the form that `--cost` reads."""
     letters = {name: key for key, name in COST_KEYS.items()}
     return " ".join(f"{letters[name]}={number(value)}" for name, value in costs.items())

@@ -1,4 +1,4 @@
-"""`grade FOLDER` and `progress`: for graders and learners."""
+"""`grade FOLDER` grades submissions; `progress` lists solved exercises."""
 
 import io
 import sys

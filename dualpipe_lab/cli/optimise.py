@@ -1,4 +1,4 @@
-"""`optimise`: search for a quicker order than the fixed schedules have, under a limit of memory."""
+"""`optimise`: searches for a faster order than those of the fixed schedules, under a memory limit."""
 
 from typing import Annotated
 
@@ -32,9 +32,9 @@ def optimise(
     costs = read_cost(cost)
     check_size(ranks, microbatches, *map(wanted, names or ["gpipe"]), most=MAX_SEARCHED)
     found = search(ranks, microbatches, costs, memory, weights, names or None, seed, moves)
-    own = stage_cost(found.program, costs)
+    per_stage = stage_cost(found.program, costs)
     print(found)
     files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
     if not any(files.values()):
-        print(f"\n{simulate(found.program, own).to_text(columns())}")
-    write(files, found.program, own)
+        print(f"\n{simulate(found.program, per_stage).to_text(columns())}")
+    write(files, found.program, per_stage)

@@ -1,4 +1,4 @@
-"""`show NAME`: one schedule as letters and numbers, or as files."""
+"""`show NAME`: prints one schedule as text and numbers, or writes it to files."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Timelines: what each rank did when, simulated, on a virtual clock, or measured.
+"""Timelines: the spans and messages of a run, simulated, on a virtual clock, or measured.
 
 Chapter: book/start/time.  In: spans and messages.  Out: one `Timeline` that prints, draws and exports.
 """

@@ -1,7 +1,8 @@
-"""A timeline drawn with letters: one row per rank, letter and microbatch in each cell, dots where a rank is idle.
+"""Text drawing of a timeline: one row per rank, letter and microbatch in each cell, dots for idle time.
 
-Three scales, chosen by what fits: letter and microbatch (F3), the letter alone (F), or, when even one column per cell
-is too much, an overview in which each column sums up a stretch of time.
+In: a timeline, a width in columns.  Out: lines of text.
+The width determines the scale: letter and microbatch (F3), the letter alone (F), or an overview in which each column
+summarises a stretch of time.
 """
 
 from collections.abc import Iterator
@@ -21,13 +22,13 @@ _MIN_COLUMNS = 20
 
 
 def draw(timeline: TimelineData, width: int) -> str:
-    """Return the picture, at most `width` characters wide."""
+    """Return the drawing, at most `width` columns wide."""
     margin = len(f"rank {max(timeline.num_ranks - 1, 0)}") + 2
-    room = max(width - margin, _MIN_COLUMNS)
+    available = max(width - margin, _MIN_COLUMNS)
     header = f"{timeline.name}: {timeline.num_ranks} ranks, {timeline.source}"
     if not timeline.makespan:
         return f"{header}\n(no time passes)"
-    columns, scale = _scale(timeline, room)
+    columns, scale = _scale(timeline, available)
     if scale != OVERVIEW:
         rows = [_row(spans, columns / timeline.makespan, ceil(columns), scale) for spans in timeline.spans_by_rank]
     else:
@@ -38,27 +39,27 @@ def draw(timeline: TimelineData, width: int) -> str:
 
 
 def second_stage(spans: tuple[Span, ...]) -> int | None:
-    """Return the higher one of a rank's two stages, which is written in lower case; None if it has not exactly two."""
+    """Return the higher of a rank's two stages, which is written in lower case; None unless it has exactly two."""
     stages = {stage for span in spans for stage, _, _ in span.actions}
     return max(stages) if len(stages) == 2 else None
 
 
 def cell_label(action: ActionKey, lower: int | None) -> str:
-    """Return letter and microbatch of one action: lower case on a rank's second stage."""
+    """Return letter and microbatch of one action, in lower case on a rank's second stage."""
     stage, kind, microbatch = action
     return f"{kind.lower() if stage == lower else kind}{microbatch}"
 
 
-def _scale(timeline: TimelineData, room: int) -> tuple[Fraction, str]:
-    """Return the number of columns for the makespan, and what fits into them."""
+def _scale(timeline: TimelineData, available: int) -> tuple[Fraction, str]:
+    """Return the number of columns of the makespan, and the scale."""
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
     grain = _grain([time for span in spans for time in (span.start, span.end)])
     ticks = timeline.makespan / grain
-    if ticks > room:
+    if ticks > available:
         shortest = min((span.duration for span in spans if span.kind != WAIT), default=timeline.makespan)
-        return Fraction(room), LETTERS if shortest * room >= timeline.makespan else OVERVIEW
+        return Fraction(available), LETTERS if shortest * available >= timeline.makespan else OVERVIEW
     # Whole columns per tick: every cell of one length has the same width.
-    most = int(room / ticks)
+    most = int(available / ticks)
     needed = max(ceil(len(_longest(span)) * grain / span.duration) for span in spans)
     airy = max(ceil((len(_longest(span)) + 1) * grain / span.duration) for span in spans)
     return (ticks * min(airy, most), LABELS) if needed <= most else (ticks * min(most, 2), LETTERS)

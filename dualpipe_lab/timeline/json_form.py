@@ -1,8 +1,8 @@
-"""Timelines as plain JSON values and back, exactly: a whole number stays a number, a fraction becomes the text "3/2".
+"""Timelines as plain JSON values and back, without loss: an integer is a number, a fraction is the text "3/2".
 
 span      [start, end, kind, stage, microbatch, label]      and the pair [[stage, kind, microbatch], ...] if it is one
 message   [src, dst, sent, arrived, label, num_bytes, left]
-costs     those that a simulated timeline was made with, see `Cost.to_dict`; left out where there are none
+costs     the costs of a simulation, see `Cost.to_dict`; absent if there are none
 """
 
 from collections.abc import Mapping

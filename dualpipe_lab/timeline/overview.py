@@ -1,4 +1,7 @@
-"""The overview of a timeline that is too long to show its cells: what share of each stretch of time is which work."""
+"""The overview of a long timeline: the share of each kind of work in equal stretches of time.
+
+In: the spans of a rank.  Out: shares by kind, and one character per stretch.
+"""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -12,9 +15,9 @@ _PURE = 0.9  # of the work: a letter stands for (almost) one kind
 
 
 def buckets(spans: Iterable[Span], makespan: Time, count: int | Fraction) -> list[Shares]:
-    """Excerpt 0..makespan into `count` equal stretches and return the share of every kind of work in each.
+    """Divide 0..makespan into `count` equal stretches; return the share of every kind of work in each.
 
-    A pair counts half as forward and half as backward; waiting counts as idle.
+    A pair counts half as forward and half as backward.  Waiting counts as idle.
     """
     num_buckets = int(count)
     shares: list[Shares] = [{} for _ in range(num_buckets)]

@@ -1,6 +1,6 @@
-"""A timeline as a Chrome trace, which ui.perfetto.dev opens: spans, messages as arrows, what is held as counters.
+"""A timeline as a Chrome trace for ui.perfetto.dev: spans, messages as arrows, live activations as counters.
 
-Times in such a trace are microseconds; a tick is shown as one.
+In: a timeline.  Out: JSON text.  Times of a trace are microseconds; one tick is written as one microsecond.
 Source: "Trace Event Format", phases X (complete), s and f (flow), C (counter) and M (metadata).
 """
 

@@ -1,8 +1,9 @@
-"""A timeline as one static SVG element: no script, no fonts, no ids, so that it works wherever HTML or images do.
+"""Static SVG drawing of a timeline, without script, fonts or ids: pages and images can hold it.
 
-All cells of one kind are one <path>, which keeps the file small.  Text and lines take the page's text colour
-(currentColor), cells have colours that stay apart for colour-blind readers (Okabe and Ito 2008) and carry their letter.
-A pair shares one border: its forward above its backward.  Where cells get too thin, stretches of time are summed up.
+In: a timeline, a width in px.  Out: one SVG element.
+All cells of one kind are one <path>, so that the file is small.  Text and lines have the page's text colour
+(currentColor).  Cells have a letter and a colour that colour-blind readers distinguish (Okabe and Ito 2008).  A pair
+has one border, with its forward above its backward.  Cells below 3 px are drawn as shares of stretches of time.
 """
 
 from collections import defaultdict
@@ -40,7 +41,7 @@ _STICKY = 0.7  # levels
 
 
 class Geometry(NamedTuple):
-    """Where things are, in px."""
+    """Sizes of the drawing, in px."""
 
     width: float
     height: float
@@ -50,11 +51,11 @@ class Geometry(NamedTuple):
 
     @property
     def plot(self) -> float:
-        """Return the width of the rows."""
+        """The width of the rows."""
         return self.width - LEFT - RIGHT
 
     def top(self, rank: int) -> float:
-        """Return where a rank's row begins."""
+        """Return the top edge of a rank's row."""
         return TOP + rank * self.row
 
 
@@ -81,12 +82,12 @@ def draw_svg(timeline: TimelineData, width: int) -> str:
 
 
 def _frame(timeline: TimelineData, width: int) -> Geometry:
-    room = width - LEFT - RIGHT
+    available = width - LEFT - RIGHT
     spans = [span for row in timeline.spans_by_rank for span in row if span.duration]
-    # Wide enough for the longest label of each cell, but not wider than the room; then the letters shrink a little.
+    # Wide enough for the longest label of each cell, but not wider than available; then the letters shrink a little.
     wanted = max((_label_width(span) / float(span.duration) for span in spans), default=1.0)
     makespan = float(timeline.makespan) or 1.0
-    plot = max(min(room, wanted * makespan), 240)
+    plot = max(min(available, wanted * makespan), 240)
     row = 28.0 if timeline.num_ranks <= 16 else max(448 / timeline.num_ranks, 6.0)
     font = min(max(FONT * plot / (wanted * makespan), SMALLEST_FONT), FONT)
     return Geometry(LEFT + plot + RIGHT, TOP + row * timeline.num_ranks + BOTTOM, row, plot / makespan, font)
@@ -108,7 +109,7 @@ def _description(timeline: TimelineData) -> str:
 
 
 def _scaffold(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
-    """Title, time axis, and for each rank its name, its background and its idle time."""
+    """Yield title, time axis, and the name, background and idle time of each rank."""
     divisor, unit = scale_of(timeline.unit, timeline.makespan)
     makespan = number(timeline.makespan, divisor)
     yield f'<text x="4" y="15"><tspan font-weight="600">{escape(timeline.name)}</tspan>'
@@ -152,7 +153,7 @@ def _legend(timeline: TimelineData, frame: Geometry, is_cells: bool) -> Iterator
 
 
 class Label(NamedTuple):
-    """What stands in a cell, and where its middle is."""
+    """The text of a cell, and its centre."""
 
     text: str
     x: str
@@ -160,7 +161,7 @@ class Label(NamedTuple):
 
 
 def cells(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
-    """Draw every span; all cells of one kind are one path."""
+    """Yield the cells of all spans; all cells of one kind are one path."""
     paths: defaultdict[str, list[str]] = defaultdict(list)
     labels: defaultdict[str, list[Label]] = defaultdict(list)
     for rank, spans in enumerate(timeline.spans_by_rank):
@@ -179,7 +180,7 @@ def cells(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
 
 
 def _texts(labels: list[Label]) -> Iterator[str]:
-    """Write labels; letters alone on one line are one <text> with a list of places, a fifth of the size."""
+    """Yield the labels; single letters of one row are one <text> with a list of positions, a fifth of the size."""
     lines: defaultdict[str, list[Label]] = defaultdict(list)
     for label in labels:
         if len(label.text) == 1:
@@ -192,7 +193,7 @@ def _texts(labels: list[Label]) -> Iterator[str]:
 
 
 def _cell(span: Span, lower: int | None, top: float, frame: Geometry) -> Iterator[tuple[str, str, list[Label]]]:
-    """Yield (kind, shape, label if there is one) of everything that one span draws."""
+    """Yield (kind, shape, label or nothing) of every shape of one span."""
     x, width = LEFT + float(span.start) * frame.per_time, float(span.duration) * frame.per_time
     gap = min(0.5, width / 8)
     x, width, y, height = x + gap, width - 2 * gap, top + 2, frame.row - 4
@@ -225,7 +226,7 @@ def _label(label: str, x: float, y: float, width: float, height: float, font: fl
 
 
 def stretches(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
-    """Draw for each stretch of a few pixels how much of it is which work, stacked; similar neighbours merge."""
+    """Yield the shares of each stretch of a few pixels as stacked boxes; similar neighbours are merged."""
     count = int(frame.plot / _BUCKET)
     step = frame.plot / count
     gap = min(2.0, frame.row / 6)
@@ -244,10 +245,10 @@ def stretches(timeline: TimelineData, frame: Geometry) -> Iterator[str]:
 
 
 def runs(shares: list[Shares]) -> Iterator[tuple[int, int, dict[str, int]]]:
-    """Yield (first, end, the level up to which each kind reaches, 0 to LEVELS) of stretches that look alike.
+    """Yield (first, end, the top level of each kind, 0 to LEVELS) of similar neighbouring stretches.
 
-    A run goes on while the exact levels stay near its own: else the steady state of 1F1B, whose stretches hold now one
-    forward more, now one less, would fall into thousands of pieces.
+    A run continues while the exact levels are near its own.  Otherwise the steady phase of 1F1B, whose stretches differ
+    by one forward, would become thousands of pieces.
     """
     order = sorted({kind for share in shares for kind in share}, key=lambda kind: [*PALETTE, kind].index(kind))
     begin, tops = 0, dict.fromkeys(order, 0)

@@ -1,4 +1,7 @@
-"""How times are written: exact ticks as they are, nanoseconds in the unit that fits, and round steps for an axis."""
+"""Text of times: exact ticks, nanoseconds in a readable unit, and round steps of an axis.
+
+In: exact times.  Out: divisors, numbers as text, distances of marks.
+"""
 
 from fractions import Fraction
 
@@ -8,7 +11,7 @@ _NS_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
 def scale_of(unit: str, makespan: Time) -> tuple[int, str]:
-    """Return (divisor, unit to write): the largest unit in which the makespan is at least 1.
+    """Return (divisor, name) of the largest unit in which the makespan is at least 1.
 
     >>> scale_of("ns", 12_500_000), scale_of("ticks", 33)
     ((1000000, 'ms'), (1, 'ticks'))
@@ -19,7 +22,7 @@ def scale_of(unit: str, makespan: Time) -> tuple[int, str]:
 
 
 def number(time: Time, divisor: int = 1) -> str:
-    """Write a time after division: whole numbers exactly, others with up to 3 digits after the point.
+    """Return time / divisor as text: integers exactly, other numbers with up to 3 digits after the point.
 
     >>> number(33), number(Fraction(7, 2)), number(12_345_678, 1_000_000)
     ('33', '3.5', '12.346')
@@ -29,7 +32,7 @@ def number(time: Time, divisor: int = 1) -> str:
 
 
 def axis_step(makespan: Time, most: int) -> Fraction:
-    """Return 1, 2 or 5 times a power of ten, so that at most `most` steps fit into the makespan.
+    """Return the smallest of 1, 2 or 5 times a power of ten of which at most `most` fit into the makespan.
 
     >>> axis_step(33, 10), axis_step(1725, 10)
     (Fraction(5, 1), Fraction(200, 1))

@@ -1,6 +1,6 @@
-"""Pictures that the library draws from what really happened.
+"""Pictures of timelines, tensors, collectives and measurements, drawn from runs and simulations.
 
-Chapter: book/start/time.  In: timelines and step logs.  Out: drawings for pages, notebooks and papers.
+Chapter: book/start/time.  In: timelines, tensors on ranks, numbers.  Out: text, SVG, HTML pages, widgets, figures.
 """
 
 from dualpipe_lab._facade import make_facade

@@ -1,7 +1,8 @@
-"""The page's script: the ES modules of `static/` in one text, as a classic script or as one module.
+"""The page's script: bundles the ES modules of `static/` into one classic script or one module.
 
-A classic script runs wherever HTML does, also from file:// and in an output that carries it along; a notebook widget
-needs a module.  Joining them takes no tools: the modules import only each other, and no two define the same name.
+In: the files of `static/`.  Out: JavaScript text.
+A classic script runs in every page, also from file:// and inside a notebook output.  A notebook widget needs a module.
+The bundle needs no build tool: the modules import only each other, and no two of them define the same name.
 """
 
 import json
@@ -20,18 +21,18 @@ _INDENT = re.compile(r"^ +", re.MULTILINE)
 
 @cache
 def classic_script() -> str:
-    """Return the script that defines the elements; running it again on a page changes nothing."""
+    """Return the script that defines the elements; a second run on a page has no effect."""
     return f"(() => {{\n{_joined(ENTRY)}register();\n}})();\n"
 
 
 @cache
 def widget_module() -> str:
-    """Return the module of the notebook widget: the same code, with `render` as anywidget expects it."""
+    """Return the module of the notebook widget, with the `render` function of anywidget."""
     return f"{_joined(_WIDGET)}export default {{ render }};\n"
 
 
 def script_name() -> str:
-    """Return the file name of the shared script; it changes with the text, so that no browser keeps an old one."""
+    """Return the file name of the shared script; its hash keeps browsers from using an outdated copy."""
     return f"dualpipe-lab-{sha256(classic_script().encode()).hexdigest()[:10]}.js"
 
 
@@ -41,7 +42,7 @@ def source(name: str) -> str:
 
 
 def _joined(entry: str) -> str:
-    """Join a module and all that it imports, each once and after what it needs."""
+    """Join a module and its imports, each once and after its own imports."""
     texts: dict[str, str] = {}
     _collect(entry, texts, open_names=())
     return "".join(_plain(text) for text in texts.values())
@@ -59,7 +60,7 @@ def _collect(name: str, texts: dict[str, str], open_names: tuple[str, ...]) -> N
 
 
 def _plain(text: str) -> str:
-    """Drop imports, exports, comments and indentation: what a reader of the page's source does not need."""
+    """Remove imports, exports, comments and indentation."""
     text = _EXPORT.sub("", _IMPORT.sub("", text))
     return _INDENT.sub("", _COMMENT.sub("", text)).replace("\n\n", "\n").replace("</script", "<\\/script")
 

@@ -1,9 +1,9 @@
-"""What each rank holds, before and after an exchange: a table of colours that shows where every number came from.
+"""`Holdings`: the numbers on each rank before and after a collective, in the colour of the rank they came from.
 
-Chapter: book/start/ranks-and-messages.  In: the numbers that each rank held, one state after the other.  Out: an SVG,
-or text.  A cell has the colour of the rank that held its number first; a number that no rank started with (a sum)
-has no colour.  An outlined cell changed in this step.
-Elsewhere: the pictures of the MPI and NCCL manuals, which are drawn by hand; these are drawn from a run.
+Chapter: book/start/ranks-and-messages.  In: the numbers on each rank, state by state.  Out: an SVG, or text.
+A cell has the colour of the rank that held its number in the first state.  A number that no rank started with, such as
+a sum, has no colour.  An outlined cell changed in this state.
+Elsewhere: the hand-drawn pictures of the MPI and NCCL manuals; these are drawn from a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,10 +28,10 @@ _LETTER = 7.0  # px, width of a digit at font size 12
 
 
 class Holdings:
-    """What every rank holds in one state after another; prints as text, displays as SVG.
+    """The numbers on every rank, state by state; prints as text, displays as SVG.
 
-    `states` are pairs of a heading and, for each rank, the numbers it holds then.  A rank may hold none, and the first
-    state says which number belongs to which rank.  Raises ValueError if the states differ in their number of ranks.
+    `states`: pairs of a heading and, for each rank, its numbers in that state, possibly none.  The first state
+    determines the colour of a number.  Raises ValueError if the states differ in their number of ranks.
 
     >>> print(Holdings("broadcast", [("before", [[1, 2], [0, 0]]), ("after", [[1, 2], [1, 2]])]))
     broadcast
@@ -85,7 +85,7 @@ class Holdings:
         return "".join([*parts, "</svg>"])
 
     def _columns(self, cell: float) -> tuple[list[float], float]:
-        """Return where each state begins and where the last one ends."""
+        """Return the left edge of each state's column and the right edge of the last."""
         lefts, x = [], float(_LABEL)
         for heading, rows in self.states:
             lefts.append(x)
@@ -116,7 +116,7 @@ class Holdings:
         return f'<rect {box} fill="{fill}"{opacity}{outline}/>{text}'
 
     def _owner(self, value: float) -> int | None:
-        """Return the rank that held a number at the start; None if no rank did, or several."""
+        """Return the rank that held a number in the first state; None for no rank or several."""
         owners = [rank for rank, row in enumerate(self.states[0][1]) if value in row]
         return owners[0] if len(owners) == 1 else None
 
@@ -125,7 +125,7 @@ class Holdings:
 
 
 class Picture(Protocol):
-    """What a gallery shows: `Holdings`, or the drawing of a grid of ranks."""
+    """A picture of a gallery: `Holdings`, `Shards` or `GridDrawing`."""
 
     name: str
 
@@ -133,7 +133,7 @@ class Picture(Protocol):
 
 
 class Gallery:
-    """Several pictures side by side; they wrap where the page is narrow."""
+    """Several pictures side by side, wrapped on a narrow page."""
 
     def __init__(self, pictures: Sequence[Picture]) -> None:
         self.pictures = list(pictures)

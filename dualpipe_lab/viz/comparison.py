@@ -1,7 +1,7 @@
-"""Two or three timelines on one axis: the simulated, the virtual and the measured run of one program, or two schedules.
+"""Up to three timelines on one axis: simulated, virtual and measured runs of one program, or several schedules.
 
-Chapter: book/start/time.  In: timelines in one unit.  Out: a drawing that prints, displays and saves itself.
-Sliders move every timeline on the axis that was simulated; a pointer on an action marks it on all of them.
+Chapter: book/start/time.  In: timelines in one unit.  Out: a drawing as text, HTML, file or widget.
+The sliders recompute the simulated timelines.  Pointing at an action marks it in all timelines.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """One to three timelines, drawn on one axis; what `compare` returns."""
+    """One to three timelines on one axis; the result of `compare`."""
 
     def __init__(self, timelines: tuple[Timeline, ...], options: dict[str, Any]) -> None:
         timeline_spec(timelines)  # says at once what cannot be drawn together
@@ -24,11 +24,11 @@ class Comparison:
         self.options = options
 
     def to_html(self, script: bool = True) -> str:
-        """Return the element around static pictures, with its script unless the page has it already."""
+        """Return the element around static pictures; `script=False` if the page already has the script."""
         return timeline_html(*self.timelines, script=script, **self.options)
 
     def save(self, path: str | Path) -> None:
-        """Write a page of its own: one file that works without a network."""
+        """Write the drawing as one HTML file that needs no network."""
         title = " and ".join(dict.fromkeys(timeline.name for timeline in self.timelines))
         Path(path).write_text(page(self.to_html(), title), encoding="utf-8")
 
@@ -51,7 +51,7 @@ class Comparison:
 def compare(*timelines: Timeline, **options: Any) -> Comparison:
     """Draw one to three timelines on one axis.
 
-    `options`: what the drawing starts with: time=12 (in the timelines' unit), selection="3F2".
+    `options`: the initial state: time=12 (in the timelines' unit), selection="3F2".
     Raises ValueError for no timeline, more than three, or timelines in different units.
 
     >>> from dualpipe_lab import schedules, simulate

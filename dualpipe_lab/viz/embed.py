@@ -1,9 +1,9 @@
-"""Drawings as HTML that needs nothing else: an element, a static picture inside it, and the script that moves it.
+"""Self-contained HTML of a drawing: a custom element, a static picture inside it, and the script of the element.
 
-Chapter: book/start/time.  In: what to draw.  Out: HTML for a notebook's output or a page of one's own.
-With scripts the element plays and recomputes.  Without them (an untrusted notebook, a site that strips scripts) the
-picture inside stays.  Every output brings its script along, because some front ends show each output in a frame of its
-own; the book's pages share one copy (`viz.sphinx`).
+Chapter: book/start/time.  In: the specification of a drawing.  Out: HTML of a notebook output or of a page.
+With scripts the element plays and recomputes.  Without scripts (an untrusted notebook, a site that strips them) the
+static picture remains.  Every output includes the script, because some front ends show each output in its own frame;
+the book's pages share one copy (`viz.sphinx`).
 """
 
 import json
@@ -23,9 +23,9 @@ _GROUND = "<style>svg{background:#fff;color:#1d2733}</style>"
 
 
 def timeline_html(*timelines: Timeline, script: bool = True, **options: Any) -> str:
-    """Return one to three timelines as an element, with its script unless the page has it already.
+    """Return one to three timelines as an HTML element; `script=False` if the page already has the script.
 
-    `options`: what the page starts with, such as time=12 or selection="3F2".
+    `options`: the initial state, such as time=12 or selection="3F2".
     Raises ValueError for no timeline, more than three, or timelines in different units.
     """
     picture = "".join(image(timeline.to_svg(), f"Timeline of {timeline.name}") for timeline in timelines)
@@ -39,7 +39,7 @@ def element(tag: str, spec: Spec, picture: str, script: bool = True) -> str:
 
 
 def image(svg: str, words: str) -> str:
-    """Return an SVG as an image: notebooks keep images where they strip SVG elements."""
+    """Return an SVG as an <img>: notebooks that strip SVG elements keep images."""
     grounded = svg.replace("<title>", f"{_GROUND}<title>", 1)
     for sign, code in (("%", "%25"), ("#", "%23"), ('"', "'"), ("<", "%3C"), (">", "%3E"), ("&", "&amp;")):
         grounded = grounded.replace(sign, code)
@@ -47,12 +47,12 @@ def image(svg: str, words: str) -> str:
 
 
 def inline_script() -> str:
-    """Return the script element that every notebook output carries."""
+    """Return the <script> element that every notebook output includes."""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n"
 
 
 def without_scripts(html: str) -> str:
-    """Return a page without the copies of the script that its outputs brought along."""
+    """Return a page without the script copies of its outputs."""
     return _INLINE.sub("", html)
 
 
@@ -62,7 +62,7 @@ def has_elements(html: str) -> bool:
 
 
 def page(body: str, title: str) -> str:
-    """Return a page of its own that follows the reader's choice of light or dark."""
+    """Return a complete HTML page that follows the reader's light or dark setting."""
     style = ":root{color-scheme:light dark}body{max-width:75rem;margin:1.5rem auto;padding:0 1rem;font:1rem system-ui}"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head><body>\n{body}</body></html>\n'

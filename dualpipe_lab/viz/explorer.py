@@ -1,10 +1,10 @@
 """The schedule explorer: every synchronous schedule of the registry at many sizes, on a page without a kernel.
 
 Chapter: book/pp/explorer.  In: numbers of ranks and of microbatches.  Out: HTML that ranks the schedules.
-The programs are built here and sent as compressed text, a few hundred bytes each; the page simulates them with the
-reader's costs.  A schedule that refuses a size sends its reason instead.  Schedules appear with their entry in the
-registry.  Work is compared fairly, see `dualpipe_lab.pp.ranking`: overlapped pairs are for all schedules that have
-them, in themselves or in a twin, or for none; the page begins with none.
+Python builds the programs and sends them as compressed text of a few hundred bytes each; the page simulates them with
+the reader's costs.  For a size that a schedule does not support, the page shows the reason.  Every schedule of the
+registry appears.  The ranking (`dualpipe_lab.pp.ranking`) permits overlapped pairs to all schedules that have them, in
+themselves or in a twin, or to none; the page starts with none.
 """
 
 import base64
@@ -30,11 +30,11 @@ _HEAD = ("Schedule", "Makespan (ticks)", "Bubble", "Local bubble", "Peak activat
 
 
 class Explorer:
-    """A page on which schedules are chosen, timed and ranked.
+    """A page that times and ranks schedules with the reader's costs.
 
-    `names`: schedules of the registry, also with options, such as "interleaved:num_virtual_stages=4".  By default all
-    synchronous ones: an asynchronous one is quicker because it computes another gradient, which no number here shows.
-    Raises ValueError if `start`, the numbers of ranks and microbatches shown first, is not among the sizes.
+    `names`: schedules of the registry, also with options, such as "interleaved:num_virtual_stages=4".  Default: all
+    synchronous schedules; an asynchronous schedule computes another gradient, so its time cannot be compared.
+    `start`: the numbers of ranks and microbatches shown first.  Raises ValueError if `start` is not among the sizes.
 
     >>> print(Explorer(ranks=[2], microbatches=[4], names=["gpipe", "1f1b"], start=(2, 4)))
     Schedule             Makespan (ticks)    Bubble  Local bubble  Peak activations  Messages   Weights
@@ -57,20 +57,20 @@ class Explorer:
 
     @cached_property
     def programs(self) -> dict[str, dict[str, list[str] | str]]:
-        """Name -> "ranks microbatches" -> the program's rows, or the reason why there is none."""
+        """The rows of every program, or the reason why there is none: name -> "ranks microbatches" -> rows."""
         sizes = [(p, m) for p in self.ranks for m in self.microbatches]
         return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in self.variants.items()}
 
     @property
     def twins(self) -> dict[str, str]:
-        """Name -> the name of the same schedule with overlapped pairs, where both are on the page."""
+        """The twin with overlapped pairs of each schedule, if both are on the page: name -> name."""
         found = {name: (schedules.twin_of(one.name), one) for name, one in self.variants.items()}
         twins = {name: str(one._replace(name=twin)) for name, (twin, one) in found.items() if twin}
         return {name: twin for name, twin in twins.items() if twin in self.variants}
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What the element <dp-explorer> reads."""
+        """The specification that the element <dp-explorer> reads."""
         text = json.dumps(self.programs, separators=(",", ":"), ensure_ascii=False)
         packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
         titles = {name: self._title(name, one) for name, one in self.variants.items()}
@@ -78,7 +78,7 @@ class Explorer:
         return {"titles": titles, "twins": self.twins, **sizes, "programs": packed}
 
     def rows(self) -> list[Score]:
-        """Return the schedules that exist at the first size, the quickest first; costs 1, messages free, no pairs."""
+        """Return the scores at the first size, fastest first, with costs 1, free messages and no pairs."""
         scores = []
         twins = set(self.twins.values())
         for one in [one for name, one in self.variants.items() if name not in twins]:
@@ -90,7 +90,7 @@ class Explorer:
         return ranked(scores)
 
     def to_html(self, script: bool = True) -> str:
-        """Return the element; inside it, for readers without scripts, the numbers at the first size."""
+        """Return the element around a table of the numbers at the first size, for readers without scripts."""
         return element("dp-explorer", self.spec, self._table(), script)
 
     def _repr_html_(self) -> str:
@@ -113,7 +113,7 @@ class Explorer:
         return f"<table><caption>{caption}</caption>{cells('th', _HEAD)}{body}</table>"
 
     def _title(self, name: str, one: Variant) -> str:
-        """The schedule's own name, which its programs carry, and its registry name as long as it has none."""
+        """Return the name of a schedule's programs, or its registry name if it has no program."""
         for p, m in [(p, m) for p in self.ranks for m in self.microbatches]:
             if not isinstance(self.programs[name][f"{p} {m}"], str):
                 return one.title(one.build(p, m))

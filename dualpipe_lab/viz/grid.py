@@ -1,8 +1,8 @@
-"""The grid of ranks with one group highlighted: as text, and as an SVG that fits a narrow page.
+"""`GridDrawing`: the grid of ranks with one group highlighted, as text and as an SVG that fits a narrow page.
 
 Chapter: book/dp/topology.  In: a topology, an axis, a rank.  Out: a drawing.
-Point at a rank, or tab to it, and its group lights up.
-The last axis runs to the right, the one before it downwards, the others make one panel per place.
+A group lights up when the pointer or the focus is on one of its ranks.
+The last axis runs to the right, the second last downwards; each position along the other axes has its own panel.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class GridDrawing:
 
     @property
     def title(self) -> str:
-        """One sentence on what is highlighted."""
+        """The topology and the highlighted group, in words."""
         return f"{self.topology} ranks; the {self.name}: {', '.join(map(str, self.group))}"
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class GridDrawing:
         return "".join([*parts, *self._groups(cells), "</svg>"])
 
     def _groups(self, cells: dict[int, str]) -> Iterator[str]:
-        """The cells of each group as one element, which lights up as a whole."""
+        """Yield the cells of each group as one element."""
         yield f"<style>{_LIT}</style>"
         for group in self.topology.groups(self.axis):
             words = escape(f"{self.axis} group: {', '.join(map(str, group))}")
@@ -93,7 +93,7 @@ class GridDrawing:
             yield f"<title>{words}</title>{body}</g>"
 
     def _panel(self, label: str, first: int, top: int, wide: int, wraps: int, cells: dict[int, str]) -> Iterator[str]:
-        """Yield what surrounds the cells of a panel, and put the cells into `cells`, by rank."""
+        """Yield the headings of a panel, and store its cells in `cells`, by rank."""
         name, size = self._columns
         yield f'<text x="4" y="{top + 12}" font-weight="600">{escape(label)}</text>'
         for column in range(wide):
@@ -124,7 +124,7 @@ class GridDrawing:
         return f"{self._rows[0]} {row}" if self._rows[0] else ""
 
     def _panels(self) -> list[tuple[str, int]]:
-        """A label and the first rank of each panel."""
+        """Return the label and the first rank of each panel."""
         outer = self.topology.axes[:-2]
         size = self._rows[1] * self._columns[1]
         places = product(*(range(extent) for _, extent in outer))

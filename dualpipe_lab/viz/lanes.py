@@ -1,8 +1,8 @@
-"""`Lanes`: named rows of spans on one time axis, such as what a rank computes above what travels meanwhile.
+"""`Lanes`: named rows of spans on one time axis, such as the computation of a rank above its collectives.
 
 Chapter: book/dp/dp-gradients.  In: spans by the name of their row.  Out: an SVG that fits a narrow page, or text.
-A timeline has one row per rank, in which a rank does one thing at a time; a collective that was started and not yet
-waited for has no place there.
+A timeline has one row per rank, in which spans do not overlap.  Lanes also show a collective that was launched and not
+yet waited for.
 Elsewhere: the streams of Nsight Systems; the rows of a Perfetto trace.
 """
 
@@ -23,8 +23,8 @@ class Lanes:
 
     Args:
         title: the conclusion, short.
-        rows: spans by the name of their row; those of one row do not overlap.
-        unit: of their times: "ns" or "ticks".
+        rows: spans by the name of their row; spans of one row do not overlap.
+        unit: the unit of their times, "ns" or "ticks".
 
     Raises:
         ValueError: no row, no span, or spans of one row that overlap.

@@ -1,7 +1,7 @@
-"""`Mosaic`: grids of coloured cells, such as which queries see which keys, and who computes each pair.
+"""`Mosaic`: grids of coloured cells, such as the pairs of queries and keys that each rank computes.
 
 Chapter: book/cp/flash-attention.  In: rows of cells by the name of their grid.  Out: SVGs side by side, or text.
-A cell is of a kind, which has a colour, or of none; under each grid stands how many cells there are of each kind.
+The kind of a cell determines its colour; an empty cell has none.  Below each grid is the number of cells of each kind.
 Elsewhere: matplotlib `imshow`, whose pictures are white rectangles on a dark page.
 """
 
@@ -27,7 +27,7 @@ class Mosaic:
     Args:
         title: the conclusion, short.
         grids: rows of cells by name; a cell is a kind, a kind with a text of 1 or 2 letters, or None.
-        rows, columns: what they are, such as queries and keys.
+        rows, columns: the meaning of rows and columns, such as queries and keys.
 
     Raises:
         ValueError: no grid, rows of different lengths, or more kinds than colours.
@@ -51,7 +51,7 @@ class Mosaic:
             raise ValueError(f"{title}: there are colours for {len(_COLOURS)} kinds of cells, got {self.kinds}")
 
     def count(self, name: str) -> dict[str, int]:
-        """Cells of each kind in one grid, in the order in which the kinds appear; empty ones do not count."""
+        """Return the number of cells of each kind in one grid, in order of appearance, without empty cells."""
         return dict(Counter(kind for row in self.grids[name] for kind, _ in row if kind))
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 Chapter: book/pp/gpipe.  In: one to three timelines.  Out: a matplotlib figure with one time axis.
 Colours as on the page (Okabe and Ito 2008); idle time is hatched, an overlapped pair shares one border, lower case is a
-rank's second stage.  Where cells get too thin, stretches of time are summed up, as in `Timeline.to_svg`.
+rank's second stage.  Thin cells are summarised as shares of stretches of time, as in `Timeline.to_svg`.
 """
 
 import io
@@ -33,9 +33,9 @@ _DPI = 150
 
 
 def plot_timelines(*timelines: Timeline, width: float = 7.0, messages: bool = False) -> "Figure":
-    """Draw one to three timelines above each other on one time axis, `width` inches wide.
+    """Draw timelines above each other on one time axis, as a matplotlib figure `width` inches wide.
 
-    `messages`: draw them as arrows too.  Save the figure with `figure.savefig("timeline.pdf")`.
+    `messages`: draw the messages as arrows.  Save the figure with `figure.savefig("timeline.pdf")`.
     Raises ValueError for timelines in different units.
     """
     with extra("notebook", "a figure"):
@@ -71,7 +71,7 @@ def timeline_png(timeline: Timeline, path: str | Path | None = None, width: int 
 
 
 def draw_timeline(axes: "Axes", timeline: Timeline, inches_per_time: float) -> None:
-    """Draw a timeline into axes of one's own; letters are drawn where a cell has room for them."""
+    """Draw a timeline into given axes; a cell has letters if they fit."""
     bars: Bars = defaultdict(list)
     lengths = [span.duration for spans in timeline.spans_by_rank for span in spans if span.duration]
     is_cells = float(min(lengths, default=1)) * inches_per_time >= _THINNEST
@@ -99,7 +99,7 @@ def draw_timeline(axes: "Axes", timeline: Timeline, inches_per_time: float) -> N
 
 
 def _row_height(timeline: Timeline) -> float:
-    """Return inches per rank: less where there are many, so that the figure fits a page."""
+    """Return the height of a rank's row in inches, smaller for many ranks, so that the figure fits a page."""
     return 0.24 if timeline.num_ranks <= 16 else max(3.84 / timeline.num_ranks, 0.05)
 
 
@@ -125,7 +125,7 @@ def _add_span(axes: "Axes", span: Span, lower: int | None, bars: Bars, room_per_
 
 
 def _add_stretches(timeline: Timeline, rank: int, bars: Bars, inches_per_time: float) -> None:
-    """Sum up stretches of time: how much of each is which work, stacked from below."""
+    """Add the shares of stretches of time as bars, stacked from below."""
     count = max(int(float(timeline.makespan) * inches_per_time / _BUCKET), 1)
     step, unit = float(timeline.makespan) / count, _CELL / LEVELS
     for start, end, tops in runs(buckets(timeline.spans_by_rank[rank], timeline.makespan, count)):

@@ -1,8 +1,8 @@
-"""What a page needs to draw a timeline: plain JSON values, small, exact.
+"""The specification of a timeline drawing: small, exact JSON values.
 
 Chapter: book/start/time.  In: one to three timelines.  Out: the dictionary that the element <dp-timeline> reads.
-A simulated timeline is sent as its program and its costs, and the page computes the times: about 4 bytes an action.
-Any other is sent as its spans and messages, as `Timeline.to_dict` writes them, and is drawn without sliders.
+A simulated timeline is sent as its program and its costs, about 4 bytes per action, and the page computes the times.
+Any other timeline is sent as its spans and messages (`Timeline.to_dict`), and is drawn without sliders.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _SHORTEST = 2**53  # whole numbers below are exact in JavaScript
 def timeline_spec(timelines: Sequence[Timeline], options: Mapping[str, Any] | None = None) -> Spec:
     """Return the specification of a drawing of one to three timelines on one axis.
 
-    `options`: what the page starts with, such as {"time": 12, "selection": "3F2"}.
+    `options`: the initial state, such as {"time": 12, "selection": "3F2"}.
     Raises ValueError for no timeline, more than three, or timelines in different units.
     """
     if not 1 <= len(timelines) <= MOST_TRACKS:
@@ -35,7 +35,7 @@ def timeline_spec(timelines: Sequence[Timeline], options: Mapping[str, Any] | No
 
 
 def track_spec(timeline: Timeline) -> Spec:
-    """Return one timeline: its program and costs if it has them, otherwise its spans and messages."""
+    """Return one timeline as its program and costs if it has them, otherwise as its spans and messages."""
     costs = timeline.costs
     if costs is None or not _is_exact(costs):
         record = timeline.to_dict()
@@ -48,7 +48,7 @@ def track_spec(timeline: Timeline) -> Spec:
 
 
 def _tokens(spans: Sequence[Span]) -> Iterator[str]:
-    """Write a rank's steps; an action on the stage of the action before it leaves the stage out."""
+    """Yield a rank's actions as text; an action on the stage of the previous action omits the stage."""
     here: int | None = None
     for span in spans:
         words = []
@@ -59,6 +59,6 @@ def _tokens(spans: Sequence[Span]) -> Iterator[str]:
 
 
 def _is_exact(costs: Mapping[str, Any]) -> bool:
-    """Whether every cost is a whole number that JavaScript holds exactly (a Fraction arrives here as text)."""
+    """Whether JavaScript can represent every cost exactly (a Fraction is text here)."""
     numbers = [number for value in costs.values() for number in (value if isinstance(value, list) else [value])]
     return all(number in (None, PER_PAIR) or (isinstance(number, int) and number < _SHORTEST) for number in numbers)

@@ -1,4 +1,4 @@
-"""A Sphinx extension: the book's pages share one copy of the script that their outputs would each bring along.
+"""A Sphinx extension: the pages of a book share one copy of the script instead of one copy per output.
 
 In: pages whose outputs contain drawings, fresh or from the execution cache.  Out: the same pages without inline copies,
 and one classic script under `_static`, which works from file:// too.  Enable it with
@@ -15,7 +15,7 @@ from dualpipe_lab.viz.embed import has_elements, without_scripts
 
 
 def write_script(app: Sphinx) -> None:
-    """Put the script where the pages will look for it."""
+    """Write the script into the book's `_static` folder."""
     if app.builder.format != "html":
         return
     folder = Path(app.outdir) / "_static"
@@ -24,7 +24,7 @@ def write_script(app: Sphinx) -> None:
 
 
 def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Take the copies of the script out of a page and load the shared one, on pages with drawings only."""
+    """Replace the script copies of a page by a reference to the shared script, on pages with drawings."""
     body = context.get("body", "")
     if has_elements(body):
         context["body"] = without_scripts(body)
@@ -32,7 +32,7 @@ def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any],
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Connect the two handlers."""
+    """Connect the two event handlers to Sphinx."""
     app.connect("builder-inited", write_script)
     app.connect("html-page-context", share_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -21,7 +21,7 @@ _LEFT, _RIGHT = 52, 404  # px, ends of the longest row
 _LETTER = 7.0  # px, mean width of a letter at font size 11
 _INKS = ("#ffffff", "#000001")  # of the labels on the two blues; matplotlib leaves pure black out
 _STYLE = (  # what is below the pointer, or has the focus
-    ".dp-piece{cursor:pointer;outline:none}"
+    ".dp-piece{cursor:pointer;outline:none}.dp-piece~path{pointer-events:none}"
     ".dp-piece:hover path,.dp-piece:focus path{fill:var(--dp-bar-lit,#e69f00)!important}"
     ".dp-piece:hover text,.dp-piece:focus text{fill:#000!important;font-weight:700}"
 )

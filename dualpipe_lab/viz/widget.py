@@ -1,8 +1,8 @@
-"""The timeline as a notebook widget: Python reads and sets its time, its costs and what is selected.
+"""The timeline as a notebook widget: Python reads and sets its time, its costs and its selection.
 
-Chapter: book/start/time.  In: one to three timelines.  Out: an anywidget, usable beside ipywidgets' controls.
-The same drawing as a timeline's own display; use it only where Python has to take part, because a widget needs a
-running kernel: the book's pages show the element instead, a notebook that is reopened without its kernel shows nothing.
+Chapter: book/start/time.  In: one to three timelines.  Out: an anywidget, which ipywidgets' controls can be linked to.
+The drawing is the one that notebooks show for a timeline.  A widget needs a running kernel: without one, pages of the
+book show the static element, and a reopened notebook shows nothing.
 """
 
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ with extra("notebook", "a timeline as a widget"):
 
 
 class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types here
-    """One to three timelines on one axis, shared with Python.
+    """One to three timelines on one axis, as a notebook widget with traits.
 
     Attributes:
-        time: where the playhead is, in the timeline's unit; None: at the end.
-        costs: what the page recomputes the timelines with, such as {"F": 1, "latency": 2}; {}: as simulated, None:
-            nothing here can be recomputed.
+        time: the position of the playhead, in the timeline's unit; None: at the end.
+        costs: the costs of the recomputed timelines, such as {"F": 1, "latency": 2}; {}: as simulated; None: the
+            timelines cannot be recomputed.
         selection: the action whose critical path is shown, such as "3F2"; "": none.
-        playing: whether it plays; as long as it does, only the page moves the time, so stop it before setting one.
+        playing: whether it plays; stop it before setting `time`, which the page advances while it plays.
 
-    The page sends what the reader does back to these traits: `widget.observe(handler, "time")`.
+    The page writes the reader's input to these traits: `widget.observe(handler, "time")`.
     """
 
     _esm = widget_module()
@@ -45,7 +45,7 @@ class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget ha
         super().__init__(spec=timeline_spec(timelines), **traits)
 
     def show(self, *timelines: Timeline) -> None:
-        """Draw other timelines instead, with their own costs and from their end."""
+        """Replace the timelines; costs, time and selection return to their defaults."""
         self._timelines = timelines
         with self.hold_sync():
             self.set_trait("costs", {})
@@ -62,7 +62,7 @@ class TimelineWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget ha
         return costs
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Add the element, which published pages show where no kernel answers."""
+        """Add the static element, which published pages show without a kernel."""
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         return {**(data or {}), "text/html": timeline_html(*self._timelines)}, metadata

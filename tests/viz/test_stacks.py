@@ -37,6 +37,10 @@ def test_pieces_lie_one_after_the_other():
     assert bars[0][0] == bars[0][1]
     assert bars[1][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(unit, abs=0.2))
     assert bars[2][0] == (pytest.approx(left + 4 * unit, abs=0.2), pytest.approx(3 * unit, abs=0.2))
+    assert list(root).index(groups[-1]) < list(root).index(
+        root.findall(f"{SVG}path")[0]
+    )  # these let the pointer through
+    assert ".dp-piece~path{pointer-events:none}" in root.find(f"{SVG}style").text
     (outline,) = styled(root, "stroke-linejoin: miter")
     assert box(outline)[2] == pytest.approx(7 * unit, abs=0.2)  # the heaviest row
     (mean,) = styled(root, "stroke-dasharray")
