@@ -3,8 +3,8 @@
 The same model, the same data, one thread per rank: forward, loss and backward, with SGD's update of the weights.  In
 each round both contenders take some steps, one after the other and in turns first, so that both meet the same load;
 medians over the rounds, and the median of the rounds' ratios.  Both use torch's attention, so that what is compared
-is the cut.  CPU time is that of rank 0's process with GLOO's threads; on a busy machine it says more than the time on
-the wall.
+is the sharding.  CPU time is that of rank 0's process with GLOO's threads; on a busy machine it says more than the
+time on the wall.
 
     python benchmarks/tp.py [--rounds 15] [--steps 4] [--hidden 256] [--layers 4] [--tokens 128] [--vocabulary 4096]
 """
@@ -43,12 +43,12 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def contenders(kind: str, config: LlamaConfig) -> dict[str, Step]:
     """A step of ours and a step of torch's, from the same weights."""
-    mesh, is_cut = lab.Mesh(lab.Topology([("tp", RANKS)])), kind.startswith("sequence")
+    mesh, is_sharded = lab.Mesh(lab.Topology([("tp", RANKS)])), kind.startswith("sequence")
     attend = {} if kind == "attention" else {"attend": torch_attention}
-    ours = Llama(config, mesh, is_cut, regather=kind != "sequence, kept", **attend)
+    ours = Llama(config, mesh, is_sharded, regather=kind != "sequence, kept", **attend)
     theirs = PlainLlama(config)
     theirs.load_state_dict(full_state_dict(ours, ours.tp.group))
-    theirs = parallelize(theirs, mesh.device_mesh(), is_cut)
+    theirs = parallelize(theirs, mesh.device_mesh(), is_sharded)
 
     def step_of(model: torch.nn.Module, context: Callable) -> Step:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -204,7 +204,7 @@ def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayo
         raise ValueError(f"a loss per sequence needs whole sequences, got {topology} ranks; use balance=0")
     left_out = [axis for axis in ("dp", "cp") if topology.size(axis) > 1 and axis not in topology.experts_over]
     if topology.edp and left_out:
-        raise ValueError(f"edp counts all copies, got {topology} ranks with experts_over={topology.experts_over}")
+        raise ValueError(f"edp counts all replicas, got {topology} ranks with experts_over={topology.experts_over}")
     config.check(topology.size("tp"), topology.size("ep"))
 
 

@@ -3,7 +3,7 @@
 Chapters: book/tp/swiglu, book/tp/gqa.  In: x, and the weights of gate and up, or of query, key and value.
 Out: one product per weight.
   messages   one sum of dx for all weights together, `T * h * bytes`, instead of one for each
-  replicas   ranks that hold the same shard (copies of a key head) sum its dW among themselves, beside the sum of dx
+  replicas   ranks that hold the same shard (replicas of a key head) sum its dW among themselves, beside the sum of dx
 `dualpipe_lab.tp.linear` has the plain form for one weight; forward, backward and overlap are the same here.
 Elsewhere: Megatron packs such weights into one matrix (`linear_qkv`, `linear_fc1`).
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3; Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.

@@ -69,8 +69,8 @@ class GroupedQueryAttention(nn.Module):
         kv_size = num_kv_heads * self.head_size
         num_shards = min(tp.size, num_kv_heads)
         index, width = tp.rank * num_shards // tp.size, kv_size // num_shards
-        is_copy = tp.rank * num_shards % tp.size >= num_shards
-        shard = Shard(0, index * width, (index + 1) * width, kv_size, is_copy)
+        is_replica = tp.rank * num_shards % tp.size >= num_shards
+        shard = Shard(0, index * width, (index + 1) * width, kv_size, is_replica)
         self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_size, False, tp, dtype=dtype)
         self.k = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)
         self.v = ColumnParallelLinear(hidden_size, kv_size, False, tp, shard=shard, dtype=dtype)

@@ -61,8 +61,8 @@ def norm_axes(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...] | None]:
     found: dict[nn.Parameter, tuple[str, ...] | None] = {}
     for name, parameter in model.named_parameters():
         shard = shards.get(name)
-        is_copy = shard is not None and shard.is_copy
-        found[parameter] = None if is_copy else () if shard is None else ("tp",)
+        is_replica = shard is not None and shard.is_replica
+        found[parameter] = None if is_replica else () if shard is None else ("tp",)
     return found
 
 

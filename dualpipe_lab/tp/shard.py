@@ -22,14 +22,14 @@ from dualpipe_lab.comm.groups import Group
 class Shard(NamedTuple):
     """Elements `start` to `stop` along `axis` of a full tensor that has `size` elements there.
 
-    A shard that several ranks hold is marked `is_copy` on all of them but the first.
+    Of a shard that several ranks hold, all but the first are marked `is_replica`.
     """
 
     axis: int
     start: int
     stop: int
     size: int
-    is_copy: bool = False
+    is_replica: bool = False
 
     def of(self, full: Tensor) -> Tensor:
         """Return this shard of the full tensor, as a view.

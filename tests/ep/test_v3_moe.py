@@ -180,5 +180,5 @@ def test_along_cp_a_loss_per_sequence_and_copies_that_are_left_out_are_refused()
     layout = make_layout("zigzag", 8, 2)
     with pytest.raises(ValueError, match="use balance=0"):
         check_topology(CONFIG, lab.Topology([("cp", 2)]), layout)
-    with pytest.raises(ValueError, match="edp counts all copies"):
+    with pytest.raises(ValueError, match="edp counts all replicas"):
         check_topology(replace(CONFIG, balance=0), lab.Topology([("dp", 2), ("cp", 2)], edp=2), layout)
