@@ -148,13 +148,12 @@ def test_leaves_of_nested_outputs():
 
 
 def who_sent(rank, world_size):
-    received = torch.zeros(1)
-    if rank == 0:
-        work = lab.comm.irecv(received)
-        work.wait()
-        return work._operation.peer
-    lab.comm.send(received, 0)
-    return None
+    message = torch.zeros(1)
+    if rank == 1:
+        return torch.distributed.send(message, 0)
+    work = torch.distributed.irecv(message)
+    work.wait()
+    return _private.source_rank(work)
 
 
 def test_a_receive_from_anyone_tells_who_sent():
