@@ -15,7 +15,7 @@ section 3.3.2, for 2c chunks.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from dualpipe_lab.dp.layout import share
+from dualpipe_lab.sharding import shard_slice
 
 LayoutName: TypeAlias = Literal["contiguous", "zigzag", "striped"]
 
@@ -95,7 +95,7 @@ class Contiguous(SequenceLayout):
 
     def positions(self, rank: int) -> list[int]:
         """Return the positions that a rank holds, ascending."""
-        return list(range(self.length)[share(self.length, self.num_ranks, rank)])
+        return list(range(self.length)[shard_slice(self.length, self.num_ranks, rank)])
 
     def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         queries, keys = slice(0, self.size(rank)), slice(0, self.size(source))

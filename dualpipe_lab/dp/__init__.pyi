@@ -1,4 +1,4 @@
-# Equal weights, a part of the batch each, one sum of gradients
+# Equal weights, a shard of the batch on each rank, one sum of gradients
 from .data_parallel import broadcast_module as broadcast_module
 from .data_parallel import check_copies as check_copies
 from .data_parallel import token_loss as token_loss
@@ -6,13 +6,13 @@ from .data_parallel import num_valid_tokens as num_valid_tokens
 from .data_parallel import all_reduce_gradients as all_reduce_gradients
 from .data_parallel import IGNORED as IGNORED
 
-# Gradients that travel while the backward still runs
-from .gradients import GradientReducer as GradientReducer
+# Gradients summed while the backward still runs
+from .ddp import GradientReducer as GradientReducer
 from .buckets import Bucket as Bucket
 from .ddp import Ddp as Ddp
 
-# Adam, whole and on a shard
-from .adam import Hyper as Hyper
+# Adam, full and on a shard
+from .adam import Hyperparameters as Hyperparameters
 from .adam import adamw_ as adamw_
 from .adam import AdamW as AdamW
 from .adam import AdamShard as AdamShard
@@ -21,19 +21,20 @@ from .grad_norm import global_norm as global_norm
 from .grad_norm import clip_factor as clip_factor
 from .mixed_precision import LossScaler as LossScaler
 
-# ZeRO: who keeps which shard
+# ZeRO: sharded optimizer state, gradients, weights
 from .layout import Layout as Layout
-from .layout import share as share
 from .layout import reshard as reshard
-from .sharded import Options as Options
+from dualpipe_lab.sharding import shard_slice as shard_slice
+from .sharded import ZeroOptions as ZeroOptions
 from .sharded import StepReport as StepReport
+from .sharded import ShardedAdam as ShardedAdam
 from .sharded import ShardedOptimizer as ShardedOptimizer
 from .zero1 import Zero1 as Zero1
 from .zero2 import Zero2 as Zero2
 from .zero3 import Zero3 as Zero3
 from .flat_parameter import FlatParameter as FlatParameter
-from .full import whole_weights as whole_weights
-from .full import whole_gradients as whole_gradients
+from .sharded import full_weights as full_weights
+from .sharded import full_gradients as full_gradients
 from .ema import ShardedEma as ShardedEma
 
 # Shards inside a node, replicas across nodes

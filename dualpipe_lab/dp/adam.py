@@ -1,11 +1,11 @@
-"""AdamW by hand: on whole parameters, and on a flat shard of them.
+"""AdamW by hand, on full parameters and on a flat shard.
 
 Chapter: book/dp/distributed-adam.  In: weights, gradients.  Out: updated weights; two moments per weight.
   m <- b1 m + (1 - b1) g            v <- b2 v + (1 - b2) g^2
   w <- w (1 - lr * decay)           w <- w - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)      t = 1, 2, ...
   state                             2 numbers per weight; with a master copy of 16-bit weights 3
-Without a master copy, rounding at random keeps small updates of bf16 weights alive: they move in the mean.
-Every operation is elementwise, so a shard's update is bitwise that of the same elements of the whole.
+Without a master copy, stochastic rounding keeps small updates of bf16 weights: the weights are right in the mean.
+Every operation is elementwise, so a shard's update is bitwise that of the same elements of the full parameters.
 Elsewhere: torch.optim.AdamW; Megatron DistributedOptimizer.
 Source: Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2.
 """
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Hyper:
-    """The numbers of AdamW; a learning-rate schedule multiplies `lr` by a factor of its own.
+class Hyperparameters:
+    """The hyperparameters of AdamW; a learning-rate schedule multiplies `lr` by a factor.
 
     Raises:
         ValueError: a number is out of its range.
@@ -40,28 +40,37 @@ class Hyper:
 
 
 _BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in the cache
-HyperOf = Callable[[str, nn.Parameter], Hyper]  # of a parameter's name and value: no decay for norms, and the like
+# of a parameter's name and value: no weight decay for norms, and the like
+HyperparametersOf = Callable[[str, nn.Parameter], Hyperparameters]
 
 
-def adamw_(weight: Tensor, grad: Tensor, first: Tensor, second: Tensor, step: int, hyper: Hyper, lr: float) -> None:
-    """Update `weight` and its moments in place; `step` counts from 1.
+def adamw_(
+    weight: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: int,
+    hyperparameters: Hyperparameters,
+    lr: float,
+) -> None:
+    """Update `weight` and its moments in place by one step of AdamW; `step` counts from 1.
 
     Args:
-        weight: any shape; the others have it too.
+        weight: any shape; the other tensors have the same.
         grad: the gradient, in the type of the weight.
-        first: running mean of the gradients.
-        second: running mean of their squares.
+        exp_avg: running mean of the gradients.
+        exp_avg_sq: running mean of their squares.
         step: t of the bias corrections.
-        hyper: betas, eps, weight_decay.
+        hyperparameters: betas, eps, weight_decay.
         lr: the learning rate of this step.
     """
-    beta1, beta2 = hyper.betas
-    first.mul_(beta1).add_(grad, alpha=1 - beta1)
-    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    weight.mul_(1 - lr * hyper.weight_decay)  # decoupled: the decay never enters the moments
+    beta1, beta2 = hyperparameters.betas
+    exp_avg.mul_(beta1).add_(grad, alpha=1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    weight.mul_(1 - lr * hyperparameters.weight_decay)  # decoupled: the decay never enters the moments
     # sqrt(v / c) as sqrt(v) / sqrt(c), and eps outside of the root
-    denominator = second.sqrt().div_(sqrt(1 - beta2**step)).add_(hyper.eps)
-    weight.addcdiv_(first, denominator, value=-lr / (1 - beta1**step))
+    denominator = exp_avg_sq.sqrt().div_(sqrt(1 - beta2**step)).add_(hyperparameters.eps)
+    weight.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
 
 
 def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -79,19 +88,19 @@ def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Ten
 
 
 class AdamW:
-    """AdamW over whole parameters: what the sharded optimizers must equal.
+    """AdamW over full parameters: the reference that the sharded optimizers must equal.
 
-    A parameter without a gradient is left as it is, as torch leaves it.
+    A parameter without a gradient is not updated, as in torch.
 
     Raises:
         ValueError: if there is no parameter that needs a gradient.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], hyper: Hyper | None = None) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], hyperparameters: Hyperparameters | None = None) -> None:
         self.parameters = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
         if not self.parameters:
             raise ValueError("no parameter needs a gradient; AdamW has nothing to update")
-        self.hyper, self.num_steps = hyper or Hyper(), 0
+        self.hyperparameters, self.num_steps = hyperparameters or Hyperparameters(), 0
         self.moments = [
             (torch.zeros_like(parameter.detach()), torch.zeros_like(parameter.detach()))
             for parameter in self.parameters
@@ -103,58 +112,69 @@ class AdamW:
         for parameter, moments in zip(self.parameters, self.moments, strict=True):
             if parameter.grad is not None:
                 grad = parameter.grad.detach()
-                adamw_(parameter.detach(), grad, *moments, self.num_steps, self.hyper, self.hyper.lr * lr_factor)
+                adamw_(
+                    parameter.detach(),
+                    grad,
+                    *moments,
+                    self.num_steps,
+                    self.hyperparameters,
+                    self.hyperparameters.lr * lr_factor,
+                )
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Set all gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 class AdamShard:
-    """A flat shard of weights, with the optimizer state of those weights and no others.
+    """AdamW over a flat shard of weights, with the optimizer state of those weights alone.
 
     Args:
-        working: the weights that the model computes with: a flat tensor, updated in place.
-        hyper: one for the whole shard.
-        master: keep the weights in fp32 too, and round the working ones from them after every step.
-        generator: keep no master copy, and round bf16 weights up or down at random, right on average.
+        working: the weights that the model computes with, as a flat tensor; updated in place.
+        hyperparameters: of all weights of the shard.
+        master: keep a copy of the weights in fp32, update it, and round it to the working weights after every step.
+        generator: keep no master copy, and round bf16 weights up or down at random, which is right in the mean.
 
     Raises:
-        ValueError: weights that are no 16-bit numbers with `master`, or not bf16 with `generator`.
+        ValueError: `master` with weights that do not have 16 bits, or `generator` with weights that are not bf16.
     """
 
     def __init__(
-        self, working: Tensor, hyper: Hyper, master: bool = False, generator: torch.Generator | None = None
+        self,
+        working: Tensor,
+        hyperparameters: Hyperparameters,
+        master: bool = False,
+        generator: torch.Generator | None = None,
     ) -> None:
-        self.working, self.hyper, self._generator = working, hyper, generator
+        self.working, self.hyperparameters, self._generator = working, hyperparameters, generator
         if master and working.element_size() != 2:
             raise ValueError(f"weights in {working.dtype} are their own master copy; leave out master=True")
         if generator is not None and (master or working.dtype != torch.bfloat16):
             raise ValueError(f"rounding at random is for bf16 weights without a master copy, got {working.dtype}")
         self.weight = working.float() if master else working
         wide = torch.float32 if master or generator is not None else working.dtype
-        self.first, self.second = torch.zeros_like(working, dtype=wide), torch.zeros_like(working, dtype=wide)
-        self.extra: dict[str, Tensor] = {}  # more of the shard's state, by name: a moving average
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(working, dtype=wide), torch.zeros_like(working, dtype=wide)
+        self.extra: dict[str, Tensor] = {}  # further state of the shard by name, such as a moving average
 
     def step(self, grad: Tensor, step: int, lr_factor: float = 1.0, scale: float = 1.0) -> None:
-        """Update the shard with its part of the gradient, multiplied by `scale`; `step` counts from 1."""
-        grad = grad.to(self.first.dtype)
+        """Update the shard with its shard of the gradient, multiplied by `scale`; `step` counts from 1."""
+        grad = grad.to(self.exp_avg.dtype)
         if scale != 1.0:
             grad = grad * scale
-        weight = self.weight.to(self.first.dtype)  # itself, unless it is rounded at random
-        tensors = (weight, grad, self.first, self.second)
+        weight = self.weight.to(self.exp_avg.dtype)  # itself, unless it is rounded at random
+        tensors = (weight, grad, self.exp_avg, self.exp_avg_sq)
         for w, g, m, v in zip(*(tensor.split(_BLOCK) for tensor in tensors), strict=True):
-            adamw_(w, g, m, v, step, self.hyper, self.hyper.lr * lr_factor)
+            adamw_(w, g, m, v, step, self.hyperparameters, self.hyperparameters.lr * lr_factor)
         if self._generator is not None:
             self.working.copy_(stochastic_round(weight, self._generator))
         self.round()
 
     def round(self) -> None:
-        """Make the working weights anew from the master copy."""
+        """Round the master copy to the working weights."""
         if self.weight is not self.working:
             self.working.copy_(self.weight)
 
-    def state(self) -> dict[str, Tensor]:
-        """The weights at their best precision and the moments, by name: what a checkpoint saves."""
-        return {"parameter": self.weight, "exp_avg": self.first, "exp_avg_sq": self.second, **self.extra}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the weights at their best precision and the moments, by name: what a checkpoint saves."""
+        return {"parameter": self.weight, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, **self.extra}

@@ -1,8 +1,9 @@
-"""`Bucket`: parameters whose gradients travel together, as views of one flat buffer.
+"""`Bucket`: parameters of one kind as one flat buffer, and the collectives on such buffers that ZeRO is made of.
 
 Chapter: book/dp/dp-gradients.  In: parameters.  Out: buckets in the order in which backward fills them.
-  latency    one collective per bucket in place of one per parameter
-  memory     none beyond the gradients themselves: each `.grad` is a part of the buffer, not a copy of it
+  latency            one collective per bucket instead of one per parameter
+  memory             none beyond the gradients themselves: each `.grad` is a view of the buffer, not a copy
+  reduce-scatter     (N - 1) / N * bytes of the buffer sent per rank         all-gather: the same
 Elsewhere: torch DDP `gradient_as_bucket_view=True`; Megatron `_ParamAndGradBucket`.
 """
 
@@ -14,14 +15,17 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Pending
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.layout import Layout
-from dualpipe_lab.dp.synchronizer import AccumulationHook, Piece, Synchronizer
+from dualpipe_lab.dp.synchronizer import AccumulationHook, GradShard, Synchronizer
 
 BUCKET_BYTES = 25 * 2**20
 
 
 class Bucket:
-    """Parameters of one type, laid end to end; the buffer divides among `num_shards` ranks.
+    """Parameters of one type whose elements lie one after the other in a flat buffer.
 
     Args:
         parameters: in the order in which they lie in the buffer.
@@ -38,49 +42,82 @@ class Bucket:
         self.device = self.parameters[0].device
 
     def allocate(self) -> Tensor:
-        """A flat buffer of zeros for this bucket."""
+        """Allocate a full flat buffer of zeros."""
         return torch.zeros(self.layout.padded_numel, dtype=self.dtype, device=self.device)
 
-    def shard(self) -> Tensor:
-        """One shard's part of such a buffer."""
+    def allocate_shard(self) -> Tensor:
+        """Allocate one shard of the flat buffer, filled with zeros."""
         return torch.zeros(self.layout.shard_numel, dtype=self.dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a flat buffer, each in the shape of its parameter."""
-        places = zip(self.layout.offsets, self.parameters, strict=True)
-        return [flat[offset : offset + parameter.numel()].view(parameter.shape) for offset, parameter in places]
+        """Return a view of the flat buffer for each parameter, in the parameter's shape."""
+        offsets = zip(self.layout.offsets, self.parameters, strict=True)
+        return [flat[offset : offset + parameter.numel()].view(parameter.shape) for offset, parameter in offsets]
 
-    def pieces(self, shard: Tensor, rank: int) -> dict[nn.Parameter, Piece]:
-        """By parameter, what a rank's shard holds of it; parameters of which it holds nothing are left out."""
+    def flatten_weights(self) -> Tensor:
+        """Move the weights into one flat buffer, of which every parameter is a view from here on."""
+        flat = torch.zeros(self.layout.padded_numel, dtype=self.parameters[0].dtype, device=self.device)
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        return flat
+
+    def grad_shards(self, shard: Tensor, rank: int) -> dict[nn.Parameter, GradShard]:
+        """Return, by parameter, the elements that lie in a rank's shard; a parameter without any is left out."""
         first, _ = self.layout.span(rank)
         found = {}
-        for tensor, start, stop in self.layout.parts(rank):
-            place = self.layout.offsets[tensor] - first
-            found[self.parameters[tensor]] = Piece(start, shard[place + start : place + stop])
+        for tensor, start, stop in self.layout.tensors_in(rank):
+            offset = self.layout.offsets[tensor] - first
+            found[self.parameters[tensor]] = GradShard(start, shard[offset + start : offset + stop])
         return found
 
 
-def when_accumulated(
+def local_shard(flat: Tensor, group: Group | None) -> Tensor:
+    """Return this rank's shard of a padded flat buffer, as a view."""
+    return flat.view(comm.get_world_size(group), -1)[comm.get_rank(group)]
+
+
+def start_all_reduce(flat: Tensor, group: Group | None) -> Pending[Tensor]:
+    """Launch the sum of a flat buffer over the group; every rank gets the full sum, in place."""
+    return Pending([comm.all_reduce(flat, group=group, async_op=True)], lambda: flat)
+
+
+def start_reduce_scatter(flat: Tensor, group: Group | None) -> Pending[Tensor]:
+    """Launch the sum of a flat buffer over the group; each rank gets its shard of the sum, in place.
+
+    The rest of the buffer holds nothing of use afterwards.
+    """
+    shard = local_shard(flat, group)
+    return Pending([comm.reduce_scatter_single(shard, flat, group=group, async_op=True)], lambda: shard)
+
+
+def start_all_gather(flats: Sequence[Tensor], group: Group | None) -> Pending[None]:
+    """Launch the all-gather of every rank's shard into the flat buffers, in place."""
+    works = [comm.all_gather_single(flat, local_shard(flat, group), group, async_op=True) for flat in flats]
+    return Pending(works, lambda: None)
+
+
+def register_grad_hook(
     parameter: nn.Parameter, method: Callable[[nn.Parameter], None], owner: Synchronizer | None = None
 ) -> Any:
     """Call a method whenever a backward has added to the parameter's gradient; return the handle that removes it.
 
-    The parameter does not keep the method's object alive.  A pipeline finds the owner by this hook, and tells it when
+    The hook does not keep the method's object alive.  A pipeline finds the `owner` by this hook and tells it when
     gradients are complete.
     """
     hook = AccumulationHook(method, ref(owner) if owner is not None else lambda: None)
     return parameter.register_post_accumulate_grad_hook(hook)
 
 
-def cut(
+def assign_buckets(
     parameters: Iterable[nn.Parameter],
     bucket_bytes: int = BUCKET_BYTES,
     kind: Callable[[nn.Parameter], Hashable] = lambda parameter: parameter.dtype,
 ) -> list[list[nn.Parameter]]:
-    """Deal out parameters to buckets, last parameter first: backward makes its gradient first.
+    """Assign parameters to buckets, the last parameter first, because backward computes its gradient first.
 
-    Neighbours share a bucket while they are of one kind and the bucket stays within `bucket_bytes`; a larger parameter
-    has a bucket of its own.  Parameters that need no gradient are left out.
+    Neighbours share a bucket while they are of one kind and the bucket stays within `bucket_bytes`.  A larger parameter
+    gets a bucket of its own.  Parameters that need no gradient are left out.
 
     Raises:
         ValueError: if `bucket_bytes` is below 1.
@@ -90,12 +127,12 @@ def cut(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     buckets: list[list[nn.Parameter]] = []
     for _, run in groupby(reversed(trained), kind):
-        held = bucket_bytes  # full: the first of a kind opens a bucket
+        num_bytes = bucket_bytes  # full: the first parameter of a kind opens a bucket
         for parameter in run:
             size = parameter.numel() * parameter.element_size()
-            if held + size > bucket_bytes:
+            if num_bytes + size > bucket_bytes:
                 buckets.append([])
-                held = 0
+                num_bytes = 0
             buckets[-1].append(parameter)
-            held += size
+            num_bytes += size
     return buckets

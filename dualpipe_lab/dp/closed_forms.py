@@ -1,11 +1,11 @@
-"""What each stage of ZeRO holds and sends, as exact numbers.
+"""Closed forms: bytes that each stage of ZeRO holds and sends.
 
 Chapter: book/dp/zero-3.  In: a stage, N ranks, bytes per number.  Out: bytes per parameter; bytes per step.
            holds per parameter             sends per step, times (N - 1) / N * bytes of the parameters
   ddp      w + g + s                       2
   zero1    w + g + s / N                   2
   zero2    w + (g + s) / N                 m + 1
-  zero3    (w + g + s) / N                 3 m       (2 m where the weights stay whole between forward and backward)
+  zero3    (w + g + s) / N                 3 m       (2 m with reshard_after_forward=False)
 with w bytes per working weight, g per gradient, s per state (master copy and moments), m microbatches.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 5 and 7.
 """
@@ -31,7 +31,7 @@ FP32 = Precision(4, 4, 8)  # the weights are their own master copy
 
 
 def bytes_per_parameter(stage: Stage, num_ranks: int, precision: Precision = BF16) -> Fraction:
-    """Bytes that one rank holds between steps, per parameter of the model.
+    """Return the bytes that one rank holds between steps, per parameter of the model.
 
     >>> [str(bytes_per_parameter(stage, 4)) for stage in STAGES]
     ['16', '7', '11/2', '4']
@@ -47,7 +47,7 @@ def bytes_per_parameter(stage: Stage, num_ranks: int, precision: Precision = BF1
 
 
 def held_bytes(stage: Stage, num_ranks: int, padded_numel: int, precision: Precision = BF16) -> int:
-    """Bytes that one rank holds of buffers that are padded to a multiple of the ranks; ZeRO-3 counts them too.
+    """Return the bytes that one rank holds of buffers that are padded to a multiple of the number of ranks.
 
     >>> held_bytes("zero1", 3, padded_numel=36)
     288
@@ -65,7 +65,7 @@ def sent_bytes(
     precision: Precision = BF16,
     reshard_after_forward: bool = True,
 ) -> int:
-    """Bytes that one rank sends in a step: gradients summed, weights gathered.
+    """Return the bytes that one rank sends in a step, to sum the gradients and to gather the weights.
 
     >>> [sent_bytes(stage, 4, 400, num_microbatches=3) for stage in STAGES]
     [1200, 1200, 2400, 5400]

@@ -1,10 +1,10 @@
-"""Data parallelism by hand: equal weights, a part of the batch each, one sum of gradients.
+"""Data parallelism by hand: equal weights, a shard of the batch on each rank, one sum of gradients.
 
-Chapter: book/dp/data-parallel.  In: a module, a group of N ranks.  Out: the gradient of the whole batch, on every rank.
+Chapter: book/dp/data-parallel.  In: a module, a group of N ranks.  Out: the gradient of the full batch, on every rank.
   loss          sum of the tokens' losses / number of valid tokens of all ranks, divided once, before the backward
-  bytes sent    2 (N - 1) / N * bytes of the gradients, per rank and step, however many microbatches
-A mean of the ranks' means weighs a token of a short share more than one of a long share; sums do not.
-Elsewhere: torch `DistributedDataParallel` (averages gradients: right only for equal shares); torchtitan, as here.
+  bytes sent    2 (N - 1) / N * bytes of the gradients, per rank and step, for any number of microbatches
+A mean of the ranks' means gives a token of a small shard more weight than a token of a large one; sums do not.
+Elsewhere: torch `DistributedDataParallel` (averages gradients: right only for equal shards); torchtitan, as here.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functio
 
 
 def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
-    """Give every rank the parameters and buffers of the group's first rank.
+    """Broadcast the parameters and buffers of the group's first rank to every rank.
 
     Raises:
         ValueError: as `check_copies`.
@@ -34,11 +34,10 @@ def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
 
 
 def check_copies(module: nn.Module, group: Group | None = None) -> None:
-    """Refuse a module of which ranks of a group hold different parts, and not copies.
+    """Refuse a module of which ranks of a group hold different shards instead of copies.
 
     Raises:
-        ValueError: to make them equal would overwrite experts, or parts of a layer, and to sum their gradients would
-            mix them.
+        ValueError: a broadcast would overwrite experts or shards of a layer, and a sum would mix their gradients.
     """
     ranks = members(group)
     for name, layer in module.named_modules():
@@ -61,12 +60,12 @@ def check_copies(module: nn.Module, group: Group | None = None) -> None:
 
 
 def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = None, ignored: int = IGNORED) -> int:
-    """Number of targets with a loss, over all ranks and all the microbatches of a step.
+    """Return the number of targets with a loss, over all ranks and all microbatches of a step.
 
     Args:
         targets: this rank's targets: one tensor, or one per microbatch.
         group: the ranks that share the batch.
-        ignored: the target that counts as none.
+        ignored: the target of tokens that have no loss.
     """
     own = [targets] if isinstance(targets, Tensor) else list(targets)
     total = torch.tensor([sum(int((part != ignored).sum()) for part in own)])
@@ -75,13 +74,13 @@ def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = N
 
 
 def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = IGNORED) -> Tensor:
-    """This rank's summand of the batch's loss: the sum of its tokens' losses over the tokens of all ranks.
+    """Return this rank's term of the batch's loss: the sum of its tokens' losses / number of tokens of all ranks.
 
     Args:
         logits: `logits_..V`; V: vocabulary.
-        targets: `targets_..`; a rank may have none that count, and then its summand is 0.
+        targets: `targets_..`; for a rank whose targets are all ignored the term is 0.
         num_tokens: `num_valid_tokens` of the step.
-        ignored: the target that counts as none.
+        ignored: the target of tokens that have no loss.
     """
     flat = logits.reshape(-1, logits.shape[-1])
     total = nn.functional.cross_entropy(flat, targets.reshape(-1), ignore_index=ignored, reduction="sum")
@@ -89,10 +88,10 @@ def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = 
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter], group: Group | None = None) -> None:
-    """Replace every gradient by its sum over the ranks: one message per parameter, after the backward.
+    """All-reduce every gradient over the ranks, one message per parameter, after the backward.
 
-    A parameter that this rank's part did not use takes part with zeros: another rank may have used it, and an
-    all-reduce that one rank leaves out hangs the others.
+    A parameter without a gradient sends zeros: another rank may have used it, and an all-reduce that one rank does not
+    launch hangs the others.
     """
     for parameter in parameters:
         if parameter.requires_grad:

@@ -1,20 +1,33 @@
-"""`Ddp`: plain data parallelism with AdamW; every rank holds everything.  The measure of what ZeRO saves.
+"""`Ddp`: data parallelism whose gradients are summed while the backward still runs; every rank holds everything.
 
 Chapter: book/dp/dp-gradients.  In: a module, a group of N ranks.  Out: the same weights on every rank after each step.
   bytes per parameter    16     (2 + 2 + 12 with bf16 and a master copy; 4 + 4 + 8 in pure fp32)
-  bytes sent             2 (N - 1) / N * bytes of the gradients
-Elsewhere: torch `DistributedDataParallel` with torch.optim.AdamW.
+  bytes sent             2 (N - 1) / N * bytes of the gradients, per rank and step, for any number of microbatches
+  exposed time           at least that of the last bucket, which is full only when the backward is over
+The plan: a hook on each parameter runs when its gradient has been accumulated.  The hook that completes a bucket
+launches the bucket's all-reduce, which overlaps with the rest of the backward.  All ranks must launch their collectives
+in one order, so a complete bucket waits for the buckets before it.  A parameter that this rank's microbatch did not use
+completes only in `finish`, with zeros.
+Elsewhere: torch `DistributedDataParallel` (C++ Reducer); Megatron `DistributedDataParallel` with overlap_grad_reduce.
+Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.
 """
 
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable
+
+import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.gradients import GradientReducer
-from dualpipe_lab.dp.sharded import Options, ShardedOptimizer, flatten
+from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, assign_buckets, register_grad_hook, start_all_reduce
+from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.dp.synchronizer import Synchronizer
 
 
 class Ddp(ShardedOptimizer):
-    """All-reduce the gradients, update everything everywhere.
+    """All-reduce the gradients during the backward and update all weights on every rank.
 
     Raises:
         ValueError: no parameter needs a gradient.
@@ -22,22 +35,187 @@ class Ddp(ShardedOptimizer):
 
     is_sharded = False
 
-    def __init__(self, module: nn.Module, group: Group | None = None, options: Options | None = None) -> None:
-        options = options or Options()
+    reducer: "GradientReducer"
+
+    def __init__(self, module: nn.Module, group: Group | None = None, options: ZeroOptions | None = None) -> None:
         super().__init__(module, group, options)
+        options = self.options
         self.reducer = GradientReducer(
-            module.parameters(), group, options.num_backwards, options.bucket_bytes, options.grad_dtype, self.kind
+            module.parameters(), group, options.num_backwards, options.bucket_bytes, options.grad_dtype, self.adam.kind
         )
         for bucket in self.reducer.buckets:
-            self.held.append(self._hold(bucket, flatten(bucket), 0, bucket.layout.numel))
+            self.adam.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
 
-    def publish(self) -> None:
-        """Do nothing: every rank made the same update."""
+    def step(
+        self,
+        lr_factor: float = 1.0,
+        max_norm: float | None = None,
+        scaler: Scaler | None = None,
+        norm_type: float = 2.0,
+        norm: float | None = None,
+    ) -> StepReport:
+        """Finish the all-reduces, clip, and update all weights; the arguments are those of `ShardedAdam.update`."""
+        gradients = self.finished_gradients()
+        return self.adam.update(gradients, lr_factor, max_norm, scaler, norm_type, norm)
 
-    def _zero(self) -> None:
-        self.reducer.zero()
-        self.reducer.num_backwards = self.num_backwards
 
-    def _gradients(self) -> list[Tensor]:
-        self.reducer.finish()
-        return self.reducer.flats
+class GradientReducer(Synchronizer):
+    """Buckets of gradients, each summed over the ranks as soon as it is complete.
+
+    Args:
+        parameters: of one module, in the order of its forward; frozen ones are left out, tied ones count once.
+        group: the ranks to sum over.
+        num_backwards: backward passes of a step, one for each microbatch; the sums start in the last one.  A
+            `PipelineRuntime` says itself when gradients are complete, and then this number is not used.
+        bucket_bytes: the largest size of a bucket.
+        dtype: the type in which gradients accumulate and travel (default: that of the parameters).
+        kind: parameters of different kinds do not share a bucket.
+        start_reduce: launches the sum of one flat buffer over the group (default: an all-reduce; ZeRO-1 passes
+            a reduce-scatter).
+
+    Raises:
+        ValueError: no parameter needs a gradient; `num_backwards` is below 1.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        group: Group | None = None,
+        num_backwards: int = 1,
+        bucket_bytes: int = BUCKET_BYTES,
+        dtype: torch.dtype | None = None,
+        kind: Callable[[nn.Parameter], Hashable] = lambda parameter: parameter.dtype,
+        start_reduce: Callable[[Tensor, Group | None], Pending[Tensor]] = start_all_reduce,
+    ) -> None:
+        if num_backwards < 1:
+            raise ValueError(f"a step has at least 1 backward, got num_backwards={num_backwards}")
+        size, unique = comm.get_world_size(group), dict.fromkeys(parameters)
+        self.buckets = [Bucket(chosen, size, dtype) for chosen in assign_buckets(unique, bucket_bytes, kind)]
+        if not self.buckets:
+            raise ValueError("no parameter needs a gradient; a frozen module needs no reducer")
+        self.num_backwards, self.group, self._start_reduce = num_backwards, group, start_reduce
+        self.is_sharded = start_reduce is not start_all_reduce
+        self.flats = [bucket.allocate() for bucket in self.buckets]
+        self._views: dict[nn.Parameter, Tensor] = {}
+        self._bucket_of: dict[nn.Parameter, int] = {}
+        for index, (bucket, flat) in enumerate(zip(self.buckets, self.flats, strict=True)):
+            self._views |= dict(zip(bucket.parameters, bucket.views(flat), strict=True))
+            self._bucket_of |= dict.fromkeys(bucket.parameters, index)
+        self._hooks = [register_grad_hook(parameter, self._accumulated, self) for parameter in self._views]
+        self._summed: set[nn.Parameter] = set()  # gradients that are final: nothing may be added to them
+        self._pending: list[Pending[Tensor]] = []
+        self._attach()
+        self._start_step()
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        """Take note that a backward has added to a gradient; the last addition makes it ready."""
+        if parameter in self._summed:
+            if parameter.grad is self._views[parameter]:
+                raise ValueError("a backward adds to gradients that are summed already; call zero() before it")
+            self._summed.discard(parameter)  # the optimizer dropped the gradient, which starts anew
+        self._count[parameter] += 1
+        if self._is_pipelined:
+            self.check_addition([parameter])
+            if parameter in self._last:
+                self.ready([parameter])
+            return
+        if self._count[parameter] > self.num_backwards:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} is in backward number {self._count[parameter]} of the "
+                f"step, and num_backwards={self.num_backwards}; set num_backwards to the microbatches of a step"
+            )
+        if self._count[parameter] == self.num_backwards:
+            self.ready([parameter])
+
+    def ready(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Declare the gradients of these parameters complete, and launch the sums of the buckets that are full now.
+
+        A pipeline calls this when a stage's gradients are complete; it is implied after `num_backwards` backwards.
+        """
+        for parameter in parameters:
+            if parameter in self._views and parameter not in self._complete:
+                self._complete.add(parameter)
+                self._missing[self._bucket_of[parameter]] -= 1
+        while (index := len(self._pending)) < len(self.buckets) and not self._missing[index]:
+            self._fill(self.buckets[index])
+            self._pending.append(self._start_reduce(self.flats[index], self.group))
+
+    def finish(self) -> list[Tensor]:
+        """Launch the sums that are missing, wait for all, and return the summed gradient of each bucket.
+
+        It is the flat buffer after an all-reduce, and this rank's shard of it after a reduce-scatter.
+        """
+        self.ready(self._views)
+        gradients = [pending.wait() for pending in self._pending]
+        self._summed = set(self._views)
+        self._start_step()
+        return gradients
+
+    def zero(self, num_backwards: int | None = None) -> None:
+        """Set all gradients to zero, in place: they stay views of the buckets.
+
+        Args:
+            num_backwards: of the coming step, if it has another number than the last one.
+        """
+        if self._count or self._pending:
+            self.finish()  # these gradients are not used, but all ranks must complete the sums they have launched
+        for flat in self.flats:
+            flat.zero_()
+        self._attach()
+        self._summed.clear()
+        self.num_backwards = self.num_backwards if num_backwards is None else num_backwards
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
+        """Let a pipeline say when gradients are complete.
+
+        Raises:
+            ValueError: the sums of a step have been launched and not finished.
+        """
+        self.check_addition(self._views)
+        self._is_pipelined = True
+
+    def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
+        """Launch the sums of a stage's last gradients as soon as they are computed."""
+        self._last = set(parameters) if is_last else set()
+
+    def end_backward(self, parameters: Collection[nn.Parameter]) -> None:
+        """Expect no more gradients of the stage."""
+        self._last = set()
+
+    def check_addition(self, parameters: Collection[nn.Parameter]) -> None:
+        """Raise ValueError if the sum of one of these gradients has been launched and not finished."""
+        if not self._complete.isdisjoint(parameters):
+            raise ValueError(
+                "something is to be added to gradients whose sum over the data ranks has begun; give a step of a "
+                "pipeline all microbatches, let it add mirrors (sum_mirrors=True), and call finish() (of an "
+                "optimizer: finished_gradients()) before anything else is added"
+            )
+
+    def _start_step(self) -> None:
+        self._pending = []
+        self._count: Counter[nn.Parameter] = Counter()
+        self._complete: set[nn.Parameter] = set()
+        self._missing = [len(bucket.parameters) for bucket in self.buckets]
+        self._is_pipelined = False  # then a pipeline says when gradients are complete
+        self._last = set[nn.Parameter]()  # complete as soon as they are computed
+
+    def _fill(self, bucket: Bucket) -> None:
+        """Copy gradients that lie elsewhere into the bucket."""
+        for parameter in bucket.parameters:
+            view = self._views[parameter]
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:  # zero_grad(set_to_none=True) or a split backward made a new tensor
+                view.copy_(parameter.grad.detach())
+            parameter.grad = view
+
+    def _attach(self) -> None:
+        for parameter, view in self._views.items():
+            if view.dtype != parameter.dtype:
+                parameter.grad_dtype = view.dtype
+            parameter.grad = view

@@ -1,9 +1,9 @@
-"""`ShardedEma`: a moving average of the weights, of which each rank keeps its shard.
+"""`ShardedEma`: a moving average of the weights, sharded like the optimizer state.
 
 Chapter: book/dp/hybrid-zero.  In: a sharded optimizer.  Out: averaged weights, to evaluate with and to save.
   average      e <- d e + (1 - d) w after every step; e starts as w
-  bytes        4 / N per parameter (fp32 averages); no messages but those that gather weights to evaluate with
-Elsewhere: torch.optim.swa_utils.AveragedModel, a whole copy on every rank.
+  bytes        4 / N per parameter (fp32 averages); the only messages gather the averages for an evaluation
+Elsewhere: torch.optim.swa_utils.AveragedModel, which keeps a full copy on every rank.
 Source: Polyak and Juditsky 1992; Tarvainen and Valpola 2017 (arXiv 1703.01780).
 """
 
@@ -16,7 +16,7 @@ from dualpipe_lab.dp.sharded import ShardedOptimizer
 
 
 class ShardedEma:
-    """The moving average of what an optimizer holds; checkpoints of the optimizer hold it too.
+    """An exponential moving average of an optimizer's weights; checkpoints of the optimizer include it.
 
     Raises:
         ValueError: if `decay` is not between 0 and 1.
@@ -26,27 +26,27 @@ class ShardedEma:
         if not 0 <= decay < 1:
             raise ValueError(f"a moving average needs decay from 0 to below 1, got {decay}")
         self._optimizer, self.decay = optimizer, decay
-        for held in optimizer.held:
-            weight = held.adam.weight
-            held.adam.extra["ema"] = weight.float() if weight.element_size() == 2 else weight.clone()
+        for shard in optimizer.local_shards:
+            weight = shard.adam.weight
+            shard.adam.extra["ema"] = weight.float() if weight.element_size() == 2 else weight.clone()
 
     def update(self) -> None:
-        """Take in the weights of the step that was just made."""
-        for held in self._optimizer.held:
-            average = held.adam.extra["ema"]
-            average.mul_(self.decay).add_(held.adam.weight.to(average.dtype), alpha=1 - self.decay)
+        """Update the average with the current weights; call it after every step."""
+        for shard in self._optimizer.local_shards:
+            average = shard.adam.extra["ema"]
+            average.mul_(self.decay).add_(shard.adam.weight.to(average.dtype), alpha=1 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model compute with the averages inside of the `with` block; all ranks enter and leave together."""
-        kept = [held.adam.working.clone() for held in self._optimizer.held]
-        self._use([held.adam.extra["ema"] for held in self._optimizer.held])
+        """Put the averages into the model inside of the `with` block; all ranks must enter and leave it together."""
+        kept = [shard.adam.working.clone() for shard in self._optimizer.local_shards]
+        self._use([shard.adam.extra["ema"] for shard in self._optimizer.local_shards])
         try:
             yield
         finally:
             self._use(kept)
 
     def _use(self, weights: list[torch.Tensor]) -> None:
-        for held, values in zip(self._optimizer.held, weights, strict=True):
-            held.adam.working.copy_(values)
-        self._optimizer.publish()
+        for shard, values in zip(self._optimizer.local_shards, weights, strict=True):
+            shard.adam.working.copy_(values)
+        self._optimizer.all_gather_weights()

@@ -1,11 +1,11 @@
-"""The norm of the whole gradient, wherever its parts are, and clipping by it.
+"""The norm of the full gradient, of which each rank has shards, and clipping by it.
 
 Chapter: book/dp/mixed-precision-adam.  In: gradients, each with the axes it is sharded over.  Out: their norm.
   norm        (sum of |g|^p over all ranks' distinct elements)^(1/p)          p = infinity: the largest |g|
   clipping    g <- g * min(1, max_norm / (norm + 1e-6))
   messages    one all-reduce of 2^(number of axes) numbers per axis
 Powers add up over shards, norms do not: four 1s on one rank and four 2s on another have norm sqrt(4 + 16) = 4.4721,
-and the sum of their norms is 6.  A gradient that is replicated along an axis is summed along it by nobody: it counts
+and the sum of their norms is 6.  A gradient that is replicated along an axis is not summed along it, so it counts
 once.
 Elsewhere: `torch.nn.utils.clip_grad_norm_`; Megatron clip_grads.py.
 """
@@ -23,11 +23,11 @@ from dualpipe_lab.comm.groups import Group
 def global_norm(
     gradients: Sequence[tuple[Tensor, Collection[str]]], groups: Mapping[str, Group | None], p: float = 2.0
 ) -> float:
-    """The p-norm of the gradient of the whole model, the same on every rank.
+    """Return the p-norm of the gradient of the full model; the same on every rank.
 
     Args:
         gradients: pairs of a gradient of this rank and the axes it is a shard along; it is replicated along the others.
-            A rank may have none.  A tied parameter comes once, on one of its stages.
+            A rank may have none.  A tied parameter is listed once, on one of its stages.
         groups: this rank's group along each axis, in the same order on every rank.
         p: above 0; `math.inf` for the largest element.
 
@@ -40,9 +40,9 @@ def global_norm(
     for grad, sharded in gradients:
         if not set(sharded) <= set(axes):
             raise ValueError(f"a gradient is sharded over {sorted(sharded)}, and groups are given for {axes}")
-        where = sum(2 ** axes.index(axis) for axis in sharded)  # gradients with the same axes add up in one number
-        own = _power(grad, p).to("cpu", torch.float64)
-        powers[where] = torch.maximum(powers[where], own) if p == inf else powers[where] + own
+        index = sum(2 ** axes.index(axis) for axis in sharded)  # gradients with the same axes add up in one number
+        local = _power(grad, p).to("cpu", torch.float64)
+        powers[index] = torch.maximum(powers[index], local) if p == inf else powers[index] + local
     for bit, axis in enumerate(axes):
         is_sharded = torch.arange(len(powers)) & 2**bit > 0
         part = torch.where(is_sharded, powers, 0.0)
@@ -52,10 +52,10 @@ def global_norm(
 
 
 def clip_factor(norm: float, max_norm: float | None) -> float:
-    """What to multiply gradients by, so that their norm is at most `max_norm`; None leaves them as they are.
+    """Return the factor that brings the norm of the gradients down to `max_norm`; 1 if `max_norm` is None.
 
-    No factor mends gradients whose norm is not finite: that of NaN is NaN, and that of infinity is 0.  The steps of
-    ZeRO leave out such a step.
+    No factor repairs gradients whose norm is not finite: the factor of NaN is NaN, and that of infinity is 0.  The
+    optimizers of this package skip such a step.
 
     >>> clip_factor(4.0, 8.0), round(clip_factor(4.0, 1.0), 6), clip_factor(float("nan"), 1.0)
     (1.0, 0.25, nan)
@@ -72,7 +72,7 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
 
 
 def _power(grad: Tensor, p: float) -> Tensor:
-    """The sum of |g|^p of one tensor, or the largest |g|; 16-bit gradients are summed in fp32."""
+    """Return the sum of |g|^p of one tensor, or the largest |g|; 16-bit gradients are summed in fp32."""
     if not grad.numel():
         return torch.zeros(())
     wide = grad.detach() if grad.dtype in (torch.float32, torch.float64) else grad.detach().float()

@@ -1,9 +1,9 @@
-"""Hybrid ZeRO: shards inside a node, replicas across nodes; and a ledger that tells the two kinds of bytes apart.
+"""Hybrid ZeRO: shards inside a node, replicas across nodes; and a ledger that counts bytes within and between nodes.
 
 Chapter: book/dp/hybrid-zero.  In: a topology with `ranks_per_node`.  Out: groups for ZeRO; bytes by kind.
                  held per parameter    a node sends out per step
   ZeRO-3 flat    16 / N                3 m (N - 1) / N * S               by its last rank: a ring in the order of ranks
-  ZeRO-3 hybrid  16 / N_in             2 (N_out - 1) / N_out * S         in all; each rank sends an N_in-th of it
+  ZeRO-3 hybrid  16 / N_in             2 (N_out - 1) / N_out * S         in all; each rank sends 1 / N_in of it
 with S bytes of the parameters, N = N_in N_out ranks on N_out nodes, m microbatches.  The slow links between nodes carry
 the gradients once per step, in place of the weights twice and the gradients once per microbatch.
 Elsewhere: FSDP2 on a 2-D mesh (HSDP); ZeRO++ hpZ; MiCS.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.closed_forms import BF16, Precision, Stage, sent_bytes
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.mesh import Mesh
@@ -24,20 +24,20 @@ from dualpipe_lab.world.record.ledger import RankLedger
 
 
 class NodeBytes(NamedTuple):
-    """Bytes that a rank sent within its node and to other nodes."""
+    """Bytes that a rank sent within its node (`intra`) and to other nodes (`inter`)."""
 
     intra: int
     inter: int
 
 
-def shard_within_nodes(mesh: Mesh, options: Options | None = None) -> tuple[Group, Options]:
-    """The group and the options with which any stage of ZeRO shards inside of a node and replicates across nodes.
+def shard_within_nodes(mesh: Mesh, options: ZeroOptions | None = None) -> tuple[Group, ZeroOptions]:
+    """Return the group and the options with which a stage of ZeRO shards within nodes and replicates across nodes.
 
     Raises:
-        ValueError: the topology has no `ranks_per_node`, or a data group lies unevenly on the nodes.
+        ValueError: the topology has no `ranks_per_node`, or a data group has unequal numbers of ranks on the nodes.
     """
     group = mesh.group("shard")
-    return group, replace(options or Options(), replicas=mesh.group("replica"))
+    return group, replace(options or ZeroOptions(), replicas=mesh.group("replica"))
 
 
 def hybrid_sent_bytes(
@@ -48,7 +48,7 @@ def hybrid_sent_bytes(
     num_microbatches: int = 1,
     precision: Precision = BF16,
 ) -> NodeBytes:
-    """Bytes that each rank sends in a step of hybrid ZeRO-1, 2 or 3.
+    """Return the bytes that each rank sends in a step of hybrid ZeRO-1, 2 or 3.
 
     >>> hybrid_sent_bytes("zero3", 2, 2, 400, num_microbatches=3)
     NodeBytes(intra=3600, inter=400)
@@ -59,10 +59,10 @@ def hybrid_sent_bytes(
 
 
 class NodeLedger(RankLedger):
-    """A rank's ledger that also says where the bytes went.
+    """A rank's ledger that also counts bytes within its node and to other nodes.
 
-    Rings run in the order of a group's ranks, so a rank's bytes go to the next member: within the node or out of it.
-    What is addressed to single ranks, as in an all-to-all, counts by where each of them is.
+    Rings run in the order of a group's ranks, so a rank's bytes go to the next member, in the same node or another.
+    Bytes addressed to single ranks, as in an all-to-all, count by the node of each receiver.
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:
@@ -84,13 +84,13 @@ class NodeLedger(RankLedger):
         self.sent_by_operation[operation] = NodeBytes(intra + stays, inter + sent - stays)
 
     def total(self) -> NodeBytes:
-        """The bytes of all operations."""
+        """Return the bytes of all operations."""
         parts = self.sent_by_operation.values()
         return NodeBytes(sum(part.intra for part in parts), sum(part.inter for part in parts))
 
 
 def count_by_node(topology: Topology) -> NodeLedger:
-    """From here on, let this rank's ledger tell bytes within the node from bytes to other nodes; return it.
+    """Replace this rank's ledger by one that counts bytes within the node and to other nodes; return it.
 
     Raises:
         ValueError: the topology has no `ranks_per_node`.

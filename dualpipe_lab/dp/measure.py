@@ -1,8 +1,7 @@
-"""Bytes that tensors really hold, counted rather than computed.
+"""Bytes that tensors hold, measured rather than derived.
 
 Chapter: book/dp/zero-1.  In: nothing, or tensors.  Out: bytes.
-A tensor counts with its storage, and a storage counts once: views and flat buffers are not counted twice, and a buffer
-whose storage was freed counts nothing.
+Each storage counts once, however many tensors are views of it.  A buffer whose storage was freed counts 0 bytes.
 """
 
 import gc
@@ -14,13 +13,13 @@ from torch import Tensor
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages below some tensors."""
+    """Return the bytes of the distinct storages of some tensors."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def live_tensors() -> list[Tensor]:
-    """Every tensor that this process can reach, gradients included."""
+    """Return every tensor that this process can reach, gradients included."""
     while gc.collect():
         pass  # a tensor that C++ and Python both hold takes several rounds
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
@@ -28,9 +27,9 @@ def live_tensors() -> list[Tensor]:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors of this process: take the difference of two readings.
+    """Return the bytes of all tensors of this process; take the difference of two readings.
 
-    A `gc.freeze()` beforehand makes readings quick: what was there then is left out of both.
+    A `gc.freeze()` beforehand makes readings fast: objects that exist at that time are left out of both.
     """
     reading = -1
     # a back end's thread holds the tensors of a collective until it has run once more, later on a busy machine

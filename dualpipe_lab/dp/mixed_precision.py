@@ -1,11 +1,11 @@
-"""Dynamic loss scaling: fp16 gradients that neither vanish nor overflow, and a decision that all ranks share.
+"""Dynamic loss scaling: fp16 gradients neither underflow nor overflow, and all ranks decide alike to step or skip.
 
 Chapter: book/dp/mixed-precision-adam.  In: a loss, gradients in fp16.  Out: a scaled loss; step, or skip.
-  a gradient is not finite, on any rank    no rank steps; scale <- scale * backoff; the count of good steps starts anew
+  a gradient is not finite, on any rank    no rank steps; scale <- scale * backoff; count of good steps <- 0
   all are finite                           step; after `interval` good steps in a row scale <- scale * growth
-  order                                    unscale -> norm -> clip -> step: `max_norm` is about the true gradient
-bf16 has the range of fp32 and needs no scale, but it needs a master copy as fp16 does: `Options(master=True)`.
-Elsewhere: torch.amp.GradScaler, which sees its own rank alone (FSDP has a ShardedGradScaler).
+  order                                    unscale -> norm -> clip -> step: `max_norm` refers to the unscaled gradient
+bf16 has the range of fp32 and needs no scale, but it needs a master copy as fp16 does: `ZeroOptions(master=True)`.
+Elsewhere: torch.amp.GradScaler, which checks its own rank only (FSDP has a ShardedGradScaler).
 Source: Micikevicius et al. 2018 (arXiv 1710.03740), sections 3.1 and 3.2.
 """
 
@@ -22,11 +22,11 @@ _STATE = ("scale", "growth", "backoff", "interval", "num_good_steps")
 
 
 class LossScaler:
-    """The scale of the loss; pass it to an optimizer's `step`.
+    """A dynamic loss scale, shared by all ranks; pass it to an optimizer's `step`.
 
     Args:
         scale: of the first step.
-        growth, backoff: factors.
+        growth, backoff: factors by which the scale grows and shrinks.
         interval: good steps in a row before the scale grows.
         groups: all groups over which ranks must decide alike: data, and tp, pp or ep where there are any
             (default: the world).
@@ -52,18 +52,18 @@ class LossScaler:
         self.num_good_steps, self._groups = 0, tuple(groups)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss to run the backward from."""
+        """Return the loss times the scale: the backward starts from it."""
         return loss * self.scale
 
     def found_inf(self, gradients: Iterable[Tensor]) -> bool:
-        """Whether any rank has a gradient with an element that is not finite; the same answer on every rank."""
+        """Return whether any rank has a gradient with an element that is not finite; the same on every rank."""
         found = torch.tensor([int(any(not bool(grad.isfinite().all()) for grad in gradients))])
         for group in self._groups:
             comm.all_reduce(found, "max", group)
         return bool(found)
 
     def update(self, found_inf: bool) -> None:
-        """Choose the scale of the next step."""
+        """Choose the scale of the next step: shrink after `found_inf`, grow after `interval` good steps."""
         if found_inf:
             self.scale, self.num_good_steps = self.scale * self.backoff, 0
             return
@@ -72,11 +72,11 @@ class LossScaler:
             grown = self.scale * self.growth
             self.scale, self.num_good_steps = (grown if isfinite(grown) else self.scale), 0
 
-    def state(self) -> dict[str, float]:
-        """What a checkpoint keeps: all numbers, so that a resumed run scales as the first one did."""
+    def state_dict(self) -> dict[str, float]:
+        """Return all numbers, so that a resumed run continues with the same scales."""
         return {name: getattr(self, name) for name in _STATE}
 
-    def load(self, state: dict[str, float]) -> None:
-        """Go on from what a checkpoint kept."""
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue with the numbers of `state_dict`."""
         for name in _STATE:
             setattr(self, name, state[name])

@@ -1,14 +1,14 @@
-"""`Synchronizer`: what a pipeline tells those who sum gradients over the data ranks.
+"""`Synchronizer`: the calls by which a pipeline tells a reducer when gradients are complete.
 
-Chapter: book/pp/dualpipe.  In: the parameters of a stage.  Out: sums that begin when a gradient is complete.
-A backward of torch's engine is a microbatch only where no pipeline runs.  In a pipeline a microbatch has one backward
-per stage; W runs the engine once per group of parameters, or not at all; and a stage with a mirror is complete only
-when both copies have been added.  So nobody counts there: the runtime finds, by the hooks on their parameters, who
-sums the gradients of its stages, and tells them
-  begin_step        that it leads from here on
-  begin_backward    B or W of one stage and microbatch begins (I leaves gradients that count with W)
-  end_backward      ... and is over
-  ready             no gradient of this stage is to come, mirrors included
+Chapter: book/pp/dualpipe.  In: the parameters of a stage.  Out: sums that are launched when a gradient is complete.
+Without a pipeline, one run of torch's autograd engine is the backward of one microbatch.  In a pipeline a microbatch
+has one backward per stage, W runs the engine once per group of parameters or not at all, and a stage with a mirror is
+complete only when both copies have been added.  A reducer cannot count backwards there.  Instead, the runtime finds the
+reducers of its stages by the hooks on their parameters, and calls
+  begin_step        when the pipeline takes over
+  begin_backward    when B or W of one stage and microbatch begins (gradients that I makes count with W)
+  end_backward      when it ends
+  ready             when all gradients of a stage are complete, mirrors included
 Elsewhere: torch's pipelining calls `set_requires_gradient_sync` of FSDP; Megatron `finalize_model_grads_func`.
 """
 
@@ -22,59 +22,61 @@ from dualpipe_lab._private import post_accumulate_grad_hooks
 from dualpipe_lab.comm.groups import Group
 
 
-class Piece(NamedTuple):
-    """Some elements of a gradient, flat, from element `start` on."""
+class GradShard(NamedTuple):
+    """A shard of a gradient: flat values, of which the first is element `start` of the parameter."""
 
     start: int
     values: Tensor
 
 
 class Synchronizer:
-    """Sums the gradients of some parameters over a group of ranks.
+    """Base of the reducers, which sum the gradients of some parameters over a group of ranks.
 
     Attributes:
-        group: the ranks that it sums over.
-        is_sharded: whether a rank keeps a part of each sum alone.
+        group: the ranks of the sum.
+        name: of the optimizer, for error messages.
+        is_sharded: whether a rank keeps only its shard of each sum.
     """
 
     group: Group | None
+    name = ""
     is_sharded = False
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
-        """Refuse to work for a stage, of which `parameters` are managed here."""
+        """Raise ValueError if the gradients of a stage cannot be summed; `parameters` are those managed here."""
 
     def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
-        """Let a pipeline with these stages say when gradients are complete, until the step is over."""
+        """Begin a step in which a pipeline with these stages says when gradients are complete."""
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
-        """Await the gradients of one stage and microbatch; the last ones are complete as soon as they are made."""
+        """Expect the gradients of one stage and microbatch; if `is_last`, they are complete when computed."""
 
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
-        """Make ready for the part of a W that computes the gradient of this parameter, or adds what I has made."""
+        """Prepare for the part of a W that computes a parameter's gradient, or adds it if I has made it (`is_made`)."""
 
     def end_backward(self, parameters: Collection[nn.Parameter]) -> None:
-        """Take note that the gradients of one stage and microbatch have been made."""
+        """End the backward of one stage and microbatch: its gradients have been computed."""
 
     def ready(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Take note that the gradients of these parameters are complete, however they were made."""
+        """Declare the gradients of these parameters complete."""
 
-    def turn(self, parameter: nn.Parameter) -> int:
-        """The place that a parameter should have in the order of a W: lower ones come first."""
+    def weight_grad_order(self, parameter: nn.Parameter) -> int:
+        """Return the place of a parameter in the order of a W: lower ones come first."""
         return 0
 
-    def pieces(self) -> dict[nn.Parameter, Piece] | None:
-        """By parameter, what this rank holds of the gradient; None if `.grad` has all of it until the sums begin."""
+    def grad_shards(self) -> dict[nn.Parameter, GradShard] | None:
+        """Return this rank's shard of each gradient; None if `.grad` is the full one until the sums begin."""
         return None
 
     def check_addition(self, parameters: Collection[nn.Parameter]) -> None:
-        """Raise ValueError if nothing can be added to these gradients now, because they are on their way."""
+        """Raise ValueError if nothing can be added to these gradients now, because their sum has been launched."""
 
 
 class AccumulationHook:
-    """Calls a method whenever a backward has added to the gradient of a parameter.
+    """A hook that calls a method whenever a backward has added to the gradient of a parameter.
 
-    The parameter does not keep the method's object alive: the collector cannot see through torch's hooks, and an
-    object that refers to the parameter would never be freed.
+    The hook does not keep the method's object alive: Python's garbage collector cannot see through torch's hooks, and
+    an object that refers to the parameter would never be freed.
     """
 
     def __init__(self, method: Callable[[nn.Parameter], None], owner: Callable[[], Synchronizer | None]) -> None:
@@ -88,20 +90,20 @@ class AccumulationHook:
 
 
 def accumulation_hooks(parameter: Tensor) -> list[Callable[[Tensor], None]]:
-    """What torch calls when a backward has added to a gradient."""
+    """Return the hooks that torch calls when a backward has added to a gradient."""
     return post_accumulate_grad_hooks(parameter)
 
 
 def synchronizers_of(parameter: Tensor) -> list[Synchronizer]:
-    """Who sums the gradient of a parameter: nobody, in most cases, or one."""
+    """Return the reducers that sum the gradient of a parameter: in most cases none, or one."""
     owners = [hook.owner() for hook in accumulation_hooks(parameter) if isinstance(hook, AccumulationHook)]
     return [owner for owner in owners if owner is not None]
 
 
-def pieces_of(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Piece | None]:
-    """What this rank holds of the gradients that are sharded while the backwards run; None: nothing of this one."""
+def grad_shards_of(parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, GradShard | None]:
+    """Return this rank's shards of gradients that are sharded during the backwards; None for an empty shard."""
     owners = {parameter: synchronizers_of(parameter) for parameter in parameters}
-    found = {owner: owner.pieces() for owner in dict.fromkeys(owner for each in owners.values() for owner in each)}
+    found = {owner: owner.grad_shards() for owner in dict.fromkeys(owner for each in owners.values() for owner in each)}
     return {
         parameter: held.get(parameter)
         for parameter, each in owners.items()

@@ -1,17 +1,17 @@
-"""ZeRO-3: weights, gradients and optimizer state are dealt out; each unit is whole only while it works.
+"""ZeRO-3: weights, gradients and optimizer state are sharded; the full weights of a unit exist only while it works.
 
 Chapter: book/dp/zero-3.  In: a module, its units, a group of N ranks.  Out: updated shards; no rank holds the model.
-  bytes per parameter   16 / N          (bf16 with a master copy, and pure fp32)
-  on top, for a moment  the weights of two units (one works, one comes), the gradients of two (one fills, one leaves)
-  bytes sent            3 m (N - 1) / N * bytes of the units' parameters for m microbatches: gather, gather, scatter
-                        2 m with reshard_after_forward=False, and for what lies outside of the units (the root)
-                        a pipeline that splits the backward gathers for I and, except for what I computes early, for W
-The plan: before a unit's forward its weights are gathered and the next unit's are asked for; after it they are freed.
-The gradient that reaches a unit's output starts its backward: the weights are gathered again, the unit before is asked
-for, and the unit whose backward is over scatters its gradients and is freed.  These moments come in the same order on
-every rank, so the collectives match.
-In a pipeline the runtime says what is a backward: I scatters nothing, and W goes through the units last one first.
-Elsewhere: torch FSDP2 `fully_shard`; DeepSpeed stage 3.
+  bytes per parameter     16 / N        (bf16 with a master copy, and pure fp32)
+  peak on top of that     the weights of two units (one works, one is prefetched), the gradients of two
+  bytes sent              3 m (N - 1) / N * bytes of the units' parameters for m microbatches: gather, gather, scatter
+                          2 m with reshard_after_forward=False, and for what lies outside of the units (the root)
+                          a pipeline that splits the backward gathers for I and, except for what I computes early, for W
+The plan: before a unit's forward its weights are gathered and the next unit's are prefetched; after it they are freed.
+The gradient of a unit's output starts the unit's backward: its weights are gathered again and the previous unit's are
+prefetched; the unit whose backward has ended reduce-scatters its gradients and is freed.  These events come in the same
+order on every rank, so the collectives match.
+In a pipeline the runtime says what is a backward: I scatters nothing, and W visits the units in reverse order.
+Elsewhere: torch FSDP2 `fully_shard` (unshard, reshard, prefetch); DeepSpeed stage 3.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.3; Zhao et al. 2023 (arXiv 2304.11277), section 3.
 """
 
@@ -23,74 +23,77 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
 from dualpipe_lab._private import call_after_backward, tree_leaves
+from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
-from dualpipe_lab.dp.sharded import Options, ShardedOptimizer
-from dualpipe_lab.dp.synchronizer import Piece, Synchronizer
+from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.dp.synchronizer import GradShard, Synchronizer
 
 
-class Zero3(ShardedOptimizer, Synchronizer):
-    """Gather each unit when it works, free it afterwards, scatter its gradients, update the own shard.
+class Zero3(ShardedOptimizer):
+    """Gather each unit when it works, free it afterwards, reduce-scatter its gradients, update the local shard.
 
     Every rank must run the same units, forward and backward; a rank without data runs them on any input with a loss
     of weight 0.
 
     Args:
-        module: the model; what no unit holds, and what several hold (tied weights), belongs to the root, which is
+        module: the model; parameters in no unit, and in several units (tied weights), belong to the root, which is
             gathered for the whole of a forward and a backward.
         units: submodules in the order of the forward, none inside of another.
-        group: the ranks that share out the weights.
-        options: as for every stage; `bucket_bytes` and `num_backwards` play no part.
+        group: the ranks that the weights are sharded over.
+        options: as for every stage; `bucket_bytes` and `num_backwards` are not used.
         reshard_after_forward: free the units between forward and backward.
         on_change: called with a unit's number, that of the root being `len(units)`, and whether the memory of its
-            whole weights has been taken (True) or given back.
+            full weights has been allocated (True) or freed.
 
     Raises:
         ValueError: no parameter needs a gradient, a unit is none of the module's or lies inside of another.
         TypeError: the units are no modules; the other stages of ZeRO take none.
     """
 
+    reducer: "UnitReducer"
+
     def __init__(
         self,
         module: nn.Module,
         units: Sequence[nn.Module],
         group: Group | None = None,
-        options: Options | None = None,
+        options: ZeroOptions | None = None,
         reshard_after_forward: bool = True,
         on_change: Callable[[int, bool], None] = lambda unit, is_held: None,
     ) -> None:
         _check_units(units, group)
-        super().__init__(module, group, options or Options())
-        self._reshard = reshard_after_forward
-        self._units = [
-            _Unit(self, index, self._flatten(parameters, partial(on_change, index)))
-            for index, parameters in enumerate(_dealt(module, units))
-        ]
-        self._root = self._units.pop()
-        for unit, submodule in zip([*self._units, self._root], [*units, module], strict=True):
-            submodule.register_forward_pre_hook(unit.before_forward)
-            submodule.register_forward_hook(unit.after_forward)
-        if not self.held:
+        super().__init__(module, group, options)
+        self.reducer = UnitReducer(module, group, self.names, reshard_after_forward)
+        for index, parameters in enumerate(_assign_units(module, units)):
+            self.reducer.add_unit([*units, module][index], self._flatten(parameters, partial(on_change, index)))
+        if not self.local_shards:
             raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
-        self._flat_of = {parameter: flat for flat in self.flats for parameter in flat.bucket.parameters}
-        self._unit_of = {
-            p: unit for unit in [*self._units, self._root] for f in unit.flats for p in f.bucket.parameters
-        }
-        self._open: list[_Unit] = []  # units whose backward has begun, and is not known to be over
-        self._due: list[_Unit] | None = None  # units that have to scatter in this backward; None: a pipeline says
-        self._borders: set[int] = set()  # units with which a stage begins: nobody looks ahead across them
-        self._leaving: list[FlatParameter] = []
-        self._is_led = self.in_backward = False
+
+    def step(
+        self,
+        lr_factor: float = 1.0,
+        max_norm: float | None = None,
+        scaler: Scaler | None = None,
+        norm_type: float = 2.0,
+        norm: float | None = None,
+    ) -> StepReport:
+        """Take one step of ZeRO-3; the arguments are those of `ShardedAdam.update`."""
+        # 1. reduce-scatter: done unit by unit in every backward, and added up in the gradient shards
+        gradients = self.finished_gradients()
+        # 2. norm and clip, 3. AdamW on the local shard; 4. no all-gather: the next forward gathers each unit
+        return self.adam.update(gradients, lr_factor, max_norm, scaler, norm_type, norm)
 
     @property
     def flats(self) -> list[FlatParameter]:
         """All flat parameters, the root's last."""
-        return [flat for unit in [*self._units, self._root] for flat in unit.flats]
+        return self.reducer.flats
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have all weights whole inside of the `with` block; changes to them are lost."""
+        """Have all full weights inside of the `with` block; changes to them are lost."""
         for flat in self.flats:
             flat.gather()
         try:
@@ -99,21 +102,74 @@ class Zero3(ShardedOptimizer, Synchronizer):
             for flat in self.flats:
                 flat.free()
 
-    def publish(self) -> None:
-        """Do nothing: the next forward gathers the new weights."""
+    def _flatten(self, parameters: Sequence[nn.Parameter], on_change: Callable[[bool], None]) -> list[FlatParameter]:
+        """Make one flat parameter for each run of parameters of one kind, and its optimizer state."""
+        flats = []
+        for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
+            flat = FlatParameter(list(run), self.group, self.options.grad_dtype, on_change, self.reducer)
+            flats.append(flat)
+            if is_trained:
+                self.adam.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(self.group_rank))
+        return flats
 
-    def start(self, index: int, border: int) -> None:
-        """Ask for the weights of a unit of this number, unless there is none or a stage begins with `border`."""
-        if 0 <= index < len(self._units) and border not in self._borders:
-            for flat in self._units[index].flats:
+
+class UnitReducer(Synchronizer):
+    """Gathers the weights of each unit when it works, and reduce-scatters its gradients when its backward has ended.
+
+    Args:
+        module: the root; its unit is added last.
+        group: the ranks that the weights are sharded over.
+        names: of the parameters.
+        reshard_after_forward: free the units between forward and backward.
+    """
+
+    name, is_sharded = "Zero3", True
+
+    def __init__(
+        self, module: nn.Module, group: Group | None, names: dict[nn.Parameter, str], reshard_after_forward: bool
+    ) -> None:
+        self.group, self.units = group, list[_Unit]()
+        self._module, self._names, self._reshard = module, names, reshard_after_forward
+        self._unit_of: dict[nn.Parameter, _Unit] = {}
+        self._flat_of: dict[nn.Parameter, FlatParameter] = {}
+        self._open: list[_Unit] = []  # units whose backward has begun, and is not known to have ended
+        self._due: list[_Unit] | None = None  # units that have to scatter in this backward; None: a pipeline says
+        self._borders: set[int] = set()  # units with which a stage begins: no prefetch across them
+        self._in_flight: list[Pending[None]] = []
+        self._is_pipelined = self._is_final = self.in_backward = False
+
+    def add_unit(self, module: nn.Module, flats: list[FlatParameter]) -> None:
+        """Register the hooks of the next unit, or of the root."""
+        unit = _Unit(self, len(self.units), flats)
+        self.units.append(unit)
+        module.register_forward_pre_hook(unit.before_forward)
+        module.register_forward_hook(unit.after_forward)
+        for flat in flats:
+            self._flat_of |= dict.fromkeys(flat.bucket.parameters, flat)
+            self._unit_of |= dict.fromkeys(flat.bucket.parameters, unit)
+
+    @property
+    def root(self) -> "_Unit":
+        """The unit of the parameters that are in none of the others, or in several."""
+        return self.units[-1]
+
+    @property
+    def flats(self) -> list[FlatParameter]:
+        """All flat parameters, the root's last."""
+        return [flat for unit in self.units for flat in unit.flats]
+
+    def prefetch(self, index: int, border: int) -> None:
+        """Launch the all-gather of the unit `index`, unless there is none or a stage begins with unit `border`."""
+        if 0 <= index < len(self.units) - 1 and border not in self._borders:
+            for flat in self.units[index].flats:
                 flat.start_gather()
 
-    def stays_whole(self, unit: "_Unit") -> bool:
-        """Whether a unit keeps its weights after a forward: a backward will want them, or is under way."""
-        return self.in_backward or (torch.is_grad_enabled() and (unit is self._root or not self._reshard))
+    def stays_full(self, unit: "_Unit") -> bool:
+        """Return whether a unit keeps its full weights after a forward: for its backward, now or later."""
+        return self.in_backward or (torch.is_grad_enabled() and (unit is self.root or not self._reshard))
 
     def open(self, unit: "_Unit") -> None:
-        """Make a unit whole for its backward; those that began before it are over."""
+        """Gather a unit for its backward, prefetch the previous one, and close those whose backward has ended."""
         self._check_open()
         if not self.in_backward:
             self.in_backward = True
@@ -123,148 +179,142 @@ class Zero3(ShardedOptimizer, Synchronizer):
             return
         for flat in unit.flats:
             flat.gather()
-        if unit is not self._root:  # whose output may be that of the last unit, and whose backward ends last
-            self.start(unit.index - 1, unit.index)
-            self._close([other for other in self._open if other is not self._root])
+        if unit is not self.root:  # whose output may be that of the last unit, and whose backward ends last
+            self.prefetch(unit.index - 1, unit.index)
+            self._close([other for other in self._open if other is not self.root])
         self._open.append(unit)
+
+    def _close(self, units: "list[_Unit]") -> None:
+        """Free the weights of units whose backward has ended, and reduce-scatter their gradients, except in an I."""
+        scatters = self._due is not None or not self._is_pipelined
+        for unit in units:
+            self._complete()
+            for flat in unit.flats:
+                flat.free()
+                if scatters and flat.is_trained:
+                    self._in_flight.append(flat.start_scatter())
+            for units_left in (self._open, self._due or []):
+                if unit in units_left:
+                    units_left.remove(unit)
+
+    def _complete(self) -> None:
+        while self._in_flight:
+            self._in_flight.pop().wait()
+
+    def _end_backward(self) -> None:
+        # a unit that was closed may have had gradients since: its output was used twice
+        again = [unit for unit in self.units if any(flat.has_gradients for flat in unit.flats)]
+        if self._due is not None:
+            self._close(sorted({*self._due, *again}, key=self._order))
+        elif not self._is_pipelined:
+            again = [unit for unit in self.units[:-1] if unit in self._open or unit in again]
+            self._close([*again, self.root])
+        self._complete()
+        self._open, self._due, self.in_backward = [], None, False
+        for flat in self.flats:
+            flat.free()
+
+    def finish(self) -> list[Tensor]:
+        """Return the gradient shards: every backward has completed its sums."""
+        if any(flat.has_gradients for flat in self.flats):
+            raise ValueError(_OUTSIDE)
+        self._is_final = True
+        return [flat.grad for flat in self.flats if flat.grad is not None]
+
+    def zero(self, num_backwards: int | None = None) -> None:
+        """Set the gradient shards to zero."""
+        self._is_pipelined = self._is_final = False
+        for flat in self.flats:
+            if flat.grad is not None:
+                flat.grad.zero_()
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
         """Refuse a stage that is a part of the module and whose weights are not all in units.
 
         Raises:
-            ValueError: nobody would gather them, for the root is gathered when the whole module is called.
+            ValueError: no hook would gather them, for the root is gathered when the full module is called.
         """
-        if module is not self.module and any(self._unit_of[parameter] is self._root for parameter in parameters):
-            names = [self.names[parameter] for parameter in parameters if self._unit_of[parameter] is self._root]
+        if module is not self._module and any(self._unit_of[parameter] is self.root for parameter in parameters):
+            names = [self._names[parameter] for parameter in parameters if self._unit_of[parameter] is self.root]
             raise ValueError(
                 f"ZeRO-3 over several stages gathers units alone, and {', '.join(names)} belong to none; name units "
                 "that hold all parameters of the stages, or give each stage an optimizer of its own"
             )
 
     def begin_step(self, stages: Collection[Collection[nn.Parameter]]) -> None:
-        """Let a pipeline say when a backward begins and when it is over."""
+        """Let a pipeline say when a backward begins and ends."""
         self._check_open()
-        self._is_led = True
+        self._is_pipelined = True
         self._borders = {min(self._unit_of[parameter].index for parameter in stage) for stage in stages}
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
-        """Await the gradients of one stage and microbatch; its units scatter in turn."""
+        """Expect the gradients of one stage and microbatch; its units scatter in reverse order."""
         self._check_open()
-        self._due = sorted({self._unit_of[parameter] for parameter in parameters}, key=self._turn)
+        self._due = sorted({self._unit_of[parameter] for parameter in parameters}, key=self._order)
 
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
-        """Have the weights of a parameter's unit: those of a weight norm are needed once more."""
+        """Gather the weights of a parameter's unit: those of a weight norm are needed once more."""
         if self._due is None:
             raise ValueError(_OUTSIDE)
         unit = self._unit_of[parameter]
-        self._close([other for other in self._due if self._turn(other) < self._turn(unit)])
+        self._close([other for other in self._due if self._order(other) < self._order(unit)])
         if not is_made:
             self.open(unit)
 
     def end_backward(self, parameters: Collection[nn.Parameter]) -> None:
-        """Scatter what has not left yet, with zeros for what was not used."""
+        """Reduce-scatter the remaining units, with zeros for parameters that were not used."""
         for parameter in parameters:
             if parameter.grad is not None:  # not made by autograd
                 self._flat_of[parameter].take(parameter)
         self._end_backward()
 
-    def turn(self, parameter: nn.Parameter) -> int:
-        """The last unit first, and the root at the end: the order in which they scatter."""
-        return self._turn(self._unit_of[parameter])
+    def weight_grad_order(self, parameter: nn.Parameter) -> int:
+        """Return the place of a parameter in a W: the units in reverse order, the root at the end."""
+        return self._order(self._unit_of[parameter])
 
-    def pieces(self) -> dict[nn.Parameter, Piece]:
-        """By parameter, what this rank's shards hold of the sums."""
-        found: dict[nn.Parameter, Piece] = {}
+    def grad_shards(self) -> dict[nn.Parameter, GradShard]:
+        """Return, by parameter, the elements of the sums that this rank keeps."""
+        found: dict[nn.Parameter, GradShard] = {}
         for flat in self.flats:
             if flat.grad is not None:
-                found |= flat.bucket.pieces(flat.grad, self.group_rank)
+                found |= flat.bucket.grad_shards(flat.grad, comm.get_rank(self.group))
         return found
 
-    def _turn(self, unit: "_Unit") -> int:
-        return 1 if unit is self._root else -unit.index
+    def _order(self, unit: "_Unit") -> int:
+        return 1 if unit is self.root else -unit.index
 
-    def _end_backward(self) -> None:
-        # a unit that was closed may have had gradients since: its output was used twice
-        again = [unit for unit in [*self._units, self._root] if any(flat.has_gradients for flat in unit.flats)]
-        if self._due is not None:
-            self._close(sorted({*self._due, *again}, key=self._turn))
-        elif not self._is_led:
-            again = [unit for unit in self._units if unit in self._open or unit in again]
-            self._close([*again, self._root])
-        self._settle()
-        self._open, self._due, self.in_backward = [], None, False
-        for flat in self.flats:
-            flat.free()
-
-    def _close(self, units: "list[_Unit]") -> None:
-        """Free the weights of units whose backward is over, and scatter their gradients, unless this is an I."""
-        scatters = self._due is not None or not self._is_led
-        for unit in units:
-            self._settle()
-            for flat in unit.flats:
-                flat.free()
-                if scatters and flat.is_trained:
-                    flat.start_scatter()
-                    self._leaving.append(flat)
-            for units_left in (self._open, self._due or []):
-                if unit in units_left:
-                    units_left.remove(unit)
-
-    def _settle(self) -> None:
-        while self._leaving:
-            self._leaving.pop().settle()
-
-    def _zero(self) -> None:
-        self._is_led = False
-        for flat in self.flats:
-            if flat.grad is not None:
-                flat.grad.zero_()
-
-    def _gradients(self) -> list[Tensor]:
-        if any(flat.has_gradients for flat in self.flats):
-            raise ValueError(_OUTSIDE)
-        return [flat.grad for flat in self.flats if flat.grad is not None]
-
-    def _flatten(self, parameters: Sequence[nn.Parameter], on_change: Callable[[bool], None]) -> list[FlatParameter]:
-        """One flat parameter for each run of parameters of one kind, with its optimizer state."""
-        flats = []
-        for (is_trained, _), run in groupby(
-            parameters, lambda parameter: (parameter.requires_grad, self.kind(parameter))
-        ):
-            flat = FlatParameter(list(run), self.group, self.options.grad_dtype, on_change, self)
-            flats.append(flat)
-            if is_trained:
-                self.held.append(self._hold(flat.bucket, flat.shard, *flat.bucket.layout.span(self.group_rank)))
-        return flats
+    def _check_open(self) -> None:
+        if self._is_final:
+            raise ValueError("a backward adds to gradients that are summed already; call zero_grad() before it")
 
 
 class _Unit:
     """The hooks of one submodule."""
 
-    def __init__(self, owner: Zero3, index: int, flats: list[FlatParameter]) -> None:
-        self.owner, self.index, self.flats = owner, index, flats
+    def __init__(self, reducer: UnitReducer, index: int, flats: list[FlatParameter]) -> None:
+        self.reducer, self.index, self.flats = reducer, index, flats
 
     def before_forward(self, module: nn.Module, inputs: object) -> None:
         for flat in self.flats:
             flat.gather()
-        if not self.owner.in_backward:  # else it is recomputed, and the units before it come next
-            following = 0 if module is self.owner.module else self.index + 1
-            self.owner.start(following, following)
+        if not self.reducer.in_backward:  # else it is recomputed, and the units before it come next
+            following = 0 if self is self.reducer.root else self.index + 1
+            self.reducer.prefetch(following, following)
 
     def after_forward(self, module: nn.Module, inputs: object, outputs: object) -> None:
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(self._before_backward)
-        if not self.owner.stays_whole(self):
+        if not self.reducer.stays_full(self):
             for flat in self.flats:
                 flat.free()
 
     def _before_backward(self, grad: Tensor) -> None:
-        self.owner.open(self)
+        self.reducer.open(self)
 
 
-def _dealt(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
-    """The parameters of each unit, and last those of the root."""
+def _assign_units(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
+    """Return the parameters of each unit, and last those of the root."""
     owners: dict[nn.Parameter, list[int]] = {parameter: [] for parameter in module.parameters()}
     inside = [set(unit.modules()) for unit in units]
     for index, unit in enumerate(units):
@@ -274,10 +324,10 @@ def _dealt(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parame
             raise ValueError(f"unit {index} ({type(unit).__name__}) lies inside of another unit; name only one of them")
         for parameter in unit.parameters():
             owners[parameter].append(index)
-    dealt: list[list[nn.Parameter]] = [[] for _ in range(len(units) + 1)]
+    assigned: list[list[nn.Parameter]] = [[] for _ in range(len(units) + 1)]
     for parameter, indices in owners.items():
-        dealt[indices[0] if len(indices) == 1 else -1].append(parameter)
-    return dealt
+        assigned[indices[0] if len(indices) == 1 else -1].append(parameter)
+    return assigned
 
 
 def _check_units(units: object, group: object) -> None:
@@ -285,7 +335,7 @@ def _check_units(units: object, group: object) -> None:
     if not isinstance(units, Iterable) or any(not isinstance(unit, nn.Module) for unit in listed):
         types = ", ".join(type(unit).__name__ for unit in listed)
         raise TypeError(f"ZeRO-3 takes its units before the group: Zero3(module, [block, ...], group), got {types}")
-    if isinstance(group, Options):
+    if isinstance(group, ZeroOptions):
         raise TypeError("ZeRO-3 takes the group before the options: Zero3(module, units, group, options)")
 
 

@@ -32,7 +32,7 @@ from .shard import full_state_dict as full_state_dict
 from .shard import initialize_parameters as initialize_parameters
 from .checkpoint import save_state_dict_file as save_state_dict_file
 from .checkpoint import load_state_dict_file as load_state_dict_file
-from .checkpoint import place_of as place_of
+from .checkpoint import shard_spec_of as shard_spec_of
 
 # Gradients of replicated weights, and the norm of all
 from .grads import sum_partial_gradients as sum_partial_gradients

@@ -4,7 +4,7 @@ Chapter: book/tp/block.  In: a model of this part, a path.  Out: a file, or this
   save   tensor by tensor: gathered on every rank, written by the first; memory for one full tensor
   load   each rank reads its shard of each tensor alone; memory for this rank's parameters
 The file may be loaded on any number of tensor-parallel ranks.  `dualpipe_lab.dp.checkpoint` saves the optimizer's state
-too; it takes `place_of(model)`.
+too; it takes `shard_spec_of(model)`.
 Elsewhere: Megatron dist_checkpointing; torch.distributed.checkpoint.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.checkpoint.file import write_tensors
-from dualpipe_lab.dp.checkpoint.state import Place, PlaceOf
+from dualpipe_lab.dp.checkpoint.state import ShardSpec, ShardSpecOf
 from dualpipe_lab.tp.shard import Shard, full_tensor, load_shards, shards_of
 
 
@@ -75,16 +75,16 @@ def load_state_dict_file(model: nn.Module, path: Path | str) -> None:
         load_shards(model, read)
 
 
-def place_of(model: nn.Module) -> PlaceOf:
+def shard_spec_of(model: nn.Module) -> ShardSpecOf:
     """Return a function that says where a parameter lies in the full model, for `dp.checkpoint.save` and `load`.
 
     With it a checkpoint can be loaded under any other way of sharding.
     """
     shards = shards_of(model)
 
-    def find(name: str, tensor: Tensor) -> Place:
+    def find(name: str, tensor: Tensor) -> ShardSpec:
         if name not in shards:
-            return Place(name)
-        return Place(name, shards[name].axis, shards[name].start, shards[name].size)
+            return ShardSpec(name)
+        return ShardSpec(name, shards[name].axis, shards[name].start, shards[name].size)
 
     return find

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.sharding import shard_slice
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,8 @@ class TensorParallel:
 
     def span(self, length: int) -> tuple[int, int]:
         """Return start and stop of this rank's shard of `length` elements; the last shards may be shorter, or empty."""
-        per_rank = -(-length // self.size)
-        start = min(self.rank * per_rank, length)
-        return start, min(start + per_rank, length)
+        part = shard_slice(length, self.size, self.rank)
+        return part.start, part.stop
 
     def neighbours(self, num_ranks: int) -> Group:
         """Make a group of `num_ranks` consecutive ranks, this rank among them.

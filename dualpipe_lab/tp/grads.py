@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.shard import shards_of
 
@@ -66,7 +66,7 @@ def norm_axes(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...] | None]:
     return found
 
 
-def zero_options(model: nn.Module, tp: TensorParallel, options: Options | None = None) -> Options:
+def zero_options(model: nn.Module, tp: TensorParallel, options: ZeroOptions | None = None) -> ZeroOptions:
     """Return options for ZeRO along dp under which the gradient norm counts each element of the tp-sharded model once.
 
     Args:
@@ -81,7 +81,7 @@ def zero_options(model: nn.Module, tp: TensorParallel, options: Options | None =
         raise ValueError(
             "ZeRO needs gradients that are complete when a backward ends; use TensorParallel(coalesce=False)"
         )
-    options, along_tp = options or Options(), norm_axes(model)
+    options, along_tp = options or ZeroOptions(), norm_axes(model)
     known, others = options.axes_of, tuple(options.norm_groups)
 
     def axes_of(name: str, parameter: nn.Parameter) -> Collection[str] | None:

@@ -116,7 +116,7 @@ CHEATS = {
         "the library's own": Bad(
             """
 def reduce_in_backward(parameters, bucket_bytes):
-    from dualpipe_lab.dp.gradients import GradientReducer
+    from dualpipe_lab.dp.ddp import GradientReducer
     return GradientReducer(parameters, bucket_bytes=bucket_bytes).finish
 """,
             "the library's own is switched off",

@@ -9,10 +9,10 @@ import dualpipe_lab as lab
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.sequence import next_token_labels, shard
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens
-from dualpipe_lab.dp.layout import share
 from dualpipe_lab.models.llama import Llama, check_topology
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.shard import full_state_dict
 
 CONFIG = LlamaConfig(vocabulary_size=37, hidden_size=24, ffn_size=30, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -46,7 +46,7 @@ def test_loss_and_gradients_are_those_of_plain_torch(axes):
 
     def fn(rank, world_size):
         mesh, found = lab.Mesh(topology), []
-        rows = share(ROWS, mesh.size("dp"), mesh.rank("dp"))
+        rows = shard_slice(ROWS, mesh.size("dp"), mesh.rank("dp"))
         for name in LAYOUTS:
             for is_sequence_parallel in (False, True) if mesh.size("tp") > 1 else (False,):
                 layout = make_layout(name, LENGTH, mesh.size("cp"))

@@ -11,7 +11,7 @@ from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import next_token_labels, positions, shard
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens, token_loss
-from dualpipe_lab.dp.layout import share
+from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.world.mesh import Mesh
 
@@ -72,7 +72,7 @@ def test_gradients_summed_over_cp_and_dp_equal_one_process(dp, cp):
 
     def fn(rank, world_size):
         mesh, found = Mesh(topology), []
-        rows, group = share(ROWS, dp, mesh.rank("dp")), mesh.group("cp")
+        rows, group = shard_slice(ROWS, dp, mesh.rank("dp")), mesh.group("cp")
         for name in LAYOUTS:
             for form in (ring_attention, all_gather_attention):
                 layout, model = make_layout(name, LENGTH, cp), Tiny()

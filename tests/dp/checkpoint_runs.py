@@ -8,9 +8,8 @@ from zero_runs import BATCHES, HYPER, Blocks, build, train
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import save
-from dualpipe_lab.dp.full import whole_weights
-from dualpipe_lab.dp.layout import share
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
+from dualpipe_lab.sharding import shard_slice
 
 
 class Counting(Blocks):
@@ -28,17 +27,17 @@ class Counting(Blocks):
 
 
 def make(stage, dtype=torch.float64, seed=0):
-    return build(stage, Counting(dtype, seed=seed), Options(HYPER, master=dtype == torch.bfloat16))
+    return build(stage, Counting(dtype, seed=seed), ZeroOptions(HYPER, master=dtype == torch.bfloat16))
 
 
 def state_of(optimizer):
     """Everything that counts, whole, by name; the same on every rank."""
     parts = {}
-    for held in optimizer.held:
-        for kind, tensor in held.adam.state().items():
-            for part in held.bucket.layout.between(held.first, held.last):
+    for held in optimizer.local_shards:
+        for kind, tensor in held.adam.state_dict().items():
+            for part in held.bucket.layout.tensors_between(held.start, held.stop):
                 parameter = held.bucket.parameters[part.tensor]
-                begin = held.bucket.layout.offsets[part.tensor] + part.start - held.first
+                begin = held.bucket.layout.offsets[part.tensor] + part.start - held.start
                 values = tensor[begin : begin + part.stop - part.start].clone()
                 parts.setdefault((kind, optimizer.names[parameter]), {})[part.start] = values
     merged = {}
@@ -46,7 +45,7 @@ def state_of(optimizer):
         for key, pieces in found.items():
             merged.setdefault(key, {}).update(pieces)
     whole = {key: torch.cat([pieces[start] for start in sorted(pieces)]) for key, pieces in merged.items()}
-    return whole | whole_weights(optimizer) | {"steps": torch.tensor(optimizer.num_steps)}
+    return whole | full_weights(optimizer) | {"steps": torch.tensor(optimizer.num_steps)}
 
 
 def same(ours, theirs):
@@ -60,7 +59,7 @@ def save_all(stages, num_ranks, folder, dtype=torch.float64, num_steps=2):
         found = []
         for stage in stages:
             optimizer = make(stage, dtype)
-            train(optimizer, share(6, world_size, rank), BATCHES[:num_steps], 1)
+            train(optimizer, shard_slice(6, world_size, rank), BATCHES[:num_steps], 1)
             options = {"sampler": {"batch": 7}, "config": {"lr": 0.01}, "topology": lab.Topology([("dp", world_size)])}
             path = save(folder / stage.__name__, num_steps, optimizer, **options)
             found.append((state_of(optimizer), path, int(optimizer.module.num_batches)))

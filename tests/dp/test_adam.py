@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from runs import rounding
 from torch import nn
 
-from dualpipe_lab.dp.adam import AdamShard, AdamW, Hyper
+from dualpipe_lab.dp.adam import AdamShard, AdamW, Hyperparameters
 from dualpipe_lab.dp.layout import Layout
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "adam.json").read_text())
-HYPER = Hyper(**{key: tuple(value) if key == "betas" else value for key, value in ORACLE["hyper"].items()})
+HYPER = Hyperparameters(**{key: tuple(value) if key == "betas" else value for key, value in ORACLE["hyper"].items()})
 
 
 def run(hyper, steps, clip=None):
@@ -40,7 +40,7 @@ def run(hyper, steps, clip=None):
     ],
 )
 def test_it_equals_the_oracle(case, changes, clip):
-    hyper = Hyper(**{**HYPER.__dict__, **changes})
+    hyper = Hyperparameters(**{**HYPER.__dict__, **changes})
     for steps, expected in ORACLE["cases"][case].items():
         if steps.isdigit():
             found = run(hyper, int(steps), clip)
@@ -63,7 +63,10 @@ def test_a_weight_without_a_gradient_from_the_data_still_decays():
 def test_it_equals_torch(dtype):
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 35, dtype=dtype).view(7, 5)) for _ in range(2))
-    optimizers = AdamW([ours], Hyper(0.01, weight_decay=0.1)), torch.optim.AdamW([theirs], 0.01, weight_decay=0.1)
+    optimizers = (
+        AdamW([ours], Hyperparameters(0.01, weight_decay=0.1)),
+        torch.optim.AdamW([theirs], 0.01, weight_decay=0.1),
+    )
     for step in range(10):
         grad = torch.randn(7, 5, dtype=dtype)
         for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -98,8 +101,8 @@ def test_shards_are_bitwise_the_whole(dtype, numel, num_shards, seed):
 
 def test_a_shard_with_a_master_copy_moves_where_bf16_stands_still():
     demo = ORACLE["master_weight_demo"]
-    with_master = AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyper(1e-3, weight_decay=0), master=True)
-    without = AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyper(1e-3, weight_decay=0))
+    with_master = AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyperparameters(1e-3, weight_decay=0), master=True)
+    without = AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyperparameters(1e-3, weight_decay=0))
     seen = []
     for step in range(1, demo["steps"] + 1):
         grad = torch.ones(1, dtype=torch.bfloat16)
@@ -109,19 +112,19 @@ def test_a_shard_with_a_master_copy_moves_where_bf16_stands_still():
     assert float(without.working) == 1.0  # 1e-3 is less than half the spacing of bf16 below 1
     assert float(with_master.weight) == pytest.approx(0.98, abs=1e-6)
     assert seen == [float(torch.tensor(1 - 1e-3 * step).bfloat16()) for step in range(1, 21)]
-    assert set(with_master.state()) == {"parameter", "exp_avg", "exp_avg_sq"}
+    assert set(with_master.state_dict()) == {"parameter", "exp_avg", "exp_avg_sq"}
 
 
 def test_rounding_to_bf16_is_to_nearest_even():
     for exact, rounded in ORACLE["bf16_rne"]:
-        shard = AdamShard(torch.zeros(1, dtype=torch.bfloat16), Hyper(), master=True)
+        shard = AdamShard(torch.zeros(1, dtype=torch.bfloat16), Hyperparameters(), master=True)
         shard.weight.fill_(exact)
         shard.round()
         assert float(shard.working) == pytest.approx(rounded, rel=1e-7)
 
 
 def test_scale_and_learning_rate_factor():
-    shards = [AdamShard(torch.ones(2, dtype=torch.float64), Hyper(weight_decay=0)) for _ in range(2)]
+    shards = [AdamShard(torch.ones(2, dtype=torch.float64), Hyperparameters(weight_decay=0)) for _ in range(2)]
     shards[0].step(torch.full((2,), 8.0, dtype=torch.float64), 1, lr_factor=0.5, scale=0.25)
     shards[1].step(torch.full((2,), 2.0, dtype=torch.float64), 1, lr_factor=0.5)
     assert torch.equal(shards[0].working, shards[1].working)
@@ -130,15 +133,15 @@ def test_scale_and_learning_rate_factor():
 
 def test_bad_numbers_are_refused():
     with pytest.raises(ValueError, match=r"betas in \[0, 1\), and finite lr, eps and weight_decay of at least 0"):
-        Hyper(betas=(0.9, 1.0))
+        Hyperparameters(betas=(0.9, 1.0))
     for name in ("lr", "eps", "weight_decay"):
         for number in (-1.0, math.nan, math.inf):
             with pytest.raises(ValueError, match="finite lr, eps and weight_decay of at least 0"):
-                Hyper(**{name: number})
+                Hyperparameters(**{name: number})
     with pytest.raises(ValueError, match="nothing to update"):
         AdamW([nn.Parameter(torch.ones(1), requires_grad=False)])
     with pytest.raises(ValueError, match="own master copy"):
-        AdamShard(torch.ones(1), Hyper(), master=True)
+        AdamShard(torch.ones(1), Hyperparameters(), master=True)
 
 
 def test_optimizer_drops_gradients():

@@ -17,13 +17,12 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
 from dualpipe_lab.dp.checkpoint.torch_checkpoint import from_torch, to_torch
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.full import whole_weights
-from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.sharding import shard_slice
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -56,7 +55,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(stage, tmp_path):
     """Weights, moments, step count, loss scale and random numbers all go on."""
 
     def fn(rank, world_size):
-        rows, runs = share(6, world_size, rank), []
+        rows, runs = shard_slice(6, world_size, rank), []
         for interrupted in (False, True):
             torch.manual_seed(rank)
             random.seed(rank)
@@ -72,7 +71,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(stage, tmp_path):
                 load(path, optimizer, scaler=scaler)
             train(optimizer, rows, BATCHES[2:], 1, scaler=scaler)
             draws = torch.rand(2).tolist(), random.random(), float(np.random.rand())
-            runs.append((state_of(optimizer), draws, scaler.state()))
+            runs.append((state_of(optimizer), draws, scaler.state_dict()))
         return same(runs[0][0], runs[1][0]), runs[0][1:] == runs[1][1:], runs[0][2]["scale"]
 
     assert launch(fn, 3) == [(True, True, 2048.0)] * 3
@@ -82,13 +81,13 @@ def test_rounding_at_random_goes_on_too(tmp_path):
     def fn(rank, world_size):
         runs = []
         for interrupted in (False, True):
-            optimizer = build(Zero1, Blocks(torch.bfloat16), Options(rounding_seed=3))
+            optimizer = build(Zero1, Blocks(torch.bfloat16), ZeroOptions(rounding_seed=3))
             for number in range(3):
                 if interrupted and number == 2:
                     path = save(tmp_path, 2, optimizer)
-                    optimizer = build(Zero1, Blocks(torch.bfloat16), Options(rounding_seed=3))
+                    optimizer = build(Zero1, Blocks(torch.bfloat16), ZeroOptions(rounding_seed=3))
                     load(path, optimizer)
-                train(optimizer, share(6, world_size, rank), BATCHES[:1], 1)
+                train(optimizer, shard_slice(6, world_size, rank), BATCHES[:1], 1)
             runs.append(state_of(optimizer))
         return same(*runs)
 
@@ -114,7 +113,7 @@ def test_consolidation_is_one_plain_file(tmp_path):
     def fn(rank, world_size):
         optimizer = make(Ddp)
         load(path, optimizer)
-        return whole_weights(optimizer)
+        return full_weights(optimizer)
 
     (expected,) = launch(fn, 1)
     assert same(weights, expected)

@@ -14,7 +14,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import CheckpointError, latest, load, save, saved_steps
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_loaded_is_named_and_changes_nothing(damage, model, messa
     def fn(rank, world_size):
         kind = model if isinstance(model, type) else Counting
         dtype = torch.float32 if model == "float32" else torch.float64
-        optimizer = Zero1(kind(dtype, seed=2), options=Options(HYPER))
+        optimizer = Zero1(kind(dtype, seed=2), options=ZeroOptions(HYPER))
         before = state_of(optimizer)
         try:
             load(path, optimizer, scaler=LossScaler() if model == "scaler" else None)
@@ -172,4 +172,4 @@ def test_ranks_that_disagree_about_a_tensor_are_told(tmp_path):
         except CheckpointError as error:
             return str(error)
 
-    assert all("give each its own name with place_of" in problem for problem in launch(fn, 2))
+    assert all("give each its own name with shard_spec_of" in problem for problem in launch(fn, 2))

@@ -13,7 +13,7 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, latest, save
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 
 NUM_RANKS = 2
@@ -22,7 +22,7 @@ NUM_RANKS = 2
 def make(value, width):
     model = nn.Linear(width, 300, bias=False)
     nn.init.constant_(model.weight, value)
-    return Zero1(model, options=Options())
+    return Zero1(model, options=ZeroOptions())
 
 
 def die():

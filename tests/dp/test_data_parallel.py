@@ -6,7 +6,7 @@ from models import Tiny, assert_close, grads, launch, make_batch, reference_grad
 from torch import nn
 
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, broadcast_module, num_valid_tokens, token_loss
-from dualpipe_lab.dp.layout import share
+from dualpipe_lab.sharding import shard_slice
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
@@ -14,7 +14,7 @@ def test_the_gradient_is_that_of_the_whole_batch(num_ranks):
     tokens, targets = make_batch()
 
     def fn(rank, world_size):
-        rows = share(len(tokens), world_size, rank)
+        rows = shard_slice(len(tokens), world_size, rank)
         model = Tiny(seed=rank)  # ranks start unequal; the broadcast makes them equal
         broadcast_module(model)
         num_tokens = num_valid_tokens(targets[rows])

@@ -6,15 +6,15 @@ from models import Tiny, assert_close, grads, launch, make_batch, reference_grad
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.buckets import cut
-from dualpipe_lab.dp.gradients import GradientReducer
-from dualpipe_lab.dp.layout import share
+from dualpipe_lab.dp.buckets import assign_buckets, start_all_reduce
+from dualpipe_lab.dp.ddp import GradientReducer
+from dualpipe_lab.sharding import shard_slice
 
 
 def step(model, reducer, tokens, targets, num_microbatches, num_tokens):
     """Backward of each microbatch of this rank's rows; rows of a microbatch may be none."""
     for m in range(num_microbatches):
-        rows = share(len(tokens), num_microbatches, m)
+        rows = shard_slice(len(tokens), num_microbatches, m)
         loss = row_loss(model, tokens[rows], targets[rows], num_tokens)
         if loss.requires_grad:
             loss.backward()
@@ -27,7 +27,7 @@ def test_gradients_equal_one_process_for_any_buckets_and_microbatches(num_ranks)
     num_tokens = int((targets != -100).sum())
 
     def fn(rank, world_size):
-        rows, found = share(len(tokens), world_size, rank), []
+        rows, found = shard_slice(len(tokens), world_size, rank), []
         for num_microbatches in (1, 3):
             for bucket_bytes in (1, 300, 2**20):
                 model = Tiny()
@@ -72,13 +72,12 @@ def test_sums_start_while_the_backward_runs_and_once_per_step():
     def fn(rank, world_size):
         started = []
 
-        class Spy(GradientReducer):
-            def _reduce(self, flat):
-                started.append([layer.weight.grad is not None and bool(layer.weight.grad.any()) for layer in model])
-                return super()._reduce(flat)
+        def spy(flat, group):
+            started.append([layer.weight.grad is not None and bool(layer.weight.grad.any()) for layer in model])
+            return start_all_reduce(flat, group)
 
         model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(num_layers)])
-        reducer = Spy(model.parameters(), num_backwards=num_microbatches, bucket_bytes=1)
+        reducer = GradientReducer(model.parameters(), num_backwards=num_microbatches, bucket_bytes=1, start_reduce=spy)
         addresses = [layer.weight.grad.data_ptr() for layer in model]
         for _ in range(num_microbatches - 1):
             model(torch.ones(1, 4)).sum().backward()
@@ -204,7 +203,7 @@ def test_misuse_is_named(misuse, message):
 def test_buckets_hold_one_type_each_and_go_backwards():
     a, b, c, d = (nn.Parameter(torch.zeros(size)) for size in (4, 1, 2, 3))
     e = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
-    assert [[p.numel() for p in bucket] for bucket in cut([a, b, c, d], bucket_bytes=20)] == [[3, 2], [1, 4]]
-    assert cut([a, e, b]) == [[b], [e], [a]]
-    assert cut([a, b], bucket_bytes=1) == [[b], [a]]
-    assert cut([]) == []
+    assert [[p.numel() for p in bucket] for bucket in assign_buckets([a, b, c, d], bucket_bytes=20)] == [[3, 2], [1, 4]]
+    assert assign_buckets([a, e, b]) == [[b], [e], [a]]
+    assert assign_buckets([a, b], bucket_bytes=1) == [[b], [a]]
+    assert assign_buckets([]) == []

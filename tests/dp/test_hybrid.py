@@ -11,14 +11,13 @@ from dualpipe_lab.dp.checkpoint import load, save
 from dualpipe_lab.dp.closed_forms import sent_bytes
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.ema import ShardedEma
-from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes, shard_within_nodes
-from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.measure import storage_bytes
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.sharding import shard_slice
 
 TOPOLOGY = lab.Topology([("dp", 4)], ranks_per_node=2)
 SHARDED = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
@@ -35,17 +34,17 @@ def test_two_nodes_of_two_ranks_equal_one_process_and_save(tmp_path):
     def fn(rank, world_size):
         mesh, found = lab.Mesh(TOPOLOGY), []
         for stage in STAGES:
-            optimizer = hybrid(stage, Blocks(seed=rank), mesh, Options(HYPER, bucket_bytes=300))
-            train(optimizer, share(6, world_size, rank), BATCHES, 1, max_norm=0.5)
+            optimizer = hybrid(stage, Blocks(seed=rank), mesh, ZeroOptions(HYPER, bucket_bytes=300))
+            train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1, max_norm=0.5)
             path = save(tmp_path / stage.__name__, 3, optimizer)
-            found.append((whole_weights(optimizer), path))
+            found.append((full_weights(optimizer), path))
         return found
 
     def loading(rank, world_size, paths):
-        optimizers = [build(stage, Blocks(seed=7), Options(HYPER)) for stage in STAGES]
+        optimizers = [build(stage, Blocks(seed=7), ZeroOptions(HYPER)) for stage in STAGES]
         for optimizer, path in zip(optimizers, paths, strict=True):
             load(path, optimizer)
-        return [whole_weights(optimizer) for optimizer in optimizers]
+        return [full_weights(optimizer) for optimizer in optimizers]
 
     expected, _ = reference(BATCHES, max_norm=0.5)
     out = launch(fn, 4)
@@ -65,7 +64,7 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
         ledger = count_by_node(TOPOLOGY)
         for name, stage in SHARDED.items():
             for is_hybrid in (False, True):
-                options, model = Options(num_backwards=num_microbatches, master=True), make(8, torch.bfloat16)
+                options, model = ZeroOptions(num_backwards=num_microbatches, master=True), make(8, torch.bfloat16)
                 if is_hybrid:
                     optimizer = hybrid(stage, model, mesh, options)
                 else:
@@ -75,7 +74,9 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
                 before = ledger.total()
                 step(optimizer, num_microbatches, torch.bfloat16)
                 sent = [after - start for after, start in zip(ledger.total(), before, strict=True)]
-                state = storage_bytes(tensor for held in optimizer.held for tensor in held.adam.state().values())
+                state = storage_bytes(
+                    tensor for held in optimizer.local_shards for tensor in held.adam.state_dict().values()
+                )
                 found[name, is_hybrid] = tuple(sent), optimizer.padded_numel, state
         return found
 
@@ -106,22 +107,22 @@ def test_the_average_is_that_of_one_process_at_every_stage(dtype, tmp_path):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(dtype), Options(HYPER, master=dtype == torch.bfloat16))
+            optimizer = build(stage, Blocks(dtype), ZeroOptions(HYPER, master=dtype == torch.bfloat16))
             ema = ShardedEma(optimizer, 0.8)
             for batch in BATCHES:
-                train(optimizer, share(6, world_size, rank), [batch], 1)
+                train(optimizer, shard_slice(6, world_size, rank), [batch], 1)
                 ema.update()
-            weights = whole_weights(optimizer)
+            weights = full_weights(optimizer)
             with ema.applied():
-                averaged = whole_weights(optimizer)
-            back = whole_weights(optimizer)
+                averaged = full_weights(optimizer)
+            back = full_weights(optimizer)
             path = save(tmp_path / stage.__name__, 3, optimizer)
-            extra = storage_bytes(held.adam.extra["ema"] for held in optimizer.held)
-            again = build(stage, Blocks(dtype, seed=1), Options(HYPER, master=dtype == torch.bfloat16))
+            extra = storage_bytes(held.adam.extra["ema"] for held in optimizer.local_shards)
+            again = build(stage, Blocks(dtype, seed=1), ZeroOptions(HYPER, master=dtype == torch.bfloat16))
             other = ShardedEma(again, 0.8)
             load(path, again)
             with other.applied():
-                loaded = whole_weights(again)
+                loaded = full_weights(again)
             unchanged = all(torch.equal(weights[name], back[name]) for name in weights)
             same = all(torch.equal(averaged[name], loaded[name]) for name in loaded)
             found.append((averaged, unchanged, same, extra, optimizer.padded_numel))

@@ -12,10 +12,9 @@ from models import launch
 from torch import nn
 from zero_runs import BATCHES, STAGES, Blocks, build
 
-from dualpipe_lab.dp.adam import AdamShard, Hyper, stochastic_round
-from dualpipe_lab.dp.full import whole_weights
+from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, stochastic_round
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "adam.json").read_text())["grad_scaler"]
 
@@ -45,8 +44,8 @@ def test_scales_equal_torch_step_by_step(overflows, interval, scale):
         assert ours.scale == theirs.get_scale()
         assert ours.num_good_steps == theirs.state_dict()["_growth_tracker"]
     again = LossScaler()
-    again.load(json.loads(json.dumps(ours.state())))
-    assert again.state() == ours.state()
+    again.load_state_dict(json.loads(json.dumps(ours.state_dict())))
+    assert again.state_dict() == ours.state_dict()
 
 
 def test_the_scale_never_becomes_infinite():
@@ -62,7 +61,7 @@ def test_all_ranks_skip_when_one_overflows_and_scaling_changes_nothing_else(num_
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizers = [build(stage, Blocks(), Options(Hyper(0.01))) for _ in range(2)]
+            optimizers = [build(stage, Blocks(), ZeroOptions(Hyperparameters(0.01))) for _ in range(2)]
             scaler, log = LossScaler(1024.0, interval=2), []
             for number, (tokens, _) in enumerate([*BATCHES, BATCHES[0]]):
                 for optimizer, used in zip(optimizers, (scaler, None), strict=True):
@@ -72,16 +71,16 @@ def test_all_ranks_skip_when_one_overflows_and_scaling_changes_nothing_else(num_
                     loss = optimizer.module(tokens).square().mean() * factor
                     (used.scaled(loss) if used else loss).backward()
                     if used:
-                        before = whole_weights(optimizer)
+                        before = full_weights(optimizer)
                         report = optimizer.step(max_norm=0.3, scaler=used)
                         moved = any(
-                            not torch.equal(before[name], value) for name, value in whole_weights(optimizer).items()
+                            not torch.equal(before[name], value) for name, value in full_weights(optimizer).items()
                         )
                         log.append((report.stepped, moved, optimizer.num_steps, used.scale))
                     elif number != 1:
                         norm = optimizer.step(max_norm=0.3).norm
                         log[-1] += (norm == report.norm,)
-            ours, theirs = (whole_weights(optimizer) for optimizer in optimizers)
+            ours, theirs = (full_weights(optimizer) for optimizer in optimizers)
             found.append((log, all(torch.equal(ours[name], theirs[name]) for name in ours)))
         return found
 
@@ -103,14 +102,14 @@ def test_sixteen_bit_training_with_masters_stays_close_to_fp32():
             for dtype in (torch.bfloat16, torch.float16, torch.float32):
                 scaler = LossScaler(256.0) if dtype == torch.float16 else None
                 model = Blocks(torch.float32).to(dtype)
-                optimizer = build(stage, model, Options(Hyper(1e-4), master=dtype != torch.float32))
+                optimizer = build(stage, model, ZeroOptions(Hyperparameters(1e-4), master=dtype != torch.float32))
                 for _ in range(20):
                     optimizer.zero_grad()
                     loss = model(BATCHES[0][0]).float().square().mean()
                     (scaler.scaled(loss) if scaler else loss).backward()
                     optimizer.step(scaler=scaler)
-                masters = [held.adam.weight.dtype == torch.float32 for held in optimizer.held]
-                found[stage.__name__, dtype] = whole_weights(optimizer)["blocks.0.0.weight"].float(), all(masters)
+                masters = [held.adam.weight.dtype == torch.float32 for held in optimizer.local_shards]
+                found[stage.__name__, dtype] = full_weights(optimizer)["blocks.0.0.weight"].float(), all(masters)
         return found
 
     (found, _) = launch(fn, 2)
@@ -132,11 +131,13 @@ def test_rounding_at_random_is_right_on_average_and_moves_where_bf16_stands_stil
     exact = torch.tensor([0.0, -2.5, 1e30, float("inf"), -float("inf")])
     assert torch.equal(stochastic_round(exact[[0, 1, 3, 4]], generator).float(), exact[[0, 1, 3, 4]])
     assert stochastic_round(torch.tensor([float("nan")]), generator).isnan().all()
-    shard = AdamShard(torch.ones(1000, dtype=torch.bfloat16), Hyper(1e-3, weight_decay=0), generator=generator)
+    shard = AdamShard(
+        torch.ones(1000, dtype=torch.bfloat16), Hyperparameters(1e-3, weight_decay=0), generator=generator
+    )
     for step in range(1, 21):
         shard.step(torch.ones(1000, dtype=torch.bfloat16), step)
     assert shard.working.float().mean().item() == pytest.approx(0.98, abs=1e-3)
-    assert shard.first.dtype == torch.float32
+    assert shard.exp_avg.dtype == torch.float32
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -144,12 +145,12 @@ def test_ranks_round_alike_where_they_hold_the_same(num_ranks):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(torch.bfloat16), Options(Hyper(1e-4), rounding_seed=5))
+            optimizer = build(stage, Blocks(torch.bfloat16), ZeroOptions(Hyperparameters(1e-4), rounding_seed=5))
             for _ in range(5):
                 optimizer.zero_grad()
                 optimizer.module(BATCHES[0][0]).square().mean().backward()
                 optimizer.step()
-            found.append(whole_weights(optimizer))
+            found.append(full_weights(optimizer))
         return found
 
     out = launch(fn, num_ranks)
@@ -165,7 +166,9 @@ def test_bad_numbers_are_refused():
         LossScaler(growth=0.5)
     generator = torch.Generator()
     with pytest.raises(ValueError, match=r"for bf16 weights without a master copy, got torch\.float32"):
-        AdamShard(torch.ones(1), Hyper(), generator=generator)
+        AdamShard(torch.ones(1), Hyperparameters(), generator=generator)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyper(), master=True).weight.dtype == torch.float32
+        assert (
+            AdamShard(torch.ones(1, dtype=torch.bfloat16), Hyperparameters(), master=True).weight.dtype == torch.float32
+        )

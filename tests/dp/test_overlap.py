@@ -5,7 +5,7 @@ from models import launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.gradients import GradientReducer
+from dualpipe_lab.dp.ddp import GradientReducer
 from dualpipe_lab.dp.zero3 import Zero3
 
 NUM_UNITS, WIDTH = 4, 100

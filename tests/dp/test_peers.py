@@ -8,11 +8,10 @@ from torch.nn.parallel import DistributedDataParallel
 from zero_runs import BATCHES, HYPER, Blocks, build
 
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.full import whole_weights
-from dualpipe_lab.dp.layout import share
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.sharding import shard_slice
 
 NUMBERS = {"lr": HYPER.lr, "weight_decay": HYPER.weight_decay}
 
@@ -46,16 +45,16 @@ def test_our_weights_are_those_of_torch_s_peers():
     def fn(rank, world_size):
         found = []
         for stage, peer in ((Ddp, ddp), (Zero1, zero_redundancy), (Zero3, fsdp)):
-            optimizer, (wrapped, theirs, whole) = build(stage, make(), Options(HYPER)), peer(make())
+            optimizer, (wrapped, theirs, whole) = build(stage, make(), ZeroOptions(HYPER)), peer(make())
             for tokens, _ in BATCHES:
-                x = tokens[share(len(tokens), world_size, rank)]
+                x = tokens[shard_slice(len(tokens), world_size, rank)]
                 optimizer.zero_grad()
                 (optimizer.module(x).square().mean() / world_size).backward()
                 optimizer.step()
                 theirs.zero_grad()
                 wrapped(x).square().mean().backward()  # which averages over the ranks
                 theirs.step()
-            found.append((whole_weights(optimizer), {name: value.detach().clone() for name, value in whole().items()}))
+            found.append((full_weights(optimizer), {name: value.detach().clone() for name, value in whole().items()}))
         return found
 
     for found in launch(fn, 2):

@@ -6,7 +6,7 @@ from models import launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.gradients import GradientReducer
+from dualpipe_lab.dp.ddp import GradientReducer
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime import PipelineRuntime
 from dualpipe_lab.pp.schedules import build

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualpipe_lab.dp.checkpoint.region import Region, overlaps, whole
+from dualpipe_lab.dp.checkpoint.region import ShardRegion, copies_between, full_region
 from dualpipe_lab.dp.layout import Layout
 
 
@@ -18,7 +18,7 @@ def cuts(draw, shape):
     stop = draw(st.integers(start, shape[axis]))
     numel = prod((*shape[:axis], stop - start, *shape[axis + 1 :]))
     first = draw(st.integers(0, numel))
-    return Region(shape, axis, start, stop, first, draw(st.integers(first, numel)))
+    return ShardRegion(shape, axis, start, stop, first, draw(st.integers(first, numel)))
 
 
 def taken(region):
@@ -42,7 +42,7 @@ def test_overlaps_are_what_two_regions_have_in_common(pair):
     source, target = pair
     have, want = taken(source), taken(target)
     found = {}
-    for copy in overlaps(source, target):
+    for copy in copies_between(source, target):
         for at in range(copy.length):
             found[copy.target + at] = have[copy.source + at]
     assert found == {at: element for at, element in enumerate(want) if element in set(have)}
@@ -61,17 +61,17 @@ def test_any_cut_can_be_put_together_from_any_other(shape, data):
         start, stop = Layout([shape[axis]], slices).span(part)
         numel = prod(shape) // shape[axis] * (stop - start)
         layout = Layout([numel], shards)
-        pieces += [Region(shape, axis, start, stop, *layout.span(shard)) for shard in range(shards)]
+        pieces += [ShardRegion(shape, axis, start, stop, *layout.span(shard)) for shard in range(shards)]
     target = data.draw(cuts(shape))
     flat = [None] * target.numel
     for piece in pieces:
         have = taken(piece)
-        for copy in overlaps(piece, target):
+        for copy in copies_between(piece, target):
             flat[copy.target : copy.target + copy.length] = have[copy.source : copy.source + copy.length]
     assert flat == taken(target)
 
 
 def test_a_number_is_a_vector_of_one():
-    assert whole(()) == Region((1,), 0, 0, 1, 0, 1)
-    assert list(whole((2, 3)).runs()) == [(0, 6)]
-    assert whole((0, 3)).numel == 0
+    assert full_region(()) == ShardRegion((1,), 0, 0, 1, 0, 1)
+    assert list(full_region((2, 3)).runs()) == [(0, 6)]
+    assert full_region((0, 3)).numel == 0

@@ -8,9 +8,8 @@ from models import launch, make_batch
 from torch import nn
 from zero_runs import STAGES, Blocks, build
 
-from dualpipe_lab.dp.full import whole_weights
 from dualpipe_lab.dp.mixed_precision import LossScaler
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 from dualpipe_lab.dp.zero3 import Zero3
 
 
@@ -19,13 +18,13 @@ def step(stage, factor, norm=None, with_scaler=False):
 
     def fn(rank, world_size):
         model = Blocks(torch.float32)
-        optimizer, (tokens, targets) = build(stage, model, Options()), make_batch(rows=6)
-        before = whole_weights(optimizer)
+        optimizer, (tokens, targets) = build(stage, model, ZeroOptions()), make_batch(rows=6)
+        before = full_weights(optimizer)
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         (loss * (factor if rank == world_size - 1 else 1.0)).backward()
         scaler = LossScaler(4.0) if with_scaler else None
         report = optimizer.step(max_norm=1.0, norm=norm, scaler=scaler)
-        after = whole_weights(optimizer)
+        after = full_weights(optimizer)
         moved = any(not torch.equal(before[name], after[name]) for name in before)
         return report, moved, scaler.scale if scaler else None, optimizer.num_steps
 
@@ -61,7 +60,7 @@ def test_units_that_are_none_are_explained():
     def fn(rank, world_size):
         layer, found = nn.Linear(2, 2), []
         group = torch.distributed.group.WORLD
-        for given in ((None,), (group,), (group, Options()), ([None],), (layer,), ([], Options())):
+        for given in ((None,), (group,), (group, ZeroOptions()), ([None],), (layer,), ([], ZeroOptions())):
             with pytest.raises(TypeError) as caught:
                 Zero3(layer, *given)
             found.append(str(caught.value))

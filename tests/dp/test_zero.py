@@ -7,14 +7,13 @@ from torch import nn
 from zero_runs import BATCHES, HYPER, STAGES, Blocks, build, reference, train
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.full import whole_gradients, whole_weights
-from dualpipe_lab.dp.layout import share
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.sharding import shard_slice
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
@@ -22,13 +21,13 @@ def test_weights_equal_one_process(num_ranks):
     """Three steps of every stage, with one and three microbatches, small and large buckets."""
 
     def fn(rank, world_size):
-        rows, found = share(6, world_size, rank), {}
+        rows, found = shard_slice(6, world_size, rank), {}
         for stage in STAGES:
             for num_microbatches, bucket_bytes in ((1, 2**20), (3, 300), (2, 1)):
-                options = Options(HYPER, bucket_bytes=bucket_bytes, num_backwards=num_microbatches)
+                options = ZeroOptions(HYPER, bucket_bytes=bucket_bytes, num_backwards=num_microbatches)
                 optimizer = build(stage, Blocks(seed=rank), options, reshard=num_microbatches != 2)
                 train(optimizer, rows, BATCHES, num_microbatches)
-                found[stage.__name__, num_microbatches] = whole_weights(optimizer)
+                found[stage.__name__, num_microbatches] = full_weights(optimizer)
         return found
 
     expected, _ = reference(BATCHES)
@@ -46,14 +45,14 @@ def test_whole_gradients_are_those_of_one_process(num_ranks):
     tokens, targets = BATCHES[0]
 
     def fn(rank, world_size):
-        found, rows = [], share(len(tokens), world_size, rank)
+        found, rows = [], shard_slice(len(tokens), world_size, rank)
         for stage in STAGES:
-            optimizer = build(stage, Blocks(seed=rank), Options(HYPER))
+            optimizer = build(stage, Blocks(seed=rank), ZeroOptions(HYPER))
             loss = nn.functional.cross_entropy(
                 optimizer.module(tokens[rows]).flatten(0, 1), targets[rows].flatten(), reduction="sum"
             )
             (loss / int((targets != -100).sum())).backward()
-            found.append(whole_gradients(optimizer))
+            found.append(full_gradients(optimizer))
         return found
 
     model = Blocks()
@@ -76,10 +75,10 @@ def test_steps_may_differ_in_their_microbatches(num_ranks):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(), Options(HYPER, num_backwards=3))
+            optimizer = build(stage, Blocks(), ZeroOptions(HYPER, num_backwards=3))
             for batch, num_microbatches in zip(BATCHES, (3, 3, 2), strict=True):
-                train(optimizer, share(6, world_size, rank), [batch], num_microbatches)
-            found.append(whole_weights(optimizer))
+                train(optimizer, shard_slice(6, world_size, rank), [batch], num_microbatches)
+            found.append(full_weights(optimizer))
         return found
 
     expected, _ = reference(BATCHES)
@@ -100,11 +99,13 @@ def test_stages_equal_one_another_bitwise(num_ranks):
         for stage in STAGES:
             model = Blocks(torch.float32, tied=False)
             # one bucket per parameter, so that all stages sum the same buffers
-            hyper = {id(p): Hyper(0.01 + 1e-9 * at, weight_decay=0.1) for at, p in enumerate(model.parameters())}
-            options = Options(lambda name, parameter, hyper=hyper: hyper[id(parameter)])
+            hyper = {
+                id(p): Hyperparameters(0.01 + 1e-9 * at, weight_decay=0.1) for at, p in enumerate(model.parameters())
+            }
+            options = ZeroOptions(lambda name, parameter, hyper=hyper: hyper[id(parameter)])
             optimizer = build(stage, model, options)
-            train(optimizer, share(6, world_size, rank), BATCHES, 1)
-            found.append(whole_weights(optimizer))
+            train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1)
+            found.append(full_weights(optimizer))
         return found
 
     for ddp, first, *others in launch(fn, num_ranks):
@@ -119,13 +120,13 @@ def test_a_tiny_model_whose_ranks_use_different_parameters():
     def fn(rank, world_size):
         found = []
         for stage in (Ddp, Zero1, Zero2):
-            optimizer = stage(Tiny(seed=rank), options=Options(HYPER, bucket_bytes=100))
-            rows = share(len(tokens), world_size, rank)
+            optimizer = stage(Tiny(seed=rank), options=ZeroOptions(HYPER, bucket_bytes=100))
+            rows = shard_slice(len(tokens), world_size, rank)
             loss = row_loss(optimizer.module, tokens[rows], targets[rows], int((targets != -100).sum()))
             if loss.requires_grad:
                 loss.backward()
             report = optimizer.step(max_norm=0.1)
-            found.append((whole_weights(optimizer), report.norm, optimizer.grad_norm(1.0)))
+            found.append((full_weights(optimizer), report.norm, optimizer.grad_norm(1.0)))
         return found
 
     model = Tiny()
@@ -147,9 +148,9 @@ def test_clipping_is_by_the_norm_of_the_whole(num_ranks):
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(), Options(HYPER))
-            train(optimizer, share(6, world_size, rank), BATCHES, 1, max_norm=0.5)
-            found.append(whole_weights(optimizer))
+            optimizer = build(stage, Blocks(), ZeroOptions(HYPER))
+            train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1, max_norm=0.5)
+            found.append(full_weights(optimizer))
         return found
 
     expected, norms = reference(BATCHES, max_norm=0.5)
@@ -163,14 +164,14 @@ def test_hyperparameters_by_name_hold_across_shard_borders():
     """No decay for the biases, though they share their type with the weights."""
 
     def hyper(name, parameter):
-        return Hyper(0.01, weight_decay=0.0 if name.endswith("bias") else 0.5)
+        return Hyperparameters(0.01, weight_decay=0.0 if name.endswith("bias") else 0.5)
 
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, Blocks(), Options(hyper))
-            train(optimizer, share(6, world_size, rank), BATCHES, 1)
-            found.append(whole_weights(optimizer))
+            optimizer = build(stage, Blocks(), ZeroOptions(hyper))
+            train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1)
+            found.append(full_weights(optimizer))
         return found
 
     model = Blocks()
@@ -190,16 +191,16 @@ def test_hyperparameters_by_name_hold_across_shard_borders():
 @pytest.mark.parametrize("stage", [Ddp, Zero1, Zero2, Zero3])
 def test_misuse_is_named(stage):
     def forget_to_zero(rank, world_size):
-        optimizer = build(stage, Blocks(), Options())
+        optimizer = build(stage, Blocks(), ZeroOptions())
         for _ in range(2):
             optimizer.module(BATCHES[0][0]).sum().backward()
             optimizer.step()
 
     def frozen(rank, world_size):
-        build(stage, Blocks().requires_grad_(False), Options())
+        build(stage, Blocks().requires_grad_(False), ZeroOptions())
 
     def too_often(rank, world_size):
-        optimizer = build(stage, Blocks(), Options())
+        optimizer = build(stage, Blocks(), ZeroOptions())
         for _ in range(2):
             optimizer.module(BATCHES[0][0]).sum().backward()
 

@@ -20,7 +20,7 @@ def loss_of(model):
 
 def whole(optimizer):
     """Which units are whole; the root is the last."""
-    return [any(flat.is_whole for flat in unit.flats) for unit in [*optimizer._units, optimizer._root]]
+    return [any(flat.is_full for flat in unit.flats) for unit in optimizer.reducer.units]
 
 
 @pytest.mark.parametrize("reshard", [True, False])
@@ -54,7 +54,7 @@ def test_gathers_are_asked_for_one_unit_ahead():
         start = FlatParameter.start_gather
 
         def spy(flat):
-            if not flat.is_whole and flat._gathering is None:
+            if not flat.is_full and flat._gathering is None:
                 asked.append(flats.index(flat))
             start(flat)
 

@@ -10,7 +10,7 @@ import torch
 from models import launch
 from torch import nn
 
-from dualpipe_lab.dp.adam import Hyper
+from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.closed_forms import (
     BF16,
     BF16_FP32_GRADS,
@@ -22,7 +22,7 @@ from dualpipe_lab.dp.closed_forms import (
 )
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.measure import live_bytes, storage_bytes
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -73,7 +73,7 @@ def test_live_tensors_equal_the_closed_forms(num_ranks, width):
         found, before = {}, live_bytes()
         for stage in STAGES:
             for name, (precision, dtype, options) in PRECISIONS.items():
-                optimizer = build(stage, make(width, dtype), Options(num_backwards=2, **options))
+                optimizer = build(stage, make(width, dtype), ZeroOptions(num_backwards=2, **options))
                 step(optimizer, 2, dtype)
                 padded = optimizer.padded_numel
                 # ZeRO-3 shows absent weights as NaN: one number for each of its three units
@@ -105,7 +105,7 @@ def test_sent_bytes_equal_the_closed_forms(num_ranks, num_microbatches):
             precision, dtype, options = PRECISIONS[name]
             more = {"reshard_after_forward": reshard} if stage == "zero3" else {}
             optimizer, before = (
-                build(stage, make(8, dtype), Options(num_backwards=num_microbatches, **options), **more),
+                build(stage, make(8, dtype), ZeroOptions(num_backwards=num_microbatches, **options), **more),
                 sent(),
             )
             step(optimizer, num_microbatches, dtype)
@@ -146,9 +146,11 @@ def test_an_optimizer_that_shards_nothing_is_seen():
     def fn(rank, world_size):
         found = []
         for stage in STAGES:
-            optimizer = build(stage, make(8, torch.float32), Options(Hyper()))
+            optimizer = build(stage, make(8, torch.float32), ZeroOptions(Hyperparameters()))
             found.append(
-                storage_bytes(tensor for held in optimizer.held for tensor in (held.adam.first, held.adam.second))
+                storage_bytes(
+                    x for shard in optimizer.local_shards for x in (shard.adam.exp_avg, shard.adam.exp_avg_sq)
+                )
             )
         return found, optimizer.padded_numel
 
@@ -162,7 +164,7 @@ def test_a_dropped_optimizer_leaves_no_tensor_behind():
         gc.freeze()
         before, left = live_bytes(), []
         for stage in STAGES:
-            optimizer = build(stage, make(8, torch.float32), Options())
+            optimizer = build(stage, make(8, torch.float32), ZeroOptions())
             step(optimizer, 1, torch.float32)
             del optimizer
             left.append(settled(lambda: live_bytes() - before, 0))

@@ -4,14 +4,14 @@ import torch
 from models import make_batch
 from torch import nn
 
-from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.layout import share
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.sharding import shard_slice
 
-HYPER = Hyper(0.01, weight_decay=0.1)
+HYPER = Hyperparameters(0.01, weight_decay=0.1)
 
 
 class Blocks(nn.Module):
@@ -53,7 +53,7 @@ def train(optimizer, rows, batches, num_microbatches, **options):
         num_tokens = int((targets != -100).sum())
         optimizer.zero_grad(num_microbatches)
         for m in range(num_microbatches):
-            part = range(len(tokens))[rows][share(len(tokens[rows]), num_microbatches, m)]
+            part = range(len(tokens))[rows][shard_slice(len(tokens[rows]), num_microbatches, m)]
             x, y = (tokens[part], targets[part]) if len(part) else (tokens[:1], torch.full_like(targets[:1], -100))
             nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").div(num_tokens).backward()
         optimizer.step(**options)

@@ -19,7 +19,7 @@ from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, folder, latest, load, save, saved_steps
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 
 NUM_RANKS = 2
@@ -28,7 +28,7 @@ NUM_RANKS = 2
 def make(value, width=5):
     model = nn.Linear(width, 300, bias=False)
     nn.init.constant_(model.weight, value)
-    return Zero1(model, options=Options())
+    return Zero1(model, options=ZeroOptions())
 
 
 def save_all(path, step, value, width=5, num_ranks=NUM_RANKS):
@@ -291,7 +291,7 @@ def test_a_flipped_bit_stops_all_ranks_however_many_load(intact, tmp_path, num_r
             load(damaged, optimizer)
         except CheckpointError as error:
             told = str(error)
-        return told, bool((optimizer.held[0].adam.weight == 9.0).all())
+        return told, bool((optimizer.local_shards[0].adam.weight == 9.0).all())
 
     found = lab.launch(fn, num_ranks)
     ((told, unchanged),) = set(found)
@@ -316,7 +316,7 @@ def test_a_checkpoint_without_checksums_still_loads(intact, tmp_path):
 
     def fn(rank, world_size):
         optimizer = make(9.0)
-        return load(old, optimizer).step, bool((optimizer.held[0].adam.weight == 3.0).all())
+        return load(old, optimizer).step, bool((optimizer.local_shards[0].adam.weight == 3.0).all())
 
     assert lab.launch(fn, 2) == [(3, True)] * 2
 

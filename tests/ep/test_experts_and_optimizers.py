@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.data_parallel import broadcast_module
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.full import whole_gradients, whole_weights
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -21,7 +20,7 @@ from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 
 WIDTH, NUM_EXPERTS, TOKENS, MAX_NORM = 3, 4, 5, 0.01
-HYPER = Hyper(lr=1e-2, eps=1e-3)
+HYPER = Hyperparameters(lr=1e-2, eps=1e-3)
 REFUSING = {
     "Ddp": Ddp,
     "Zero1": Zero1,
@@ -93,17 +92,17 @@ def test_experts_over_their_copies_and_all_else_over_all_ranks(stage):
         lab_experts, router = model[1].experts, model[1].router
         if mesh.rank("dp"):
             nn.init.normal_(lab_experts.gate)  # the optimizer makes copies equal
-        dense = stage(nn.ModuleList([model[0], router]), everyone, Options(HYPER))
-        experts = stage(lab_experts, copies, Options(HYPER, norm_groups={"ep": ep}))
+        dense = stage(nn.ModuleList([model[0], router]), everyone, ZeroOptions(HYPER))
+        experts = stage(lab_experts, copies, ZeroOptions(HYPER, norm_groups={"ep": ep}))
         model[0].load_state_dict({"weight": before["0.weight"], "bias": before["0.bias"]})
         (model(data()[rank]).square().sum() / data().numel()).backward()
-        found = {f"dense.{name}": value for name, value in whole_gradients(dense).items()}
-        found |= {f"experts.{name}": value for name, value in whole_gradients(experts).items()}
+        found = {f"dense.{name}": value for name, value in full_gradients(dense).items()}
+        found |= {f"experts.{name}": value for name, value in full_gradients(experts).items()}
         norm = hypot(dense.grad_norm(), experts.grad_norm())
         for optimizer in (dense, experts):
             assert optimizer.step(max_norm=MAX_NORM, norm=norm).stepped
-        weights = {f"dense.{name}": value for name, value in whole_weights(dense).items()}
-        weights |= {f"experts.{name}": value for name, value in whole_weights(experts).items()}
+        weights = {f"dense.{name}": value for name, value in full_weights(dense).items()}
+        weights |= {f"experts.{name}": value for name, value in full_weights(experts).items()}
         return found, weights, lab_experts.shards
 
     names = {"dense.0.weight": "0.weight", "dense.0.bias": "0.bias", "dense.1.weight": "1.router.weight"}

@@ -8,12 +8,11 @@ from torch.distributed.fsdp import fully_shard
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.full import whole_gradients, whole_weights
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -25,7 +24,7 @@ from dualpipe_lab.tp.shard import load_full_state_dict, shards_of
 WIDTH, ROWS, M, NUM_EXPERTS = 3, 2, 4, 4
 PP, DP = 2, 2
 MAX_NORM = 0.05  # below every norm here, so that each step is clipped
-HYPER = Hyper(lr=1e-2, eps=1e-3)  # an eps that keeps the quotient of tiny gradients well conditioned
+HYPER = Hyperparameters(lr=1e-2, eps=1e-3)  # an eps that keeps the quotient of tiny gradients well conditioned
 OPTIMIZERS = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 MIRRORED = ("easy_dualpipe", "dualpipe")
 
@@ -147,7 +146,7 @@ class Trainer:
 
     def _add(self, kind, held, counted, group, norm_groups):
         module = nn.ModuleList(held.values()) if len(held) > 1 else next(iter(held.values()))
-        options = Options(
+        options = ZeroOptions(
             HYPER, norm_groups=norm_groups, bucket_bytes=100,
             axes_of=lambda _, p: norm_groups if self.keys[p][0] in counted else None,
         )  # fmt: skip
@@ -162,7 +161,7 @@ class Trainer:
             optimizer.zero_grad()
 
     def gradients(self):
-        return self._by_stage(whole_gradients)
+        return self._by_stage(full_gradients)
 
     def step(self):
         """One clipped step; the norm is that of the whole model."""
@@ -172,7 +171,7 @@ class Trainer:
         return hypot(*norms)
 
     def weights(self):
-        return self._by_stage(whole_weights)
+        return self._by_stage(full_weights)
 
     def _by_stage(self, of):
         found = {}

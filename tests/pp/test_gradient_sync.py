@@ -8,10 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.full import whole_gradients
-from dualpipe_lab.dp.gradients import GradientReducer
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.buckets import start_all_reduce
+from dualpipe_lab.dp.ddp import Ddp, GradientReducer
+from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
@@ -72,8 +71,8 @@ def make_batch():
 def optimize(name, stage, group, **options):
     if name == "Zero3":
         units = [unit for unit in stage.children() if any(True for _ in unit.parameters())]
-        return Zero3(stage, list(dict.fromkeys(units)), group, Options(**options))
-    return OPTIMIZERS[name](stage, group, Options(bucket_bytes=100, **options))
+        return Zero3(stage, list(dict.fromkeys(units)), group, ZeroOptions(**options))
+    return OPTIMIZERS[name](stage, group, ZeroOptions(bucket_bytes=100, **options))
 
 
 def on_ranks(act, schedule="zero_bubble_h1"):
@@ -123,7 +122,7 @@ def test_stages_that_are_hard_to_split(name):
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
             runtime.step(inputs, targets, WEIGHTS)
-            found.append({i: whole_gradients(optimizer) for i, optimizer in optimizers.items()})
+            found.append({i: full_gradients(optimizer) for i, optimizer in optimizers.items()})
         return found
 
     def act(mesh, program, mine, inputs, targets):
@@ -149,7 +148,7 @@ def test_shards_add_up_over_steps_of_a_pipeline_and_sums_on_their_way_do_not(nam
         runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=mesh.group("pp"))
         for _ in range(2):
             runtime.step(inputs, targets, WEIGHTS)
-        twice = whole_gradients(sharded)
+        twice = full_gradients(sharded)
         with pytest.raises(ValueError, match="call zero_grad"):
             runtime.step(inputs, targets, WEIGHTS)
         return next(iter(mine)), twice
@@ -188,7 +187,7 @@ def test_mirrors_by_hand(name):
                 runtime.sum_mirrors()
             return {}
         runtime.sum_mirrors()
-        return {i: whole_gradients(optimizer) for i, optimizer in optimizers.items()}
+        return {i: full_gradients(optimizer) for i, optimizer in optimizers.items()}
 
     theirs = expected("plain", 2)
     for found in on_ranks(act, "dualpipe"):
@@ -209,7 +208,7 @@ def test_tied_weights(name):
         rule = "has begun" if name == "Ddp" else "use Ddp for stages with tied weights"
         with pytest.raises(ValueError, match=rule):
             runtime.sum_tied(names)
-        whole_gradients(optimizer)
+        full_gradients(optimizer)
         if name == "Ddp":
             runtime.sum_tied(names)
             return stage[0].weight.grad
@@ -224,15 +223,16 @@ def test_sums_begin_while_the_last_backward_still_runs():
     """Two buckets under 1F1B: the first leaves before the backward has made the second one's gradients."""
     events = []
 
-    class Spy(GradientReducer):
-        def _reduce(self, flat):
-            events.append("sum")
-            return super()._reduce(flat)
+    def spy(flat, group):
+        events.append("sum")
+        return start_all_reduce(flat, group)
 
     def act(mesh, program, mine, inputs, targets):
         (stage,) = mine.values()
         stage[0].weight.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
-        reducer = Spy(reversed(list(stage.parameters())), mesh.group("dp"), bucket_bytes=1)
+        reducer = GradientReducer(
+            reversed(list(stage.parameters())), mesh.group("dp"), bucket_bytes=1, start_reduce=spy
+        )
         runtime = PipelineRuntime(
             program, mine, nn.functional.mse_loss, group=mesh.group("pp"),
             on_stage_done=lambda module: events.append("done"),

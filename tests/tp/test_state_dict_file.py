@@ -6,14 +6,14 @@ from runs import launch
 from safetensors.torch import load_file
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import Hyper
+from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.checkpoint import load, save
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
-from dualpipe_lab.tp.checkpoint import load_state_dict_file, place_of, save_state_dict_file
+from dualpipe_lab.tp.checkpoint import load_state_dict_file, save_state_dict_file, shard_spec_of
 from dualpipe_lab.tp.shard import full_state_dict
 
 SIZES = {"vocabulary_size": 37, "hidden_size": 24, "ffn_size": 30, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2}
@@ -71,7 +71,7 @@ def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
     def build(axes):
         mesh = lab.Mesh(lab.Topology(axes))
         model = Llama(config, mesh, dtype=torch.float64)
-        return model, Zero1(model, mesh.group("dp"), Options(Hyper(0.01)))
+        return model, Zero1(model, mesh.group("dp"), ZeroOptions(Hyperparameters(0.01)))
 
     def step(model, optimizer, here):
         rows = ids[here.rank("dp") :: here.size("dp")]
@@ -83,12 +83,12 @@ def test_a_checkpoint_with_its_optimizer_changes_the_cut(tmp_path):
     def train(rank, world_size):
         model, optimizer = build([("dp", 2), ("tp", 2)])
         step(model, optimizer, model.mesh)
-        path = save(tmp_path, 1, optimizer, place_of=place_of(model))
+        path = save(tmp_path, 1, optimizer, shard_spec_of=shard_spec_of(model))
         return path, step(model, optimizer, model.mesh)
 
     def resume(rank, world_size, path, axes):
         model, optimizer = build(axes)
-        load(path, optimizer, place_of=place_of(model))
+        load(path, optimizer, shard_spec_of=shard_spec_of(model))
         return step(model, optimizer, model.mesh)
 
     path, expected = launch(train, 4)[0]

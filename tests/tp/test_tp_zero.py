@@ -7,22 +7,22 @@ from runs import launch
 from tp_runs import distance
 
 import dualpipe_lab as lab
-from dualpipe_lab.dp.adam import AdamW, Hyper
+from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.layout import share
-from dualpipe_lab.dp.sharded import Options
+from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.grads import zero_options
 from dualpipe_lab.tp.shard import full_state_dict, shards_of
 
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
-HYPER, MAX_NORM, STEPS = Hyper(0.01, eps=0.1, weight_decay=0.1), 0.5, 3
+HYPER, MAX_NORM, STEPS = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 3
 MODELS = {  # key heads: 1 is on both ranks of tp, 2 are dealt out
     "copies": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=1, qk_norm=True),
     "tied": LlamaConfig(**SIZES, num_heads=4, num_kv_heads=2, tied=True),
@@ -61,7 +61,7 @@ def build(stage, model, options):
 def train(optimizer, rank):
     model, norms = optimizer.module, []
     for ids, targets in batches():
-        rows = share(len(ids), 2, model.mesh.rank("dp"))
+        rows = shard_slice(len(ids), 2, model.mesh.rank("dp"))
         optimizer.zero_grad()
         model.loss(ids[rows], targets[rows], num_tokens=int((targets != -100).sum())).backward()
         norms.append(optimizer.step(max_norm=MAX_NORM).norm)
@@ -79,7 +79,7 @@ def test_norms_and_weights_are_those_of_one_process(name):
             for sequence_parallel in (False, True):
                 model = Llama(config, mesh, sequence_parallel, dtype=torch.float64)
                 state = full_state_dict(model, model.tp.group)
-                optimizer = build(stage, model, zero_options(model, model.tp, Options(HYPER)))
+                optimizer = build(stage, model, zero_options(model, model.tp, ZeroOptions(HYPER)))
                 norms = train(optimizer, rank)
                 if stage is Zero3:
                     with optimizer.gathered():
@@ -107,12 +107,12 @@ def test_copies_and_replicas_counted_by_every_rank_make_the_norm_too_large():
         mesh, found = lab.Mesh(TOPOLOGY), []
         for kind in ("right", "all are parts", "copies are parts"):
             model = Llama(MODELS["copies"], mesh, dtype=torch.float64)
-            options, names = zero_options(model, model.tp, Options(HYPER)), shards_of(model)
+            options, names = zero_options(model, model.tp, ZeroOptions(HYPER)), shards_of(model)
             if kind == "all are parts":
-                options = Options(HYPER, norm_groups={"tp": model.tp.group})
+                options = ZeroOptions(HYPER, norm_groups={"tp": model.tp.group})
             if kind == "copies are parts":
                 axes = dict.fromkeys(names, ("tp",))
-                options = Options(
+                options = ZeroOptions(
                     HYPER, axes_of=lambda name, _, axes=axes: axes.get(name, ()), norm_groups={"tp": model.tp.group}
                 )
             found.append(train(build(Zero1, model, options), rank)[0])
@@ -130,7 +130,7 @@ def test_other_axes_are_kept():
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), dtype=torch.float64)
         axes = [
             zero_options(model, model.tp, options).axes_of
-            for options in (Options(), Options(norm_groups={"pp": None}), Options(axes_of=lambda *_: None))
+            for options in (ZeroOptions(), ZeroOptions(norm_groups={"pp": None}), ZeroOptions(axes_of=lambda *_: None))
         ]
         named = dict(model.named_parameters())
         names = ("layers.0.attention.q.weight", "layers.0.attention.k.weight", "norm.weight")

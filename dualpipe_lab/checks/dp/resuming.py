@@ -26,11 +26,11 @@ def _make(seed: int) -> Any:
     import torch
     from torch import nn
 
-    from dualpipe_lab.dp.adam import AdamW, Hyper
+    from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2)).double()
-    return model, AdamW(model.parameters(), Hyper(0.01))
+    return model, AdamW(model.parameters(), Hyperparameters(0.01))
 
 
 def _train(model: Any, adam: Any, numbers: Iterable[int]) -> None:

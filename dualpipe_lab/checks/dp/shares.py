@@ -20,7 +20,7 @@ Grads: TypeAlias = list[list[float]]  # by parameter, in plain numbers; nothing 
 
 VOCABULARY, WIDTH, ROW, IGNORED = 8, 6, 4, -100
 LIBRARY = tuple(
-    f"dualpipe_lab.dp.{name}" for name in ("data_parallel", "gradients", "buckets", "ddp", "zero1", "zero2", "zero3")
+    f"dualpipe_lab.dp.{name}" for name in ("data_parallel", "buckets", "ddp", "zero1", "zero2", "zero3")
 )  # switched off while an answer runs
 NUM_TRAINED = VOCABULARY * WIDTH + WIDTH * VOCABULARY
 GRADIENT_BYTES = 8 * NUM_TRAINED

@@ -1,8 +1,8 @@
 """Checkpoints that survive a crash and load on another number of ranks.
 
 Chapter: book/dp/io.  In: an optimizer on N ranks.  Out: a folder; the same state on any number of ranks.
-  shape of it     step-00000010/index.json and one rank-00000.safetensors per rank; no pickle anywhere
-  bytes written   every element once: replicas are left to their lowest rank
+  files           step-00000010/index.json and one rank-00000.safetensors per rank; no pickle
+  bytes written   every element once: of several replicas, the lowest rank writes
 """
 
 from dualpipe_lab._facade import make_facade

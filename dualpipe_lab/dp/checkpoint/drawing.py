@@ -1,7 +1,7 @@
-"""Who reads what: the byte ranges of a checkpoint's files, and the ranks that they went to.
+"""A drawing of the byte ranges of a checkpoint's files and the ranks that read them.
 
 Chapter: book/dp/io.  In: the sizes of the files, what each rank read.  Out: an SVG that fits a narrow page, or text.
-A ribbon has the colour of its file; what no ribbon leaves (a header, replicas) is outlined only.
+A ribbon has the colour of its file; bytes that no rank reads (a header, replicas) are outlined only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class Range(NamedTuple):
 
 
 class ReadsDrawing:
-    """Byte ranges of files, and the ranks that read them; prints as text, displays as SVG.
+    """A drawing of byte ranges of files and the ranks that read them; prints as text, displays as SVG.
 
     Args:
         sizes: bytes of each file, as in `Checkpoint.index.files`.
@@ -43,7 +43,7 @@ class ReadsDrawing:
 
     @property
     def title(self) -> str:
-        """How many files went to how many ranks."""
+        """The number of files and the number of ranks."""
         files, ranks = len(self.sizes), len(self.ranges)
         return f"{files} file{'s' * (files > 1)} to {ranks} rank{'s' * (ranks > 1)}"
 

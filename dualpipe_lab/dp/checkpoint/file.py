@@ -1,8 +1,8 @@
-"""The safetensors format: written tensor by tensor, so that no copy of the whole is in memory; read by byte range.
+"""The safetensors format: written tensor by tensor, so that no second copy is in memory; read by byte range.
 
-Chapter: book/dp/io.  In: types, shapes, a function that gives a tensor by name.  Out: a file on the disk, its header.
-  the file   8 bytes: length of the header; the header: JSON of types, shapes and places; then the bytes of the tensors
-Elsewhere: safetensors.torch.save_file, which wants all tensors at once; safetensors.safe_open, which does not tell
+Chapter: book/dp/io.  In: types, shapes, a function that returns a tensor by name.  Out: a file on disk, its header.
+  the file   8 bytes: length of the header; the header: JSON of types, shapes and offsets; then the bytes of the tensors
+Elsewhere: safetensors.torch.save_file, which needs all tensors at once; safetensors.safe_open, which does not tell
 where a tensor lies in the file, parses the whole header for each opening (22 times the time of a small read), and maps
 the file, so that one that is cut short while it is read ends the process (SIGBUS) instead of raising an error.
 """
@@ -27,7 +27,7 @@ _METADATA = "__metadata__"
 
 
 class Extent(NamedTuple):
-    """Where a tensor lies in a file: bytes `begin` to `end`, counted from the start of the file."""
+    """The bytes of a tensor in a file: `begin` to `end`, counted from the start of the file."""
 
     dtype: torch.dtype
     begin: int
@@ -35,21 +35,21 @@ class Extent(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A file that the disk has: its bytes, and the CRC-32 of each tensor's."""
+    """A file that is on disk: its size in bytes, and the CRC-32 of each tensor's bytes."""
 
     size: int
     checksums: dict[str, int]
 
 
 class Header(NamedTuple):
-    """What a file says of itself."""
+    """The header of a file: its metadata, and the type and bytes of each tensor."""
 
     metadata: dict[str, str]
     tensors: dict[str, Extent]
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Whether the format has this type.
+    """Return whether the format has this type.
 
     >>> is_known(torch.bfloat16), is_known(torch.complex64)
     (True, False)
@@ -58,7 +58,7 @@ def is_known(dtype: torch.dtype) -> bool:
 
 
 def size_of(name: str) -> int:
-    """Bytes of an element of the type with this name; 0 if the format has no such type.
+    """Return the bytes of an element of the type with this name; 0 if the format has no such type.
 
     >>> size_of("bfloat16"), size_of("load")
     (2, 0)
@@ -72,10 +72,10 @@ def write_tensors(
     read: Callable[[str], Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> Written:
-    """Write tensors of these types and shapes, asking for one at a time; return size and checksums.
+    """Write tensors of these types and shapes, reading one at a time; return size and checksums.
 
-    When it returns, the disk has them.  What `metadata` says stands in the header; other programs look for the format
-    there, so that is the default.
+    The data is on disk when this returns.  The header contains `metadata`; other programs look for the format in it,
+    so that is the default.
 
     Raises:
         KeyError: a type that the format does not know.
@@ -91,16 +91,16 @@ def write_tensors(
     with file.open("wb") as out:
         out.write(len(encoded).to_bytes(8, "little") + encoded)
         for name in parts:
-            held = read(name).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-            out.write(held)
-            checksums[name] = zlib.crc32(held)
+            data = read(name).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            out.write(data)
+            checksums[name] = zlib.crc32(data)
         out.flush()
         os.fsync(out.fileno())
     return Written(len(encoded) + 8 + end, checksums)
 
 
 def read_header(file: Path) -> Header:
-    """Read what a file says of itself.
+    """Read and check the header of a file.
 
     Raises:
         ValueError: it is no safetensors file.
@@ -124,7 +124,7 @@ def read_header(file: Path) -> Header:
 
 
 def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
-    """The elements in bytes `begin` to `end` of a file, and nothing else of it.
+    """Read the elements in bytes `begin` to `end` of a file, and no other bytes.
 
     Raises:
         ValueError: the file ends before.

@@ -1,10 +1,10 @@
-"""The folder of checkpoints: how one appears whole or not at all, and how old ones go.
+"""The folder of checkpoints: a save is visible completely or not at all, and old checkpoints are removed.
 
 Chapter: book/dp/io.  In: a folder, a step.  Out: names, renames.
-A save writes into a hidden folder, makes the disk keep every file (fsync), and renames the folder.  A rename is one
-step for the file system: whatever moment a process dies at, the folder bears either name.  A removal begins with a
-rename too, so that what has its proper name is always whole.  One save at a time: a lock says so, which the operating
-system takes from a dead process.  Where a file system has no locks, the token in the hidden name keeps two saves apart.
+A save writes into a hidden folder, waits until every file is on disk (fsync), and renames the folder.  A rename is
+atomic: whenever a process dies, the folder has one name or the other.  A removal begins with a rename too, so a folder
+with its final name is always complete.  A lock allows one save at a time; the operating system releases the lock of a
+dead process.  On a file system without locks, the token in the hidden name keeps two saves apart.
 """
 
 import errno
@@ -24,7 +24,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
 
 
 def name_of(step: int) -> str:
-    """The name of a step's folder.
+    """Return the name of a step's folder.
 
     >>> name_of(10)
     'step-00000010'
@@ -33,14 +33,14 @@ def name_of(step: int) -> str:
 
 
 def saved_steps(folder: Path | str) -> list[int]:
-    """The steps of which a folder holds a checkpoint, in order."""
+    """Return the steps that have a checkpoint in a folder, in order."""
     folder = Path(folder)
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{8,})", name)))
 
 
 def latest(folder: Path | str) -> Path:
-    """The checkpoint of the highest step.
+    """Return the path of the checkpoint with the highest step.
 
     Raises:
         CheckpointError: there is none.
@@ -53,7 +53,7 @@ def latest(folder: Path | str) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other saves out of a folder, in this process and in others.
+    """Lock a folder against other saves, of this process and of others.
 
     Raises:
         CheckpointError: another save is under way.
@@ -64,7 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             _lock(lock, folder)
-            if _is_at(path, lock):  # else its holder has just removed it: it keeps nobody out any more
+            if _is_at(path, lock):  # else its holder has just removed the file, and it locks no longer
                 try:
                     yield
                 finally:
@@ -75,7 +75,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make and return the hidden folder of a save, and clear away what broken-off saves and removals left.
+    """Make and return the hidden folder of a save, and remove the remains of interrupted saves and removals.
 
     Call it with the folder locked.
 
@@ -93,12 +93,12 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def token_of(hidden: Path) -> str:
-    """What tells a save from all others, also of the same step."""
+    """Return the token of a save, which differs from that of every other save, also of the same step."""
     return hidden.name.rpartition("-")[2]
 
 
 def commit(hidden: Path) -> Path:
-    """Give a complete save its name."""
+    """Rename the hidden folder of a complete save to its final name."""
     final = hidden.with_name(hidden.name.removeprefix(_SAVING).rpartition("-")[0])
     sync(hidden)
     os.rename(hidden, final)
@@ -107,7 +107,7 @@ def commit(hidden: Path) -> Path:
 
 
 def rotate(folder: Path, step: int, keep: int) -> None:
-    """Remove all checkpoints up to that of `step` but the last `keep`; later ones, of an earlier run, stay."""
+    """Remove all but the last `keep` checkpoints up to `step`; later steps, of an earlier run, stay."""
     for step in [saved for saved in saved_steps(folder) if saved <= step][:-keep]:
         dying = folder / f"{_REMOVING}{name_of(step)}"
         os.rename(folder / name_of(step), dying)
@@ -115,7 +115,7 @@ def rotate(folder: Path, step: int, keep: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when the disk has what was written to a file, or the names in a folder."""
+    """Return when a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -136,7 +136,7 @@ def _lock(lock: int, folder: Path) -> None:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file still has this name."""
+    """Return whether an open file still has this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""The index of a checkpoint: which file holds which elements of which tensor, and everything that is no tensor.
+"""The index of a checkpoint: the file of every shard of every tensor, and all values that are not tensors.
 
 Chapter: book/dp/io.  In: JSON.  Out: an `Index`, or an error that names the file and the tensor.
-Checksums (CRC-32): one for each piece of a tensor, over its bytes; one for all that is no tensor, over its JSON with
-sorted keys.  Checkpoints of format 1 have none, and load without.
+Checksums (CRC-32): one for each shard of a tensor, over its bytes; one for all other values, over their JSON with
+sorted keys.  Checkpoints of format 1 have none, and are loaded without a comparison.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpipe_lab.dp.checkpoint.file import size_of
-from dualpipe_lab.dp.checkpoint.region import Region
+from dualpipe_lab.dp.checkpoint.region import ShardRegion
 
 FORMAT = "dualpipe-lab checkpoint 2"
 OLD_FORMAT = "dualpipe-lab checkpoint 1"  # without checksums and without the token of the save
@@ -23,36 +23,36 @@ VALUES = ("sampler", "config", "num_steps", "scaler", "topology", "random")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written or read; nothing was loaded."""
+    """A checkpoint cannot be written or read; nothing was loaded."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Elements of a tensor in a file, where they lie flat under the tensor's name; the CRC-32 of their bytes."""
+class StoredShard:
+    """A shard of a tensor in a file, stored flat under the tensor's name, with the CRC-32 of its bytes."""
 
     file: str
-    region: Region
+    region: ShardRegion
     checksum: int | None = None
 
 
 @dataclass
 class TensorEntry:
-    """One whole tensor: its type, its shape and where its elements are."""
+    """One full tensor: its type, its shape and its shards."""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: list[Stored] = field(default_factory=list)
+    shards: list[StoredShard] = field(default_factory=list)
 
 
 @dataclass
 class Index:
-    """What is in a checkpoint.
+    """The index of a checkpoint.
 
     Attributes:
         step: of the training.
         files: bytes of each file.
         tensors: by name.
-        values: everything that is no tensor, as JSON.
+        values: everything that is not a tensor, as JSON.
         save: the token of the save, which its files repeat; empty in format 1.
     """
 
@@ -63,12 +63,12 @@ class Index:
     save: str = ""
 
     def dumps(self) -> str:
-        """The index as JSON."""
+        """Return the index as JSON."""
         tensors = {
             name: {
                 "dtype": entry.dtype,
                 "shape": entry.shape,
-                "pieces": [[piece.file, *piece.region[1:], piece.checksum] for piece in entry.pieces],
+                "pieces": [[shard.file, *shard.region[1:], shard.checksum] for shard in entry.shards],
             }
             for name, entry in self.tensors.items()
         }
@@ -80,7 +80,7 @@ def read_index(path: Path) -> Index:
     """Read and check the index of the checkpoint at `path`.
 
     Raises:
-        CheckpointError: no index, one that cannot be read, or a file of another size than it says.
+        CheckpointError: the index is missing or damaged, or a file does not have the size in the index.
     """
     file = path / INDEX
     if not file.is_file():
@@ -90,16 +90,16 @@ def read_index(path: Path) -> Index:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}); use another checkpoint") from error
     for name, size in index.files.items():
-        shard = path / name
-        found = shard.stat().st_size if shard.is_file() else None
+        data = path / name
+        found = data.stat().st_size if data.is_file() else None
         if found != size:
             state = "is missing" if found is None else f"has {found} bytes of {size}"
-            raise CheckpointError(f"{shard} {state}, so {_first(index, name)} cannot be read; use another checkpoint")
+            raise CheckpointError(f"{data} {state}, so {_first(index, name)} cannot be read; use another checkpoint")
     return index
 
 
 def checksum_of(values: dict[str, Any]) -> int:
-    """The CRC-32 of what is no tensor, as it will be read."""
+    """Return the CRC-32 of the values that are not tensors, as they will be read."""
     read = json.loads(json.dumps(values))  # keys are text from here on
     return zlib.crc32(json.dumps(read, sort_keys=True).encode())
 
@@ -116,10 +116,10 @@ def _parse(parts: dict[str, Any]) -> Index:
     tensors = {}
     for name, entry in parts["tensors"].items():
         tensors[name] = _tensor(name, entry, has_checksums)
-        for piece in tensors[name].pieces:
-            held[piece.file] += piece.region.numel * size_of(tensors[name].dtype)
-            if piece.file not in files or held[piece.file] > files[piece.file]:
-                raise ValueError(f"tensor {name} is in {piece.file!r}, which is not listed or has fewer bytes")
+        for shard in tensors[name].shards:
+            held[shard.file] += shard.region.numel * size_of(tensors[name].dtype)
+            if shard.file not in files or held[shard.file] > files[shard.file]:
+                raise ValueError(f"tensor {name} is in {shard.file!r}, which is not listed or has fewer bytes")
     step = _natural(parts["step"], "the step")
     return Index(step, files, tensors, values, str(parts["save"]) if has_checksums else "")
 
@@ -131,16 +131,16 @@ def _tensor(name: str, entry: dict[str, Any], has_checksums: bool) -> TensorEntr
         raise ValueError(f"tensor {name}: dtype {entry['dtype']!r} is unknown")
     found = TensorEntry(entry["dtype"], shape)
     for file, *numbers in entry["pieces"]:
-        what = f"tensor {name}: a number of its piece in {file}"
+        what = f"tensor {name}: a number of its shard in {file}"
         axis, start, stop, first, last, *rest = (_natural(number, what) for number in numbers)
-        region = Region(shape or (1,), axis, start, stop, first, last)
+        region = ShardRegion(shape or (1,), axis, start, stop, first, last)
         if len(rest) != has_checksums or not _is_inside(region):
-            raise ValueError(f"tensor {name}: {numbers} describes no piece of shape {shape}")
-        found.pieces.append(Stored(file, region, *rest))
+            raise ValueError(f"tensor {name}: {numbers} describes no shard of shape {shape}")
+        found.shards.append(StoredShard(file, region, *rest))
     return found
 
 
-def _is_inside(region: Region) -> bool:
+def _is_inside(region: ShardRegion) -> bool:
     shape, axis, start, stop, first, last = region
     if axis >= len(shape) or not start <= stop <= shape[axis] or not first <= last:
         return False
@@ -149,11 +149,11 @@ def _is_inside(region: Region) -> bool:
 
 def _natural(number: Any, what: str) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError(f"{what} is {str(number)[:40]!r}, which is no whole number from 0")
+        raise ValueError(f"{what} is {str(number)[:40]!r}, which is no full number from 0")
     return number
 
 
 def _first(index: Index, file: str) -> str:
-    """Name a tensor of a file."""
-    names = [name for name, entry in index.tensors.items() if any(piece.file == file for piece in entry.pieces)]
+    """Return the name of a tensor in a file."""
+    names = [name for name, entry in index.tensors.items() if any(shard.file == file for shard in entry.shards)]
     return f"tensor {names[0]}" if names else "what it holds"

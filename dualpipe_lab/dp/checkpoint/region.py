@@ -1,9 +1,10 @@
-"""`Region`: which elements of a whole tensor a rank holds, and what two regions have in common; no torch.
+"""`ShardRegion`: the elements of a full tensor that lie in a shard, and the intersection of two shards; no torch.
 
-Chapter: book/dp/io.  In: a slice along one axis, then a range of the flattened slice.  Out: copies.
-Tensor and pipeline parallelism cut a tensor along an axis; ZeRO then cuts what is left as a flat buffer.  Both are runs
-of consecutive elements of the whole tensor, so any cut can be read by any other.
-  runs of a region   1 along axis 0, otherwise one per place of the axes before; overlaps take one pass over both lists
+Chapter: book/dp/io.  In: a slice along one axis, then a range of the flattened slice.  Out: ranges to copy.
+Tensor parallelism shards a tensor along an axis; ZeRO then shards the slice as a flat buffer.  Both are runs of
+consecutive elements of the full tensor, so shards of any layout can be read from shards of any other.
+  runs of a region   1 along axis 0, otherwise one per index of the axes before
+  intersection       one pass over the runs of both
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 
-class Copy(NamedTuple):
+class CopyRange(NamedTuple):
     """Elements `source` to `source + length` of one region are elements `target` to `target + length` of another."""
 
     source: int
@@ -19,8 +20,8 @@ class Copy(NamedTuple):
     length: int
 
 
-class Region(NamedTuple):
-    """Places `start` to `stop` along `axis` of a tensor of `shape`, and of these, flattened, `first` to `last`."""
+class ShardRegion(NamedTuple):
+    """Elements `first` to `last` of a flattened slice: `start` to `stop` along `axis` of a tensor of `shape`."""
 
     shape: tuple[int, ...]
     axis: int
@@ -35,9 +36,9 @@ class Region(NamedTuple):
         return self.last - self.first
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Begin and length of each run in the whole tensor, flattened.
+        """Yield the begin and length of each run of consecutive elements in the flattened full tensor.
 
-        >>> list(Region((2, 4), axis=1, start=1, stop=3, first=1, last=4).runs())
+        >>> list(ShardRegion((2, 4), axis=1, start=1, stop=3, first=1, last=4).runs())
         [(2, 1), (5, 2)]
         """
         inner = prod(self.shape[self.axis + 1 :])
@@ -50,23 +51,23 @@ class Region(NamedTuple):
             position += length
 
 
-def whole(shape: tuple[int, ...]) -> Region:
-    """All elements of a tensor; a number counts as a vector of one.
+def full_region(shape: tuple[int, ...]) -> ShardRegion:
+    """Return the region of all elements of a tensor; a scalar counts as a vector of length 1.
 
-    >>> whole((2, 3)).numel, whole(()).shape
+    >>> full_region((2, 3)).numel, full_region(()).shape
     (6, (1,))
     """
     shape = shape or (1,)
-    return Region(shape, 0, 0, shape[0], 0, prod(shape))
+    return ShardRegion(shape, 0, 0, shape[0], 0, prod(shape))
 
 
-def overlaps(source: Region, target: Region) -> list[Copy]:
-    """What of `source` belongs into `target`.
+def copies_between(source: ShardRegion, target: ShardRegion) -> list[CopyRange]:
+    """Return the ranges of elements that two regions share.
 
-    >>> overlaps(Region((6,), 0, 0, 6, 0, 4), Region((6,), 0, 0, 6, 3, 6))
-    [Copy(source=3, target=0, length=1)]
+    >>> copies_between(ShardRegion((6,), 0, 0, 6, 0, 4), ShardRegion((6,), 0, 0, 6, 3, 6))
+    [CopyRange(source=3, target=0, length=1)]
     """
-    found: list[Copy] = []
+    found: list[CopyRange] = []
     sources, targets = list(source.runs()), list(target.runs())
     at = to = done_source = done_target = 0
     while at < len(sources) and to < len(targets):
@@ -74,7 +75,7 @@ def overlaps(source: Region, target: Region) -> list[Copy]:
         start = max(source_start, target_start)
         stop = min(source_start + source_length, target_start + target_length)
         if start < stop:
-            copy = Copy(done_source + start - source_start, done_target + start - target_start, stop - start)
+            copy = CopyRange(done_source + start - source_start, done_target + start - target_start, stop - start)
             found.append(copy)
         if source_start + source_length <= target_start + target_length:
             at, done_source = at + 1, done_source + source_length

@@ -1,6 +1,7 @@
-"""What a rank has to save: parts of tensors, each with its place in the whole; and the state of its random numbers.
+"""The sharded state dict of a rank: its shards of tensors, each with its region; and its state of random numbers.
 
 Chapter: book/dp/io.  In: an optimizer.  Out: named, flat views; loading writes into the same views.
+Elsewhere: Megatron `sharded_state_dict`; torch.distributed.checkpoint.state_dict.
 """
 
 import base64
@@ -12,88 +13,92 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.dp.checkpoint.region import Region, whole
+from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
 
 
-class Place(NamedTuple):
-    """Where a rank's parameter lies in the whole model: its name there, and its slice along one axis.
+class ShardSpec(NamedTuple):
+    """The place of a rank's parameter in the full model: its name there, and its slice along one axis.
 
-    A parameter that tensor parallelism cut into columns on 2 ranks: `Place("head.weight", axis=0, start=512,
-    size=1024)` on the second.  A stage of a pipeline only has other names: `Place("blocks.3.weight")`.
+    The second of 2 ranks that shard a parameter along its columns has `ShardSpec("head.weight", axis=0, start=512,
+    size=1024)`.  For a stage of a pipeline only the name differs: `ShardSpec("blocks.3.weight")`.
     """
 
     name: str
     axis: int = 0
     start: int = 0
-    size: int | None = None  # of the whole tensor along `axis`; None: the rank has all of it
+    size: int | None = None  # of the full tensor along `axis`; None: the rank holds the full tensor
 
 
-PlaceOf = Callable[[str, Tensor], Place]
+ShardSpecOf = Callable[[str, Tensor], ShardSpec]
 
 
-class Fragment(NamedTuple):
-    """Some elements of a whole tensor: a flat view of what this rank holds."""
+class SavedShard(NamedTuple):
+    """This rank's shard of a full tensor, as a flat view."""
 
     name: str
-    shape: tuple[int, ...]  # of the whole tensor
-    region: Region
+    shape: tuple[int, ...]  # of the full tensor
+    region: ShardRegion
     view: Tensor
 
 
-def fragments(optimizer: ShardedOptimizer, place_of: PlaceOf | None = None) -> Iterator[Fragment]:
-    """Everything that this rank holds of the model and its optimizer; replicas yield equal fragments.
+def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> Iterator[SavedShard]:
+    """Yield this rank's shards of the model and its optimizer; replicas yield equal shards.
 
-    Weights come at their best precision: the master copy where there is one.
+    Weights come in their best precision: from the master copy if there is one.
     """
     seen: set[nn.Parameter] = set()
-    for held in optimizer.held:
-        state = held.adam.state()
-        for part in held.bucket.layout.between(held.first, held.last):
+    for held in optimizer.local_shards:
+        state = held.adam.state_dict()
+        for part in held.bucket.layout.tensors_between(held.start, held.stop):
             parameter = held.bucket.parameters[part.tensor]
-            begin = held.bucket.layout.offsets[part.tensor] + part.start - held.first
+            begin = held.bucket.layout.offsets[part.tensor] + part.start - held.start
             for kind, tensor in state.items():
                 view = tensor[begin : begin + part.stop - part.start]
-                yield _fragment(kind, optimizer.names[parameter], parameter, view, part.start, place_of)
+                yield _saved_shard(kind, optimizer.names[parameter], parameter, view, part.start, shard_spec_of)
         seen.update(held.bucket.parameters)
-    yield from _frozen(optimizer, seen, place_of)
+    yield from _frozen(optimizer, seen, shard_spec_of)
     persistent = optimizer.module.state_dict(keep_vars=True)
     for name, buffer in optimizer.module.named_buffers():
         if name in persistent:
-            yield _fragment("buffer", name, buffer, buffer.detach().view(-1), 0, place_of)
+            yield _saved_shard("buffer", name, buffer, buffer.detach().view(-1), 0, shard_spec_of)
 
 
-def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], place_of: PlaceOf | None) -> Iterator[Fragment]:
-    """The parameters without an optimizer state."""
+def _frozen(
+    optimizer: ShardedOptimizer, seen: set[nn.Parameter], shard_spec_of: ShardSpecOf | None
+) -> Iterator[SavedShard]:
+    """Yield the parameters without optimizer state."""
     if isinstance(optimizer, Zero3):
         for flat in optimizer.flats:
             layout = flat.bucket.layout
-            for part in layout.parts(optimizer.group_rank) if not flat.is_trained else ():
+            for part in layout.tensors_in(optimizer.group_rank) if not flat.is_trained else ():
                 parameter = flat.bucket.parameters[part.tensor]
                 begin = layout.offsets[part.tensor] + part.start - layout.span(optimizer.group_rank)[0]
                 view = flat.shard[begin : begin + part.stop - part.start]
-                yield _fragment("parameter", optimizer.names[parameter], parameter, view, part.start, place_of)
+                yield _saved_shard("parameter", optimizer.names[parameter], parameter, view, part.start, shard_spec_of)
         return
     for parameter, name in optimizer.names.items():
         if parameter not in seen:
-            yield _fragment("parameter", name, parameter, parameter.detach().view(-1), 0, place_of)
+            yield _saved_shard("parameter", name, parameter, parameter.detach().view(-1), 0, shard_spec_of)
 
 
-def _fragment(kind: str, name: str, owner: Tensor, view: Tensor, first: int, place_of: PlaceOf | None) -> Fragment:
-    place = place_of(name, owner) if place_of else Place(name)
+def _saved_shard(
+    kind: str, name: str, owner: Tensor, view: Tensor, first: int, shard_spec_of: ShardSpecOf | None
+) -> SavedShard:
+    place = shard_spec_of(name, owner) if shard_spec_of else ShardSpec(name)
     shape = list(owner.shape)
-    region = whole(tuple(shape))
+    region = full_region(tuple(shape))
     if shape:
         length = shape[place.axis]
         shape[place.axis] = length if place.size is None else place.size
-        region = Region(tuple(shape), place.axis, place.start, place.start + length, 0, 0)
+        region = ShardRegion(tuple(shape), place.axis, place.start, place.start + length, 0, 0)
     region = region._replace(first=first, last=first + view.numel())
-    return Fragment(f"{kind}/{place.name}", tuple(shape), region, view)
+    return SavedShard(f"{kind}/{place.name}", tuple(shape), region, view)
 
 
 def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
-    """The random numbers of this rank: Python's, torch's, numpy's if it is loaded, those of rounding; as JSON."""
+    """Return the state of random numbers as JSON: of Python, torch, the rounding, and numpy if it is imported."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
     if rounding is not None:
         state["rounding"] = _text(rounding.get_state())
@@ -104,7 +109,7 @@ def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], rounding: torch.Generator | None = None) -> None:
-    """Go on with these random numbers."""
+    """Restore the state of random numbers."""
     version, numbers, spare = state["python"]
     random.setstate((version, tuple(numbers), spare))
     torch.set_rng_state(_bytes(state["torch"]))

@@ -1,7 +1,7 @@
-"""To and from the checkpoints of `torch.distributed.checkpoint`, on one process.
+"""Convert to and from the checkpoints of `torch.distributed.checkpoint`, in one process.
 
-Chapter: book/dp/io.  In: a checkpoint of ours, or one of torch's.  Out: the other.
-Torch's index is a pickle, which runs code when it is read: import only what you trust.
+Chapter: book/dp/io.  In: a checkpoint of this library, or of torch.  Out: a checkpoint of the other.
+torch's index is a pickle, which can run code when it is read: convert only what you trust.
 """
 
 import json
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint import folder as folders
 from dualpipe_lab.dp.checkpoint.file import write_tensors
-from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, Stored, TensorEntry
+from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, StoredShard, TensorEntry
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint, metadata_of, type_name
-from dualpipe_lab.dp.checkpoint.region import whole
+from dualpipe_lab.dp.checkpoint.region import full_region
 
 _VALUES = "dualpipe_lab.values"  # a tensor of bytes, so that nothing of ours is pickled
 _FILE = "rank-00000.safetensors"
@@ -33,10 +33,10 @@ _NO_VALUES: dict[str, Any] = {
 
 
 def to_torch(path: Path | str, target: Path | str) -> None:
-    """Write a checkpoint of ours as one of torch's, with the same names; the model must fit into memory.
+    """Convert a checkpoint of this library to one of torch, with the same names; the model must fit into memory.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the checkpoint cannot be read.
     """
     checkpoint = Checkpoint(path)
     state = {name: checkpoint.read(name) for name in checkpoint.names()}
@@ -49,13 +49,13 @@ def to_torch(path: Path | str, target: Path | str) -> None:
 def from_torch(
     source: Path | str, folder: Path | str, step: int | None = None, rename: Callable[[str], str] | None = None
 ) -> Path:
-    """Write a checkpoint of torch's as one of ours into `folder`, and return its path.
+    """Convert a checkpoint of torch to one of this library in `folder`, and return its path.
 
     Args:
-        source: torch's folder.
-        folder: of our checkpoints.
+        source: the folder of torch's checkpoint.
+        folder: the folder of checkpoints to write into.
         step: of the training; not needed if `to_torch` made the source.
-        rename: gives each tensor its name here: `parameter/...`, `exp_avg/...`, `exp_avg_sq/...`, `buffer/...`.
+        rename: returns the name of each tensor here: `parameter/...`, `exp_avg/...`, `exp_avg_sq/...`, `buffer/...`.
 
     Raises:
         CheckpointError: no step is known, or the step is saved already.
@@ -89,8 +89,8 @@ def _write(state: dict[str, Tensor], folder: Path, step: int, values: dict[str, 
         tensors = {}
         for name, tensor in state.items():
             shape = tuple(tensor.shape)
-            piece = Stored(_FILE, whole(shape), written.checksums[name])
-            tensors[name] = TensorEntry(type_name(tensor.dtype), shape, [piece])
+            shard = StoredShard(_FILE, full_region(shape), written.checksums[name])
+            tensors[name] = TensorEntry(type_name(tensor.dtype), shape, [shard])
         (hidden / INDEX).write_text(Index(step, {_FILE: written.size}, tensors, values, save).dumps())
         folders.sync(hidden / INDEX)
         return folders.commit(hidden)

@@ -92,7 +92,7 @@ class GradientSync:
             for owner in synchronizers_of(parameter):
                 if owner.is_sharded:
                     raise ValueError(
-                        f"{names[stage]} of stage {stage} is tied to other stages, and {type(owner).__name__} shards "
+                        f"{names[stage]} of stage {stage} is tied to other stages, and {owner.name} shards "
                         "its gradient over the data ranks; use Ddp for stages with tied weights"
                     )
                 owner.check_addition([parameter])
@@ -129,7 +129,7 @@ class GradientSync:
 
     def _check_shards(self) -> None:
         """Compare shards with the mirrors, once; not for gradients that stay unsharded until the sums begin."""
-        owners = [owner for found in self._found.values() for owner in found if owner.pieces() is not None]
+        owners = [owner for found in self._found.values() for owner in found if owner.grad_shards() is not None]
         if owners != self._compared:
             self._replicated.check_shards()
             self._compared = owners

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending, Work
-from dualpipe_lab.dp.synchronizer import Piece, pieces_of
+from dualpipe_lab.dp.synchronizer import GradShard, grad_shards_of
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 
@@ -148,7 +148,7 @@ def _grads(module: nn.Module) -> list[Grads]:
     """Return the gradients in lists of one type each: full gradients, or the shards that this rank keeps."""
     lists: defaultdict[torch.dtype, Grads] = defaultdict(list)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    pieces = pieces_of(trained)
+    pieces = grad_shards_of(trained)
     for parameter in trained:
         if parameter not in pieces:
             lists[parameter.dtype].append((parameter, _grad(parameter)))
@@ -159,11 +159,11 @@ def _grads(module: nn.Module) -> list[Grads]:
 
 def _layout(module: nn.Module) -> list[tuple[int, int] | None]:
     """Return start and length of each gradient's shard on this rank; None for a full gradient."""
-    pieces = pieces_of(module.parameters())
+    pieces = grad_shards_of(module.parameters())
     return [_span(pieces[parameter]) if parameter in pieces else None for parameter in module.parameters()]
 
 
-def _span(piece: Piece | None) -> tuple[int, int]:
+def _span(piece: GradShard | None) -> tuple[int, int]:
     return (0, 0) if piece is None else (piece.start, len(piece.values))
 
 

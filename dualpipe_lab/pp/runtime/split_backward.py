@@ -102,7 +102,7 @@ class SplitBackward:
 
 
 def _turn(weights: Sequence[Tensor]) -> int:
-    return min((owner.turn(weight) for weight in weights for owner in synchronizers_of(weight)), default=0)
+    return min((owner.weight_grad_order(weight) for weight in weights for owner in synchronizers_of(weight)), default=0)
 
 
 def _run_weight_branches(intermediate: "Intermediate") -> None:
