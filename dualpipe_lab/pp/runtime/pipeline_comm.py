@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dualpipe_lab.comm import Pending, Work, irecv, isend
 from dualpipe_lab.pp.program import SEND_F, Action, B, F, Program
-from dualpipe_lab.pp.runtime.batch import Batch
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.rank_plan import made_by
 from dualpipe_lab.pp.runtime.shape_inference import BoundaryShapes, gradients_of, spec_of
@@ -32,12 +31,11 @@ class PipelineComm:
         self._results: dict[Action, tuple[str, Tensors]] = {}  # made on this rank, neither taken nor sent yet
         self.peak_buffers = 0
 
-    def begin_step(self, batch: Batch) -> None:
-        """Start a step with a new batch."""
+    def begin_step(self) -> None:
+        """Forget the messages of the step before."""
         self._receives.clear()
         self._results.clear()
         self.peak_buffers = 0
-        self._shapes.begin_step(batch)
 
     def start_receive(self, receive: Action, prefetch: bool = False) -> None:
         """Launch a receive unless it is launched already.

@@ -103,10 +103,10 @@ class PipelineRuntime:
         self._plan = plan_rank(lowered, self._rank, lookahead)
         self._forward_plan = plan_rank(lowered, self._rank, lookahead, forward_only=True)
         p2p = PipelineP2P(program, group, _device(modules, boundary))
-        shapes: BoundaryShapes
-        shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
+        self._shapes: BoundaryShapes
+        self._shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
         self._p2p = p2p
-        self._comm = PipelineComm(program, p2p, shapes)
+        self._comm = PipelineComm(program, p2p, self._shapes)
         self._sum_mirrors = sum_mirrors
         self._replicated = ReplicatedGrads(program, self._rank, p2p, modules)
         self._sync = GradientSync(self._stages, self._replicated, p2p, sum_mirrors)
@@ -181,7 +181,8 @@ class PipelineRuntime:
 
     def _execute(self, plan: RankPlan, batch: Batch) -> None:
         """Run the steps of a plan in order; every message is launched here, and waited for where it is used."""
-        self._comm.begin_step(batch)
+        self._comm.begin_step()
+        self._shapes.begin_step(batch)
         step: ProgramStep | None = None
         try:
             with _quiet():

@@ -191,7 +191,9 @@ class InferredShapes:
             self._specs[key] = spec
             header = to_header(spec).to(self._p2p.device)
             tag = self._p2p.header_tag(stage, microbatch)
-            self._send(header, self._route_of[microbatch][stage + 1], tag, f"header {stage}F{microbatch}")
+            target, label = self._route_of[microbatch][stage + 1], f"header {stage}F{microbatch}"
+            p2p = self._p2p
+            p2p.keep_send(target, isend(header, p2p.global_ranks[target], tag, p2p.group, label))
         elif self._specs[key] != spec:
             raise ValueError(
                 f"stage {stage} made {write(spec)} for microbatch {microbatch}, but {write(self._specs[key])} for one "
@@ -210,12 +212,9 @@ class InferredShapes:
 
     def _store_and_pass_on(self, number: int, signatures: Iterable[int]) -> None:
         """Store the signatures of a direction and send them to the ranks behind this one."""
-        direction = self._directions[number]
+        direction, p2p = self._directions[number], self._p2p
         direction.signatures.update(zip(direction.microbatches, signatures, strict=True))
         for child in direction.children:
-            message = torch.tensor(list(direction.signatures.values()), device=self._p2p.device)
-            self._send(message, child, self._p2p.signatures_tag(number), "signatures")
-
-    def _send(self, message: Tensor, target: int, tag: int, label: str) -> None:
-        p2p = self._p2p
-        p2p.keep_send(target, isend(message, p2p.global_ranks[target], tag, p2p.group, label))
+            message = torch.tensor(list(direction.signatures.values()), device=p2p.device)
+            tag = p2p.signatures_tag(number)
+            p2p.keep_send(child, isend(message, p2p.global_ranks[child], tag, p2p.group, "signatures"))
