@@ -40,7 +40,7 @@ class Zero3(ShardedOptimizer):
 
     Args:
         module: the model; parameters in no unit, and in several units (tied weights), belong to the root, which is
-            gathered for the whole of a forward and a backward.
+            gathered throughout a forward and a backward.
         units: submodules in the order of the forward, none inside of another.
         group: the ranks that the weights are sharded over.
         options: as for every stage; `bucket_bytes` and `num_backwards` are not used.

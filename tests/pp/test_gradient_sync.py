@@ -38,9 +38,10 @@ class WithoutAutograd(Stage):
 
     def weight_grad(self, microbatch):
         split = self.live.pop(microbatch).split
-        for fork in split._forks:
-            edges = [torch.autograd.graph.GradientEdge(fork.node, slot) for slot in fork.grads]
-            for p, grad in zip(fork.leaves, torch.autograd.grad(edges, fork.leaves, fork.grads.values()), strict=True):
+        for one in split._intermediates:
+            edges = [torch.autograd.graph.GradientEdge(one.node, slot) for slot in one.grads]
+            grads = torch.autograd.grad(edges, one.weights, one.grads.values())
+            for p, grad in zip(one.weights, grads, strict=True):
                 p.grad = grad if p.grad is None else p.grad + grad
 
 

@@ -89,7 +89,7 @@ class SplitBackward:
     def weight_grad(self) -> None:
         """W: accumulate the gradients of all weights in `.grad`.
 
-        Data parallelism may ask for the gradients of some weights first (`Synchronizer.turn`).
+        Data parallelism may ask for the gradients of some weights first (`Synchronizer.weight_grad_order`).
         """
         computed = [(one.weights, False, partial(_run_weight_branches, one)) for one in self._intermediates]
         early = [([weight], True, partial(_accumulate, weight, grad)) for weight, grad in self._early_grads]
