@@ -32,7 +32,7 @@ class RankContext:
         log: the last operations, which the launcher reads after a crash; None under `torchrun`.
         recorder: ledger, trace and status of this rank.
         wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
-        in_flight: works that nobody has waited for yet; a work that is garbage-collected would lose its message.
+        in_flight: works without a completed `wait`; a work that is garbage-collected would lose its message.
         quiet: True inside a pipeline's step: a wait for a message makes no span, the operation log is not written, and
             the recorder buffers messages until the end of the step.
     """

@@ -1,8 +1,8 @@
 """`Mesh`: the topology on one rank, with a process group per axis.
 
-Chapter: book/dp/topology.  In: a topology of the world's size.  Out: this rank's place, its groups, a `DeviceMesh`.
-Torch makes a group only if every rank of the world takes part.  So the first call of `group(axis)` makes the groups of
-the whole axis, and all ranks must come to it, in the same order of axes.
+Chapter: book/dp/topology.  In: a topology of the world's size.  Out: coordinates, process groups, a `DeviceMesh`.
+Torch makes a group only if every rank of the world takes part.  The first call of `group(axis)` therefore makes all
+groups along the axis, and every rank must call it, in the same order of axes.
 Elsewhere: torch `DeviceMesh.get_group`; Megatron `get_tensor_model_parallel_group`.
 """
 

@@ -201,7 +201,7 @@ def _hidden_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Start a process with interrupts blocked: Ctrl-C reaches the whole group, but only the kernel may act on it."""
+    """Block interrupts while a process starts: Ctrl-C reaches the process group, but only the kernel acts on it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

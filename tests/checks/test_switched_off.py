@@ -59,7 +59,8 @@ def named_modules():
         yield from re.findall(r"[\"'](dualpipe_lab(?:\.\w+)+(?::\w+(?:\.\w+)*)?)[\"']", text)
         for value in vars(module).values():
             names = value if isinstance(value, tuple) else (value,)
-            yield from (name for name in names if isinstance(name, str) and re.fullmatch(r"dualpipe_lab(\.\w+)+", name))
+            texts = (name for name in names if isinstance(name, str))
+            yield from (text for text in texts if re.fullmatch(r"dualpipe_lab(\.\w+)+(:\w+(\.\w+)*)?", text))
 
 
 def test_every_module_that_a_check_names_exists():
