@@ -10,13 +10,13 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 # One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
 NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with solutions/sanitize.cfg \
   --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
-SOURCES := dualpipe_lab tests benchmarks tools _ext
+SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab serve exercises grade lint format bench pairs lock release clean
+.PHONY: help new-chapter book test lab serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its lock exactly when the environment has to be renewed.
@@ -70,6 +70,10 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 
 bench: $(INSTALLED_DEV) ## run every benchmark and print its table
 	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
+
+new-chapter: $(INSTALLED) ## make a chapter that passes: make new-chapter part=tp name=my-topic
+	@$(BIN)/python tools/new_chapter.py $(or $(part),$(error name the part: make new-chapter part=tp name=my-topic)) $(or $(name),$(error name the topic: make new-chapter part=tp name=my-topic))
+	@$(MAKE) --no-print-directory pairs
 
 pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
 	@$(BIN)/python tools/install_cell.py

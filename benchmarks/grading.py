@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from dualpipe_lab.grading import Grader, Limits, report, submissions
+from dualpipe_course.grading import Grader, Limits, report, submissions
 
 ROOT = Path(__file__).parents[1]
 

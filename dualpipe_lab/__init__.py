@@ -14,7 +14,13 @@ from dualpipe_lab._facade import make_facade
 
 __version__ = "0.1.0"
 
-make_facade(__name__)
+make_facade(
+    __name__,
+    moved={
+        "checks": "write `from dualpipe_course import check`",
+        "progress": "write `from dualpipe_course import check`, then `check.progress()`",
+    },
+)
 attach()
 
 

@@ -46,7 +46,3 @@ from . import ep as ep
 from . import models as models
 from . import viz as viz
 from . import data as data
-
-# The course
-from . import checks as checks
-from .checks.progress_page import progress as progress

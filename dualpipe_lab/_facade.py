@@ -63,6 +63,7 @@ class Facade(ModuleType):
 
     _public: dict[str, PublicName]
     _header: str
+    _moved: dict[str, str]
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -82,6 +83,8 @@ class Facade(ModuleType):
             return f"({missing})"
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._moved:
+            raise ImportError(f"{self.__name__}.{name} has moved: {self._moved[name]}")
         if name.startswith("_") or name not in self._public:
             known = "" if name.startswith("_") else f"; it has {', '.join(self._public)}"
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{known}")
@@ -101,11 +104,14 @@ class Facade(ModuleType):
         return import_module, (self.__name__,)
 
 
-def make_facade(package: str) -> None:
-    """Turn a package that is being imported into a façade over its stub."""
+def make_facade(package: str, moved: dict[str, str] | None = None) -> None:
+    """Turn a package that is being imported into a façade over its stub.
+
+    `moved`: names of earlier versions, each with the sentence that an import of it gets.
+    """
     module = sys.modules[package]
     names = {entry.name: entry for entry in public_names(package)}
-    module.__dict__.update(_public=names, _header=module.__doc__ or "", __all__=list(names))
+    module.__dict__.update(_public=names, _moved=moved or {}, _header=module.__doc__ or "", __all__=list(names))
     for name, entry in names.items():
         if entry.module != package and isinstance(module.__dict__.get(name), ModuleType):
             del module.__dict__[name]

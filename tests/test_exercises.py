@@ -12,7 +12,7 @@ import make_exercises as tool  # noqa: E402
 
 sys.path.pop(0)
 
-HEADER = (ROOT / "solutions" / "start" / "time.md").read_text().partition("# ")[0]
+HEADER = (ROOT / "solutions" / "start" / "time" / "time.md").read_text().partition("# ")[0]
 PAGE = f"""{HEADER}# Title
 
 ```{{code-cell}} ipython3
@@ -36,8 +36,8 @@ check.a.double(double)
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "solutions" / "start").mkdir(parents=True)
-    (tmp_path / "solutions" / "start" / "a.md").write_text(PAGE)
+    (tmp_path / "solutions" / "start" / "a").mkdir(parents=True)
+    (tmp_path / "solutions" / "start" / "a" / "a.md").write_text(PAGE)
     (tmp_path / "_config.yml").write_text("repository:\n  url: https://github.com/someone/course\n  branch: main\n")
     return tmp_path
 
@@ -53,7 +53,7 @@ def test_the_exercises_follow_from_the_solutions(monkeypatch, capsys):
     assert status == 0, printed
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*/*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*/*/*.ipynb")), ids=lambda path: path.stem)
 def test_stored_outputs_are_what_every_machine_prints(path):
     """Warnings go to stderr, with the path of the file that they come from."""
     cells = jupytext.read(path).cells
@@ -88,7 +88,7 @@ def test_a_stub_replaces_the_solution_where_there_is_one():
 
 
 def test_empty_cells_are_dropped_and_outputs_removed(project, capsys):
-    page = project / "solutions" / "start" / "a.md"
+    page = project / "solutions" / "start" / "a" / "a.md"
     page.write_text(PAGE + "\n```{code-cell} ipython3\n\n```\n")
     run(capsys)
     assert len(jupytext.read(project / "exercises" / "start" / "a.ipynb").cells) == 4
@@ -124,7 +124,7 @@ def test_unbalanced_markers_are_refused_with_their_line(source, message):
     ],
 )
 def test_a_slip_is_refused_and_nothing_is_written(project, capsys, old, new, message):
-    (project / "solutions" / "start" / "a.md").write_text(PAGE.replace(old, new))
+    (project / "solutions" / "start" / "a" / "a.md").write_text(PAGE.replace(old, new))
     status, printed = run(capsys)
     assert status == 1
     assert message in printed

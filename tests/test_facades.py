@@ -35,8 +35,7 @@ def deeper_imports(text):
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_pages_and_benchmarks_import_from_facades(file):
-    deeper = [name for name in deeper_imports(file.read_text()) if not name.startswith("dualpipe_lab.checks")]
-    assert deeper == []
+    assert deeper_imports(file.read_text()) == []
 
 
 def test_a_deeper_import_is_seen():
@@ -142,3 +141,17 @@ def test_type_checkers_know_the_names_and_refuse_others(tmp_path):
     wrong = re.findall(r'page\.py:(\d+): error: .*? attribute "(\w+)"', done.stdout)
     assert wrong == [("4", "simulat"), ("6", "ColumnParallelLiner")], done.stdout + done.stderr
     assert "Timeline" in done.stdout
+
+
+def test_a_name_that_has_moved_is_told_in_one_sentence():
+    with pytest.raises(ImportError, match=r"dualpipe_lab\.checks has moved: write `from dualpipe_course import check`"):
+        exec("from dualpipe_lab import checks as check")
+
+
+def test_the_library_imports_nothing_of_the_course():
+    for file in sorted((ROOT / "dualpipe_lab").rglob("*.py*")):
+        if file.suffix in (".py", ".pyi"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not [name for name in names if name.startswith("dualpipe_course")], file

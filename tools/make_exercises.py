@@ -1,4 +1,4 @@
-"""Make the exercises from the solutions: solutions/**.md -> exercises/**.md and .ipynb.
+"""Make the exercises from the solutions: solutions/<part>/<topic>/<topic>.md -> exercises/<part>/<topic>.md and .ipynb.
 
 A solution stands between two comments, at any indentation.  Its lines become one that raises NotImplementedError, or
 the commented lines after a third marker, where the learner is to repair something:
@@ -43,6 +43,15 @@ class Cell(NamedTuple):
     tags: tuple[str, ...]
 
 
+def target_of(page: Path) -> Path:
+    """Return the exercise of a solution, which has a folder of its own beside its wrong and right answers.
+
+    >>> str(target_of(Path("solutions/pp/gpipe/gpipe.md")))
+    'exercises/pp/gpipe.md'
+    """
+    return Path("exercises", *page.parts[1:-2], page.name)
+
+
 def strip_solution(source: str, where: str) -> str:
     """Replace every solution in a cell's source; Refused if the markers do not match."""
     kept: list[str] = []
@@ -72,14 +81,20 @@ def strip_solution(source: str, where: str) -> str:
     return "\n".join(kept)
 
 
+def one_folder_up(text: str) -> str:
+    """Return a solution's text with its links as an exercise needs them."""
+    return text.replace("](../../../", "](../../")
+
+
 def make(path: Path, target: Path) -> Any:
     """Return the exercise notebook of one solution page."""
     notebook = jupytext.read(path)
     cells: list[Any] = []
     for index, cell in enumerate(notebook.cells):
         where = f"{path}, cell {index}"
-        source = strip_solution(cell.source, where) if cell.cell_type == "code" else cell.source
-        _check_tag(cell, source != cell.source, where)
+        source = strip_solution(cell.source, where) if cell.cell_type == "code" else one_folder_up(cell.source)
+        if cell.cell_type == "code":
+            _check_tag(cell, source != cell.source, where)
         if source.strip():
             cell.source = source
             if cell.cell_type == "code":
@@ -171,7 +186,7 @@ def main(arguments: list[str]) -> int:
     """Write, check or run, below the current folder."""
     pages = sorted(path for path in Path("solutions").rglob("*.md") if ".ipynb_checkpoints" not in path.parts)
     try:
-        targets = {page: Path("exercises", *page.parts[1:]) for page in pages}
+        targets = {page: target_of(page) for page in pages}
         made = {target: make(page, target) for page, target in targets.items()}
     except Refused as error:
         print(error)

@@ -62,7 +62,7 @@ def main() -> None:
         assert "0F0" in shown.stdout or "makespan" in shown.stdout, shown.stdout
     say("picture and command line", "drawn")
     calls = {"matplotlib": "viz.plot_timelines(timeline)", "anywidget": "viz.TimelineWidget(timeline)"}
-    calls["psutil"] = "from dualpipe_lab.grading.grader import Grader"
+    calls["psutil"] = "from dualpipe_course.grading.grader import Grader"
     for package, name in EXTRAS.items():
         if find_spec(package) is None:
             assert refusal(calls[package]).endswith(f'run: pip install "dualpipe-lab[{name}]"')

@@ -4,13 +4,14 @@ Chapter: book/appendix/command-line.  Exit codes: 0 success; 1 an impossible req
 """
 
 import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from dualpipe_lab._optional import MissingExtra
-from dualpipe_lab.cli import compare, explain, learn, optimise, show
+from dualpipe_lab.cli import compare, explain, optimise, show
 from dualpipe_lab.pp.validation.errors import InvalidProgram
 
 
@@ -48,15 +49,22 @@ app = typer.Typer(
     cls=OneLine,
     add_completion=False,
     no_args_is_help=True,
-    help="DualPipe Lab: show, compare, explain and search pipeline schedules; grade submissions, show progress.",
+    help="DualPipe Lab: show, compare, explain and search pipeline schedules; the course adds grade and progress.",
 )
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
 app.command(context_settings=_PASSING)(show.show)
 app.command(context_settings=_PASSING)(compare.compare)
 app.command(context_settings=_PASSING)(explain.explain)
 app.command()(optimise.optimise)
-app.command()(learn.grade)
-app.command()(learn.progress)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add what installed packages register under the entry point `dualpipe_lab.commands`, such as the course."""
+    for point in sorted(entry_points(group="dualpipe_lab.commands"), key=lambda point: point.name):
+        point.load()(app)
+
+
+add_commands(app)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ RECORDS = {
     "dualpipe_lab.pp.program": ("Action", "Overlap", "Program"),
     "dualpipe_lab.dp.hybrid": ("NodeBytes", "NodeLedger"),
 }
-CHECKS = "dualpipe_lab.checks."  # here every named tuple and dataclass is a record: what a check's own function returns
+COURSE = "dualpipe_course."  # here every named tuple and dataclass is a record: what a check's own function returns
 # Called with what the pickle holds: they build a value and do nothing else.
 BUILDERS = {
     f"{WORLD}.payload": ("_rebuild", "_rebuild_array", "_rebuild_scalar"),
@@ -72,7 +72,7 @@ class _Unpickler(PythonUnpickler):
         """Look a name up in the tables."""
         if any(name in table.get(module, ()) for table in (RECORDS, BUILDERS, VALUES)):
             return getattr(import_module(module), name)
-        if module.startswith(CHECKS) and _is_record(found := getattr(sys.modules.get(module), name, None)):
+        if module.startswith(COURSE) and _is_record(found := getattr(sys.modules.get(module), name, None)):
             return found
         if module == "torch" and type(value := getattr(import_module("torch"), name, None)).__name__ == "dtype":
             return value
@@ -119,7 +119,7 @@ def _record(cls: Any) -> Any:
 
 def _is_record(found: Any) -> bool:
     """Whether this is a named tuple or a dataclass of the checks."""
-    if not isinstance(found, type) or not found.__module__.startswith(CHECKS):
+    if not isinstance(found, type) or not found.__module__.startswith(COURSE):
         return False
     return is_dataclass(found) or (issubclass(found, tuple) and hasattr(found, "_fields"))
 

@@ -1,58 +1,27 @@
 """What tests of checks and grading share: the cells of a solution and of its exercise, and an answer in their place."""
 
+import re
 from pathlib import Path
 
 import jupytext
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = {
-    "ranks": "start/ranks-and-messages",
-    "time": "start/time",
-    "data_parallel": "dp/data-parallel",
-    "dp_gradients": "dp/dp-gradients",
-    "distributed_adam": "dp/distributed-adam",
-    "zero_1": "dp/zero-1",
-    "zero_2": "dp/zero-2",
-    "zero_3": "dp/zero-3",
-    "mixed_precision_adam": "dp/mixed-precision-adam",
-    "io": "dp/io",
-    "topology": "dp/topology",
-    "hybrid_zero": "dp/hybrid-zero",
-    "column_parallel": "tp/column-parallel",
-    "row_parallel": "tp/row-parallel",
-    "swiglu": "tp/swiglu",
-    "gqa": "tp/gqa",
-    "lm_head": "tp/lm-head",
-    "embedding": "tp/embedding",
-    "rmsnorm": "tp/rmsnorm",
-    "cross_entropy": "tp/cross-entropy",
-    "block": "tp/block",
-    "pp_basic": "pp/pp-basic",
-    "gpipe": "pp/gpipe",
-    "gradient_checkpointing": "pp/gradient-checkpointing",
-    "pipedream": "pp/pipedream",
-    "interleaved": "pp/interleaved",
-    "zero_bubble": "pp/zero-bubble",
-    "easy_dualpipe": "pp/easy-dualpipe",
-    "dualpipe": "pp/dualpipe",
-    "v_shapes": "pp/v-shapes",
-    "all_to_all": "ep/all-to-all",
-    "async_all_to_all": "ep/async-all-to-all",
-    "smoe": "ep/smoe",
-    "ring_all_reduce": "cp/ring-all-reduce",
-    "flash_attention": "cp/flash-attention",
-    "ring_attention": "cp/ring-attention",
-    "topk_gradient": "ep/topk-gradient",
-    "v3_moe": "ep/v3-moe",
-    "one_f_one_b_basic": "ep/one-f-one-b-basic",
-    "one_f_one_b_overlap": "ep/one-f-one-b-overlap",
-    "gshard": "ep/gshard",
-    "eplb": "ep/eplb",
-    "softmax": "cp/softmax",
-    "online_softmax": "cp/online-softmax",
-    "ring_softmax": "cp/ring-softmax",
-}
+
+
+def topic_of(page):
+    """The topic of a solution is what its answers are named after."""
+    return re.search(r"answer-(\w+)-1\b", page.read_text(encoding="utf-8"))[1]
+
+
+SOLUTIONS = sorted((ROOT / "solutions").glob("*/*/*.md"))
+EXAMPLES = {topic_of(page): page.parent.relative_to(ROOT / "solutions").as_posix() for page in SOLUTIONS}
+
+
+def path_of(topic, folder):
+    """A solution has a folder of its own, an exercise lies beside the others."""
+    page = ROOT / folder / EXAMPLES[topic]
+    return (page / page.name if folder == "solutions" else page).with_suffix(".md")
 
 
 class Book:
@@ -60,7 +29,7 @@ class Book:
 
     def __init__(self):
         self.cells = {
-            folder: {topic: self._read(ROOT / folder / f"{page}.md") for topic, page in EXAMPLES.items()}
+            folder: {topic: self._read(path_of(topic, folder)) for topic in EXAMPLES}
             for folder in ("solutions", "exercises")
         }
 
@@ -72,7 +41,7 @@ class Book:
     @staticmethod
     def page(topic, folder="solutions"):
         """The text of a notebook's page."""
-        return (ROOT / folder / f"{EXAMPLES[topic]}.md").read_text(encoding="utf-8")
+        return path_of(topic, folder).read_text(encoding="utf-8")
 
     def answer(self, name, folder="solutions"):
         """The text of an answer cell."""
@@ -90,7 +59,7 @@ class Book:
 
     def arguments(self, name, text):
         """Run given cells and the answer as a notebook would; return what the check is called with."""
-        from dualpipe_lab.grading.evaluator import arguments_of
+        from dualpipe_course.grading.evaluator import arguments_of
 
         topic = name.rpartition("-")[0]
         names = {"__name__": "__main__"}
@@ -101,7 +70,7 @@ class Book:
 
     def verdict(self, name, text):
         """What the check says of an answer, with what ranks return opened as the grader opens it."""
-        from dualpipe_lab.checks.registry import find
+        from dualpipe_course.registry import find
         from dualpipe_lab.world import payload
 
         arguments = self.arguments(name, text)

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from dualpipe_lab.checks.differences import apart, difference, multiple
+from dualpipe_course.differences import apart, difference, multiple
 
 
 @pytest.mark.parametrize("expected", [1.92286, 0.2236067977, 2.0**24, 1e-3, -5.0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualpipe_lab.checks.cp.formula import attention, why_different
+from dualpipe_course.cp.formula import attention, why_different
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "flash_attention.json").read_text())
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dualpipe_lab.checks import TOPICS
-from dualpipe_lab.checks.registry import topic
+from dualpipe_course.check import TOPICS
+from dualpipe_course.registry import topic
 
 LEARNERS = Path(__file__).parents[2] / "book" / "learners.md"
 KINDS = r"\*(Predict|Implement|Puzzle|Find the bug), (\d+) minutes\.\*"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dualpipe_lab.checks.exercise import Wrong
-from dualpipe_lab.checks.plain import plain
-from dualpipe_lab.checks.registry import all_checks
-from dualpipe_lab.checks.trial import check_ints, needs_ints
+from dualpipe_course.exercise import Wrong
+from dualpipe_course.plain import plain
+from dualpipe_course.registry import all_checks
+from dualpipe_course.trial import check_ints, needs_ints
 
 PREDICT = [check.name for check in all_checks() if check.about.kind == "predict"]
 STYLES = {
@@ -60,7 +60,7 @@ def test_positions_are_lists_of_ints_from_anything():
 @pytest.mark.parametrize("name", PREDICT)
 def test_every_predicted_number_may_be_a_whole_float_or_a_tensor(book, name):
     """All predict checks share the comparison; this finds one that does not."""
-    from dualpipe_lab.checks.registry import find
+    from dualpipe_course.registry import find
 
     arguments = book.arguments(name, book.answer(name))
     for style in (float, torch.tensor):

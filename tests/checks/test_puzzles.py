@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from dualpipe_lab.checks.pp.gpipe import MAKESPAN, MEMORY, MICROBATCHES, RANKS
+from dualpipe_course.pp.gpipe import MAKESPAN, MEMORY, MICROBATCHES, RANKS
 
 TICKS = {"F": 1, "B": 2}
 

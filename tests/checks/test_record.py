@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dualpipe_lab import checks
-from dualpipe_lab.checks import record
-from dualpipe_lab.checks.exercise import CheckFailed, Wrong, exercise
-from dualpipe_lab.checks.trial import needs_ints, smallest_failing
+from dualpipe_course import check as checks
+from dualpipe_course import record
+from dualpipe_course.exercise import CheckFailed, Wrong, exercise
+from dualpipe_course.trial import needs_ints, smallest_failing
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pytest
 from right_answers import RIGHT
 from wrong_answers import CHEATS, TYPICAL
 
-from dualpipe_lab.checks.registry import all_checks, find
+from dualpipe_course.registry import all_checks, find
 
 NAMES = [check.name for check in all_checks()]
 BAD = [(name, label, bad) for table in (TYPICAL, CHEATS) for name in table for label, bad in table[name].items()]

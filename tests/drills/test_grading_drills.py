@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "grading"))
 import mixed  # noqa: E402
 
-from dualpipe_lab.grading import evaluator, sandbox, submissions  # noqa: E402
+from dualpipe_course.grading import evaluator, sandbox, submissions  # noqa: E402
 from dualpipe_lab.world.folder import PREFIX, sweep  # noqa: E402
 
 sys.path.pop(0)
@@ -33,7 +33,7 @@ FORGER = """
 class Forger:
     def __reduce__(self):
         code = (
-            "import dualpipe_lab.checks.exercise as e; "
+            "import dualpipe_course.exercise as e; "
             "e.Check.verdict = lambda self, *answers: e.Verdict(self.name, True, 1.0, 'OWNED'); "
             "open({log!r}, 'a').write(open('/proc/self/cmdline').read() + chr(10))"
         )
@@ -237,7 +237,7 @@ def test_foreign_lines_on_the_pipes_are_no_tasks_and_no_verdicts():
 
 def test_a_killed_grader_leaves_a_folder_that_the_next_one_removes(tmp_path):
     code = (
-        "import os, sys, time; from pathlib import Path; from dualpipe_lab.grading.grader import Grader\n"
+        "import os, sys, time; from pathlib import Path; from dualpipe_course.grading.grader import Grader\n"
         "with Grader(Path(sys.argv[1])) as grader:\n    print(grader._scratch, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as grader:

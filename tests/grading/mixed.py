@@ -32,7 +32,7 @@ MISBEHAVIOURS = {
 CHEATS = {
     "patches the check": (
         "check.ranks.bytes_on_a_ring = lambda *a: print('ranks-1 solved: ok')\nbytes_sent = [1, 2, 3]\n"
-        "import dualpipe_lab.checks.exercise as e\ne.Check.verdict = e.Check.__call__ = lambda *a: print('solved')\n"
+        "import dualpipe_course.exercise as e\ne.Check.verdict = e.Check.__call__ = lambda *a: print('solved')\n"
     ),
     "patches print and launch": (
         "import builtins, sys\nlab.launch = lambda *a, **k: [True]\nbuiltins.print = lambda *a, **k: None\n"
@@ -56,7 +56,8 @@ class Shop:
         self.folder, self.expected = folder, {}
 
     def notebook(self, page, kind="exercises"):
-        return json.loads((ROOT / kind / PAGES[page] / f"{page}.ipynb").read_text())
+        folder = ROOT / kind / PAGES[page] / (page if kind == "solutions" else "")
+        return json.loads((folder / f"{page}.ipynb").read_text())
 
     def write(self, learner, page, notebook, expected):
         (self.folder / learner).mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_lab.grading import submissions
-from dualpipe_lab.grading.grader import Grader
-from dualpipe_lab.grading.limits import Limits
+from dualpipe_course.grading import submissions
+from dualpipe_course.grading.grader import Grader
+from dualpipe_course.grading.limits import Limits
 
 ROOT = Path(__file__).parents[2]
 PAGE = "ranks-and-messages"

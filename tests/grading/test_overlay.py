@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from dualpipe_lab.grading import notebook, protocol
-from dualpipe_lab.grading.evaluator import arguments_of
-from dualpipe_lab.grading.grader import Graded, Mark
-from dualpipe_lab.grading.notebook import Cell, Unreadable, overlay, read
-from dualpipe_lab.grading.report import write_csv, write_html
-from dualpipe_lab.grading.worker import run_cell
+from dualpipe_course.grading import notebook, protocol
+from dualpipe_course.grading.evaluator import arguments_of
+from dualpipe_course.grading.grader import Graded, Mark
+from dualpipe_course.grading.notebook import Cell, Unreadable, overlay, read
+from dualpipe_course.grading.report import write_csv, write_html
+from dualpipe_course.grading.worker import run_cell
 
 PRISTINE = [Cell("", "import x"), Cell("answer-a-1", "raise"), Cell("check-a-1", "check.a.one(one)")]
 
@@ -97,8 +97,8 @@ def test_a_cell_runs_as_in_a_notebook():
 
 
 def test_every_check_cell_calls_its_own_check(book):
-    from dualpipe_lab import checks
-    from dualpipe_lab.checks.registry import find
+    from dualpipe_course import check as checks
+    from dualpipe_course.registry import find
 
     for cells in book.cells["exercises"].values():
         for tags, source in cells:

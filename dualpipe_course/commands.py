@@ -1,0 +1,65 @@
+"""`dualpipe-lab grade FOLDER` and `dualpipe-lab progress`: the commands that the course adds to the library."""
+
+import io
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dualpipe_course.grading.limits import Limits
+
+MAX_SECONDS = 86_400
+EXERCISES = Path(__file__).parents[1] / "exercises"
+
+
+def grade(
+    folder: Annotated[Path, typer.Argument(help="submissions: folder/<learner>/<notebook>.ipynb, or flat files")],
+    out: Annotated[Path, typer.Option(help="where grades.csv, grades.html and the single results go")] = Path("grades"),
+    exercises: Annotated[Path, typer.Option(help="the pristine exercise notebooks")] = EXERCISES,
+    fresh: Annotated[bool, typer.Option(help="grade again what is graded already")] = False,
+    at_once: Annotated[int, typer.Option(min=1, max=16, help="submissions graded at the same time")] = 2,
+    seconds: Annotated[float, typer.Option(min=1, max=MAX_SECONDS, help="time limit of one exercise")] = Limits.seconds,
+    memory: Annotated[int, typer.Option(min=256, help="memory limit of one exercise, MiB")] = Limits.memory_mib,
+) -> None:
+    """Grade every notebook in FOLDER; print a table, write CSV and HTML."""
+    from dualpipe_course.grading import report, submissions
+    from dualpipe_course.grading.grader import Graded, Grader, GradingStopped
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack the letters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
+    console = Console()
+    started = time.monotonic()
+    found = submissions.find(folder, submissions.exercises(exercises), out)
+    done: list[Graded] = []
+
+    def note(graded: Graded) -> None:
+        done.append(graded)
+        line = f"{len(done):3} of {len(found)}  {report.plain(graded.learner)}  {graded.notebook or '-'}  "
+        console.print(f"{line}{graded.points:g} / {graded.out_of}  {graded.seconds:g} s", markup=False, highlight=False)
+
+    try:
+        with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh) as grader:
+            results = grader.grade(found, at_once, note)
+    except GradingStopped as error:
+        raise ValueError(error) from error
+    report.write_csv(results, out / "grades.csv")
+    report.write_html(results, out / "grades.html")
+    console.print(report.screen(results))
+    console.print(f"{len(results)} submissions in {time.monotonic() - started:.0f} s: {out}/grades.csv, .html")
+
+
+def progress() -> None:
+    """Show which exercises are solved in the notebooks of this folder."""
+    from dualpipe_course.check import progress as page
+
+    print(page())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the course's commands; the entry point `dualpipe_lab.commands` names this function."""
+    app.command()(grade)
+    app.command()(progress)

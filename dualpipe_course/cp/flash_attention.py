@@ -1,0 +1,127 @@
+"""Exercises of "FlashAttention-2": what is kept and computed, a row of tiles in one pass, a tile that trusts itself.
+
+Chapter: book/cp/flash-attention.  Numbers are judged against the formula, memory by what is alive from tile to tile.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.cp.tiles import Blocks, Row, check_blocks, check_rows
+from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import check_ints, needs_function
+
+LIBRARY = tuple(
+    f"dualpipe_lab.cp.{name}"
+    for name in ("flash_attention", "torch_flash", "online_softmax", "ring_attention", "all_gather_attention")
+)
+
+NAMES = ("bytes kept in tiles", "bytes kept naively", "tiles computed", "tiles of the later half")
+EXPECTED = (802_816, 17_301_504, 36, 26)
+_SLIPS = (
+    {
+        786_432: "these are Q, K, V and O; every query of every head keeps one LSE too",
+        540_672: "O is kept as well: the backward needs it for dO . O",
+        1_064_960: "keys and values have 2 heads; they are not copied for the 4 query heads",
+        819_200: "m and l are not kept, but one number made of them",
+        200_704: "a float32 has 4 bytes",
+    },
+    {
+        16_777_216: "these are the weights; Q, K and V are kept too",
+        17_563_648: "O is not needed where the weights are kept",
+        4_718_592: "each of the 4 query heads has a matrix of weights",
+        34_078_720: "weights alone are enough for the backward of a softmax; scores are not kept",
+        4_325_376: "a float32 has 4 bytes",
+    },
+    {
+        64: "half of them lie above the diagonal, and nobody sees anything there",
+        28: "tiles on the diagonal are seen in part, and computed",
+        32: "the diagonal is not cut in two: its tiles are computed as a whole",
+    },
+    {
+        10: "that is top-left; the last query is aligned with the last key here",
+        32: "a tile that no query sees is skipped here too",
+        22: "tiles on the diagonal are computed as well",
+    },
+)
+ROWS = [
+    Row(2, (3,)), Row(2, (2, 2)), Row(3, (1, 1, 1)), Row(2, ()), Row(4, (2, 2), 0), Row(4, (2, 3, 1), -2),
+    Row(3, (2, 2), -9), Row(2, (3, 3), None, 60.0), Row(2, (2, 1), None, -60.0),
+    Row(3, (4,) * 8), Row(5, (2,) * 6, 4), Row(2, (1, 2), None, 1.0, 1600.0), Row(3, (2, 1, 2), 0, 1.0, 1600.0),
+    Row(4, (2,) * 6, 5, 1.0, -800.0),
+]  # fmt: skip
+BLOCKS = [
+    Blocks(2, 3, 3), Blocks(2, 4, 2), Blocks(3, 5, 2), Blocks(4, 6, 1), Blocks(2, 6, 3, 8.0), Blocks(12, 12, 2),
+    Blocks(2, 4, 2, 1.0, 800.0), Blocks(2, 4, 2, 1.0, -800.0), Blocks(30, 12, 3), Blocks(30, 24, 3),
+]  # fmt: skip
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("flash_attention"), exercise)
+
+
+@exercise(
+    "flash_attention-1",
+    "A thousand positions",
+    "predict",
+    minutes=12,
+    points=2,
+    hints=(
+        "In tiles a position keeps 4 rows of Q, 4 of O, 2 of K and 2 of V, 16 numbers each, and 4 LSEs.",
+        "Naively: Q, K and V as before, and 1,024 x 1,024 weights for each of 4 heads.",
+        "8 tiles in a row: the first row of tiles computes 1, the last 8. The later half of the queries begins with "
+        "its fifth row.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what attention over 1,024 positions keeps, and how many tiles it computes."""
+    general = (
+        "rows of Q, O (4 heads), K, V (2 heads) with 16 numbers, and an LSE per query and head; 4 bytes each",
+        "Q, K, V and a weight per pair and query head; 4 bytes each",
+        "1 + 2 + ... + 8",
+        "queries 512 to 1,023 see the keys up to themselves: 5 + 6 + 7 + 8",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "784 bytes per position in tiles, 21.6 times as many naively; 36 of 64 tiles, 26 of 32"
+
+
+@exercise(
+    "flash_attention-2",
+    "Tiles that go",
+    "implement",
+    minutes=20,
+    points=4,
+    hints=(
+        "Begin with m = -inf, l = 0 and A = 0. A tile: s = q k^T / sqrt(d), hidden pairs -inf, then the new maximum.",
+        "Everything that was known is multiplied by exp(m - new m): l and A both. Then add p.sum(-1) and p @ v.",
+        "Where the new maximum is still -inf, measure from 0 instead. At the end divide by l, or by 1 where l is 0; "
+        "lse is m + log(l).",
+    ),
+)
+def row(fn: Callable[..., Any]) -> str:
+    """Write `attend(q, tiles)`: output and LSE of some queries, from tiles of keys that come once."""
+    needs_function(fn)
+    check_rows(Without(fn, *LIBRARY), ROWS)
+    return f"output and LSE of {len(ROWS)} rows of tiles, queries that see nothing included; memory of one tile"
+
+
+@exercise(
+    "flash_attention-3",
+    "A tile that trusts itself",
+    "find the bug",
+    minutes=10,
+    points=3,
+    hints=(
+        "Call it with size = number of keys, then with half of it. What of dQ, dK and dV changes?",
+        "Two numbers per query are taken from the block: what its weights add up to, and what is subtracted from dP. "
+        "Which sums over keys are these?",
+        "exp(s - lse) are the weights among all keys. dO . O is the sum of P dP over all keys.",
+    ),
+)
+def backward(fn: Callable[..., Any]) -> str:
+    """Repair a backward that is right with one block of keys and wrong with two."""
+    needs_function(fn)
+    check_blocks(Without(fn, *LIBRARY), BLOCKS)
+    return f"gradients equal the formula in {len(BLOCKS)} cases, whatever the size of a block; no matrix of all scores"

@@ -1,0 +1,199 @@
+"""Exercises of "Ring attention": pairs and bytes, a ring forward and backward, a layout of one's own, two bugs.
+
+Chapter: book/cp/ring-attention.  Numbers are judged against the formula, bytes by the ledger, overlap by model time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.cp import dealing
+from dualpipe_course.cp.flash_attention import LIBRARY
+from dualpipe_course.cp.rings import Case, check_backward, check_forward, check_home, check_parts
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import AUTOGRAD, Without
+from dualpipe_course.trial import check_ints, needs_function, partial_score
+
+RING = tuple(
+    f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_all_reduce", "ring_attention", "all_gather_attention")
+)
+NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
+EXPECTED = (132, 228, 1536, 5632, 4)
+_SLIPS = (
+    {
+        528: "these are the pairs of all four ranks; they work at the same time",
+        128: "a triangle contains its diagonal: a query sees itself",
+        228: "that is contiguous; under zigzag each rank has an early and a late chunk",
+        256: "half of each block after the first is not seen",
+    },
+    {
+        132: "that is a quarter of all pairs; the last rank has more, and the others wait",
+        256: "the own block is a triangle",
+        220: "a triangle of 8 positions has 8 * 9 / 2 pairs",
+    },
+    {
+        2048: "a block visits the other three ranks and needs no fourth hop",
+        768: "keys travel, and values too",
+        512: "that is one hop; a rank passes on three blocks",
+        3072: "there are 2 key heads; queries stay at home",
+    },
+    {
+        1536: "gradients travel as well",
+        4096: "these are the gradients; keys and values go round once more",
+        4608: "gradients take one hop more than the blocks: they come home",
+        3584: "gradients are summed in float32, 4 bytes each",
+        3072: "that is the all-gather form",
+    },
+    {3: "after three hops all ranks have added to it, and it is not on its own rank", 8: "one way round is enough"},
+)
+CONTIGUOUS = 81  # the critical path of the two documents, cut contiguously
+CASES = (
+    Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 4, 2), Case("contiguous", 5, 2),
+    Case("striped", 7, 3), Case("zigzag", 8, 2, 60.0), Case("zigzag", 16, 4),
+)  # fmt: skip
+EQUAL_CASES = (
+    Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 8, 2, 30.0), Case("striped", 6, 3),
+    Case("zigzag", 16, 4),
+)  # fmt: skip
+PARTS = (Case("contiguous", 4, 1), Case("contiguous", 6, 2), Case("striped", 5, 2), Case("zigzag", 12, 3))
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("ring_attention"), exercise)
+
+
+@exercise(
+    "ring_attention-1",
+    "Thirty-two positions",
+    "predict",
+    minutes=10,
+    points=2,
+    hints=(
+        "Zigzag gives every rank a quarter of 32 * 33 / 2 pairs, in every step. Contiguous: the last rank is busiest "
+        "in all four steps.",
+        "A block is 8 positions, keys and values, 2 heads of 8 numbers, 2 bytes: 512 bytes. Forward: three hops.",
+        "Backward: the same three hops again, and four hops of gradients, with 4 bytes for each number.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict critical paths, bytes and hops of a causal ring of 4 ranks."""
+    general = (
+        "a quarter of 32 * 33 / 2",
+        "the last rank: a triangle of 8 positions, then three whole blocks of 8 * 8",
+        "three hops of 8 positions * 2 * 2 heads * 8 numbers * 2 bytes",
+        "the bytes of the forward, and four hops of twice as large gradients",
+        "as many as there are ranks: all the way round",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "132 against 228 pairs on the path, 1,536 bytes forward, 5,632 backward, 4 hops until a gradient is home"
+
+
+@exercise(
+    "ring_attention-2",
+    "The ring forward",
+    "implement",
+    minutes=30,
+    points=5,
+    hints=(
+        "At step i, rank r has the block of rank (r - i) mod N. The last step sends nothing.",
+        "Start comm.isend and comm.irecv of the next block before attend, and wait after it. Blocks differ in length: "
+        "len(where[source]) says how long the coming one is.",
+        "total = logaddexp(lse, block_lse); the weight of the block is exp(block_lse - total). Begin with the own "
+        "block: then total is never -inf.",
+    ),
+)
+def forward(fn: Callable[..., Any]) -> str:
+    """Write `ring_forward(q, k, v, where, attend)`: causal attention to the keys of all ranks."""
+    needs_function(fn)
+    for case in CASES:
+        check_forward(Without(fn, *LIBRARY, *RING), case)
+    return f"output and LSE equal one process in {len(CASES)} cases; every message hides behind work"
+
+
+@exercise(
+    "ring_attention-3",
+    "Two documents",
+    "puzzle",
+    minutes=15,
+    points=3,
+    hints=(
+        "The zigzag of the whole sequence has a path of 75, stripes have 52. What does zigzag assume about pairs?",
+        "A document is a triangle of its own. What balances one triangle?",
+        "Eight chunks of two positions of the first document, eight of one of the second. Which does rank 0 get?",
+    ),
+)
+def layout(answer: object) -> str:
+    """Deal out a sequence of two documents so that the ring's critical path is within the budget."""
+    ranks = dealing.parse(answer)
+    path, budget, bound = dealing.critical_path(ranks), dealing.BUDGET, dealing.BOUND
+    if path > budget:
+        steps = list(zip(*dealing.pairs(ranks), strict=True))
+        slowest = max(range(len(steps)), key=lambda i: max(steps[i]) - min(steps[i]))
+        raise Wrong(
+            f"the critical path is {path}, the budget {budget}; no layout is below {bound}. Least even is step "
+            f"{slowest}, with {', '.join(map(str, steps[slowest]))} pairs on the four ranks",
+            score=partial_score(path, CONTIGUOUS, bound),
+        )
+    return f"a path within {budget}; a ring cannot go below {bound}"
+
+
+@exercise(
+    "ring_attention-4",
+    "Almost home",
+    "find the bug",
+    minutes=5,
+    points=2,
+    hints=(
+        "Let rank r add r to every block. Which block has rank 0 in its hands after the last addition?",
+        "Follow the accumulator of rank 0's block on 3 ranks: who adds to it last?",
+        "After N - 1 hops all have added. The N-th hop brings it home.",
+    ),
+)
+def home(fn: Callable[..., Any]) -> str:
+    """Repair the sum of a block's gradients that ends on another rank."""
+    needs_function(fn)
+    for num_ranks in (1, 2, 3, 4):
+        check_home(Without(fn, *LIBRARY, *RING), num_ranks)
+    return "1 to 4 ranks: every block's gradient is complete and on its own rank, in no more hops than there are ranks"
+
+
+@exercise(
+    "ring_attention-5",
+    "First cut, then shifted",
+    "find the bug",
+    minutes=5,
+    points=2,
+    hints=(
+        "Take 0 1 2 3 on two ranks. Which label has the last token of the first rank?",
+        "Labels are a matter of the sequence. RoPE asks where a token is in the sequence, not in the part.",
+        "next_token_labels(tokens) first, then shard; positions(layout, rank).",
+    ),
+)
+def part(fn: Callable[..., Any]) -> str:
+    """Repair a function that gives a rank its part of a batch, with two mistakes."""
+    needs_function(fn)
+    check_parts(fn, PARTS)
+    return f"ids, labels and positions of every rank in {len(PARTS)} layouts"
+
+
+@exercise(
+    "ring_attention-6",
+    "The ring backward",
+    "implement",
+    minutes=20,
+    points=4,
+    hints=(
+        "What a block's rank needs of the others is a sum over all queries: dK and dV travel with K and V, and every "
+        "rank adds its part.",
+        "Weights are exp(s - lse) with the lse that is given: that of all keys. Of a block alone they add up to less "
+        "than 1.",
+        "dS = P (dP - D), and D is dO . out, the sum of P dP over all keys. After N hops the block is on its own rank.",
+    ),
+)
+def backward(fn: Callable[..., Any]) -> str:
+    """Write `ring_backward(do, q, k, v, out, lse, where)`: gradients of this rank's part of a causal ring."""
+    needs_function(fn)
+    for case in EQUAL_CASES:
+        check_backward(Without(fn, *LIBRARY, *RING, *AUTOGRAD), case)
+    return f"gradients equal one process in {len(EQUAL_CASES)} cases, at home after as many hops as there are ranks"

@@ -1,0 +1,259 @@
+"""Exercises of "Ring softmax": numbers and latencies, one sum with the same bits, the loss of a sequence that is cut.
+
+Chapter: book/cp/ring-softmax.  Pairs and losses are judged against one process, bits rank against rank, messages by
+the ledger and by model time with a link of 1 ms latency.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import apart, close, difference
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LIBRARY = tuple(
+    f"dualpipe_lab.cp.{name}" for name in ("ring", "softmax", "online_softmax", "ring_softmax", "ring_all_reduce")
+)
+NAMES = ("bytes of the ring", "bytes of two all-reduces", "messages of the ring", "messages of two all-reduces",
+         "bytes backward")  # fmt: skip
+EXPECTED = (56_000, 14_000, 7, 28, 7_000)
+ROWS, IGNORED = 400, -100
+TYPES = ("float32", "float64")
+# by case: labels that count on each of the ranks, of 4 positions
+SEQUENCES = (("one rank", (3,)), ("as many on each rank", (2, 2)), ("more on one rank", (1, 4)),
+             ("none on one rank", (3, 0, 1)), ("none at all", (0, 0)), ("four ranks", (4, 1, 0, 2)))  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """Maxima and sums that a rank returned, and when, in nanoseconds of model time."""
+
+    m: list[float]
+    sums: list[float]
+    time: int
+
+
+class Loss(NamedTuple):
+    """What a rank found for a case, what one process finds, and the mean of the ranks' means."""
+
+    loss: float
+    gradient: list[list[float]]
+    expected: float
+    expected_gradient: list[list[float]]
+    mean_of_means: float
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("ring_softmax"), exercise)
+
+
+@exercise(
+    "ring_softmax-1",
+    "A thousand rows on eight ranks",
+    "predict",
+    minutes=5,
+    points=1,
+    hints=(
+        "A pair of 1,000 rows is 2,000 numbers of 4 bytes, and it passes 7 links.",
+        "An all-reduce of 1,000 numbers sends 2 * 7/8 * 4,000 bytes from each rank, in 14 messages.",
+        "The backward sums one number per row; its result is needed everywhere.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict bytes and messages of a ring of pairs and of two all-reduces: 1,000 rows on 8 ranks."""
+    slips = (
+        {
+            28_000: "a pair is two numbers per row",
+            64_000: "nobody sends to itself: N - 1 messages",
+            7_000: "count fp32",
+        },
+        {7_000: "the maximum and the sum are two all-reduces", 16_000: "7/8 of it leaves the rank"},
+        {14: "the ring goes round once; an all-reduce goes round twice", 8: "after N - 1 turns all is known"},
+        {14: "that is one all-reduce; the sum waits for the maximum", 7: "an all-reduce is two rings of 7 messages"},
+        {
+            14_000: "one number per row is summed",
+            0: "the sum of y dy goes over all columns",
+            3_500: "both halves count",
+        },
+    )
+    general = ("N - 1 messages of 2 T numbers of 4 bytes", "2 * 2 (N - 1) / N * T * 4", "N - 1", "4 (N - 1)",
+               "2 (N - 1) / N * T * 4")  # fmt: skip
+    check_ints(answer, NAMES, EXPECTED, slips, general)
+    return "56,000 bytes in 7 messages, or 14,000 in 28; the backward sends 7,000"
+
+
+@exercise(
+    "ring_softmax-2",
+    "One sum, the same on all ranks",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "Merging each pair as it comes adds them in another order on every rank. What if you keep them first?",
+        "After i turns the pair in your hands was made by rank (rank - i) modulo N.",
+        "Keep all pairs by owner, then add them up from owner 0 to owner N - 1. Subtract 0 where the maximum is -inf.",
+    ),
+)
+def same_bits(fn: Callable[..., Any]) -> str:
+    """Write `max_and_sum(m, l)`: the pair of all ranks by a ring, with the same bits on every rank."""
+    needs_function(fn)
+    for num_ranks in (1, 2, 3, 4, 5):
+        case = f"{ROWS} rows on {num_ranks} rank(s)"
+        results = on_ranks(_pairs, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
+        for name, found in zip(TYPES, zip(*results, strict=True), strict=True):
+            _check_pairs(found, f"{case}, {name}", name)
+        check_messages_only(results, case)
+        needed, steps = (num_ranks - 1) * 2 * ROWS * (4 + 8), max(found[0].time for found in results) // MS
+        for rank in range(num_ranks):
+            if (sent := results.ledger.sent(rank=rank)) > needed:
+                raise Wrong(
+                    f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair passes once "
+                    "in float32 and once in float64"
+                )
+        if steps > num_ranks - 1:
+            raise Wrong(
+                f"{case}: {steps} messages waited for one another, the ring needs {num_ranks - 1}; the bits can be "
+                "made equal without another round",
+                picture=results.timeline,
+            )
+    return "the pairs of 1 to 5 ranks are right, and the same to the last bit on all of them, in float32 and float64"
+
+
+@exercise(
+    "ring_softmax-3",
+    "The loss of a cut sequence",
+    "find the bug",
+    minutes=20,
+    points=3,
+    hints=(
+        "One rank has 1 label that counts, another has 4. By how much does each label weigh in the mean of means?",
+        "The mean of a sequence is one sum over one count. Both go over all ranks.",
+        "Every rank needs the whole count for its gradient too; where it is 0, divide by 1.",
+    ),
+)
+def loss_of_a_sequence(fn: Callable[..., Any]) -> str:
+    """Repair a loss that averages the ranks' means, although their labels are not equally many."""
+    needs_function(fn)
+    for case, counts in SEQUENCES:
+        named = f"{case}, {' + '.join(map(str, counts))} labels that count"
+        results = on_ranks(_loss, len(counts), Without(fn, *LIBRARY), counts, case=named)
+        for rank, found in enumerate(results):
+            if (problem := _why(found, len(counts))) is not None:
+                raise Wrong(f"{named}, rank {rank}: {problem}")
+        if (sent := results.ledger.sent()) > 2 * (len(counts) - 1) * 4 * 8:
+            raise Wrong(f"{named}: the ranks sent {sent} bytes; the loss needs a sum and a count, and no logits")
+    return f"loss and gradient equal one process for {len(SEQUENCES)} ways to spread the labels"
+
+
+def _own_pair(rank: int, name: str) -> "tuple[Tensor, Tensor]":
+    """The pair of a rank's scores: row 0 is hidden everywhere, row 1 on ranks 0 and 2, row 2 has huge scores."""
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    x = 3 * torch.randn(ROWS, 5, generator=generator, dtype=getattr(torch, name))
+    x[0] = -torch.inf
+    x[1] = -torch.inf if rank in (0, 2) else x[1]
+    x[2] = x[2] + 1000 * rank
+    m = x.amax(1)
+    return m, (x - m.masked_fill(m == -torch.inf, 0)[:, None]).exp().sum(1)
+
+
+def _pairs(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Pair]:
+    """What a rank returns in float32 and in float64, and when."""
+    from dualpipe_lab.world.context import rank_context
+
+    found = []
+    for name in TYPES:
+        m, total = fn(*_own_pair(rank, name))
+        found.append(Pair(m.tolist(), total.tolist(), rank_context().clock.now()))
+    return found
+
+
+def _check_pairs(results: Sequence[Pair], case: str, name: str) -> None:
+    import torch
+
+    pairs = [_own_pair(rank, name) for rank in range(len(results))]
+    tolerance = 100 * torch.finfo(getattr(torch, name)).eps  # a dozen terms of a few operations each
+    largest = torch.stack([m for m, _ in pairs]).amax(0)
+    above = largest.masked_fill(largest == -torch.inf, 0).double()
+    total = sum((m.double() - above).exp() * part.double() for m, part in pairs)
+    kinds = ("hidden everywhere", "hidden on ranks 0 and 2", "thousands apart")
+    for rank, (m, sums, _) in enumerate(results):
+        if (len(m), len(sums)) != (ROWS, ROWS):
+            raise Wrong(f"{case}: rank {rank} returned {len(m)} maxima and {len(sums)} sums, one of each per row")
+        for row in range(ROWS):
+            kind = f" ({kinds[row]})" if row < len(kinds) else ""
+            if m[row] != float(largest[row]):
+                raise Wrong(f"{case}: rank {rank}: the maximum of row {row}{kind} is not {float(largest[row]):.6g}")
+            wanted = float(torch.as_tensor(total)[row])
+            if not abs(sums[row] - wanted) <= tolerance * max(1.0, wanted):
+                both = apart(sums[row], wanted, tolerance * max(1.0, wanted))
+                raise Wrong(f"{case}: rank {rank}: the sum of row {row}{kind} {both}")
+    for rank, (_, sums, _) in enumerate(results):
+        if differing := sum(a != b for a, b in zip(sums, results[0][1], strict=True)):
+            raise Wrong(
+                f"{case}: all sums are right, and {differing} of {ROWS} have other bits on rank {rank} than on rank 0: "
+                "they were added up in another order there"
+            )
+
+
+def _sequence(counts: tuple[int, ...]) -> "tuple[Tensor, Tensor]":
+    import torch
+
+    generator = torch.Generator().manual_seed(sum(counts) + len(counts))
+    logits = 2 * torch.randn(4 * len(counts), 5, dtype=torch.float64, generator=generator)
+    labels = torch.arange(len(logits)) % 5
+    for rank, count in enumerate(counts):
+        labels[4 * rank : 4 * rank + 4 - count] = IGNORED
+    return logits, labels
+
+
+def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int, ...]) -> Loss:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    logits, labels = _sequence(counts)
+    own = slice(4 * rank, 4 * rank + 4)
+    loss, gradient = fn(logits[own].clone(), labels[own].clone())
+    leaf = logits.clone().requires_grad_()
+    expected = cross_entropy(leaf, labels, ignore_index=IGNORED, reduction="sum") / max(sum(counts), 1)
+    expected.backward()
+    assert leaf.grad is not None
+    means = [
+        float(cross_entropy(part, wanted, ignore_index=IGNORED))
+        for part, wanted in zip(logits.split(4), labels.split(4), strict=True)
+    ]
+    return Loss(
+        float(torch.as_tensor(loss)),
+        gradient.tolist(),
+        float(expected.detach()),
+        leaf.grad[own].tolist(),
+        sum(means) / len(means),
+    )
+
+
+def _why(found: Loss, num_ranks: int) -> str | None:
+    if not close([found.loss], [found.expected]):
+        if found.loss != found.loss:
+            return f"the loss is not a number, expected {found.expected:.6g}: a mean over nothing is 0 / 0"
+        slip = "; that is the mean of the ranks' means" if abs(found.loss - found.mean_of_means) < 1e-9 else ""
+        return f"the loss {apart(found.loss, found.expected)}{slip}"
+    ours = [value for row in found.gradient for value in row]
+    theirs = [value for row in found.expected_gradient for value in row]
+    if len(ours) != len(theirs):
+        return f"the gradient has {len(ours)} numbers, expected {len(theirs)}"
+    if (off := difference(ours, theirs)) is None:
+        return None
+    if not any(theirs):
+        return "the loss is right, and there is a gradient where no label counts"
+    if off.ratio is not None:
+        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
+        return f"the loss is right, the gradient is {off.ratio:.4g} times that of one process{known}"
+    both = apart(ours[off.place], theirs[off.place], off.allowed)
+    return f"the loss is right, number {off.place} of the gradient {both}"

@@ -1,0 +1,198 @@
+"""Exercises of "Data parallel": two means, a step over unequal microbatches, a library that averages, a fair deal.
+
+Chapter: book/dp/data-parallel.  Gradients are judged against one process in float64, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import TOLERANCE, apart
+from dualpipe_course.dp import shares
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
+
+LENGTHS = (115, 4, 54, 46, 26, 7, 24, 87, 45, 91, 86, 16, 51, 60, 40, 48)  # tokens of each sequence of the puzzle
+RANKS, LIMIT, IN_ORDER = 4, 200, 238
+_WHY_ONCE = "Gradients are summed once per step, after the last microbatch."
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("data_parallel"), exercise)
+
+
+@exercise(
+    "data_parallel-1",
+    "Two means and a message",
+    "predict",
+    minutes=6,
+    points=1,
+    hints=(
+        "The loss of the batch is the sum of all losses over the number of all tokens.",
+        "The other one: 20/1, 12/3 and 16/4, and their mean over all four ranks. What does rank 3 contribute?",
+        "An all-reduce sends 2 (N - 1) / N of its tensor from each rank, however many microbatches went before.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict loss, mean of means and bytes sent for shares of 1, 3, 4 and 0 tokens, 1,000 weights, 3 microbatches."""
+    expected = (6, 7, 6000)
+    slips = (
+        {7: "that is the mean of means", 12: "divide by the tokens, not by the ranks"},
+        {
+            6: "that is the loss of the batch; the means are 20, 4 and 4",
+            9: "the average divides by all 4 ranks, also by the one that adds nothing",
+            28: "an average divides by the number of ranks",
+        },
+        {
+            18000: "the sum runs once per step, after the third microbatch",
+            4000: "each byte passes a rank twice, once as a partial sum and once finished; of both, 3/4 leave the rank",
+            8000: "a rank's own quarter does not travel: (N - 1) / N of it does, twice",
+            3000: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
+            1500: "count bytes; a float32 has 4 of them",
+        },
+    )
+    general = (
+        "add up all losses, then divide by all tokens",
+        "three means, one rank without any, and one average over four ranks",
+        "2 (N - 1) / N of the gradient's bytes",
+    )
+    check_ints(answer, ("loss", "mean of means", "bytes sent"), expected, slips, general)
+    return "the loss is 6, the mean of means 7, and each rank sends 6000 bytes"
+
+
+@exercise(
+    "data_parallel-2",
+    "A step of unequal microbatches",
+    "implement",
+    minutes=30,
+    points=4,
+    hints=(
+        "Count the valid targets of all your microbatches first, and add the counts up over the ranks: one number.",
+        "Each microbatch adds cross_entropy(..., reduction='sum') / n to .grad. Nothing is sent between microbatches.",
+        "A rank without a microbatch has .grad None. It must take part in the sum with zeros, or the others wait "
+        "for it. The loss is a sum over the ranks too.",
+    ),
+)
+def step(fn: Callable[..., Any]) -> str:
+    """Write `data_parallel_step(model, microbatches)`: gradients and loss of the mean over all tokens of all ranks."""
+    needs_function(fn)
+    cases: list[shares.Shares] = [
+        [[3]], [[2], [2]], [[1], [3]], [[2, 1], [3, 3]], [[1, 4], [2], [5, 0, 3]], [[4], [0], [], [7, 2]],
+    ]  # fmt: skip
+    for case in cases:
+        name = shares.named(case)
+        results = on_ranks(_step, len(case), Without(fn, *shares.LIBRARY), case, case=name)
+        grads, loss = shares.reference(case)
+        known = {
+            len(case): "the number of ranks",
+            1 / len(case): "one over the number of ranks: a sum, then an average",
+        }
+        for rank, (found, returned) in enumerate(results):
+            if (problem := shares.why_different(found, grads, known)) is not None:
+                raise Wrong(f"{name}: rank {rank}: {problem}")
+            if not abs(returned - loss) <= TOLERANCE * max(1.0, loss):
+                both = apart(returned, loss)
+                whole = f"that of all tokens is {both.expected}{both.why}"
+                raise Wrong(f"{name}: rank {rank} returned {both.found} as the loss, {whole}")
+        shares.check_sums(results, shares.GRADIENT_BYTES, 32, name, _WHY_ONCE)
+    return "gradients and loss equal one process on 6 batches, a rank without anything included; one sum per step"
+
+
+@exercise(
+    "data_parallel-3",
+    "Right in spite of the average",
+    "find the bug",
+    minutes=15,
+    points=3,
+    hints=(
+        "Try two ranks with 1 and 2 valid tokens. By what should each rank's loss be multiplied?",
+        "average() adds up N gradients and divides by N. Whatever you put into it comes out N times too small.",
+        "N times the sum of this rank's losses, divided by the tokens of all ranks. Use reduction='sum': "
+        "a rank without a token then has 0, not 0/0.",
+    ),
+)
+def averaged(fn: Callable[..., Any]) -> str:
+    """Repair `backward_and_average(model, tokens, targets, average)` for ranks with unequal numbers of tokens."""
+    needs_function(fn)
+    cases: list[shares.Shares] = [[[2]], [[3], [3]], [[1], [2]], [[4], [0]], [[2], [1], [5]], [[1], [1], [4], [2]]]
+    for case in cases:
+        name = shares.named(case)
+        results = on_ranks(_averaged, len(case), Without(fn, *shares.LIBRARY), case, case=name)
+        grads, _ = shares.reference(case)
+        known = {len(case): "the number of ranks", 1 / len(case): "one over the number of ranks: average() divides too"}
+        for rank, (found, calls) in enumerate(results):
+            if calls != 1:
+                raise Wrong(f"{name}: rank {rank} called average() {calls} times; it is to be called once")
+            if (problem := shares.why_different(found, grads, known)) is not None:
+                raise Wrong(f"{name}: rank {rank}: {problem}")
+        shares.check_sums(
+            results, shares.GRADIENT_BYTES, 16, name, "average() sends the gradients; you need one number beside it."
+        )
+    return "gradients equal one process for equal and unequal shares, and average() ran once"
+
+
+@exercise(
+    "data_parallel-4",
+    "A fair deal",
+    "puzzle",
+    minutes=15,
+    points=2,
+    hints=(
+        "There are 800 tokens, so a perfect deal gives every rank 200. The longest sequence needs short company.",
+        "Dealing the sorted sequences to and fro comes to 213: 115 then sits with 48, 46 and 4. Exchange pairs.",
+        "Search: pick four that sum to 200 and hold the longest, then four of the rest with the longest of those.",
+    ),
+)
+def fair_deal(answer: object) -> str:
+    """Deal 16 sequences to 4 ranks, 4 to each, so that no rank has more than 200 tokens."""
+    dealt = _deal(answer)
+    tokens = [sum(LENGTHS[i] for i in own) for own in dealt]
+    if max(tokens) > LIMIT:
+        slowest = tokens.index(max(tokens))
+        raise Wrong(
+            f"rank {slowest} has {max(tokens)} tokens and all wait for it; {LIMIT} are possible. By rank: {tokens}",
+            score=partial_score(max(tokens), IN_ORDER, LIMIT),
+        )
+    return f"{LIMIT} tokens on every rank, in the order of the file it were up to {IN_ORDER}"
+
+
+def _deal(given: object) -> list[list[int]]:
+    answer = plain(given)
+    if not isinstance(answer, (list, tuple)) or len(answer) != RANKS:
+        raise Wrong(f"this check takes {RANKS} lists of sequence numbers, one per rank")
+    for rank, own in enumerate(answer):
+        if not isinstance(own, (list, tuple)) or len(own) != len(LENGTHS) // RANKS:
+            raise Wrong(f"rank {rank} needs a list of {len(LENGTHS) // RANKS} sequences, got {own!r}")
+        if not all(type(i) is int and 0 <= i < len(LENGTHS) for i in own):
+            raise Wrong(f"rank {rank}: sequences have the numbers 0 to {len(LENGTHS) - 1}, got {list(own)}")
+    flat = sorted(i for own in answer for i in own)
+    if twice := [i for i in set(flat) if flat.count(i) > 1]:
+        raise Wrong(f"sequence {min(twice)} is dealt out twice; each goes to one rank")
+    return [list(own) for own in answer]
+
+
+def _step(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, float]:
+    model = shares.make_model()
+    returned = fn(model, shares.microbatches(case, rank))
+    return shares.grads_of(model), float(returned)
+
+
+def _averaged(rank: int, world_size: int, fn: Callable[..., Any], case: shares.Shares) -> tuple[shares.Grads, int]:
+    from torch import nn
+
+    from dualpipe_lab import comm
+
+    model, calls = shares.make_model(), []
+
+    def average(module: nn.Module) -> None:
+        calls.append(1)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, "average() needs a gradient on every rank"
+                comm.all_reduce(parameter.grad, "avg")
+
+    fn(model, *shares.microbatches(case, rank)[0], average)
+    return shares.grads_of(model), len(calls)

@@ -1,0 +1,232 @@
+"""Exercises of "Topology": a rank's neighbours, groups of several axes, a grid for slow links, a sum along an axis.
+
+Chapter: book/dp/topology.  Groups are compared with `Topology`, sums on real ranks with powers of two.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.dp import cables
+from dualpipe_course.dp.cables import Axes
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import (
+    call_each,
+    check_ints,
+    ended,
+    needs_function,
+    on_ranks,
+    partial_score,
+    smallest_failing,
+)
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.topology.grid import Groups
+
+LIBRARY = ("dualpipe_lab.topology.grid",)
+NUMBERS = ("coordinate along dp", "next rank along dp", "next rank along pp", "number of model groups")
+EXPECTED = (1, 22, 6, 3)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {0: "this reads the list from the left; the LAST axis is contiguous in rank", 2: "this is its coordinate along tp"},
+    {19: "this is its neighbour along tp, one rank on", 20: "the last axis is contiguous, not the first"},
+    {19: "the last axis is contiguous, not the first", 30: "the world ends at 23; after the last comes the first"},
+    {8: "this is how many ranks a model group has", 12: "pp is a part of the model too, as tp is"},
+)
+_RULES = (
+    "18 = (1 * 3 + 1) * 4 + 2",
+    "a step along dp jumps over one tp group",
+    "a step along pp jumps over 3 * 4 ranks, and after the last stage comes the first",
+    "a model group sees one slice of the data",
+)
+
+BUDGET, START = 1_664, 57_344  # of the puzzle: the least that its limits allow, and what its first answer sends
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("topology"), exercise)
+
+
+@exercise(
+    "topology-1",
+    "Four numbers",
+    "predict",
+    minutes=5,
+    points=1,
+    hints=(
+        "Strides from the right: tp 1, dp 4, pp 12.",
+        "Divide 18 by 12, the rest by 4: the quotients are the coordinates along pp and dp, the last rest is tp's.",
+        "One more along dp adds 4 to the rank. One more along pp adds 12, and past the end it starts at 0 again.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict where rank 18 of pp 2, dp 3, tp 4 stands, its neighbours along dp and pp, and the model groups."""
+    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, _RULES)
+    return "rank 18 is dp 1; after it come rank 22 along dp and rank 6 along pp; 3 model groups"
+
+
+@exercise(
+    "topology-2",
+    "Groups of several axes",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "First write the stride of every axis: the product of the sizes to its right.",
+        "The ranks of the group of rank 0 are the sums of one multiple of each stride along the axes; "
+        "itertools.product runs through the multiples.",
+        "Every other group is that one moved. By what? By the same sums along the axes that are NOT in `along`.",
+    ),
+)
+def groups(fn: Callable[..., Any]) -> str:
+    """Return the groups that run along one or several axes of any grid."""
+    cases = list(_cases())
+    outcomes = call_each(Without(fn, *LIBRARY), cases)
+    wrong = [
+        case
+        for case, outcome in zip(cases, outcomes, strict=True)
+        if _fault(case, outcome, _expected(*case)) is not None
+    ]
+    if not wrong:
+        return f"right on {len(cases)} grids and choices of axes, sizes of 1 and whole worlds included"
+
+    def fails(case: tuple[Axes, tuple[str, ...]]) -> bool:
+        return _fault(case, call_each(Without(fn, *LIBRARY), [case])[0], _expected(*case)) is not None
+
+    case = smallest_failing(wrong[0], fails, _smaller)
+    raise Wrong(str(_fault(case, call_each(Without(fn, *LIBRARY), [case])[0], _expected(*case))))
+
+
+@exercise(
+    "topology-3",
+    "Sixty-four ranks and slow cables",
+    "puzzle",
+    minutes=30,
+    points=3,
+    hints=(
+        "First the sizes: tp * pp is 16 or more, and the bubble limits pp. "
+        "How many microbatches has a pipeline if dp is 4?",
+        "Then the order. Which axis has the most bytes per rank? It belongs inside a node.",
+        "With all sizes 4 a node holds one tp group and half of another axis. Try both axes there.",
+    ),
+)
+def slow_cables(answer: object) -> str:
+    """Arrange 64 ranks on nodes of 8 so that a step sends at most 1,664 activations between the nodes."""
+    axes = cables.parse(answer)
+    cables.check_limits(axes)
+    crossing = cables.crossing_bytes(axes)
+    total = sum(crossing.values())
+    if total > BUDGET:
+        parts = ", ".join(f"{axis} {float(sent):,g} S" for axis, sent in crossing.items())
+        raise Wrong(
+            f"legal, but {float(total):,g} S cross the nodes ({parts}); {BUDGET:,} S are possible",
+            score=partial_score(total, START, BUDGET),
+        )
+    return f"{int(total):,} S cross the nodes, the least that these limits allow"
+
+
+@exercise(
+    "topology-4",
+    "The sum of the wrong ranks",
+    "find the bug",
+    minutes=12,
+    points=2,
+    hints=(
+        "Try pp 2, tp 3 on paper: which ranks should rank 0 meet along tp, and which does the function name?",
+        "How far apart are neighbours along an axis? Count the ranks to the RIGHT of it.",
+        "Making a group is a collective of the world: every rank makes the groups of all, and keeps its own.",
+    ),
+)
+def sum_along(fn: Callable[..., Any]) -> str:
+    """Repair `sum_along(x, axes, axis)`: the sum over this rank's group along an axis, in place."""
+    needs_function(fn)
+    for axes in ([("dp", 2)], [("pp", 2), ("dp", 2)], [("pp", 2), ("tp", 3)], [("pp", 2), ("dp", 1), ("tp", 3)]):
+        _check_sums(fn, axes)
+    return "every axis of 4 grids sums over its own ranks, with one all-reduce of the group"
+
+
+def _cases() -> Iterator[tuple[Axes, tuple[str, ...]]]:
+    """Small and symmetrical grids first, then odd ones; `along` in the order of the axes and against it."""
+    yield [("dp", 2)], ("dp",)
+    for axes in (
+        [("pp", 2), ("tp", 2)],
+        [("pp", 2), ("tp", 3)],
+        [("dp", 1), ("tp", 2)],
+        [("pp", 2), ("dp", 2), ("tp", 2)],
+        [("tp", 3), ("pp", 2), ("dp", 4)],
+        [("dp", 2), ("pp", 3), ("cp", 1), ("tp", 2)],
+    ):
+        names = [name for name, _ in axes]
+        yield from ((list(axes), (name,)) for name in names)
+        yield list(axes), (names[-1], names[0])
+        yield list(axes), (names[0], names[1])
+        yield list(axes), tuple(names)
+
+
+def _smaller(case: tuple[Axes, tuple[str, ...]]) -> Iterator[tuple[Axes, tuple[str, ...]]]:
+    axes, along = case
+    for place, (name, size) in enumerate(axes):
+        if size > 1:
+            yield [*axes[:place], (name, size - 1), *axes[place + 1 :]], along
+        if name not in along:
+            yield axes[:place] + axes[place + 1 :], along
+    if len(along) > 1:
+        yield from ((axes, along[:place] + along[place + 1 :]) for place in range(len(along)))
+
+
+def _expected(axes: Axes, along: tuple[str, ...]) -> Groups:
+    return tuple(sorted(Topology(axes).groups(*along)))
+
+
+def _fault(case: tuple[Axes, tuple[str, ...]], outcome: tuple[bool, Any], expected: Groups) -> str | None:
+    axes, along = case
+    words = f"{' x '.join(f'{name} {size}' for name, size in axes)}, along {' and '.join(along)}"
+    fine, value = outcome[0], plain(outcome[1])
+    if not fine:
+        return ended(words, value)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in value):
+        return f"{words}: expected a list of groups, got {type(value).__name__}"
+    if any(type(rank) is not int for group in value for rank in group):
+        return f"{words}: a group is a tuple of whole numbers"
+    found = [tuple(group) for group in value]
+    world = list(range(prod(size for _, size in axes)))
+    if sorted(rank for group in found for rank in group) != world:
+        return f"{words}: each of the {len(world)} ranks belongs to exactly one group, got {found}"
+    if tuple(found) == expected:
+        return None
+    if sorted(map(sorted, found)) == sorted(map(list, expected)):
+        return f"{words}: the right groups; list each in the order of its ranks, and the groups by their first rank"
+    rank = next(rank for rank in world if _own(found, rank) != _own(expected, rank))
+    return f"{words}: rank {rank} is in {_own(found, rank)}, expected {_own(expected, rank)}; see the strides"
+
+
+def _own(groups: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ...]:
+    return next(group for group in groups if rank in group)
+
+
+def _check_sums(fn: Callable[..., Any], axes: Axes) -> None:
+    grid = Topology(axes)
+    for axis, _ in axes:
+        case = f"{' x '.join(f'{name} {size}' for name, size in axes)}, along {axis}"
+        results = on_ranks(_sum_along, grid.world_size, Without(fn, *LIBRARY), axes, axis, case=case)
+        for rank, found in enumerate(results):
+            own = grid.at(rank).ranks(axis)
+            if found != sum(2**member for member in own):
+                members = [member for member in range(grid.world_size) if found >> member & 1]
+                raise Wrong(f"{case}: rank {rank} has the sum over ranks {members}, expected ranks {list(own)}")
+            if results.ledger.count("all_reduce", rank) != 1 or results.ledger.peers(rank) != set(own) - {rank}:
+                raise Wrong(
+                    f"{case}: rank {rank} communicated with ranks {sorted(results.ledger.peers(rank))} in "
+                    f"{results.ledger.count(rank=rank)} call(s); "
+                    f"expected one all-reduce with {sorted(set(own) - {rank})}"
+                )
+
+
+def _sum_along(rank: int, world_size: int, fn: Callable[..., Any], axes: Axes, axis: str) -> int:
+    import torch
+
+    x = torch.tensor([2**rank])
+    fn(x, axes, axis)
+    return int(x)

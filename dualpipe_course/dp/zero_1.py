@@ -1,0 +1,129 @@
+"""Exercises of "ZeRO-1": its numbers, a dealt-out momentum, shards that overlap, whole parameters on ranks.
+
+Chapter: book/dp/zero-1.  A sharded step is judged by the weights of one process, by the bytes of the tensors that live
+after it, whoever holds them, and by the bytes in the ledger.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.dp import shards
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import check_ints, needs_function, partial_score
+
+NUMBERS = ("numbers of a shard", "bytes held", "bytes sent")
+EXPECTED = (334, 8016, 2672)
+_SLIPS = (
+    {333: "3 shards of 333 hold 999 numbers, and one parameter belongs to nobody", 1002: "this is the whole buffer"},
+    {
+        16000: "this is plain data parallelism: 16 bytes for each parameter",
+        8000: "4 + 12 / 3 is exact where 3 divides the size; here the buffer has 1,002 numbers, two of them padding",
+        8008: "weights and gradients are padded too: both buffers have 1,002 numbers",
+        4008: "this is the state alone; weights and gradients are whole on every rank",
+        5344: "this deals out weights and gradients too, as ZeRO-3 does",
+    },
+    {
+        1336: "this is one of the two: gradients are reduce-scattered, new weights all-gathered",
+        4008: "(N - 1) / N: a rank's own shard does not travel",
+        5344: "gradients and weights travel in bf16, 2 bytes each",
+    },
+)
+SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
+RANKS, GREEDY, BEST = 4, 15, 12
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("zero_1"), exercise)
+
+
+@exercise(
+    "zero_1-1",
+    "A thousand parameters on three ranks",
+    "predict",
+    minutes=6,
+    points=1,
+    hints=(
+        "All shards are equally long. What is the smallest multiple of 3 that holds 1,000 numbers?",
+        "Weights and gradients are whole: 2 + 2 bytes for each number of the buffer. State: 12 for each of the shard.",
+        "A reduce-scatter and an all-gather each send two of the three shards, 2 bytes a number.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict shard, bytes held and bytes sent of ZeRO-1 with 1,000 parameters on 3 ranks."""
+    general = (
+        "1,000 numbers on 3 ranks, padded: a third of 1,002",
+        "(2 + 2) * 1,002 + 12 * 334",
+        "a reduce-scatter and an all-gather, each (N - 1) shards of 2 bytes a number",
+    )
+    check_ints(answer, NUMBERS, EXPECTED, _SLIPS, general)
+    return "shards of 334 numbers, 8,016 bytes held, 2,672 sent"
+
+
+@exercise(
+    "zero_1-2",
+    "Momentum, dealt out",
+    "implement",
+    minutes=25,
+    points=4,
+    hints=(
+        "Pad a copy of the weights and the gradient with zeros to a multiple of N; view(N, -1)[rank] is the shard.",
+        "reduce_scatter_single leaves this rank the sum of its shard of all gradients; "
+        "all_gather_single of the updated shard gives everybody the new weights, padding included.",
+        "Make the velocity with zeros_like of the *shard*. A slice of a larger tensor keeps the whole of it alive.",
+    ),
+)
+def momentum(fn: Callable[..., Any]) -> str:
+    """Write a sharded momentum step: right weights, a shard of state, the traffic of one all-reduce."""
+    needs_function(fn)
+    for num_ranks, numel in ((1, 3), (2, 4), (2, 5), (3, 2), (4, 5), (2, 35), (3, 35), (4, 35)):
+        shards.check_momentum(fn, num_ranks, numel)
+    return "8 sizes on 1 to 4 ranks: weights of one process, a shard of state each, two halves of an all-reduce"
+
+
+@exercise(
+    "zero_1-3",
+    "Counted twice",
+    "find the bug",
+    minutes=8,
+    points=2,
+    hints=(
+        "Try 4 numbers on 2 ranks, then 5. Which numbers does each rank square?",
+        "Where does the last rank begin, if every shard has ceil(5 / 2) = 3 numbers and the buffer has 5?",
+        "A slice may reach beyond the end, or begin there: it is then shorter, or empty. The sum of nothing is 0.",
+    ),
+)
+def overlapping_shards(fn: Callable[..., Any]) -> str:
+    """Repair the norm of a sharded gradient for sizes that do not divide by the ranks."""
+    needs_function(fn)
+    for num_ranks, numel in ((1, 3), (2, 4), (2, 5), (3, 5), (4, 5), (3, 1), (4, 35)):
+        shards.check_norm(fn, num_ranks, numel)
+    return "every number counts once, on 1 to 4 ranks, empty shards included"
+
+
+@exercise(
+    "zero_1-4",
+    "Whole parameters only",
+    "puzzle",
+    minutes=5,
+    points=2,
+    hints=(
+        f"All together are {sum(SIZES)}, so no rank can have less than {sum(SIZES) // RANKS} unless another has more.",
+        "A rank with exactly 12 holds 7 + 5, 6 + 6 or 4 + 4 + 4.",
+        "There are two parameters of 7 and two of 5.",
+    ),
+)
+def whole_parameters(answer: object) -> str:
+    """Deal out nine parameters to four ranks so that the heaviest rank is as light as possible."""
+    owners = plain(answer)
+    if not isinstance(owners, list) or len(owners) != len(SIZES):
+        raise Wrong(f"expected a list of {len(SIZES)} ranks, one for each parameter")
+    if not all(type(owner) is int and 0 <= owner < RANKS for owner in owners):
+        raise Wrong(f"an owner is a whole number from 0 to {RANKS - 1}; there are {RANKS} ranks")
+    loads = [sum(size for size, owner in zip(SIZES, owners, strict=True) if owner == rank) for rank in range(RANKS)]
+    if max(loads) > BEST:
+        score = partial_score(max(loads), GREEDY, BEST)
+        raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)
+    return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"

@@ -1,0 +1,250 @@
+"""Exercises of "GShard": slots, bytes and drops, the order of choices, an exchange of equal blocks, what is kept.
+
+Chapter: book/ep/gshard.  Slots and weights are judged in plain Python, the exchange by numbers that say where they
+come from, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import shape
+from dualpipe_course.ep import gates
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks
+
+NAMES = ("slots", "bytes sent", "choices dropped", "first choices dropped")
+EXPECTED = (5, 7680, 6, 4)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {4: "that is the even load; the capacity factor comes on top", 3: "each token has two choices", 20: "per rank"},
+    {
+        1920: "that is one exchange; dispatch and combine each have a way back",
+        3840: "that is the forward; gradients travel the same two ways",
+        10240: "a quarter of the slots belong to this rank's own experts and stay",
+        6144: "slots travel whether somebody is in them or not, and there are 5 for each expert",
+    },
+    {
+        4: "second choices are dropped too",
+        5: "an expert's first and second choices share its slots",
+        0: "expert 0 is chosen 11 times",
+    },
+    {6: "first choices come first: five of the nine find a slot", 0: "expert 0 is the first choice of nine tokens"},
+)
+_GENERAL = (
+    "1.25 times 2 times 16 tokens over 8 experts, rounded up",
+    "4 exchanges, each 3/4 of 8 times 5 slots of 16 numbers",
+    "add up what exceeds 5 for each expert",
+    "what exceeds 5 among the first choices of each expert",
+)
+# tokens, experts, choices, slots of each expert
+SLOT_CASES = ((1, 2, 2, 1), (3, 2, 2, 2), (4, 3, 2, 2), (6, 4, 1, 2), (9, 5, 3, 4), (5, 3, 3, 5), (0, 4, 2, 1))
+EXCHANGE_CASES = ((1, 3, 2), (2, 2, 1), (2, 4, 2), (4, 4, 3), (3, 6, 2))  # ranks, experts, slots of each
+WEIGHT_CASES = ((3, 3, 2, 1), (5, 4, 2, 2), (6, 5, 3, 2), (4, 4, 4, 4))
+HIDDEN = 3
+LIBRARY = ("dualpipe_lab.ep.gshard",)
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("gshard"), exercise)
+
+
+@exercise(
+    "gshard-1",
+    "Five slots",
+    "predict",
+    minutes=10,
+    points=1,
+    hints=(
+        "16 tokens with 2 choices are 4 for each of 8 experts.",
+        "A rank has E * C slots to send, those of its own experts stay. Count dispatch, combine, and both backwards.",
+        "An expert keeps five. First choices are all before second ones.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict slots, bytes, and what is dropped."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    return "5 slots, 7,680 bytes, 6 choices dropped, 4 of them first ones"
+
+
+@exercise(
+    "gshard-2",
+    "Who gets a slot",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Put all choices in one line: first choices of all tokens, then second choices. What is indices.t()?",
+        "A choice's place is how many before it in the line want the same expert: a cumulative sum, or a stable sort.",
+        "Places from C on have no slot. View the line as [K, T] and transpose it back.",
+    ),
+)
+def slots(fn: Callable[..., Any]) -> str:
+    """Write the slot of every choice."""
+    needs_function(fn)
+    routed = [gates.chosen(gates.draw(tokens, experts), experts, k) for tokens, experts, k, _ in SLOT_CASES]
+    cases = [(each.indices, each.k, each.num_experts, case[3]) for each, case in zip(routed, SLOT_CASES, strict=True)]
+    results = call_each(_Lists(Without(fn, *LIBRARY)), cases)
+    for case, each, (is_fine, found) in zip(SLOT_CASES, routed, results, strict=True):
+        where = f"{case[0]} token(s), {case[1]} experts, {case[2]} choice(s), {case[3]} slot(s) each"
+        if not is_fine:
+            raise Wrong(ended(where, found))
+        if shape(found) != shape(each.indices):
+            raise Wrong(f"{where}: slots of shape {shape(found)}, expected one for each choice")
+        if found != (expected := gates.slots_of(each, case[3])):
+            raise Wrong(f"{where}: chosen {each.indices}: slots {found}, expected {expected}{_why(each, found)}")
+    return f"right in {len(SLOT_CASES)} cases, with every expert chosen and with no token"
+
+
+@exercise(
+    "gshard-3",
+    "There and back",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "Slots are in the order of experts, and experts in that of ranks: the blocks for the ranks lie side by side.",
+        "What arrives begins with rank 0's slots of all experts here: [e, L, C, D]. Experts want [L, e, C, D].",
+        "view, transpose, flatten; on the way back view, transpose, reshape, then combine with the same splits.",
+    ),
+)
+def exchange(there: Callable[..., Any], back: Callable[..., Any]) -> str:
+    """Write the exchange of equal blocks, with rows grouped by expert, and its way back."""
+    needs_function(there)
+    needs_function(back)
+    for num_ranks, experts, each in EXCHANGE_CASES:
+        where = f"{num_ranks} rank(s), {experts} experts, {each} slot(s) each"
+        pair = Without(_Pair(there, back), *LIBRARY)
+        results = on_ranks(_there_and_back, num_ranks, pair, experts, each, case=where)
+        for rank, found in enumerate(results):
+            _check_exchange(f"{where}: rank {rank}", rank, num_ranks, experts, each, found)
+    return f"rows are where they belong, and come back, in {len(EXCHANGE_CASES)} cases; every row travels once each way"
+
+
+@exercise(
+    "gshard-4",
+    "What the other one left",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "Take a token that keeps one choice of two. What is its weight, whatever the logits are?",
+        "A constant has no gradient. By which sum must one divide, so that dropping changes no other weight?",
+        "Divide first, by the sum of all chosen scores; then set what is dropped to zero.",
+    ),
+)
+def kept(fn: Callable[..., Any]) -> str:
+    """Repair weights that are normalised over what is left."""
+    needs_function(fn)
+    cases = []
+    for tokens, experts, k, each in WEIGHT_CASES:
+        routed = gates.chosen(gates.draw(tokens, experts), experts, k)
+        cases.append((routed, gates.slots_of(routed, each), gates.draw(tokens, k, seed=7)))
+    results = on_ranks(_weights, 1, fn, cases, case="your function")[0]
+    for sizes, (routed, places, grad), (found, gradient) in zip(WEIGHT_CASES, cases, results, strict=True):
+        where = f"{sizes[0]} tokens, {sizes[1]} experts, k = {sizes[2]}, {sizes[3]} slot(s) each"
+        stays = [[float(place >= 0) for place in row] for row in places]
+        left = [[g * s for g, s in zip(*rows, strict=True)] for rows in zip(grad, stays, strict=True)]
+        weights, theirs = gates.softmax_gradient(routed, left, normalised=True)
+        expected = [[w * s for w, s in zip(*rows, strict=True)] for rows in zip(weights, stays, strict=True)]
+        for token, row in enumerate(found if shape(found) == shape(expected) else ()):
+            single = sum(stays[token]) == 1 and abs(max(row) - 1) < 1e-9
+            if single and abs(sum(expected[token]) - 1) > 1e-9:
+                raise Wrong(
+                    f"{where}: token {token} has kept one choice, with weight 1 instead of {sum(expected[token]):.6g}: "
+                    "a constant, from which the router learns nothing"
+                )
+        gates.check_rows(where, "weight", found, expected, None)
+        gates.check_rows(where, "gradient", gradient, theirs, None)
+    return f"weights and gradients are right in {len(cases)} cases"
+
+
+class _Lists:
+    """An answer that gets a tensor and returns a list."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, indices: list[list[int]], k: int, num_experts: int, each: int) -> Any:
+        import torch
+
+        found = self.fn(torch.tensor(indices, dtype=torch.int64).view(-1, k), num_experts, each)
+        assert found.dtype == torch.int64, f"slots are {found.dtype}; they are indices of rows, torch.int64"
+        return found.tolist()
+
+
+class _Pair:
+    """Both directions as one function."""
+
+    def __init__(self, there: Callable[..., Any], back: Callable[..., Any]) -> None:
+        self.there, self.back = there, back
+
+    def __call__(self, is_there: bool, rows: Any, each: int) -> Any:
+        return (self.there if is_there else self.back)(rows, each)
+
+
+def _why(routed: gates.Routed, found: list[list[int]]) -> str:
+    kept = [slot for row in found for slot in row if slot >= 0]
+    if len(set(kept)) != len(kept):
+        return "; a slot has two tokens: each choice is counted behind the ones before it"
+    return "; first choices of later tokens come before second choices of earlier ones" if routed.k > 1 else ""
+
+
+def _there_and_back(
+    rank: int, world_size: int, pair: Callable[..., Any], experts: int, each: int
+) -> tuple[list[Any], list[Any], list[Any], tuple[int, int]]:
+    """Rows say where they come from: 100 * origin + the number of their slot."""
+    import torch
+
+    from dualpipe_lab.world.context import rank_context
+
+    filled = (100.0 * rank + torch.arange(experts * each).double())[:, None].expand(-1, HIDDEN).clone().requires_grad_()
+    rows = pair(True, filled, each)
+    found = rows[..., 0].tolist()
+    returned = pair(False, 2 * rows, each)
+    entries = rank_context().ledger.entries.values()
+    traffic = sum(entry.count for entry in entries), sum(entry.sent for entry in entries)
+    assert returned.shape == filled.shape, f"from_experts returns {list(returned.shape)}, not {list(filled.shape)}"
+    returned.backward(torch.arange(experts * each).double()[:, None].expand(-1, HIDDEN))
+    assert filled.grad is not None, "no gradient has come back; use dispatch and combine"
+    return found, returned.tolist(), filled.grad.tolist(), traffic
+
+
+def _check_exchange(where: str, rank: int, num_ranks: int, experts: int, each: int, found: Any) -> None:
+    rows, returned, gradient, traffic = found
+    local = experts // num_ranks
+    expected = [
+        [100.0 * origin + (rank * local + own) * each + slot for origin in range(num_ranks) for slot in range(each)]
+        for own in range(local)
+    ]
+    if rows != expected:
+        why = "; rows of other experts are among them" if sorted(map(str, rows)) != sorted(map(str, expected)) else ""
+        raise Wrong(f"{where}: 100 * origin + slot of its experts' rows: {rows}, expected {expected}{why}")
+    if returned != [[2 * (100.0 * rank + slot)] * HIDDEN for slot in range(experts * each)]:
+        raise Wrong(f"{where}: the rows have not come back into their slots: {[row[0] for row in returned]}")
+    if gradient != [[2.0 * slot] * HIDDEN for slot in range(experts * each)]:
+        raise Wrong(f"{where}: the gradient of slot n should be 2 n: {[row[0] for row in gradient]}")
+    needed = 2 * (num_ranks - 1) * local * each * HIDDEN * 8
+    if traffic[1] != needed:
+        raise Wrong(
+            f"{where}: {traffic[1]} bytes there and back; {needed} are needed, the slots of others' experts twice"
+        )
+    if traffic[0] > 2 * local:
+        raise Wrong(
+            f"{where}: {traffic[0]} messages there and back; one exchange each way will do, or one per expert of a rank"
+        )
+
+
+def _weights(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]) -> list[tuple[Any, Any]]:
+    import torch
+
+    results = []
+    for routed, places, grad in cases:
+        logits = torch.tensor(routed.logits, dtype=torch.float64, requires_grad=True)
+        weights = fn(logits, torch.tensor(routed.indices), torch.tensor(places))
+        if weights.requires_grad and weights.shape == (len(grad), len(grad[0])):  # another shape is told below
+            weights.backward(torch.tensor(grad, dtype=torch.float64))
+        gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
+        results.append((weights.tolist(), gradient.tolist()))
+    return results

@@ -1,0 +1,125 @@
+"""An exercise and its check: from an answer to a verdict that teaches.
+
+In: a function that judges an answer, its title, kind, minutes, points and hints.  Out: a `Check` to call in a cell.
+A right answer gives one line that is the same every time.  A wrong one raises `CheckFailed`, which shows the smallest
+failing case, what was expected and why, and a picture where one helps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from dualpipe_course import record
+from dualpipe_lab.timeline import Timeline
+
+Kind = Literal["predict", "implement", "puzzle", "find the bug"]
+
+
+class Wrong(Exception):  # noqa: N818 - it is a verdict, not an accident
+    """Raised while judging: why the answer does not pass, its share of the points, and a picture."""
+
+    def __init__(self, message: str, score: float = 0.0, picture: Timeline | None = None) -> None:
+        super().__init__(message)
+        self.message, self.score, self.picture = message, score, picture
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: `score` is the earned share of the points, 0 to 1; the message is what the learner reads."""
+
+    name: str
+    passed: bool
+    score: float
+    message: str
+    picture: Timeline | None = None
+
+
+class CheckFailed(AssertionError):  # noqa: N818 - a name to read aloud
+    """An answer did not pass; in a notebook the message is shown without a traceback."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        picture = "" if verdict.picture is None or _in_notebook() else f"\n{verdict.picture}"
+        super().__init__(f"{verdict.name}: {verdict.message}{picture}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the lines of the check's own code would teach nothing."""
+        return str(self).splitlines()
+
+
+class About(NamedTuple):
+    """What is known of an exercise before anybody answers it."""
+
+    name: str
+    title: str
+    kind: Kind
+    minutes: int
+    points: int
+    hints: tuple[str, ...]
+
+
+class Check:
+    """The check of one exercise: call it with the answer."""
+
+    def __init__(self, judge: Callable[..., str], about: About) -> None:
+        self._judge, self.about, self.name = judge, about, about.name
+        self.__doc__ = judge.__doc__
+
+    def verdict(self, *answers: Any) -> Verdict:
+        """Judge an answer without printing or recording anything."""
+        try:
+            return Verdict(self.name, True, 1.0, self._judge(*answers))
+        except Wrong as wrong:
+            return Verdict(self.name, False, wrong.score, wrong.message, wrong.picture)
+        except Exception as error:
+            why = f"the check cannot read this answer ({type(error).__name__}: {error})"
+            return Verdict(self.name, False, 0.0, f"{why}; does it have the type and the shape that are asked for?")
+
+    def __call__(self, *answers: Any) -> None:
+        """Judge an answer; print one line if it is right.
+
+        Raises:
+            CheckFailed: it is wrong; the message says what to look at.
+        """
+        __tracebackhide__ = True
+        verdict = self.verdict(*answers)
+        record.note(self.name, verdict.passed)
+        if verdict.passed:
+            print(f"{self.name} solved: {verdict.message}")
+            return
+        if verdict.picture is not None and _in_notebook():
+            from IPython.display import display
+
+            display(verdict.picture)
+        raise CheckFailed(verdict)
+
+
+def exercise(
+    name: str, title: str, kind: Kind, minutes: int, points: int, hints: tuple[str, ...]
+) -> Callable[[Callable[..., str]], Check]:
+    """Make a check of a function that returns the line for a right answer and raises `Wrong` for a wrong one."""
+    return lambda judge: Check(judge, About(name, title, kind, minutes, points, hints))
+
+
+def hint_of(checks: list[Check], number: int | None) -> None:
+    """Print the next hint for exercise `number`, or for the first unsolved one."""
+    known = record.load()
+    open_checks = [check for check in checks if not known.get(check.name, record.NOTHING).solved]
+    if number is not None:
+        open_checks = [check for check in checks if check.name.endswith(f"-{number}")]
+        if not open_checks:
+            raise ValueError(f"there is no exercise {number} here; use 1 to {len(checks)}")
+    if not open_checks:
+        print("everything here is solved")
+        return
+    check = open_checks[0]
+    shown = min(known.get(check.name, record.NOTHING).hints, len(check.about.hints) - 1)
+    record.note_hint(check.name, shown + 1)
+    print(f"{check.name}, hint {shown + 1} of {len(check.about.hints)}: {check.about.hints[shown]}")
+
+
+def _in_notebook() -> bool:
+    import sys
+
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and bool(kernel.IPKernelApp.initialized())

@@ -1,0 +1,92 @@
+"""The results as a table in the terminal, as CSV (one row per exercise) and as one HTML page.
+
+Text of learners is written as text, never as markup or as a spreadsheet formula.  Control characters, and characters
+without a UTF-8 encoding (half of a surrogate pair, a file name in another encoding), are escaped.
+"""
+
+import csv
+from html import escape
+from pathlib import Path
+from unicodedata import category
+
+from rich.table import Table
+from rich.text import Text
+
+from dualpipe_course.grading.grader import Graded, Mark
+
+COLUMNS = ("learner", "notebook", "exercise", "points", "out of", "status", "seconds", "message", "notes")
+_SIGNS = {"right": "✓", "wrong": "✗", "stopped": "⊘", "not started": "·", "missing": "?", "unreadable": "?"}
+_STYLE = """body{font:15px system-ui,sans-serif;margin:2rem;color:#222;background:#fff}table{border-collapse:collapse}
+th,td{border:1px solid #bbb;padding:.3rem .6rem;text-align:left;vertical-align:top}td.n{text-align:right}
+pre{margin:0;white-space:pre-wrap;max-width:60rem}details{margin:.2rem 0}.right{background:#e2f2e2}
+.wrong,.stopped{background:#fbe4de}.missing,.unreadable{background:#fdf3d0}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}.right{background:#1d3a1d}
+.wrong,.stopped{background:#4a241b}.missing,.unreadable{background:#443a14}}"""
+
+
+def screen(results: list[Graded]) -> Table:
+    """Return a rich table with one row per submission."""
+    table = Table(title="Grades: ✓ right  ✗ wrong  ⊘ stopped  · not started  ? missing or unreadable")
+    for name in ("learner", "notebook", "exercises", "points", "seconds", "notes"):
+        table.add_column(name, justify="right" if name in ("points", "seconds") else "left")
+    for graded in results:
+        signs = " ".join(f"{mark.name.rpartition('-')[2]}{_SIGNS[mark.status]}" for mark in graded.marks)
+        points = f"{graded.points:g} / {graded.out_of}"
+        names = (plain(graded.learner), graded.notebook or "-")
+        cells = (*names, signs, points, f"{graded.seconds:g}", plain("; ".join(graded.notes)))
+        table.add_row(*map(Text, cells))  # Text: brackets in a name are no markup
+    return table
+
+
+def write_csv(results: list[Graded], path: Path) -> None:
+    """Write one row per exercise, and one row for a submission without exercises."""
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for graded in results:
+            for mark in graded.marks or [Mark("", 0, 0, "unreadable", "", 0)]:
+                values = (mark.name, mark.points, mark.out_of, mark.status, mark.seconds, mark.message)
+                row = (graded.learner, graded.notebook, *values, "; ".join(graded.notes))
+                writer.writerow([_harmless(value) for value in row])
+
+
+def write_html(results: list[Graded], path: Path) -> None:
+    """Write one self-contained page: a table, and each message in a foldable element."""
+    rows = "\n".join(_row(graded) for graded in results)
+    earned, possible = sum(graded.points for graded in results), sum(graded.out_of for graded in results)
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    path.write_text(
+        f"{head}<title>Grades</title><style>{_STYLE}</style><h1>Grades</h1>"
+        f"<p>{len(results)} submissions, {earned:g} of {possible} points.</p><table><thead><tr>"
+        + "".join(f'<th scope="col">{name}</th>' for name in ("learner", "notebook", "points", "seconds", "exercises"))
+        + f"</tr></thead><tbody>{rows}</tbody></table></html>\n",
+        encoding="utf-8",
+        errors="backslashreplace",
+    )
+
+
+def plain(text: str) -> str:
+    r"""Return text for a terminal, with control and unencodable characters escaped.
+
+    >>> print(plain("a" + chr(27) + "[2J" + chr(0xD800)))
+    a\x1b[2J\ud800
+    """
+    return "".join(c if category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in text)
+
+
+def _row(graded: Graded) -> str:
+    notes = "".join(f"<p>{escape(note)}</p>" for note in graded.notes)
+    marks = "".join(
+        f'<details class="{mark.status.replace(" ", "-")}"><summary>{_SIGNS[mark.status]} {escape(mark.name)}: '
+        f"{mark.status}, {mark.points:g} of {mark.out_of}, {mark.seconds:g} s</summary>"
+        f"<pre>{escape(mark.message)}</pre></details>"
+        for mark in graded.marks
+    )
+    texts = f"<td>{escape(graded.learner)}</td><td>{escape(graded.notebook or '-')}</td>"
+    numbers = f'<td class="n">{graded.points:g} / {graded.out_of}</td><td class="n">{graded.seconds:g}</td>'
+    return f"<tr>{texts}{numbers}<td>{notes}{marks}</td></tr>"
+
+
+def _harmless(value: object) -> object:
+    """Quote text that a spreadsheet would execute as a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value

@@ -1,0 +1,225 @@
+"""Exercises of "DualPipe": its waiting, its steps, a better order, a queue of weight gradients, a step of two copies.
+
+Chapter: book/pp/dualpipe.  Rows are judged by the validator, the simulator and the library's rows, which for 8 ranks
+and 20 microbatches are DeepSeek's action by action; the queue by what has been added after every word.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.pp import clipping, programs, weight_queue
+from dualpipe_course.pp.gradients import without_library
+from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, on_ranks
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.program import Action, Overlap, Program, ProgramStep
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe
+from dualpipe_lab.pp.schedules.dualpipev import dualpipev
+from dualpipe_lab.pp.schedules.eight_steps import eight_steps
+from dualpipe_lab.pp.simulator import simulate
+
+NUMBERS = ("bubble of rank 2", "bubble of rank 0", "published bubble", "peak of rank 0")
+EXPECTED = (18, 16, 22, 7)  # 6 ranks, 14 microbatches, F = 4, I = 7, W = 5, a pair 14
+CASES = [(2, 4, False), (1, 2, True), (2, 6, False), (4, 8, False), (2, 4, True), (3, 7, True), (6, 14, False)]
+CASES += [(8, 20, False), (4, 10, True)]
+COST = Cost(F=4, I=4, W=2, overlap=8)  # pairs gain, and W is short: a wrong order shows
+RANKS, MICROBATCHES, EASY, LEAST, ROOM = 4, 6, 25, 19, 4  # of the puzzle, F = I = W = 1
+_MIDDLE = {
+    16: "there is one more term: I is slower than F here, so step 3 holds gradients up, (p/2 - 1)(t_I - t_F) - t_F",
+    22: "the published form holds for t_F = t_I >= t_W only",
+    20: "a pair takes 14 ticks, two less than F and B one after the other",
+    14: "step 7 counts max(t_I - t_W, 0) per rank that lies inside, and step 3 has its term",
+}
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("dualpipe"), exercise)
+
+
+@exercise(
+    "dualpipe-1",
+    "Where the published form is wrong",
+    "predict",
+    minutes=10,
+    points=2,
+    hints=(
+        "In the middle: (p/2 - 1)(t_F + (t_F&B - t_B) + max(t_I - t_W, 0)), and a term for step 3 where t_I > t_F.",
+        "All ranks end the step together. Each pair saves t_F + t_B - t_F&B of work, so a rank with fewer pairs works "
+        "longer and waits less.",
+        "Count the pairs of steps 4 and 5. For q = 0 they are 2 (m/2 - p + 1) + (p/2 - 1); the rank in the middle runs "
+        "one of its 2 (m/2 - p + p/2) as two halves.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict the bubbles of ranks 2 and 0, the published one and the peak: p=6, m=14, F, I, W, F&B = 4, 7, 5, 14."""
+    middle, outer, published, peak = needs_ints(answer, NUMBERS)
+    if middle != EXPECTED[0]:
+        raise Wrong(
+            f"rank 2, {middle}: " + _MIDDLE.get(middle, "count the four terms of the chapter's form one by one")
+        )
+    if outer != EXPECTED[1]:
+        same = (
+            "rank 2 has 7 pairs, rank 0 has 6" if outer == middle else "each pair saves 2 ticks of work, not of waiting"
+        )
+        raise Wrong(f"rank 0, {outer}: all ranks end together, and {same}")
+    if published != EXPECTED[2]:
+        raise Wrong(f"published {published}: (p/2 - 1)(t_F&B + t_B - 3 t_W), with B = 12 and a pair of 14")
+    if peak != EXPECTED[3]:
+        raise Wrong(f"peak {peak}: every rank holds p before its first pair, and the pair's forward adds one")
+    return "18 ticks in the middle and 16 at the ends, where the published form says 22; 7 activations"
+
+
+@exercise(
+    "dualpipe-2",
+    "The missing steps",
+    "implement",
+    minutes=25,
+    points=4,
+    hints=(
+        "Steps 3, 5 and 7 are repeated once for each rank between this one and the middle, `inside`; steps 6 and 8 "
+        "`outside` times.",
+        "Step 6 has 2 * outside backwards, of flow 1 and flow 0 in turn. From its middle on they are I instead of B.",
+        "DualPipeV's ranks are DualPipe's upper half: rank r is at position r of p, and what comes back is flow 1, on "
+        "stage 2 p - 1 - r, with the same microbatches.",
+    ),
+)
+def rows(fn: Callable[..., Any]) -> str:
+    """Complete `one_row(rank, num_ranks, num_microbatches, cut)`: DualPipe's rows, and DualPipeV's where `cut`."""
+    needs_function(fn)
+    results = call_each(without_library(_EveryRank(fn)), CASES)
+    for (p, m, cut), (fine, value) in zip(CASES, results, strict=True):
+        case = f"{'DualPipeV' if cut else 'DualPipe'}, {p} rank{'s' * (p > 1)}, {m} microbatches"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_rows(value, p, m, cut, case)
+    return f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one"
+
+
+@exercise(
+    "dualpipe-3",
+    "Too few for DualPipe",
+    "puzzle",
+    minutes=40,
+    points=3,
+    hints=(
+        "Rank 1 cannot start before tick 1. Where else must it wait? Nowhere, if W fills its gaps and the end.",
+        "Write I W for every B first, and look at the picture: an I that a neighbour waits for "
+        "goes first, a W that nobody waits for goes where the rank would be idle.",
+        "Rank 0 can begin 0F0 0F1 0F2 3F3 3I3 3W3 3F4: three of its own before the first from the other end.",
+    ),
+)
+def fewer(answer: object) -> str:
+    """Find a mirrored program for 4 ranks and 6 microbatches: 19 ticks, at most 4 live activations per rank."""
+    timeline = simulate(programs.parse(_with_mirrors(answer), RANKS, MICROBATCHES))
+    peak = max(map(timeline.peak_activations, range(RANKS)))
+    quick = max(0, EASY - timeline.makespan) / (EASY - LEAST)
+    if timeline.makespan > LEAST:
+        late = f"valid, {timeline.makespan} ticks with {peak} activations; {LEAST} are enough with {ROOM}"
+        score = round((0.9 if peak <= ROOM else 0.45) * quick, 2)
+        raise Wrong(f"{late}. Rank 1 is idle for {timeline.bubble_time(1)}", score=score, picture=timeline)
+    if peak > ROOM:
+        raise Wrong(f"{LEAST} ticks, but a rank holds {peak} activations; {ROOM} are enough", 0.6, timeline)
+    return f"{timeline.makespan} ticks with {peak} activations: 18 of work, and one until rank 1 has its first input"
+
+
+@exercise(
+    "dualpipe-4",
+    "What W remembers",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "Where W follows its I at once the gradient is right. Try I0 I0 W W on paper: what are x and dy when W runs?",
+        "A function made in a loop does not keep the loop's variables, it looks at them when it runs.",
+        "Keep a tuple of flow, dy and x. W takes from the front of the queue: the oldest holds its activation longest.",
+    ),
+)
+def queue(fn: Callable[..., Any]) -> str:
+    """Repair `backwards(words, weights, grads, inputs, dys)`: B adds its own weight gradient, W the oldest waiting."""
+    needs_function(fn)
+    if report := on_ranks(weight_queue.try_rows, 1, fn, case="running backward words")[0]:
+        raise Wrong(report)
+    return "every I's weight gradient waits for its own W, oldest first, on all ranks of DualPipe that were tried"
+
+
+@exercise(
+    "dualpipe-5",
+    "Two copies, one step",
+    "find the bug",
+    minutes=25,
+    points=3,
+    hints=(
+        "After the step, compare the copies of stage 0 on the first and on the last rank. Are they still equal?",
+        "A rank and its mirror have seen different microbatches. Sum each gradient over a group of these two; all "
+        "ranks make all groups, and both mirrors take their stages in one order.",
+        "Afterwards both mirrors have the same gradients, and a sum over all ranks counts each twice. Let rank r add "
+        "the squares of stage r alone.",
+    ),
+)
+def clipped_step(fn: Callable[..., Any]) -> str:
+    """Repair `clipped_step(rank, world_size, stages, max_norm, lr)`: both copies make the step of one process."""
+    needs_function(fn)
+    for num_ranks, num_microbatches, max_norm in ((2, 4, 0.1), (4, 8, 0.1), (4, 8, 10.0)):
+        clipping.check_clipped_step(fn, num_ranks, num_microbatches, max_norm)
+    return "2 and 4 ranks, clipped or not: the norm of one process, its step, and both copies equal to the last bit"
+
+
+class _EveryRank:
+    """Asks the learner's function for every row of a program."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, p: int, m: int, cut: bool) -> list[Any]:
+        """Return the rows."""
+        return [self.fn(rank, p, m, cut) for rank in range(p)]
+
+
+def _check_rows(value: list[Any], p: int, m: int, cut: bool, case: str) -> None:
+    if any(type(row) is not str for row in value):
+        raise Wrong(f"{case}: expected a line of text for each rank, got {type(value[0]).__name__}")
+    expected = (dualpipev if cut else dualpipe)(p, m)
+
+    def step(rank: int, place: int) -> str:
+        return f", in step {_step_of(place, rank, p, m, cut)}"
+
+    programs.check_actions(value, expected, case, COST, step)
+
+
+def _step_of(place: int, rank: int, p: int, m: int, cut: bool) -> int:
+    position, num_positions, per_flow = (rank, p, m) if cut else (min(rank, p - 1 - rank), p // 2, m // 2)
+    ends = accumulate(map(len, eight_steps(position, num_positions, per_flow)))
+    return next((number for number, end in enumerate(ends, start=1) if place < end), 8)
+
+
+def _with_mirrors(answer: object) -> list[str]:
+    """Rows of ranks 0 and 1, and for ranks 2 and 3 the same for the other direction's microbatches."""
+    rows = [row for row in (answer.split("\n") if isinstance(answer, str) else _texts(answer)) if row.strip()]
+    if len(rows) != RANKS // 2:
+        raise Wrong(f"{len(rows)} rows; write those of ranks 0 and 1, the check mirrors them")
+    try:
+        upper = Program.parse("yours", rows)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    lower = [[_mirrored(step) for step in row] for row in reversed(upper.ranks)]
+    return [*upper.rows(), *upper.with_ranks(lower).rows()]
+
+
+def _texts(answer: object) -> list[str]:
+    if not isinstance(answer, (list, tuple)) or not all(isinstance(row, str) for row in answer):
+        raise Wrong(f"expected two lines of text, such as '0F0 3F3 3B3 0B0', got {type(answer).__name__}")
+    return list(answer)
+
+
+def _mirrored(step: ProgramStep) -> ProgramStep:
+    if isinstance(step, Overlap):
+        return Overlap(_other(step.forward), _other(step.backward))
+    return _other(step)
+
+
+def _other(action: Action) -> Action:
+    half = MICROBATCHES // 2
+    return action._replace(microbatch=action.microbatch + (half if action.microbatch < half else -half))

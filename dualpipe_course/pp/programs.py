@@ -1,0 +1,121 @@
+"""Judging programs that learners write: rows of text against the validator, the simulator and the closed form."""
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+from dualpipe_course.exercise import Wrong
+from dualpipe_lab.pp.closed_forms import gpipe_makespan, num_messages
+from dualpipe_lab.pp.cost import UNIT_COST, Cost
+from dualpipe_lab.pp.lowering import strip
+from dualpipe_lab.pp.program import MESSAGE_KINDS, RECV_F, B, F, Program, actions_of
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
+
+
+def parse(answer: object, num_ranks: int, num_microbatches: int, num_stages: int | None = None) -> Program:
+    """Make a valid program of the given size (by default a stage per rank) from rows of text, or raise `Wrong`."""
+    rows = answer.split("\n") if isinstance(answer, str) else answer
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, str) for row in rows):
+        raise Wrong(f"expected one line of text per rank, such as '0F0 0F1 0B0 0B1', got {type(answer).__name__}")
+    rows = [row for row in rows if row.strip()]
+    if len(rows) != num_ranks:
+        raise Wrong(f"{len(rows)} rows for {num_ranks} ranks; write one per rank")
+    try:
+        steps = Program.parse("yours", rows).ranks
+        stages = num_ranks if num_stages is None else num_stages
+        return validate(Program("yours", steps, num_stages=stages, num_microbatches=num_microbatches))
+    except InvalidProgram as error:
+        raise Wrong("the validator says: " + "; ".join(error.problems[:3])) from None
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+
+
+def check_actions(
+    rows: Sequence[str],
+    expected: Program,
+    case: str,
+    cost: Cost = UNIT_COST,
+    step: Callable[[int, int], str] = lambda rank, place: "",
+) -> None:
+    """Raise `Wrong` at the first action that differs, and say what the rows as they are would do under `cost`.
+
+    `step(rank, place)` adds to an action's place, such as ", in step 3".
+    """
+    for rank, (found, known) in enumerate(zip(rows, expected.rows(), strict=True)):
+        pairs = zip_longest(found.split(), known.split(), fillvalue="nothing")
+        for place, (ours, theirs) in enumerate(pairs):
+            if ours != theirs:
+                where = f"rank {rank}, action {place + 1}{step(rank, place)}: {ours}, expected {theirs}"
+                raise Wrong(f"{case}: {where}; {_consequence(rows, expected, cost)}")
+
+
+def _consequence(rows: Sequence[str], expected: Program, cost: Cost) -> str:
+    """Say what rows would do in place of the expected program's."""
+    try:
+        ours = simulate(validate(expected.with_ranks(Program.parse("yours", rows).ranks)), cost)
+    except InvalidProgram as error:
+        return f"the validator says: {error.problems[0]}"
+    except ValueError as error:
+        return str(error)
+    known = simulate(expected, cost)
+    held, most = ([run.peak_activations(rank) for rank in range(expected.num_ranks)] for run in (ours, known))
+    ticks = "" if cost is UNIT_COST else f"with F, I, W, F&B of {cost.F}, {cost.I}, {cost.W}, {cost.overlap} ticks "
+    if (ours.makespan, held) == (known.makespan, most):
+        return f"{ticks}it is as quick for this size and holds as much, but it is another order"
+    return f"{ticks}yours takes {ours.makespan} ticks and holds {held}, expected {known.makespan} and {most}"
+
+
+def check_rows(answer: object, num_ranks: int, num_microbatches: int, case: str) -> None:
+    """Raise `Wrong` unless the rows are a GPipe program with all its messages."""
+    try:
+        program = parse(answer, num_ranks, num_microbatches)
+    except Wrong as wrong:
+        raise Wrong(f"{case}: {wrong.message}") from None
+    kinds = [[action.kind for action in program.actions(rank)] for rank in range(num_ranks)]
+    messages = sum(kind in MESSAGE_KINDS for row in kinds for kind in row)
+    if messages != 2 * num_messages(num_ranks, num_microbatches):
+        expected = num_messages(num_ranks, num_microbatches)
+        raise Wrong(
+            f"{case}: {messages} sends and receives, expected {2 * expected}: each boundary carries every activation "
+            f"down and every gradient up, {expected} messages with a send and a receive each",
+        )
+    try:
+        validate(program, blocking=True)
+    except InvalidProgram as error:
+        raise Wrong(f"{case}, if a send waits for its receiver: {error.problems[0]}") from None
+    for rank, row in enumerate(kinds):
+        work = [kind for kind in row if kind not in MESSAGE_KINDS]
+        if F in work[num_microbatches:]:
+            steps = " ".join(str(s) for s in program.ranks[rank] if actions_of(s)[0].kind not in MESSAGE_KINDS)
+            raise Wrong(f"{case}: rank {rank} runs a forward after a backward; GPipe runs all forwards first: {steps}")
+    if (ticks := literal_makespan(program)) > (best := gpipe_makespan(num_ranks, num_microbatches)):
+        raise Wrong(
+            f"{case}: {ticks} ticks, GPipe needs {best}; "
+            "send each result before the next work, and receive nothing before the work that needs it",
+            picture=simulate(strip(program)),
+        )
+
+
+def literal_makespan(program: Program) -> int:
+    """The ticks of a lowered program (F = 1, B = 2) whose messages leave and are awaited exactly where they stand.
+
+    `simulate` lets a message leave when its result is there, wherever the send stands; here a late send costs time.
+    """
+    clock, position = [0] * program.num_ranks, [0] * program.num_ranks
+    sent: dict[tuple[int, str, int], int] = {}
+    steps = [list(program.actions(rank)) for rank in range(program.num_ranks)]
+    while any(position[rank] < len(steps[rank]) for rank in range(program.num_ranks)):
+        for rank, actions in enumerate(steps):
+            while position[rank] < len(actions):
+                stage, kind, microbatch = actions[position[rank]]
+                if kind.startswith("RECV"):
+                    source = (stage - 1, F, microbatch) if kind == RECV_F else (stage + 1, B, microbatch)
+                    if source not in sent:
+                        break  # its sender comes first; the program is feasible, so it will
+                    clock[rank] = max(clock[rank], sent[source])
+                elif kind.startswith("SEND"):
+                    sent[stage, kind[-1], microbatch] = clock[rank]
+                else:
+                    clock[rank] += 1 if kind == F else 2
+                position[rank] += 1
+    return max(clock)

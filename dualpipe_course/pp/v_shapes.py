@@ -1,0 +1,119 @@
+"""Exercises of "V-shapes": ZBV's and V-Min's numbers, a V between V-Half and ZBV, the turn that must cut the graph.
+
+Chapter: book/pp/v-shapes.  Programs are judged by the validator and the simulator, the turn on ranks: every stage's
+gradient against one process in float64, and in which backward each stage's part ran.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.pp import programs, turns
+from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_lab.pp.simulator import simulate
+
+NAMES = ("held by ZBV", "idle with ZBV", "held by V-Min", "idle with V-Min", "one more microbatch")
+EXPECTED = (20, 9, 8, 35, 18)  # 10 ranks, 30 microbatches; the last with F, I, W = 2, 3, 1
+RANKS, MICROBATCHES, LEAST, ROOM, SLOW = 3, 3, 21, 5, 25  # of the puzzle, F = I = W = 1; V-Min takes 25
+_SLIPS: tuple[dict[int, str], ...] = (
+    {10: "a full-size stage counts as two half-size ones", 12: "this is V-Half's p + 2"},
+    {0: "that is the local bubble; the last rank's first input comes after p - 1 forwards", 18: "half-size ones"},
+    {
+        9: "2 (p + 4) / 3 is rounded down before it is doubled: whole microbatches",
+        10: "this is 1F1B's p in full-size stages, or half of ZBV's; V-Min holds about a third of ZBV's",
+        4: "each rank has two stages",
+        12: "this is V-Half's p + 2",
+    },
+    {23: "this is V-Half's 3 p - 7", 39: "4 p - 1 is what rank 0 waits for at the start; some of it is filled"},
+    {
+        12: "this is the work; V-Min moves in lock-step: a tick of its block is as long as the longer of F and I",
+        6: "each rank has two stages, and six ticks in its block",
+    },
+)
+_GENERAL = (
+    "ZBV holds as much as 1F1B's first rank, 2 p half-size activations",
+    "ZBV waits for p - 1 ticks",
+    "V-Min holds 2 floor((p + 4) / 3)",
+    "V-Min is idle for 4 p - 5 ticks, unless 3 divides p",
+    "max(2 (t_F + t_I + t_W), 6 max(t_F, t_I))",
+)
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("v_shapes"), exercise)
+
+
+@exercise(
+    "v_shapes-1",
+    "Ten ranks",
+    "predict",
+    minutes=10,
+    points=2,
+    hints=(
+        "What would have to happen before the last rank can do anything at all? ZBV waits for this and nothing else.",
+        "A life on stage i is 2 (2 p - i) + 1 ticks; add the two of a rank and divide by the 6 ticks between "
+        "microbatches. Then look up how V-Min rounds.",
+        "V-Min's block has six ticks, and with omega = 6 each of them takes as long as the longer of F and I.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what ZBV and V-Min hold and wait on 10 ranks, and V-Min's ticks per microbatch for unequal work."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    return "ZBV holds 20 and waits 9 ticks, V-Min holds 8 and waits 35; 18 ticks more per microbatch, of 12 of work"
+
+
+@exercise(
+    "v_shapes-2",
+    "Between two schedules",
+    "puzzle",
+    minutes=40,
+    points=3,
+    hints=(
+        "21 ticks leave 3 idle ones per rank. The last rank waits 2 ticks for its first input; what else can it spare?",
+        "Print ZBV's rows for 3 ranks and 3 microbatches, and see which rank holds 6 and when. A W that is done "
+        "earlier makes room.",
+        "Rank 0 can begin 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1; rank 2 delays its W until it would otherwise be idle.",
+    ),
+)
+def between(answer: object) -> str:
+    """Find a V for 3 ranks and 3 microbatches: 21 ticks, at most 5 half-size activations per rank."""
+    program = programs.parse(answer, RANKS, MICROBATCHES, num_stages=2 * RANKS)
+    for rank in range(RANKS):
+        stages = {action.stage for action in program.actions(rank)}
+        if stages != {rank, 2 * RANKS - 1 - rank}:
+            here = f"rank {rank} works on stages {sorted(stages)}"
+            raise Wrong(f"{here}; on a V it has the stages {rank} and {2 * RANKS - 1 - rank}")
+    timeline = simulate(program)
+    peaks = [timeline.peak_activations(rank) for rank in range(RANKS)]
+    quick = max(0, SLOW - max(timeline.makespan, LEAST)) / (SLOW - LEAST)
+    if timeline.makespan > LEAST:
+        late = f"valid, {timeline.makespan} ticks with {max(peaks)} activations; {LEAST} are enough with {ROOM}"
+        score = round((0.9 if max(peaks) <= ROOM else 0.45) * quick, 2)
+        raise Wrong(f"{late}. Rank 2 is idle for {timeline.bubble_time(2)}", score=score, picture=timeline)
+    if max(peaks) > ROOM:
+        worst = peaks.index(max(peaks))
+        held = f"{timeline.makespan} ticks, but rank {worst} holds {peaks[worst]} activations"
+        raise Wrong(f"{held}; there is room for {ROOM}", score=0.5, picture=timeline)
+    return f"{LEAST} ticks with {max(peaks)} activations; no order with room for {ROOM} is quicker"
+
+
+@exercise(
+    "v_shapes-3",
+    "The turn",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "Compare with the other ranks: what does a message do to the graph of autograd?",
+        "On the tip, how many times does the backward of `near` run for one microbatch, and from where is it started?",
+        "Make `turned` a leaf of its own on the tip too, with requires_grad_(). Then nothing has to be retained.",
+    ),
+)
+def turn(fn: Callable[..., Any]) -> str:
+    """Repair `v_step(rank, world_size, near, far, batch, like)`, whose stages below the turn are wrong by a factor."""
+    needs_function(fn)
+    for num_ranks, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 3), (3, 3)):
+        turns.check_turn(fn, num_ranks, num_microbatches)
+    return "1 to 3 ranks: every gradient equals one process, and every stage's backward runs once, by itself"

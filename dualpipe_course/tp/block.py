@@ -1,0 +1,221 @@
+"""Exercises of "A Llama block": what a layer sends, the end of a step, layers below that learn something else.
+
+Chapter: book/tp/block.  Gradients are judged against one process in float64, messages by the ledger.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import difference
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.tp import layers
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("bytes with all tokens", "bytes with cut tokens", "collectives", "bytes kept")
+EXPECTED = (234_881_024, 293_601_280, 10, 16_777_216)
+_SLIPS = (
+    {
+        117_440_512: "that is one direction",
+        268_435_456: "of each sum, 2 (t - 1) / t of its bytes leave a rank",
+        58_720_256: "that is one sum; a pair of products has one forward and one backward, and there are two pairs",
+        293_601_280: "that is the number with inputs gathered again",
+    },
+    {
+        234_881_024: "that is eight halves; two inputs are gathered once more in the backward",
+        264_241_152: "both pairs gather their input again",
+        469_762_048: "a half of a sum travels once: (t - 1) / t of its bytes",
+    },
+    {
+        4: "those are the sums; with cut tokens each is a reduce-scatter and an all-gather",
+        8: "those are the halves of four sums; what is gathered again?",
+        6: "those are the all-gathers alone",
+    },
+    {
+        134_217_728: "that is what a rank keeps if it has all tokens",
+        8_388_608: "that is two of the four",
+        67_108_864: "inputs of products are gathered again, so a rank keeps its part of them alone",
+        75_497_472: "inputs of products are gathered again, so a rank keeps its part of them alone",
+    },
+)
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("block"), exercise)
+
+
+@exercise(
+    "block-1",
+    "A layer of Llama 3 8B",
+    "predict",
+    minutes=15,
+    points=1,
+    hints=(
+        "T h numbers of 2 bytes are 33,554,432 bytes; half a sum of them sends 7/8 of that per rank.",
+        "Two pairs, a sum forward and a sum backward each: how many halves? Whose input is gathered twice?",
+        "Four inputs of T h numbers, of which each rank keeps its tokens.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict bytes sent with all and with cut tokens, the collectives, and bytes of inputs kept, on 8 ranks."""
+    general = (
+        "four sums of T h numbers, of which 2 (t - 1) / t are sent",
+        "ten halves of such sums",
+        "a sum is two halves, and two inputs are gathered again",
+        "four inputs of T h / t numbers of 2 bytes",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "234,881,024 and 293,601,280 bytes sent, 10 collectives, 16,777,216 bytes kept"
+
+
+@exercise(
+    "block-2",
+    "The end of a step",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "A weight of which a rank has rows or columns has a complete gradient. Which weights do all ranks have?",
+        "Of those: does every rank use it for the same tokens and heads? If so, its gradient is complete too.",
+        "Norms between the pairs see cut tokens under sequence parallelism only, q_norm and k_norm other heads always.",
+    ),
+)
+def end_of_step(fn: Callable[..., Any]) -> str:
+    """Write `finish(grads, sequence_parallel)`: afterwards all gradients are those of one process; one message."""
+    needs_function(fn)
+    for num_ranks in (1, 2, 4):
+        case = f"on {num_ranks} rank(s)"
+        results = list(
+            on_ranks(_step, num_ranks, Without(fn, "dualpipe_lab.tp.grads:sum_partial_gradients"), case=case)
+        )
+        for place, name in enumerate(CASES):
+            _judge([found[place] for found in results], f"{num_ranks} rank(s), {name}")
+    return f"all gradients equal one process in {3 * len(CASES)} cases, with one message or none"
+
+
+@exercise(
+    "block-3",
+    "Loss right, layers below wrong",
+    "find the bug",
+    minutes=8,
+    points=2,
+    hints=(
+        "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",
+        "So each rank finds a summand of the gradient of all tokens, and the slice of one summand is not a sum.",
+        "The backward of Gather sums over the ranks and leaves each its tokens: scatter(grad).",
+    ),
+)
+def below(fn: Callable[..., Any]) -> str:
+    """Repair `pair(x, first, second)` between cut tokens, so that dx is that of one process too."""
+    needs_function(fn)
+    sizes: tuple[tuple[int, tuple[int, ...], int], ...] = (
+        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 6), (4, (2, 8, 3), 8),
+    )  # fmt: skip
+    for num_ranks, shape, wide in sizes:
+        shapes = {"x": shape, "first": (wide, shape[-1]), "second": (shape[-1], wide)}
+        case = layers.Case(num_ranks, shapes, {"x": -2, "first": 0, "second": 1}, shape, -2)
+        try:
+            results = layers.check_layer(Without(fn, *layers.LIBRARY), _pair, case, one_sum="")
+        except Wrong as wrong:
+            why = ". What the other ranks found out about these tokens belongs in it, once"
+            raise Wrong(wrong.message + why * (": dx " in wrong.message)) from None
+        why = "An all-gather and a reduce-scatter of all tokens each way are enough."
+        layers.check_bytes(results, layers.num_bytes(shape), layers.num_bytes(shape), case, why)
+    return f"outputs and all gradients equal one process in {len(sizes)} cases, for two halves of a sum each way"
+
+
+CASES = {  # norms of heads, sequence parallelism
+    "all tokens on every rank": (False, False),
+    "sequence parallelism": (False, True),
+    "all tokens on every rank, with q_norm and k_norm": (True, False),
+    "sequence parallelism, with q_norm and k_norm": (True, True),
+}
+
+
+class Found(NamedTuple):
+    """What one rank has after a step of one case: by name, numbers before and after and those of one process."""
+
+    grads: dict[str, tuple[list[float], list[float], list[float]]]
+    replaced: list[str]  # names under which there is another tensor than before
+    partial: list[str]
+    messages: int
+    sent: int
+
+
+def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
+    import torch
+
+    from dualpipe_lab.models.llama import Llama
+    from dualpipe_lab.models.llama_config import LlamaConfig
+    from dualpipe_lab.models.plain_llama import PlainLlama
+    from dualpipe_lab.topology import Topology
+    from dualpipe_lab.tp.shard import full_state_dict, shards_of
+    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.world.mesh import Mesh
+
+    found, mesh, ids = [], Mesh(Topology([("tp", world_size)])), torch.arange(16).view(2, 8) * 5 % 12
+    for qk_norm, is_cut in CASES.values():
+        config = LlamaConfig(12, hidden_size=8, ffn_size=8, num_layers=1, num_heads=4, num_kv_heads=4, qk_norm=qk_norm)
+        model = Llama(config, mesh, is_cut, coalesce=True, dtype=torch.float64)
+        plain = PlainLlama(config, torch.float64)
+        plain.load_state_dict(full_state_dict(model))
+        for one in (model, plain):
+            one.loss(ids, (ids + 3) % 12).backward()
+        grads, shards = {name: value.grad for name, value in model.named_parameters()}, shards_of(model)
+        before = {name: _plain(grad) for name, grad in grads.items()}
+        entries = rank_context().ledger.entries
+        entries.clear()
+        originals = dict(grads)
+        fn(grads, is_cut)
+        replaced = [name for name, grad in originals.items() if grads.get(name) is not grad]
+        expected = {name: value.grad for name, value in plain.named_parameters()}
+        parts = {name: shards[name].of(grad) if name in shards else grad for name, grad in expected.items()}
+        numbers = {name: (before[name], _plain(originals[name]), _plain(parts[name])) for name in before}
+        partial = [name for name in before if name.endswith(("q_norm.weight", "k_norm.weight") + _NORMS * is_cut)]
+        sent = sum(entry.sent for entry in entries.values())
+        found.append(Found(numbers, replaced, partial, sum(entry.count for entry in entries.values()), sent))
+    return found
+
+
+_NORMS = ("attention_norm.weight", "mlp_norm.weight", "norm.weight")
+
+
+def _judge(results: Sequence[Found], case: str) -> None:
+    num_ranks = len(results)
+    for rank, found in enumerate(results):
+        for name, (before, after, expected) in found.grads.items():
+            if _same(after, expected):
+                continue
+            where = f"{case}: rank {rank}: the gradient of {name} "
+            if name in found.replaced:
+                raise Wrong(where + "is the tensor that it was, and grads has another; the optimizer reads the old one")
+            if name in found.partial and after == before:
+                raise Wrong(where + "is still a summand: this rank used the weight for its own tokens or heads")
+            if name not in found.partial and _same(before, expected):
+                raise Wrong(where + "was complete, and is not any more")
+            if num_ranks > 1 and _same([num_ranks * value for value in after], expected):
+                raise Wrong(where + "is a mean of the ranks' summands; one process adds them up")
+            raise Wrong(where + "differs from one process")
+    size = 8 * sum(len(results[0].grads[name][0]) for name in results[0].partial)
+    needed, messages = 2 * (num_ranks - 1) * size, max(found.messages for found in results)
+    if num_ranks > 1 and messages != (1 if size else 0):
+        raise Wrong(f"{case}: {messages} messages per rank; {'one is' if size else 'none are'} enough")
+    if (sent := sum(found.sent for found in results)) != needed:
+        raise Wrong(f"{case}: the ranks sent {sent:,} bytes in all; an all-reduce of the summands sends {needed:,}")
+
+
+def _same(ours: list[float], theirs: list[float]) -> bool:
+    return len(ours) == len(theirs) and difference(ours, theirs) is None
+
+
+def _plain(tensor: "Tensor | None") -> list[float]:
+    return [] if tensor is None else [float(value) for value in tensor.detach().flatten().tolist()]
+
+
+def _pair(x: "Tensor", first: "Tensor", second: "Tensor") -> "Tensor":
+    return (x @ first.t()).tanh() @ second.t()

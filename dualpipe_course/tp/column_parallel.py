@@ -1,0 +1,159 @@
+"""Exercises of "Column-parallel": what four ranks hold and send, the layer itself, a layer below that drifts apart.
+
+Chapter: book/tp/column-parallel.  Outputs and gradients are judged against one process, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.tp import layers
+from dualpipe_course.trial import check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("numbers held", "bytes forward", "bytes backward", "bytes gathered")
+EXPECTED = (27, 0, 288, 216)
+_SLIPS = (
+    {
+        24: "that is the weight alone; a rank has the bias of its own outputs too",
+        36: "that counts the whole bias; a rank adds those of its own outputs",
+        108: "that is the whole layer; the rows are dealt out to four ranks",
+        26: "cut the outputs, not the inputs: 12 / 4 rows of 8",
+    },
+    {
+        216: "that is the all-gather of y, which this layer leaves out",
+        288: "the sum of dx is a matter of the backward",
+        432: "y_r is a slice of y, not a summand: there is nothing to sum",
+    },
+    {
+        432: "that sums dy; dx has 8 numbers for each token, whatever the outputs are",
+        192: "those are the bytes of dx; an all-reduce sends 2 (t - 1) / t of them",
+        144: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
+        72: "count bytes; a float32 has 4 of them",
+        0: "dx is a sum over all outputs, and each rank has a quarter of them",
+    },
+    {
+        288: "those are the bytes of y; a rank's own quarter does not travel to it",
+        432: "an all-gather is half of an all-reduce",
+        54: "count bytes; a float32 has 4 of them",
+        144: "that gathers x; the outputs are 12 for each token",
+    },
+)
+# ranks, shape of x, outputs: on 4 ranks 6 outputs are cut into 2 2 2 0
+SIZES = (
+    (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
+    (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8),
+)  # fmt: skip
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("column_parallel"), exercise)
+
+
+@exercise(
+    "column_parallel-1",
+    "Eight in, twelve out, four ranks",
+    "predict",
+    minutes=5,
+    points=1,
+    hints=(
+        "Each rank has 3 of the 12 outputs: 3 rows of the weight, 3 elements of the bias.",
+        "The only message of the layer sums dx: 6 tokens of 8 numbers. An all-reduce sends 2 (t - 1) / t of its bytes.",
+        "Gathering y moves 6 tokens of 12 numbers; each rank sends (t - 1) / t of those bytes.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what a rank holds, what it sends forward and backward, and what gathering the output would add."""
+    general = (
+        "3 rows of 8 and 3 biases",
+        "each rank computes its own outputs from what it has",
+        "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
+        "(t - 1) / t of the bytes of y, which is 6 by 12",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "27 numbers held, 0 bytes forward, 288 backward, 216 more to gather the output"
+
+
+@exercise(
+    "column_parallel-2",
+    "Two inputs, one message",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "The forward is a linear with this rank's rows for each input. Only dx and dz need a message.",
+        "Give the two products what CopyBoth.apply(x, z) returns. Its backward gets this rank's summands of both.",
+        "One flat tensor, torch.cat([dx.flatten(), dz.flatten()]), one comm.all_reduce, and split it again.",
+    ),
+)
+def layer(fn: Callable[..., Any]) -> str:
+    """Write `column_linear(x, z, weight, other, bias)`: this rank's outputs of two inputs, one message backward."""
+    needs_function(fn)
+    for num_ranks, shape, outputs in SIZES:
+        z_shape = (*shape[:-1], shape[-1] + 1)
+        shapes = {"x": shape, "z": z_shape, "weight": (outputs, shape[-1]), "other": (outputs, z_shape[-1])}
+        cuts = {"x": None, "z": None, "weight": 0, "other": 0, "bias": 0}
+        case = layers.Case(num_ranks, shapes | {"bias": (outputs,)}, cuts, (*shape[:-1], outputs), out_cut=-1)
+        results = layers.check_layer(Without(fn, *layers.LIBRARY), _two_inputs, case, one_sum="dx")
+        size = layers.num_bytes(shape) + layers.num_bytes(z_shape)
+        layers.check_bytes(results, 0, size, case, "Only dx and dz are summed, once.")
+        if num_ranks > 1 and (most := max(found.backward_messages for found in results)) > 1:
+            raise Wrong(f"{case}: a rank sent {most} messages in the backward; one carries dx and dz, side by side")
+    return (
+        f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; one message"
+    )
+
+
+@exercise(
+    "column_parallel-3",
+    "Two ranks, two scales",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "The outputs are right. Compare dx and dscale on two ranks: what does the sum over the ranks give?",
+        "copy_to_ranks belongs where a tensor that all ranks hold alike is first used by each in its own way.",
+        "x and scale are multiplied by all ranks alike. The product with this rank's rows is what differs.",
+    ),
+)
+def scaled(fn: Callable[..., Any]) -> str:
+    """Repair a layer whose replicated scale gets another gradient on every rank."""
+    needs_function(fn)
+    for num_ranks, shape, outputs in SIZES:
+        shapes = {"x": shape, "scale": shape[-1:], "weight": (outputs, shape[-1])}
+        case = layers.Case(
+            num_ranks, shapes, {"x": None, "scale": None, "weight": 0}, (*shape[:-1], outputs), out_cut=-1
+        )
+        try:
+            results = layers.check_layer(fn, _scaled, case, one_sum="dx")
+        except Wrong as wrong:
+            raise Wrong(wrong.message + _where(wrong.message)) from None
+        layers.check_bytes(
+            results,
+            0,
+            layers.num_bytes(shape),
+            case,
+            "One sum is enough: behind it, dx and dscale are the same on all ranks.",
+        )
+    return f"all gradients equal one process in {len(SIZES)} cases, with a single sum"
+
+
+def _where(message: str) -> str:
+    if "dscale" in message:
+        return ". dx is right, so f stands too early: scale is used before it"
+    if "dweight" in message:
+        return ". Every rank has other rows: their gradients belong to nobody else"
+    return ""
+
+
+def _two_inputs(x: "Tensor", z: "Tensor", weight: "Tensor", other: "Tensor", bias: "Tensor") -> "Tensor":
+    return x @ weight.t() + z @ other.t() + bias
+
+
+def _scaled(x: "Tensor", scale: "Tensor", weight: "Tensor") -> "Tensor":
+    return (x * scale) @ weight.t()

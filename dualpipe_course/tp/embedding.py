@@ -1,0 +1,244 @@
+"""Exercises of "Embedding": bytes and rows, a row that leaks, a gradient that forgets, tokens that go on cut.
+
+Chapter: book/tp/embedding.  Tables and gradients are whole numbers, so every bit is compared; messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import shape
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.kept import Kept
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_lab.world.launcher import Results
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LIBRARY = tuple(  # switched off while an answer runs
+    f"dualpipe_lab.tp.{name}" for name in ("embedding", "embedding:Lookup.forward", "lm_head")
+)
+WIDTH, TOKENS = 3, 12
+CASES = ((1, 4), (2, 6), (2, 7), (4, 11), (3, 4))  # ranks and rows of the table; the last rank of the last has none
+
+
+class Found(NamedTuple):
+    """What one rank found, and what it should be."""
+
+    found: list[list[float]]
+    expected: list[list[float]]
+    slips: dict[str, list[list[float]]]  # what typical slips give
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("embedding"), exercise)
+
+
+@exercise(
+    "embedding-1",
+    "Rows and bytes",
+    "predict",
+    minutes=6,
+    points=1,
+    hints=(
+        "The sum over the ranks is that of T h numbers, of 2 bytes each.",
+        "An all-reduce sends 2 (t - 1) / t of its tensor. And which rank has everything that the backward needs?",
+        "Seven ranks have 50,257 / 8, rounded up. The last rank has what is left.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict bytes forward and backward, and the last rank's rows: 2,048 tokens of 4,096, 50,257 rows, 8 ranks."""
+    slips = (
+        {
+            14_680_064: "each byte passes a rank twice, as a partial sum and finished",
+            33_554_432: "of both ways, 7/8 leave the rank",
+            16_777_216: "that is the tensor; an all-reduce sends 2 (t - 1) / t of it",
+            58_720_256: "a number in bf16 has 2 bytes",
+        },
+        {29_360_128: "every rank has the gradient of x already, and adds up its own rows at home"},
+        {
+            6_283: "that is a full part; seven of them leave less for the last",
+            6_282: "50,257 / 8 is rounded up for the first seven ranks",
+        },
+    )
+    general = (
+        "2 (t - 1) / t of T h numbers of 2 bytes",
+        "count the messages of the backward",
+        "V minus seven full parts",
+    )
+    names = ("bytes forward", "bytes backward", "rows of the last rank")
+    check_ints(answer, names, (29_360_128, 0, 6_276), slips, general)
+    return "29,360,128 bytes forward, none backward, and 6,276 rows on the last rank"
+
+
+@exercise(
+    "embedding-2",
+    "The row that leaks",
+    "find the bug",
+    minutes=6,
+    points=2,
+    hints=(
+        "Look up a token of rank 1 on two ranks. What does rank 0 contribute to it?",
+        "A token of another rank is looked up at row 0 so that the index is legal. What has to become of the result?",
+        "Zeros for all tokens that are not here. And a rank without rows has no row 0: index only with what is yours.",
+    ),
+)
+def look_up(fn: Callable[..., Any]) -> str:
+    """Repair `look_up(ids, table, first)`: the rows of all tokens, the same on every rank."""
+    needs_function(fn)
+    for num_ranks, rows in CASES:
+        case = f"{rows} rows on {num_ranks} rank(s)"
+        results = on_ranks(_look_up, num_ranks, Without(fn, *LIBRARY), rows, case=case)
+        _check(results, case, "row")
+        _check_bytes(results, case, 2 * (num_ranks - 1), "One sum of the looked-up rows is all that travels.")
+    return "the rows of one table on 1 to 4 ranks, one of them without a row"
+
+
+@exercise(
+    "embedding-3",
+    "A word that occurs twice",
+    "find the bug",
+    minutes=3,
+    points=1,
+    hints=(
+        "Try ids without repetitions, then one word three times.",
+        "d[row] = grad writes three times to the same place. What is left there?",
+        "d.index_add_(0, row, grad) adds every occurrence.",
+    ),
+)
+def gradient(fn: Callable[..., Any]) -> str:
+    """Repair `table_gradient(ids, grad, num_rows, first)`: the gradient of this rank's rows."""
+    needs_function(fn)
+    for num_ranks, rows in CASES:
+        case = f"{rows} rows on {num_ranks} rank(s)"
+        results = on_ranks(_gradient, num_ranks, Without(fn, *LIBRARY), rows, case=case)
+        _check(results, case, "gradient of row")
+        _check_bytes(results, case, 0, "Every rank has the gradients of all tokens; nothing travels.")
+    return "every occurrence counts, on 1 to 4 ranks, and nothing is sent"
+
+
+@exercise(
+    "embedding-4",
+    "Tokens that go on cut",
+    "implement",
+    minutes=20,
+    points=4,
+    hints=(
+        "Forward: a tensor of all tokens, own rows or zeros, then comm.reduce_scatter_single(own_tokens, all_tokens).",
+        "Backward: grad is that of this rank's tokens. comm.all_gather_single(all_tokens, own_tokens) gives all of it.",
+        "Then add up: new zeros of the table's shape, index_add_ with the rows that are here. Save rows and mask "
+        "in the forward; collectives want contiguous tensors.",
+    ),
+)
+def tokens(fn: Callable[..., Any]) -> str:
+    """Write the function behind `look_up_tokens(ids, table, first)`: this rank's tokens, and their backward."""
+    needs_function(fn)
+    for num_ranks, rows in CASES:
+        case = f"{rows} rows on {num_ranks} rank(s)"
+        results = on_ranks(_tokens, num_ranks, Without(fn, *LIBRARY), rows, case=case)
+        for part, what in enumerate(("row", "gradient of row", "gradient of row")):
+            _check([found[part] for found in results], case, what)
+        why = "A reduce-scatter forward and a gather backward are half a sum each."
+        _check_bytes(results, case, 2 * 2 * (num_ranks - 1), why)
+    return "own tokens forward and all gradients backward, for the bytes of one sum"
+
+
+def _check(results: "Results | list[Found]", case: str, what: str) -> None:
+    for rank, (found, expected, slips) in enumerate(results):
+        where = f"{case}, rank {rank}: "
+        if shape(found) != shape(expected):
+            raise Wrong(f"{where}{what}s of shape {shape(found)}, expected {shape(expected)}")
+        for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            if ours != theirs:
+                known = next((f": {words}" for words, wrong in slips.items() if wrong == found), "")
+                of = f"the {what} {place}" if what.startswith("gradient") else f"the {what} of token {place}"
+                raise Wrong(f"{where}{of} is {ours}, expected {theirs}{known}")
+
+
+def _check_bytes(results: Results, case: str, times: int, why: str) -> None:
+    sent, expected = results.ledger.sent(), times * TOKENS * WIDTH * 8
+    if sent != expected:
+        raise Wrong(f"{case}: the ranks sent {sent:,} bytes in all, expected {expected:,}. {why}")
+
+
+def _batch(rows: int) -> "tuple[Tensor, Tensor, Tensor]":
+    """Token ids with repetitions, a table without a zero, and gradients, all of whole numbers."""
+    import torch
+
+    ids = torch.arange(TOKENS) * 5 % rows
+    ids[-4:] = rows - 1
+    table = 1 + torch.arange(rows * WIDTH, dtype=torch.float64).view(rows, WIDTH)
+    grad = 1 + torch.arange(TOKENS * WIDTH, dtype=torch.float64).view(TOKENS, WIDTH) % 7
+    return ids, table, grad
+
+
+def _table_gradient(ids: "Tensor", grad: "Tensor", rows: int) -> "Tensor":
+    return grad.new_zeros(rows, WIDTH).index_add_(0, ids, grad)
+
+
+def _look_up(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
+    from dualpipe_lab.tp.config import TensorParallel
+
+    start, stop = TensorParallel().span(rows)
+    ids, table, _ = _batch(rows)
+    part = -(-rows // world_size)
+    firsts = range(0, rows, part)
+    leaked = table[ids] + sum(table[first] * (ids // part != first // part)[:, None] for first in firsts)
+    own = table[start:stop].clone()
+    kept = Kept(ids=ids, table=own)
+    found = fn(ids, own, start)
+    kept.check()
+    slips = {
+        "row 0 of another rank's part was added": leaked.tolist(),
+        "the ranks' rows were not added up": _own(ids, table, start, stop).tolist(),
+    }
+    return Found(found.tolist(), table[ids].tolist(), slips)
+
+
+def _own(ids: "Tensor", table: "Tensor", start: int, stop: int) -> "Tensor":
+    return table[ids] * ((ids >= start) & (ids < stop))[:, None]
+
+
+def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
+    from dualpipe_lab.tp.config import TensorParallel
+
+    start, stop = TensorParallel().span(rows)
+    ids, table, grad = _batch(rows)
+    last = table.new_zeros(rows, WIDTH)
+    for token in range(TOKENS):
+        last[ids[token]] = grad[token]
+    found = fn(ids, grad, stop - start, start)
+    whole = _table_gradient(ids, grad, rows)
+    slips = {"that is the last occurrence alone": last[start:stop].tolist()}
+    return Found(found.tolist(), whole[start:stop].tolist(), slips)
+
+
+def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tuple[Found, Found, Found]:
+    import torch
+
+    from dualpipe_lab.tp.config import TensorParallel
+
+    start, stop = TensorParallel().span(rows)
+    first, last = TensorParallel().span(TOKENS)
+    ids, table, grad = _batch(rows)
+    part = table[start:stop].clone().requires_grad_()
+    x = fn(ids, part, start)
+    x.backward(grad[first:last])
+    assert part.grad is not None, "the table has no gradient: return it second in backward"
+    again = table[start:stop].clone().requires_grad_()
+    fn(ids, again, start).sum().backward()  # its gradient is one number, expanded
+    assert again.grad is not None
+    whole, own = table[ids], _own(ids, table, start, stop)
+    masked = grad.clone()
+    masked[:first], masked[last:] = 0, 0
+    forward = {"the ranks' rows were not added up": own[first:last].tolist()}
+    backward = {"only this rank's tokens are in it": _table_gradient(ids, masked, rows)[start:stop].tolist()}
+    expected = _table_gradient(ids, grad, rows)[start:stop]
+    return (
+        Found(x.detach().tolist(), whole[first:last].tolist(), forward),
+        Found(part.grad.tolist(), expected.tolist(), backward),
+        Found(again.grad.tolist(), _table_gradient(ids, torch.ones_like(grad), rows)[start:stop].tolist(), {}),
+    )

@@ -1,0 +1,185 @@
+"""Exercises of "LM head": what a rank holds and sends, words that do not exist, the likeliest word of all ranks.
+
+Chapter: book/tp/lm-head.  Losses and gradients are judged against one process in float64, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import apart, close, shape
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS, WIDTH = 5, 3
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("lm_head"), exercise)
+
+
+@exercise(
+    "lm_head-1",
+    "Held and sent",
+    "predict",
+    minutes=6,
+    points=1,
+    hints=(
+        "A rank has the logits of 15,000 entries for every token, 2 bytes each.",
+        "The gradient of x is summed: T h numbers of 2 bytes, and 2 (t - 1) / t of them leave each rank.",
+        "The loss sums three numbers per token, of 4 bytes each.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict bytes of logits held, sent for dx and for the loss: 8,192 tokens, 120,000 entries, h = 4,096, 8 ranks."""
+    slips = (
+        {
+            1_966_080_000: "that is what one rank alone would hold",
+            122_880_000: "a logit in bf16 has 2 bytes",
+            491_520_000: "a logit in bf16 has 2 bytes",
+        },
+        {
+            58_720_256: "each byte passes a rank twice, as a partial sum and finished",
+            67_108_864: "that is the tensor; an all-reduce sends 2 (t - 1) / t of it",
+            134_217_728: "of both ways, 7/8 leave the rank",
+        },
+        {
+            57_344: "that is one number per token",
+            114_688: "that is two numbers per token; the maximum is the third",
+            86_016: "each byte passes a rank twice",
+        },
+    )
+    general = (
+        "T V / t logits of 2 bytes",
+        "2 (t - 1) / t of T h numbers of 2 bytes",
+        "2 (t - 1) / t of 3 T sums of 4 bytes",
+    )
+    names = ("bytes of logits held", "bytes sent for dx", "bytes sent for the loss")
+    check_ints(answer, names, (245_760_000, 117_440_512, 172_032), slips, general)
+    return "245,760,000 bytes held, 117,440,512 sent for dx and 172,032 for the loss"
+
+
+@exercise(
+    "lm_head-2",
+    "Words that do not exist",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "With all logits 0, a vocabulary of 7 on 2 ranks has a loss of ln 8. Where does the eighth word come from?",
+        "Column j of this rank is entry first + j. Entries from vocabulary_size on are padding.",
+        "logits.masked_fill(is_padding, -torch.inf): the exponential is 0, and so is the gradient of the padding rows.",
+    ),
+)
+def padded(fn: Callable[..., Any]) -> str:
+    """Repair `padded_loss(x, weight, targets, first, vocabulary_size)`, whose padding rows count as words."""
+    needs_function(fn)
+    for num_ranks, vocabulary, level in ((1, 4, 0), (2, 8, 0), (2, 7, 0), (4, 9, 0), (4, 5, 0), (2, 7, -400)):
+        case = f"{vocabulary} entries on {num_ranks} rank(s)" + f", logits near {level}" * (level != 0)
+        for rank, (found, expected) in enumerate(on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case)):
+            for name, ours in found.items():
+                if (problem := _why_different(ours, expected[name])) is not None:
+                    raise Wrong(f"{case}, rank {rank}: {name} {problem}")
+    return "loss and gradients equal one process with 0 to 7 rows of padding"
+
+
+@exercise(
+    "lm_head-3",
+    "The likeliest word",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "First the largest logit of all ranks, by an all-reduce with 'max'. A rank without columns contributes -inf.",
+        "A rank with a logit equal to it knows an entry: first + column. What do all others contribute to a 'min'?",
+        "A number larger than any entry. Of several equal columns take the smallest: (y == M).int().argmax(1).",
+    ),
+)
+def likeliest(fn: Callable[..., Any]) -> str:
+    """Write `likeliest(y, first)`: the entry with the largest logit, the smallest of several, on every rank."""
+    needs_function(fn)
+    library = ("dualpipe_lab.tp.mappings",)
+    for num_ranks, vocabulary, dtype in (
+        (1, 4, "float64"),
+        (2, 40, "float64"),
+        (3, 4, "float64"),
+        (4, 39, "float64"),
+        (2, 600, "bfloat16"),
+    ):
+        case = f"{vocabulary} entries on {num_ranks} rank(s)" + ", logits in bf16" * (dtype == "bfloat16")
+        results = on_ranks(_likeliest, num_ranks, Without(fn, *library), vocabulary, dtype, case=case)
+        for rank, (found, expected) in enumerate(results):
+            if shape(found) != shape(expected):
+                raise Wrong(f"{case}, rank {rank}: entries of shape {shape(found)}, expected {shape(expected)}")
+            for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+                if ours != theirs:
+                    raise Wrong(f"{case}, rank {rank}: token {place} got entry {ours}, expected {theirs}{_TIES}")
+        sent, allowed = results.ledger.sent(), 2 * (num_ranks - 1) * 2 * TOKENS * 8
+        if sent > allowed or 2 * sent < allowed:
+            raise Wrong(
+                f"{case}: the ranks sent {sent:,} bytes in all; two all-reduces of one number per token: {allowed:,}"
+            )
+    return "the smallest of the largest, on 1 to 4 ranks, for two numbers per token"
+
+
+_TIES = "; of equal logits the smallest entry counts, also across ranks"
+
+
+def _why_different(ours: list[float], theirs: list[float]) -> str | None:
+    if len(ours) != len(theirs):
+        return f"has {len(ours)} numbers, expected {len(theirs)}"
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not close([a], [b]):
+            return f"differs from one process: number {place} {apart(a, b)}"
+    return None
+
+
+def _padded(
+    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, level: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    generator = torch.Generator().manual_seed(vocabulary)
+    x, weight = (torch.randn(n, WIDTH, generator=generator, dtype=torch.float64) for n in (TOKENS, vocabulary))
+    if level:
+        x[:, 0], weight[:, 0] = 1.0, level
+    targets, part = (torch.arange(TOKENS) + 3) % vocabulary, -(-vocabulary // world_size)
+    padding = weight.new_zeros(part * world_size - vocabulary, WIDTH)
+    first = rank * part
+    own = torch.cat([weight, padding])[first : first + part].clone().requires_grad_()
+    own_x = x.clone().requires_grad_()
+    loss = fn(own_x, own, targets, first, vocabulary)
+    loss.backward()
+    x.requires_grad_(), weight.requires_grad_()
+    expected = cross_entropy(x @ weight.t(), targets)
+    expected.backward()
+    d_weight = torch.cat([weight.grad, padding])[first : first + part]
+    return _named(loss, own_x.grad, own.grad), _named(expected, x.grad, d_weight)
+
+
+def _named(loss: "Tensor", dx: "Tensor | None", d_weight: "Tensor | None") -> dict[str, list[float]]:
+    found = {"the loss": loss, "the gradient of x": dx, "the gradient of the weight": d_weight}
+    return {name: [] if value is None else value.detach().flatten().tolist() for name, value in found.items()}
+
+
+def _likeliest(
+    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, dtype: str
+) -> tuple[list[int], list[int]]:
+    import torch
+
+    from dualpipe_lab.tp.config import TensorParallel
+
+    y = torch.randint(-9, 0, (TOKENS, vocabulary), generator=torch.Generator().manual_seed(3)).double()
+    y[0, :], y[1, -1], y[2, 0] = -5, 8192, 8192
+    y[3, 1], y[3, -1] = -0.5, -0.5
+    y = y.to(getattr(torch, dtype))
+    start, stop = TensorParallel().span(vocabulary)
+    found = fn(y[:, start:stop].clone(), start)
+    expected = [row.index(max(row)) for row in y.tolist()]
+    return [int(entry) for entry in found], expected

@@ -1,0 +1,156 @@
+"""Exercises of "RMSNorm": what norms send, a norm whose features are cut, weights that drift apart.
+
+Chapter: book/tp/rmsnorm.  Outputs and gradients are judged against one process, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.tp import layers
+from dualpipe_course.trial import check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPS = 1e-6
+NAMES = ("bytes for one norm", "bytes per step", "bytes in a forward", "multiple of the gradient")
+EXPECTED = (3_072, 199_680, 384, 4)
+_SLIPS = (
+    {
+        2_048: "those are the bytes of the weight; an all-reduce sends 2 (t - 1) / t of them",
+        1_536: "that is the reduce-scatter alone; the finished sums are gathered too",
+        196_608: "the sum over this rank's tokens is done at home; 512 numbers travel, not 512 for each token",
+    },
+    {
+        1_597_440: "a gradient that stays partial goes on growing at home; it is summed once, not per microbatch",
+        3_072: "that is one norm",
+        24_576: "that is one norm, summed after each microbatch",
+    },
+    {
+        196_608: "features do not travel; only what all of them add up to",
+        98_304: "features do not travel; only what all of them add up to",
+        256: "those are the bytes of one number per token; an all-reduce sends 2 (t - 1) / t of them",
+        768: "that is forward and backward together",
+        96: "each of the 4 ranks has all 64 tokens",
+    },
+    {1: "all ranks have the complete gradient already, and the sum adds 4 of them"},
+)
+# ranks, shape of x: on 4 ranks 6 features are cut into 2 2 2 0
+SIZES = ((1, (2, 3)), (2, (3, 4)), (2, (2, 2, 5)), (3, (4, 3)), (4, (2, 3, 6)), (4, (1, 8)))
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("rmsnorm"), exercise)
+
+
+@exercise(
+    "rmsnorm-1",
+    "What norms send",
+    "predict",
+    minutes=10,
+    points=1,
+    hints=(
+        "A rank adds up its own tokens first. What is left to sum has as many numbers as the weight.",
+        "A partial gradient can wait until the last microbatch: it is linear.",
+        "With cut features a rank has one sum of squares for each of the 64 tokens.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict the bytes of a norm cut by tokens, of 65 of them per step, of one cut by features; a sum too many."""
+    general = (
+        "2 (t - 1) / t of 512 numbers of 4 bytes",
+        "65 norms, summed once",
+        "2 (t - 1) / t of 64 numbers of 4 bytes",
+        "as many copies of the gradient as there are ranks",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "3,072 bytes for one norm, 199,680 per step, 384 for cut features; a sum too many makes 4 of 1"
+
+
+@exercise(
+    "rmsnorm-2",
+    "A norm whose features are cut",
+    "implement",
+    minutes=15,
+    points=4,
+    hints=(
+        "This rank's squares add up to one number per token. Sum it over the ranks before you divide by hidden_size.",
+        "dx is (gamma dy - normal * mean) / root. Over which features does that mean of gamma dy normal run?",
+        "All features of all ranks: sum over your own, comm.all_reduce, divide by hidden_size. dgamma needs nobody.",
+    ),
+)
+def cut_norm(function: Any) -> str:
+    """Write `CutNorm`, an autograd Function: outputs and gradients of one process, one number per token each way."""
+    if not hasattr(function, "apply"):
+        raise Wrong(f"this check takes the class CutNorm, got {type(function).__name__}")
+    fn = Without(lambda *args: function.apply(*args), *layers.LIBRARY, "dualpipe_lab.tp.rms_norm")
+    for num_ranks, shape in SIZES:
+        case = layers.Case(num_ranks, {"x": shape, "gamma": shape[-1:]}, {"x": -1, "gamma": 0}, shape, -1)
+        try:
+            results = layers.check_layer(_given(fn, shape[-1]), _norm, case, one_sum="")
+        except Wrong as wrong:
+            raise Wrong(wrong.message + _why(wrong.message, num_ranks)) from None
+        size = 8 * prod(shape[:-1])
+        why = "One float64 number per token is summed on the way forward, and another on the way back."
+        layers.check_bytes(results, size, size, case, why)
+    return f"outputs and gradients equal one process in {len(SIZES)} cases, for one number per token each way"
+
+
+@exercise(
+    "rmsnorm-3",
+    "Weights that drift apart",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "Every rank has the whole weight. Do all ranks use it for the same tokens?",
+        "The backward of a copy that ranks use differently is a sum. Which operator copies forward and sums back?",
+        "copy_to_ranks(gamma), and only where tokens are cut: otherwise every rank has the complete gradient.",
+    ),
+)
+def drifting(fn: Callable[..., Any]) -> str:
+    """Repair `scaled(normal, gamma, is_cut)`, so that the weight's gradient is that of one process in both cases."""
+    needs_function(fn)
+    for num_ranks, shape in ((1, (3, 2)), (2, (3, 2)), (4, (8, 3)), (4, (5, 3))):
+        for is_cut in (True, False):
+            cut = 0 if is_cut else None
+            shapes = {"normal": shape, "gamma": shape[-1:]}
+            case = layers.Case(num_ranks, shapes, {"normal": cut, "gamma": None}, shape, cut)
+            where = "tokens cut" if is_cut else "all tokens on every rank"
+            try:
+                results = layers.check_layer(_given(fn, is_cut), _scale, case, one_sum="dgamma")
+                size = layers.num_bytes(shape[-1:]) if is_cut else 0
+                layers.check_bytes(results, 0, size, case, "Only the gradient of the weight may travel.")
+            except Wrong as wrong:
+                raise Wrong(f"{where}: {wrong.message}") from None
+    return "the weight's gradient equals one process with tokens cut or whole, on 1 to 4 ranks"
+
+
+def _why(message: str, num_ranks: int) -> str:
+    if num_ranks == 1 and ": y differs" in message:
+        return ". On one rank no message matters: is EPS under the root, added to the mean of the squares?"
+    known = {
+        ": y ": ". On all ranks, all features of a token have one root, that of the mean of all squares",
+        ": dx ": ". A token's dx is at right angles to its x, nearly: the products of all ranks add up to about zero",
+        ": dgamma ": ". A feature's weight is on one rank, which has this feature of all tokens",
+    }
+    return next((words for name, words in known.items() if f"{name}differs" in message), "")
+
+
+def _given(fn: Callable[..., Any], last: Any) -> Callable[..., Any]:
+    return lambda *tensors: fn(*tensors, last)
+
+
+def _norm(x: "Tensor", gamma: "Tensor") -> "Tensor":
+    from torch.nn.functional import rms_norm
+
+    return rms_norm(x, gamma.shape, gamma, EPS)
+
+
+def _scale(normal: "Tensor", gamma: "Tensor") -> "Tensor":
+    return normal * gamma

@@ -1,0 +1,161 @@
+"""Exercises of "Row-parallel": what a pair of layers sends, the pair itself, a bias that every rank adds.
+
+Chapter: book/tp/row-parallel.  Outputs and gradients are judged against one process, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.switched_off import Without
+from dualpipe_course.tp import layers
+from dualpipe_course.trial import check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("numbers held", "bytes forward", "bytes backward", "multiple of the bias")
+EXPECTED = (110, 288, 288, 4)
+_SLIPS = (
+    {
+        96: "that is the two weights; the layers have biases too",
+        102: "the second bias is added to the whole output: every rank has all 8 of it",
+        104: "the second bias is added to the whole output, and every rank has it; it is not cut",
+        128: "the first bias belongs to the outputs of the middle: a rank has 6 of the 24",
+        416: "that is both layers whole",
+    },
+    {
+        864: "that sums the middle; it stays cut, and y has 8 numbers for each token",
+        192: "those are the bytes of y; an all-reduce sends 2 (t - 1) / t of them",
+        144: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
+        576: "one sum forward: that of the second layer",
+    },
+    {
+        0: "the first layer's input is read by all ranks: its gradient is summed",
+        864: "that sums the gradient of the middle; each rank needs its own slice alone",
+        576: "one sum backward: that of the first layer's dx",
+    },
+    {1: "every one of the 4 summands contains the bias, and the sum contains it as often"},
+)
+# ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
+SIZES = (
+    (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
+    (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8),
+)  # fmt: skip
+
+DEALT = (*SIZES, (2, (2, 3), 4), (4, (3, 5), 4))  # with 5 outputs on 4 ranks the biases are 2 2 1 0
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("row_parallel"), exercise)
+
+
+@exercise(
+    "row_parallel-1",
+    "Eight, twenty-four, eight",
+    "predict",
+    minutes=8,
+    points=1,
+    hints=(
+        "A quarter of 24 is 6. The first weight has 6 rows of 8 here, the second 8 rows of 6.",
+        "The middle never travels. Each direction sums 6 tokens of 8 numbers, 2 (t - 1) / t of their bytes per rank.",
+        "If each of the 4 summands contains b, what does their sum contain?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what a pair of layers holds and sends on 4 ranks, and how often a careless bias counts."""
+    general = (
+        "6 rows of 8 and 6 biases of the first layer; 8 rows of 6 and 8 biases of the second",
+        "2 (t - 1) / t of the bytes of y, which is 6 by 8",
+        "2 (t - 1) / t of the bytes of dx, which is 6 by 8",
+        "as many as there are summands",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "110 numbers held, 288 bytes forward, 288 backward, a careless bias counts 4 times"
+
+
+@exercise(
+    "row_parallel-2",
+    "A bias that is dealt out",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "linear(x, weight), without the bias, is this rank's summand of every output. Who may add which bias?",
+        "A number that one rank alone adds to its summand is in the sum once. The others' biases need no message.",
+        "pad(bias, (first, outputs - first - len(bias))) has zeros elsewhere. The backward of g returns grad as it is.",
+    ),
+)
+def layer(fn: Callable[..., Any]) -> str:
+    """Write `row_linear(x, weight, bias, first)`: the whole output on every rank from a bias that is dealt out."""
+    needs_function(fn)
+    for num_ranks, shape, inputs in DEALT:
+        outputs = shape[-1]
+        shapes = {"x": (*shape[:-1], inputs), "weight": (outputs, inputs), "bias": (outputs,)}
+        case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": 0}, shape)
+        answer = Without(_First(fn, outputs), *layers.LIBRARY)
+        results = layers.check_layer(answer, _linear, case, one_sum="y")
+        why = "Only y is summed, once: a bias travels inside of it."
+        layers.check_bytes(results, layers.num_bytes(shape), 0, case, why)
+    return f"outputs and gradients equal one process in {len(DEALT)} cases, ranks without a bias included; one sum"
+
+
+@exercise(
+    "row_parallel-3",
+    "Everybody's bias",
+    "find the bug",
+    minutes=6,
+    points=2,
+    hints=(
+        "Set x to zero. What is the output on one rank, and what on four?",
+        "Dividing the bias repairs the output. What happens to its gradient then?",
+        "reduce_from_ranks(linear(x, weight)) is the sum. The bias belongs behind it, once.",
+    ),
+)
+def biased(fn: Callable[..., Any]) -> str:
+    """Repair a row-parallel layer whose output contains the bias once per rank."""
+    needs_function(fn)
+    for size in SIZES:
+        try:
+            _judge(fn, *size)
+        except Wrong as wrong:
+            raise Wrong(wrong.message + _why(wrong.message)) from None
+    return f"outputs and gradients equal one process in {len(SIZES)} cases, with a single sum"
+
+
+class _First:
+    """A function that is told where this rank's biases begin."""
+
+    def __init__(self, fn: Callable[..., Any], outputs: int) -> None:
+        self.fn, self.outputs = fn, outputs
+
+    def __call__(self, *tensors: "Tensor") -> Any:
+        from dualpipe_lab import comm
+
+        size = -(-self.outputs // comm.get_world_size())
+        return self.fn(*tensors, min(comm.get_rank() * size, self.outputs))
+
+
+def _judge(fn: Callable[..., Any], num_ranks: int, shape: tuple[int, ...], inputs: int) -> None:
+    """The case has `inputs` features, cut over the ranks, and as many outputs as the shape has columns."""
+    x_shape, out_shape = (*shape[:-1], inputs), shape
+    shapes = {"x": x_shape, "weight": (shape[-1], inputs), "bias": shape[-1:]}
+    case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": None}, out_shape)
+    results = layers.check_layer(fn, _linear, case, one_sum="y")
+    layers.check_bytes(results, layers.num_bytes(out_shape), 0, case, "Only y is summed, once, and no gradient.")
+
+
+def _why(message: str) -> str:
+    if "dbias" in message:
+        return ". The output is right, but the bias must learn on every rank as it does on one"
+    if ": y " in message:
+        return ". Subtract the right output: what is left is a multiple of the bias"
+    return ""
+
+
+def _linear(x: "Tensor", weight: "Tensor", bias: "Tensor") -> "Tensor":
+    from torch.nn.functional import linear
+
+    return linear(x, weight, bias)

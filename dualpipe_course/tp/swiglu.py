@@ -1,0 +1,232 @@
+"""Exercises of "SwiGLU": what it holds and sends, its backward by hand, a packed matrix that is cut as one.
+
+Chapter: book/tp/swiglu.  Outputs and gradients are judged against one process, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dualpipe_course import check as checks
+from dualpipe_course.differences import TOLERANCE
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.kept import Kept
+from dualpipe_course.switched_off import Without
+from dualpipe_course.tp import layers
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("numbers held", "numbers kept", "bytes with one sum", "bytes with a sum per branch")
+EXPECTED = (480, 216, 576, 1152)
+_SLIPS = (
+    {
+        320: "that is two weights; gate, up and down are three",
+        160: "that is one weight of three",
+        1920: "that is the whole layer; every weight is cut",
+        1600: "the output of down is whole, but its inputs are the rank's: columns of it",
+    },
+    {
+        144: "x is the same on all ranks, and every rank keeps all of it",
+        84: "a rank keeps its part of both branches, and all of x",
+        156: "that is x and one branch",
+        276: "the product of the branches is computed again, not kept",
+        576: "the branches are cut: a rank has 10 of their 40 features",
+        96: "that is x alone",
+    },
+    {
+        384: "those are the bytes of dx; an all-reduce sends 2 (t - 1) / t of them",
+        288: "that is the reduce-scatter alone; an all-gather of the finished sums follows",
+        1440: "that sums the middle; it stays cut, and dx has 16 numbers for each token",
+        1152: "both branches add their parts at home before anything is sent",
+        0: "x was read by all ranks: its gradient is summed",
+    },
+    {
+        576: "then each branch has a sum of its own",
+        768: "each of the two sums sends 2 (t - 1) / t of its bytes",
+        1728: "down needs no message in the backward",
+    },
+)
+C = 1.702  # of the gate a * sigmoid(C a), nearly GELU
+BY_HAND = "torch.autograd:grad", "torch:enable_grad"  # switched off: the equations are the exercise
+# ranks, shape of x, width of the middle: on 4 ranks 6 features are cut into 2 2 2 0
+SIZES = ((1, (3, 2), 2), (2, (1, 2), 2), (2, (2, 3, 4), 5), (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8))
+PACKED = ((1, 4), (2, 2), (2, 6), (3, 6), (4, 8))  # ranks, features
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("swiglu"), exercise)
+
+
+@exercise(
+    "swiglu-1",
+    "Sixteen wide, forty in the middle",
+    "predict",
+    minutes=6,
+    points=1,
+    hints=(
+        "A quarter of 40 is 10. Each of the three weights has 10 times 16 numbers on a rank.",
+        "x has 6 times 16 numbers, whole; each branch has 6 times 10 here.",
+        "dx has 6 times 16 numbers of 4 bytes, and an all-reduce sends 2 (t - 1) / t of them from each rank.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what a SwiGLU layer holds, keeps and sends on 4 ranks, and what a sum per branch would send."""
+    general = (
+        "10 rows of 16 of gate, as many of up, 10 columns of 16 of down",
+        "T (h + 2 f / t) numbers",
+        "2 (t - 1) / t of the bytes of dx, which is 6 by 16",
+        "the same tensor twice",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "480 numbers held, 216 kept, 576 bytes sent, and 1,152 with a sum per branch"
+
+
+@exercise(
+    "swiglu-2",
+    "The backward of another gate, by hand",
+    "implement",
+    minutes=15,
+    points=4,
+    hints=(
+        "dh = dy @ down is the gradient of g(a) * u. The product rule gives du, and with g' also da.",
+        "With s = sigmoid(C a) the derivative of s is C s (1 - s). g(a) = a s is a product: what is its derivative?",
+        "dx = da @ gate + du @ up is this rank's summand: sum it once. For dW flatten batch and tokens into rows.",
+    ),
+)
+def backward(fn: Callable[..., Any]) -> str:
+    """Write `gated_backward(dy, x, a, u, gate, up, down)`: dx on every rank, and this rank's weight gradients."""
+    needs_function(fn)
+    for num_ranks, shape, ffn in SIZES:
+        weight, features = (ffn, shape[-1]), (shape[-1], ffn)
+        shapes = {"x": shape, "gate": weight, "up": weight, "down": features}
+        case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
+        results = layers.check_layer(Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), _nearly_gelu, case, one_sum="dx")
+        why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
+        layers.check_bytes(results, layers.num_bytes(shape), layers.num_bytes(shape), case, why)
+    return f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum"
+
+
+@exercise(
+    "swiglu-3",
+    "Two halves in one matrix",
+    "find the bug",
+    minutes=12,
+    points=2,
+    hints=(
+        "Number the rows 0 to 7 and cut them for two ranks. Which rows does each rank take for gate, and which for up?",
+        "Feature i needs row i of gate and row i of up on the same rank, and column i of down.",
+        "gate_up.chunk(2) gives the two halves; each is cut by itself. join must bring the halves together again.",
+    ),
+)
+def packed(cut: Callable[..., Any], join: Callable[..., Any]) -> str:
+    """Repair `cut` and `join`, which take [gate; up] for one matrix."""
+    needs_function(cut)
+    needs_function(join)
+    for num_ranks, ffn in PACKED:
+        case = f"{ffn} features on {num_ranks} rank(s)"
+        for rank, found in enumerate(on_ranks(_cut_and_join, num_ranks, cut, join, ffn, case=case)):
+            if (problem := _why_packed(found, ffn, num_ranks)) is not None:
+                raise Wrong(f"{case}, rank {rank}: {problem}")
+    return f"outputs equal one process in {len(PACKED)} cases, and the matrix comes back as it was"
+
+
+class _Layer:
+    """A layer whose forward is written here and whose backward is the answer."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, *tensors: "Tensor") -> "Tensor":
+        import torch
+
+        answer = self.fn
+
+        class Cut(torch.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
+                from dualpipe_lab import comm
+
+                a, u = x @ gate.t(), x @ up.t()
+                ctx.save_for_backward(x, a, u, gate, up, down)
+                y = (a * torch.sigmoid(C * a) * u) @ down.t()
+                comm.all_reduce(y)
+                return y
+
+            @staticmethod
+            def backward(ctx: Any, dy: "Tensor") -> Any:
+                _, a, u, *_ = ctx.saved_tensors
+                kept = Kept(a=a, u=u)
+                found = answer(dy, *ctx.saved_tensors)
+                kept.check()
+                if not isinstance(found, (tuple, list)) or len(found) != 4:
+                    raise TypeError("return four tensors: dx, dgate, dup, ddown")
+                return tuple(found)
+
+        y: Tensor = Cut.apply(*tensors)
+        return y
+
+
+def _whole(x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
+    from torch.nn.functional import silu
+
+    return (silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+
+
+def _nearly_gelu(x: "Tensor", gate: "Tensor", up: "Tensor", down: "Tensor") -> "Tensor":
+    a = x @ gate.t()
+    return (a * (C * a).sigmoid() * (x @ up.t())) @ down.t()
+
+
+class _Found(NamedTuple):
+    """What one rank has of a packed matrix whose row i holds i alone: rows, its output's distance, rows joined."""
+
+    rows: list[int]
+    error: float
+    joined: list[int]
+
+
+def _cut_and_join(rank: int, world_size: int, cut: Callable[..., Any], join: Callable[..., Any], ffn: int) -> _Found:
+    import torch
+    from torch.nn.functional import silu
+
+    from dualpipe_lab import comm
+
+    numbered = torch.arange(2.0 * ffn, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
+    own = cut(numbered.clone(), rank, world_size)
+    joined = join(comm.all_gather_object(own))
+    x, gate_up, down = layers.draw("x", (5, 3)), layers.draw("w", (2 * ffn, 3)), layers.draw("d", (3, ffn))
+    part, features = cut(gate_up.clone(), rank, world_size), ffn // world_size
+    if len(part) != 2 * features:
+        return _Found(_numbers(own), float("inf"), _numbers(joined))
+    gate, up = part.chunk(2)
+    y = (silu(x @ gate.t()) * (x @ up.t())) @ down[:, rank * features : (rank + 1) * features].t()
+    comm.all_reduce(y)
+    expected = _whole(x, gate_up[:ffn], gate_up[ffn:], down)
+    return _Found(_numbers(own), float((y - expected).norm() / expected.norm()), _numbers(joined))
+
+
+def _numbers(rows: "Tensor") -> list[int]:
+    return [int(number) for number in rows[:, 0].tolist()]
+
+
+def _why_packed(found: _Found, ffn: int, num_ranks: int) -> str | None:
+    features = ffn // num_ranks
+    if len(found.rows) != 2 * features:
+        return f"its part has {len(found.rows)} rows, needed are {features} of gate and {features} of up"
+    if not found.error <= TOLERANCE:
+        gate, up = found.rows[0], found.rows[features]
+        off = f"the output is {found.error:.0%} off, on every rank alike"
+        if up - gate == ffn:
+            taken = found.rows[:features]
+            return (
+                f"{off}. Gate and up match; but the columns of down are those of neighbouring features, not of {taken}"
+            )
+        return (
+            f"{off}. Of the whole matrix, row {gate} is taken for gate here and row {up} for up; do they belong to one "
+            "feature?"
+        )
+    if found.joined != list(range(2 * ffn)):
+        return f"the outputs are right, but the parts joined are rows {found.joined} of the matrix that was cut"
+    return None

@@ -1,0 +1,200 @@
+"""Make a chapter and its exercises as a skeleton that passes: a page, a check, a solution, wrong and right answers.
+
+Usage: new_chapter.py PART NAME         for example: new_chapter.py tp expert-tensor-parallel
+It writes the files below, lists both pages in _toc.yml and the topic in dualpipe_course/check.py; `make pairs` and
+`make exercises` do the rest.  What exists is never written over.
+  book/PART/NAME.md                        the chapter, to be filled
+  dualpipe_course/PART/TOPIC.py            one exercise to predict, with its hints
+  solutions/PART/NAME/NAME.md              the page with its solution
+  solutions/PART/NAME/wrong.py, right.py   what its check must refuse and accept
+"""
+
+import re
+import sys
+from pathlib import Path
+
+PARTS = ("start", "dp", "tp", "pp", "cp", "ep")
+HEADER = """---
+jupytext:
+  formats: md:myst,ipynb
+  text_representation:
+    extension: .md
+    format_name: myst
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+"""
+CHAPTER = """
+# {title}
+
+**The claim of the page in one sentence, with its number.**
+You need [Ranks and messages](../start/ranks-and-messages.md). It takes about 30 minutes.
+
+```{{code-cell}} ipython3
+import dualpipe_lab as lab  # first: starts a server meanwhile
+
+from dualpipe_lab import comm
+```
+
+## The smallest case by hand
+
+```{{code-cell}} ipython3
+print(lab.launch(lambda rank, world_size: rank, 2))
+```
+
+[Exercises](../../exercises/{part}/{name}.md).
+"""
+SOLUTION = """
+# Exercises: {title}
+
+One exercise for [{title}](../../../book/{part}/{name}.md), 5 minutes in all.
+Complete the marked cell, then run the check below it.
+`check.{topic}.hint()` gives a hint, and another one each time you ask; `check.progress()` shows what is solved.
+
+```{{code-cell}} ipython3
+from dualpipe_course import check
+```
+
+## 1. A number
+
+*Predict, 5 minutes.* Two ranks send one message each.
+**How many messages travel?**
+
+```{{code-cell}} ipython3
+:tags: [answer-{topic}-1]
+
+### BEGIN SOLUTION
+messages = 2
+### STUB
+# messages = ...  # your number
+### END SOLUTION
+```
+
+```{{code-cell}} ipython3
+:tags: [check-{topic}-1]
+
+check.{topic}.messages(messages)
+```
+"""
+CHECK = '''"""Exercises of "{title}": a number.
+
+Chapter: book/{part}/{name}.
+"""
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.trial import needs_ints
+
+EXPECTED = 2
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("{topic}"), exercise)
+
+
+@exercise(
+    "{topic}-1",
+    "A number",
+    "predict",
+    minutes=5,
+    points=1,
+    hints=("How many ranks send?", "Each of them sends once."),
+)
+def messages(answer: object) -> str:
+    """Predict how many messages travel."""
+    (found,) = needs_ints(answer, ("messages",))
+    if found != EXPECTED:
+        raise Wrong(f"{{found}} messages: two ranks send one each")
+    return "2 messages"
+'''
+WRONG = '''"""Typical wrong answers and lazy cheats of the exercises on {title}."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+TYPICAL = {{
+    "{topic}-1": {{"one rank": Bad("messages = 1", "two ranks"), "both ways": Bad("messages = 4", "two ranks")}},
+}}
+CHEATS = {{"{topic}-1": {{"equal to all": Bad(EQUAL_TO_ALL + "messages = Anything()", "whole number")}}}}
+'''
+RIGHT = '''"""Right answers of another style to the exercises on {title}."""
+
+RIGHT: dict[str, dict[str, str]] = {{}}  # two for each exercise that is no prediction
+'''
+
+
+class Refused(ValueError):  # noqa: N818
+    """A chapter that cannot be made."""
+
+
+def files_of(part: str, name: str) -> dict[Path, str]:
+    """Return the text of every new file.
+
+    >>> [path.as_posix() for path in files_of("tp", "my-topic")][1:3]
+    ['dualpipe_course/tp/my_topic.py', 'solutions/tp/my-topic/my-topic.md']
+    """
+    topic = name.replace("-", "_")
+    words = {"part": part, "name": name, "topic": topic, "title": name.replace("-", " ").capitalize()}
+    solution = Path("solutions", part, name)
+    return {
+        Path("book", part, f"{name}.md"): HEADER + CHAPTER.format(**words),
+        Path("dualpipe_course", part, f"{topic}.py"): CHECK.format(**words),
+        solution / f"{name}.md": HEADER + SOLUTION.format(**words),
+        solution / "wrong.py": WRONG.format(**words),
+        solution / "right.py": RIGHT.format(**words),
+    }
+
+
+def listed(text: str, after: str, line: str, where: str) -> str:
+    """Return a file's text with a line after the last line that matches `after`; Refused if none does."""
+    matches = list(re.finditer(rf"^{after}.*\n", text, re.MULTILINE))
+    if not matches:
+        raise Refused(f"{where} has no line that begins with {after!r}; the part's first chapter is listed by hand")
+    end = matches[-1].end()
+    return text[:end] + line + text[end:]
+
+
+def make(part: str, name: str) -> list[Path]:
+    """Write the skeleton below the current folder; return what was written.
+
+    Raises:
+        Refused: an unknown part, a name that is no lower-case word, or a file that exists.
+    """
+    if part not in PARTS:
+        raise Refused(f"a part is one of {', '.join(PARTS)}, got {part!r}")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise Refused(f"a name is words in lower case with dashes, such as my-topic, got {name!r}")
+    files, topic = files_of(part, name), name.replace("-", "_")
+    there = [str(path) for path in files if path.exists()]
+    if there:
+        raise Refused(f"{', '.join(there)} exists already; choose another name")
+    toc, table = Path("_toc.yml"), Path("dualpipe_course/check.py")
+    contents = toc.read_text(encoding="utf-8")
+    for page in (f"book/{part}", f"exercises/{part}"):
+        contents = listed(contents, f"      - file: {page}/", f"      - file: {page}/{name}.md\n", "_toc.yml")
+    line = f'    "{topic}": "{part}.{topic}",\n'
+    topics = listed(table.read_text(encoding="utf-8"), rf'    "\w+": "{part}\.', line, str(table))
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    toc.write_text(contents, encoding="utf-8")
+    table.write_text(topics, encoding="utf-8")
+    return [*files, toc, table]
+
+
+def main(arguments: list[str]) -> int:
+    """Make one chapter."""
+    try:
+        part, name = arguments
+        print("\n".join(f"wrote {path}" for path in make(part, name)))
+    except ValueError as error:
+        known = isinstance(error, Refused)
+        print(error if known else "usage: new_chapter.py PART NAME, such as tp my-topic", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
