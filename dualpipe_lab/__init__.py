@@ -12,7 +12,7 @@ from multiprocessing import parent_process
 from dualpipe_lab._display import attach
 from dualpipe_lab._facade import make_facade
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 make_facade(
     __name__,

@@ -3,8 +3,8 @@
 Chapter: book/dp/io.  In: types, shapes, a function that returns a tensor by name.  Out: a file on disk, its header.
   the file   8 bytes: length of the header; the header: JSON of types, shapes and offsets; then the bytes of the tensors
 Elsewhere: safetensors.torch.save_file, which needs all tensors at once; safetensors.safe_open, which does not tell
-where a tensor lies in the file, parses the whole header for each opening (22 times the time of a small read), and maps
-the file, so that one that is cut short while it is read ends the process (SIGBUS) instead of raising an error.
+where a tensor lies in the file, parses the full header for each opening, and maps the file, so that one that is cut
+short while it is read ends the process (SIGBUS) instead of raising an error.
 """
 
 import json
