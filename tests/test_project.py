@@ -29,6 +29,7 @@ COMMANDS = (
     "lab",
     "lint",
     "lock",
+    "new-chapter",
     "pairs",
     "release",
     "serve",
@@ -43,7 +44,7 @@ def run(*command, **options):
 def test_help_is_the_default_and_lists_every_command():
     listed = run("make", "-s")
     assert listed.returncode == 0
-    assert sorted(re.findall(r"^  make (\w+)", listed.stdout, re.MULTILINE)) == list(COMMANDS)
+    assert sorted(re.findall(r"^  make ([\w-]+)", listed.stdout, re.MULTILINE)) == list(COMMANDS)
 
 
 # ---- prerequisites
