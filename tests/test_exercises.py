@@ -1,5 +1,6 @@
 """The generator: solutions become exercises, nothing is handed out, drift and slips are named."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -151,3 +152,14 @@ def test_formatting_alone_is_no_drift_and_strangers_are(project, capsys):
     assert run(capsys, "--check")[0] == 0
     (path.parent / "old.md").write_text("left over")
     assert "old.md is made by no solution" in run(capsys, "--check")[1]
+
+
+def test_titles_kinds_and_minutes_come_from_the_checks():
+    page = (ROOT / "solutions" / "start" / "time" / "time.md").read_text()
+    assert tool.with_facts(page) == page
+    first = re.search(r"^## 1\. (.*)\n\n\*(\w+), (\d+) minutes\.\*", page, re.MULTILINE)
+    stale = page.replace(first[0], f"## 1. Another title\n\n*Puzzle, {int(first[3]) + 7} minutes.*")
+    stale = re.sub(r"\d+ minutes in all", "1 minutes in all", stale.replace("exercises for [", "exercise for [", 1))
+    assert stale != page
+    assert tool.with_facts(stale) == page
+    assert tool.with_facts(PAGE) == PAGE  # no topic of the course

@@ -11,6 +11,8 @@ the commented lines after a third marker, where the learner is to repair somethi
 
 A cell with a solution carries a tag such as answer-gpipe-1, and a later cell the tag check-gpipe-1.
 An exercise starts with the cell that installs the course on Colab, as the pages of the book do (install_cell.py).
+Title, kind and minutes of an exercise stand in its check (dualpipe_course) alone: they are written into the solution's
+headings and first sentence from there.
 Usage: make_exercises.py            write the exercises
        make_exercises.py --check    exit 1 with the first cell that differs; nothing is written
        make_exercises.py --run      execute the solutions and store their outputs in solutions/**.ipynb
@@ -25,10 +27,15 @@ import install_cell
 import jupytext
 import nbformat
 
+sys.path.insert(0, str(Path.cwd()))  # the checks of this checkout
+from dualpipe_course.check import TOPICS
+from dualpipe_course.registry import topic as checks_of
+
 BEGIN, STUB, END = "### BEGIN SOLUTION", "### STUB", "### END SOLUTION"
 TODO = 'raise NotImplementedError("your code")'
 REMEDY = "remedy: edit solutions/**.md only, then run `make exercises`"
 FORMS = (".md", ".ipynb")
+NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
 
 class Refused(ValueError):  # noqa: N818
@@ -41,6 +48,26 @@ class Cell(NamedTuple):
     kind: str
     text: str
     tags: tuple[str, ...]
+
+
+def with_facts(text: str) -> str:
+    """Return a solution page whose headings, kinds and minutes are those of its checks."""
+    topic = re.search(r"answer-(\w+)-1\b", text)
+    if topic is None or topic[1] not in TOPICS:
+        return text
+    checks = [check.about for check in checks_of(topic[1])]
+    for number, about in enumerate(checks, 1):
+        text = re.sub(
+            rf"^## {number}\. .*$", lambda _, n=number, a=about: f"## {n}. {a.title}", text, flags=re.MULTILINE
+        )
+        length = f"*{about.kind.capitalize()}, {about.minutes} minutes.*"
+        text = re.sub(
+            rf"(?<=^## {number}\. )(.*\n\n)\*[A-Z][a-z ]+, \d+ minutes\.\*", rf"\g<1>{length}", text, flags=re.MULTILINE
+        )
+    total = sum(about.minutes for about in checks)
+    start = f"{NUMBERS[len(checks)]} exercise{'s' * (len(checks) > 1)} for"
+    text = re.sub(r"^[A-Z][a-z]+ exercises? for(?= \[)", start, text, count=1, flags=re.MULTILINE)
+    return re.sub(r"\d+ minutes in all", f"{total} minutes in all", text, count=1)
 
 
 def target_of(page: Path) -> Path:
@@ -185,16 +212,24 @@ def run_solutions(pages: list[Path]) -> None:
 def main(arguments: list[str]) -> int:
     """Write, check or run, below the current folder."""
     pages = sorted(path for path in Path("solutions").rglob("*.md") if ".ipynb_checkpoints" not in path.parts)
+    if not arguments:
+        for page in pages:
+            text = page.read_text(encoding="utf-8")
+            if (facts := with_facts(text)) != text:
+                page.write_text(facts, encoding="utf-8")
+                print(f"wrote {page}")
     try:
         targets = {page: target_of(page) for page in pages}
         made = {target: make(page, target) for page, target in targets.items()}
     except Refused as error:
         print(error)
         return 1
+    stale = [page for page in pages if with_facts(page.read_text(encoding="utf-8")) != page.read_text(encoding="utf-8")]
     if arguments == ["--run"]:
         run_solutions(pages)
     elif arguments == ["--check"]:
-        problems = check(made, Path("exercises"))
+        problems = [f"{page}: titles, kinds or minutes are not those of its checks" for page in stale]
+        problems += check(made, Path("exercises"))
         print("\n".join([*problems, REMEDY]) if problems else f"{len(made)} exercise pages follow from their solutions")
         return 1 if problems else 0
     else:
