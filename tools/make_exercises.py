@@ -57,13 +57,10 @@ def with_facts(text: str) -> str:
         return text
     checks = [check.about for check in checks_of(topic[1])]
     for number, about in enumerate(checks, 1):
-        text = re.sub(
-            rf"^## {number}\. .*$", lambda _, n=number, a=about: f"## {n}. {a.title}", text, flags=re.MULTILINE
-        )
+        heading = f"## {number}. {about.title}"
         length = f"*{about.kind.capitalize()}, {about.minutes} minutes.*"
-        text = re.sub(
-            rf"(?<=^## {number}\. )(.*\n\n)\*[A-Z][a-z ]+, \d+ minutes\.\*", rf"\g<1>{length}", text, flags=re.MULTILINE
-        )
+        old = rf"^## {number}\. .*(\n\n)\*[A-Z][a-z ]+, \d+ minutes\.\*"
+        text = re.sub(old, f"{heading}\n\n{length}".replace("\\", r"\\"), text, flags=re.MULTILINE)
     total = sum(about.minutes for about in checks)
     start = f"{NUMBERS[len(checks)]} exercise{'s' * (len(checks) > 1)} for"
     text = re.sub(r"^[A-Z][a-z]+ exercises? for(?= \[)", start, text, count=1, flags=re.MULTILINE)
