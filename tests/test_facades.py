@@ -155,3 +155,13 @@ def test_the_library_imports_nothing_of_the_course():
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 assert not [name for name in names if name.startswith("dualpipe_course")], file
+
+
+FIRST_CELLS = [page for page in OUTSIDE if page.is_relative_to(ROOT / "book")]
+
+
+@pytest.mark.parametrize("page", FIRST_CELLS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_chapter_begins_with_at_most_six_imports(page):
+    cells = re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    first = next((cell for cell in cells if "install" not in cell.partition("\n")[0]), "")
+    assert len(re.findall(r"^(?:from|import) ", first, re.MULTILINE)) <= 6
