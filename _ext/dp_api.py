@@ -45,7 +45,8 @@ def contents(module: ModuleType) -> Iterator[str]:
         for entry in entries:
             value = getattr(module, entry.name)
             sentence = first_sentence(value) or (f"`{value!r}`" if len(repr(value)) < 80 else "")
-            yield f"   * - :py:obj:`~{home_of(module, entry)}.{entry.name}`"
+            path = value.__name__ if isinstance(value, ModuleType) else f"{home_of(module, entry)}.{entry.name}"
+            yield f"   * - :py:obj:`{entry.name} <{path}>`"
             yield f"     - {_as_rst(sentence)}"
 
 
@@ -94,7 +95,7 @@ class FacadeDirective(SphinxDirective):
         module = import_module(self.arguments[0])
         for entry in names_of(module):
             getattr(module, entry.name)  # every part is imported before anybody asks for a name's home
-        lines = [*contents(module), "", *details(module)]
+        lines = [f".. py:module:: {module.__name__}", "", *contents(module), "", *details(module)]
         found = nodes.container()
         self.state.nested_parse(StringList(lines, source=f"<{module.__name__}>"), self.content_offset, found)
         return list(found.children)

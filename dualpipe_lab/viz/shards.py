@@ -82,7 +82,7 @@ class Shards:
     Args:
         name: the conclusion, short.
         num_ranks: the number of ranks.
-        path: the tensors in the order of the forward, alternating with `Transition`s.
+        path: the tensors in the order of the forward, a `Transition` between each two.
 
     Raises:
         ValueError: tensors and transitions do not alternate.

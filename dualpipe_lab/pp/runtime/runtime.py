@@ -61,7 +61,7 @@ class PipelineRuntime:
         on_stage_done: called with a stage's module when its gradients are complete: after its last backward of a step,
             or when its mirrors have been added.  The reducers and optimizers of `dualpipe_lab.dp` need no call: the
             runtime finds them by the stages' parameters, and tells them when gradients are complete.
-        overlapped: runs an overlapped pair, given its forward and its backward as two `ReadyAction`s; by default one
+        overlapped: runs an overlapped pair, given its forward and its backward, a `ReadyAction` each; by default one
             after the other.
         sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.
         lookahead: the number of receives of each stream that are prefetched; 0 (NCCL needs it) launches each receive
