@@ -41,7 +41,9 @@ def test_the_cache_key_follows_the_library_and_the_lock_file(tmp_path):
         seen.append(digest(tmp_path))
     assert len(set(seen)) == len(seen)
     (tmp_path / "dualpipe_lab" / "__pycache__" / "a.pyc").write_text("x")
-    (tmp_path / "README.md").write_text("x")
+    (tmp_path / "dualpipe_course").mkdir()  # a changed hint runs no page again
+    for name in ("README.md", "dualpipe_course/hints.py"):
+        (tmp_path / name).write_text("x")
     assert digest(tmp_path) == seen[-1]
 
 

@@ -11,6 +11,7 @@ from dualpipe_course.grading.notebook import Cell, Unreadable, overlay, read
 from dualpipe_course.grading.report import write_csv, write_html
 from dualpipe_course.grading.worker import run_cell
 
+OLD_IMPORT = "from dualpipe_lab import checks as check"
 PRISTINE = [Cell("", "import x"), Cell("answer-a-1", "raise"), Cell("check-a-1", "check.a.one(one)")]
 
 
@@ -21,6 +22,19 @@ def test_the_answer_is_taken_and_everything_else_is_pristine():
     (task,) = found.tasks
     assert (task.given, task.answer, task.check) == (["import x"], "one = 1", "check.a.one(one)")
     assert found.notes == ["check-a-1 was edited: ignored", "1 extra or edited cell: ignored"]
+
+
+def test_a_notebook_of_the_time_before_the_course_was_a_package_counts_like_any_other(book):
+    """Its import would get a sentence; the pristine cell stands in its place."""
+    topic = "zero_2"
+    pristine = [Cell(tags, source) for tags, source in book.cells["exercises"][topic]]
+    saved = [Cell(cell.tag, cell.source.replace("from dualpipe_course import check", OLD_IMPORT)) for cell in pristine]
+    saved = [Cell(c.tag, book.answer("zero_2-1")) if c.tag == "answer-zero_2-1" else c for c in saved]
+    assert saved != pristine
+    task = overlay(pristine, saved).tasks[0]
+    assert OLD_IMPORT not in "".join(task.given)
+    assert task.answer == book.answer("zero_2-1")
+    assert book.verdict("zero_2-1", task.answer).passed
 
 
 def test_a_split_answer_is_joined_and_a_missing_one_is_none():
