@@ -85,7 +85,7 @@ def test_the_archive_serves_a_classroom_without_a_network(tmp_path):
     (wheel,) = course.glob("*.whl")
     assert wheel.name in readme
     python = empty_environment(tmp_path / "classroom", wheel)
-    checked = run(str(python), "-c", "from dualpipe_lab import checks; print(checks.gpipe)", cwd=course)
+    checked = run(str(python), "-c", "from dualpipe_course import check; print(check.gpipe)", cwd=course)
     assert checked.returncode == 0, checked.stderr
     shown = run(str(python.parent / "dualpipe-lab"), "show", "gpipe", "--ranks", "2", "--microbatches", "2", cwd=course)
     assert "rank 1" in shown.stdout, shown.stderr

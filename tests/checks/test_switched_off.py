@@ -9,7 +9,7 @@ from pkgutil import resolve_name, walk_packages
 import pytest
 import torch
 
-from dualpipe_course import check as checks
+import dualpipe_course
 from dualpipe_course.switched_off import Without
 from dualpipe_lab.ep.deepseek_moe import update_biases
 from dualpipe_lab.tp.mappings import CopyToRanks
@@ -53,7 +53,7 @@ def test_names_that_do_not_exist_are_errors():
 
 def named_modules():
     """What the sources of the checks name in full, and what their tuples of names hold."""
-    for found in walk_packages(checks.__path__, "dualpipe_course."):
+    for found in walk_packages(dualpipe_course.__path__, "dualpipe_course."):
         module = import_module(found.name)
         text = Path(module.__file__).read_text()
         yield from re.findall(r"[\"'](dualpipe_lab(?:\.\w+)+(?::\w+(?:\.\w+)*)?)[\"']", text)
