@@ -12,6 +12,7 @@ Source: Brandon et al. 2023 (arXiv 2311.09431), section 3, for stripes; Grattafi
 section 3.3.2, for 2c chunks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -48,7 +49,7 @@ class BlockMask(NamedTuple):
         return full * (full + 1) // 2 + (rows - full) * columns
 
 
-class SequenceLayout:
+class SequenceLayout(ABC):
     """How the positions of a sequence are sharded over the ranks of a ring.
 
     Args:
@@ -66,9 +67,9 @@ class SequenceLayout:
             raise ValueError(f"a layout needs at least 1 rank and 0 positions, got {num_ranks} and {length}")
         self.length, self.num_ranks = length, num_ranks
 
+    @abstractmethod
     def positions(self, rank: int) -> list[int]:
         """Return the positions that a rank holds, ascending; its RoPE, labels and loss mask are taken at them."""
-        raise NotImplementedError
 
     def size(self, rank: int) -> int:
         """Return the number of positions that a rank holds."""
@@ -81,8 +82,9 @@ class SequenceLayout:
             return None
         return self._causal_mask(rank, source) if causal else BlockMask(slice(0, queries), slice(0, keys), False)
 
+    @abstractmethod
     def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
-        raise NotImplementedError
+        """Return the mask that causal attention leaves; both ranks hold positions."""
 
     def __repr__(self) -> str:
         return f"<{self.name} layout of {self.length} positions on {self.num_ranks} ranks>"
