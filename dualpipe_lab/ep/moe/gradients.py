@@ -46,7 +46,7 @@ def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data
     _reduce(experts, ep.edp_group, num_tokens, is_alone=ep.edp_group is None)
 
 
-def gradients_with_axes(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
+def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
     """Return this rank's gradients, each with the axes it is sharded along, for `dualpipe_lab.dp.global_norm`.
 
     Gradients of experts are sharded along "ep", all others along no axis.
