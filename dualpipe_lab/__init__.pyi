@@ -7,9 +7,11 @@ from .world.supervise.errors import RankTimeout as RankTimeout
 from .world.server import warm as warm
 from .world.server import reset as reset
 from .world.backends import nccl_ready as nccl_ready
+from .world.compare import compare_backends as compare_backends
 
 # Inside a rank: messages, time, places
 from . import comm as comm
+from .world.context import device as device
 from .world.context import compute as compute
 from .world.context import now as now
 from .world.context import span as span

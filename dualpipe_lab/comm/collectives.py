@@ -15,6 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from dualpipe_lab.comm.carried import runs_on_gloo
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.comm.work import Collective, Work, num_bytes, reduction
 from dualpipe_lab.world.record import traffic
@@ -159,7 +160,7 @@ def reduce_scatter_single(
     call.check_numel("input", input, call.size * output.numel())
     _check_output(call, output, input, op)
     moved = traffic.reduce_scatter([num_bytes(output)] * call.size, call.position)
-    if dist.get_backend(call.group) != "gloo":
+    if not runs_on_gloo(input):
         work = call.describe(moved, input)
         with work:
             work.handle = _reduce_scatter_single(output, input, op=operator, group=call.group, async_op=True)
@@ -189,7 +190,7 @@ def reduce_scatter(
     _check_output(call, output, inputs[call.position], op)
     moved = traffic.reduce_scatter([num_bytes(block) for block in inputs], call.position)
     full_bytes = sum(map(num_bytes, inputs))
-    if dist.get_backend(call.group) != "gloo":
+    if not runs_on_gloo(output):
         work = call.describe(moved, output, tensor_bytes=full_bytes)
         with work:
             work.handle = dist.reduce_scatter(output, inputs, operator, call.group, async_op=True)

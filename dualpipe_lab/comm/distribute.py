@@ -134,18 +134,19 @@ def scatter(
 def all_gather_object(value: object, group: Group | None = None) -> list[Any]:
     """Return the values of all ranks in rank order: one all-gather of the pickles' sizes, one of the padded pickles.
 
+    The pickles travel over GLOO, and tensors in them arrive on the CPU, wherever they were.
+
     Raises:
         ValueError: this rank is not in `group`.
     """
     size = len(members(group))
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    data = torch.frombuffer(bytearray(payload.dumps(value)), dtype=torch.uint8).to(device)
-    sizes = torch.empty(size, dtype=torch.int64, device=device)
-    all_gather_single(sizes, torch.tensor([data.numel()], device=device), group)
+    data = torch.frombuffer(bytearray(payload.dumps(value)), dtype=torch.uint8)
+    sizes = torch.empty(size, dtype=torch.int64, device="cpu")
+    all_gather_single(sizes, torch.tensor([data.numel()], device="cpu"), group)
     longest = int(sizes.max())
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
     padded[: data.numel()] = data
-    gathered = torch.empty(size * longest, dtype=torch.uint8, device=device)
+    gathered = torch.empty(size * longest, dtype=torch.uint8, device="cpu")
     all_gather_single(gathered, padded, group)
-    rows = gathered.view(size, longest).cpu()
+    rows = gathered.view(size, longest)
     return [payload.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, sizes.tolist(), strict=True)]

@@ -3,7 +3,8 @@
 Chapter: book/start/ranks-and-messages.  In: a contiguous tensor and the peer's global rank.  Out: a `Work`.
   bytes sent   S, the bytes of the tensor, on the sender; the receiver's tensor needs the same number of bytes
 Two messages between the same two ranks with the same tag arrive in the order in which they were sent.
-Elsewhere: `torch.distributed`, whose names and arguments these are; NCCL ignores tags.
+On NCCL they arrive in the order of the calls whatever their tags, so `comm` refuses tags there (`carried`).
+Elsewhere: `torch.distributed`, whose names and arguments these are.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
+from dualpipe_lab.comm.carried import check_message, check_order, check_tensors, runs_on_gloo
 from dualpipe_lab.comm.groups import Group, carrier, members, name_of
-from dualpipe_lab.comm.work import Work, check_contiguous, dtype_name, num_bytes
+from dualpipe_lab.comm.work import Work, dtype_name, num_bytes
 from dualpipe_lab.world.context import rank_context
 from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.traffic import Traffic
@@ -99,7 +101,7 @@ def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> li
     if not messages:
         return []
     context, functions = rank_context(), {"isend": dist.isend, "irecv": dist.irecv}
-    works = [_describe(kind, tensor, peer, tag, group, label) for kind, tensor, peer, tag, label in messages]
+    works = [_describe(kind, tensor, peer, tag, group, label, True) for kind, tensor, peer, tag, label in messages]
     for work in works:
         context.begin(work.operation)
     group = _carrier(group)
@@ -119,10 +121,17 @@ def _carrier(group: Group | None) -> Group | None:
 
 
 def _describe(
-    name: str, tensor: torch.Tensor, peer: int | None, tag: int, group: Group | None, label: str = ""
+    name: str,
+    tensor: torch.Tensor,
+    peer: int | None,
+    tag: int,
+    group: Group | None,
+    label: str = "",
+    batched: bool = False,
 ) -> Work:
     """Describe a message as a work to issue, and refuse one that could only hang."""
-    check_contiguous(name, tensor)
+    check_tensors(name, group, tensor)
+    check_message(name, tensor, peer, tag)
     context, ranks = rank_context(), members(group)
     if peer is not None and peer not in ranks:
         raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
@@ -135,4 +144,6 @@ def _describe(
     operation = Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends, label=label)
     operation.tensor_bytes = size * sends
     operation.group_name, operation.dtype = name_of(group), dtype_name(tensor.dtype)
+    if not batched and not runs_on_gloo(tensor):
+        check_order(operation, [work.operation for work in context.in_flight.values() if isinstance(work, Work)])
     return Work(context, operation)

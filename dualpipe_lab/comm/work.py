@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dualpipe_lab._private import source_rank
+from dualpipe_lab.comm.carried import check_tensors
 from dualpipe_lab.comm.groups import Group, carrier, members, name_of
 from dualpipe_lab.world.context import RankContext, rank_context
 from dualpipe_lab.world.record import traffic
@@ -93,13 +94,13 @@ class Collective:
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: a tensor is not contiguous, or this rank is not in the group.
+        ValueError: no back end of the group carries a tensor (`carried`), or this rank is not in the group.
     """
 
     __slots__ = ("_context", "_group_name", "group", "name", "position", "ranks", "root", "size")
 
     def __init__(self, name: str, group: Group | None, *tensors: torch.Tensor, root: int | None = None) -> None:
-        check_contiguous(name, *tensors)
+        check_tensors(name, group, *tensors)
         self._context = rank_context()
         self.name, self.root = name, root
         self.ranks, self._group_name = members(group), name_of(group)
@@ -181,23 +182,6 @@ def reduction(name: str) -> Any:
     if name not in _REDUCTIONS:
         raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {name!r}")
     return getattr(dist.ReduceOp, name.upper())
-
-
-def check_contiguous(name: str, *tensors: torch.Tensor) -> None:
-    """Refuse strided slices, which GLOO sums wrong without an error.
-
-    Raises:
-        TypeError: an argument is no tensor.
-        ValueError: a tensor is not contiguous; the message has its shape and strides.
-    """
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} works on tensors, got {type(tensor).__name__}; use all_gather_object for objects")
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} needs a contiguous tensor, got shape {tuple(tensor.shape)} with strides {tensor.stride()}: "
-                "GLOO reads past the gaps; pass tensor.contiguous() and copy the result back"
-            )
 
 
 @cache

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dualpipe_lab.comm.carried import check_tensors
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.work import check_contiguous
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.world.record.traffic import split
 
@@ -32,7 +32,7 @@ def ring_all_reduce(tensor: Tensor, group: Group | None = None) -> None:
     Raises:
         ValueError: a tensor that is not contiguous.
     """
-    check_contiguous("ring_all_reduce", tensor)
+    check_tensors("ring_all_reduce", group, tensor)
     ring = Ring(group)
     chunks = list(tensor.detach().view(-1).split(split(tensor.numel(), ring.size)))
     local = (ring.position + 1) % ring.size  # so that chunk r is the first that rank r sends

@@ -1,12 +1,15 @@
-"""Process group of a launch: GLOO on the loopback interface, or NCCL where every rank has a GPU.
+"""Process group of a launch: GLOO on the loopback interface, and NCCL beside it where every rank has a GPU.
 
-In: rank, world size, backend.  Out: an initialised default process group.
+In: rank, world size, backend.  Out: an initialised default process group.  With `backend="nccl"` it has both back ends,
+`cpu:gloo,cuda:nccl`, and so has every group made from it: the device of a tensor says which one carries it.
 """
 
 import os
 import socket
 from datetime import timedelta
 from pathlib import Path
+
+from dualpipe_lab.world import accelerator
 
 BACKENDS = ("gloo", "nccl")
 _LONG = timedelta(days=1)  # the watchdog explains a wait long before GLOO would give up on it
@@ -25,27 +28,19 @@ def nccl_ready(world_size: int) -> bool:
 
 def nccl_obstacle(world_size: int) -> str:
     """Reason why NCCL cannot connect `world_size` ranks on this machine; empty if it can."""
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_nccl_available():
-        return f"NCCL needs {world_size} GPUs, and this build of torch has no NCCL"
-    found = torch.cuda.device_count()
-    return f"NCCL needs one GPU per rank, {world_size} ranks have {found}" if found < world_size else ""
+    return accelerator.current().obstacle(world_size)
 
 
 def join(rank: int, world_size: int, backend: str, folder: Path, check: bool) -> None:
     """Initialise the process group through a file store; only GLOO's loopback sockets listen."""
-    import torch
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     if check:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
     store = dist.FileStore(str(folder / "rendezvous"), world_size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_LONG)
+    names = accelerator.group_backends(backend)
+    dist.init_process_group(names, store=store, rank=rank, world_size=world_size, timeout=_LONG)
 
 
 def loopback() -> str:

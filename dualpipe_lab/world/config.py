@@ -44,6 +44,12 @@ class LaunchConfig:
             raise ValueError(f"launch knows clock=wall, virtual, got {self.clock!r}")
         if self.backend not in backends.BACKENDS:
             raise ValueError(f"launch knows backend={', '.join(backends.BACKENDS)}, got {self.backend!r}")
+        if self.backend == "nccl" and self.is_emulated:
+            asked = f"link={self.link!r}" if self.link is not None else f"clock={self.clock!r}"
+            raise ValueError(
+                f"NCCL's messages take the time that its links take, and {asked} emulates another; "
+                "leave it out, or use backend='gloo'"
+            )
         if self.backend == "nccl" and (obstacle := backends.nccl_obstacle(world_size)):
             raise ValueError(
                 f"{obstacle}; use backend='gloo', or guard the cell with `if lab.nccl_ready({world_size}):`"

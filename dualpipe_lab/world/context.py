@@ -7,11 +7,14 @@ It is the one piece of state that belongs to the process and not to a caller.  `
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.timeline.spans import ActionKey
-from dualpipe_lab.world.emulate.clock import Clock, WallClock
+from dualpipe_lab.world import accelerator
+from dualpipe_lab.world.emulate.clock import Clock
 from dualpipe_lab.world.emulate.emulator import Emulator
+from dualpipe_lab.world.record.device_clock import DeviceClock, clock_of
 from dualpipe_lab.world.record.ledger import RankLedger
 from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.operation_log import OperationLog
@@ -19,6 +22,9 @@ from dualpipe_lab.world.record.rank_status import RankStatus
 from dualpipe_lab.world.record.recorder import Recorder
 from dualpipe_lab.world.record.trace import RankTrace
 from dualpipe_lab.world.record.wire import Wire
+
+if TYPE_CHECKING:
+    import torch
 
 
 class RankContext:
@@ -32,6 +38,7 @@ class RankContext:
         log: the last operations, which the launcher reads after a crash; None under `torchrun`.
         recorder: ledger, trace and status of this rank.
         wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
+        device: where the tensors of this rank live.
         in_flight: works without a completed `wait`; a work that is garbage-collected would lose its message.
         quiet: True inside a pipeline's step: a wait for a message makes no span, the operation log is not written, and
             the recorder buffers messages until the end of the step.
@@ -45,9 +52,10 @@ class RankContext:
         emulator: Emulator | None = None,
         log: OperationLog | None = None,
         wire: Wire | None = None,
+        device: "torch.device | None" = None,
     ) -> None:
         self.rank, self.world_size, self.clock, self.emulator = rank, world_size, clock, emulator
-        self.log, self.wire = log, wire
+        self.log, self.wire, self._device = log, wire, device
         self.everyone = tuple(range(world_size))
         self.recorder = Recorder(rank)
         self.in_flight: dict[int, object] = {}
@@ -62,7 +70,19 @@ class RankContext:
     @property
     def trace(self) -> RankTrace:
         """Spans, messages and collectives of this rank so far, with their times."""
-        return self.recorder.flush().trace
+        trace = self.recorder.flush().trace
+        if isinstance(self.clock, DeviceClock):
+            self.clock.resolve(trace)
+        return trace
+
+    @property
+    def device(self) -> "torch.device":
+        """Where the tensors of this rank live: the GPU of its number on this machine with NCCL, the CPU otherwise."""
+        if self._device is None:
+            import torch
+
+            self._device = torch.device("cpu")
+        return self._device
 
     def read_wire(self) -> None:
         """Enter the bytes that left the sockets into the ledger; every rank calls this after its last operation."""
@@ -155,9 +175,19 @@ def rank_context() -> RankContext:
 
         if not dist.is_initialized():
             raise RuntimeError("no rank here: call this inside the function that launch(fn, world_size) runs")
-        install(RankContext(dist.get_rank(), dist.get_world_size(), WallClock(perf_counter_ns())))
+        place, origin_ns = accelerator.device_of_torchrun(), perf_counter_ns()
+        install(RankContext(dist.get_rank(), dist.get_world_size(), clock_of(place, origin_ns), device=place))
     assert _current is not None
     return _current
+
+
+def device() -> "torch.device":
+    """The device of this rank: `cuda:<number on this machine>` with `backend="nccl"`, `cpu` otherwise and outside."""
+    import torch
+    import torch.distributed as dist
+
+    in_rank = _current is not None or (dist.is_available() and dist.is_initialized())
+    return rank_context().device if in_rank else torch.device("cpu")
 
 
 def compute(ms: float, label: str = "") -> None:
@@ -175,12 +205,13 @@ def compute(ms: float, label: str = "") -> None:
 
 
 def now() -> int:
-    """Nanoseconds of this rank's clock since all ranks started.
+    """Nanoseconds of this rank's clock since all ranks started; on a GPU, after the work that is queued there.
 
     Raises:
         RuntimeError: outside of a rank.
     """
-    return rank_context().clock.now()
+    clock = rank_context().clock
+    return clock.after_device() if isinstance(clock, DeviceClock) else clock.now()
 
 
 def span(

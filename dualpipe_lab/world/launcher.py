@@ -66,18 +66,20 @@ def launch(
     Args:
         fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
         world_size: number of ranks.
-        args: further arguments of `fn`, the same on every rank.
+        args: further arguments of `fn`, the same on every rank; tensors and modules in them, also nested in lists,
+            tuples and dicts, arrive on the rank's device.
         timeout: seconds after which the launcher asks the ranks for their status and stops them.
         output: `ordered` (rank 0 live, then the rest), `live` (interleaved, prefixed) or `collect` (not printed).
         threads: threads of each rank's tensor operations.
         link: emulated link that delays messages; a `NodeLink` has two speeds.
         clock: `wall` (real seconds) or `virtual` (model time, the same on every machine).
         check: torch compares every collective across the ranks before it runs; slower.
-        backend: `gloo`, or `nccl` where every rank has a GPU.
+        backend: `gloo`, or `nccl` where every rank has a GPU: tensors on GPUs travel over NCCL then, those on the CPU
+            over GLOO, and no link or virtual clock is emulated.
         wire: count the bytes that leave each rank's sockets (Linux and GLOO); connecting takes longer.
 
     Returns:
-        The values in rank order, with `.ledger`, `.timeline` and `.output`.
+        The values in rank order, their tensors on the CPU, with `.ledger`, `.timeline` and `.output`.
 
     Raises:
         RankError: a rank raised, died or exited; the message has the rank, the line of code and the cause.

@@ -24,10 +24,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from dualpipe_lab._private import LATE_IMPORT, release_fork_server
-from dualpipe_lab.world import backends, context, payload
+from dualpipe_lab.world import accelerator, backends, context, payload
 from dualpipe_lab.world.config import LaunchConfig
-from dualpipe_lab.world.emulate.clock import VirtualClock, WallClock
+from dualpipe_lab.world.emulate.clock import VirtualClock
 from dualpipe_lab.world.emulate.emulator import Emulator, Timestamps
+from dualpipe_lab.world.record.device_clock import clock_of
 from dualpipe_lab.world.record.operation_log import OperationLog
 from dualpipe_lab.world.record.rank_status import StackFrame, StatusTracker
 from dualpipe_lab.world.record.wire import Wire
@@ -100,16 +101,17 @@ def rank_status() -> Any:
 
 def _serve(job: Job, launcher: _Channel) -> None:
     try:
-        fn, args = _prepare(job)
+        device, (fn, args) = _prepare(job)
         backends.join(job.rank, job.world_size, job.config.backend, job.folder, job.config.check)
         wire = Wire(job.world_size) if job.config.reads_wire else None
     except BaseException as error:
         return launcher.send("failure", *_describe(error), rank_status())
     launcher.send("ready")
-    present = _make_context(job, wire, origin_ns=launcher.receive())
+    present = _make_context(job, wire, device, origin_ns=launcher.receive())
     context.install(present)
     present.clock.wait_until(0)
     try:
+        args = args if device.type == "cpu" else _placed(args, device)
         value = fn(job.rank, job.world_size, *args)
         present.read_wire()
         _flush()
@@ -136,8 +138,14 @@ def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
         ) from None
 
 
-def _prepare(job: Job) -> Any:
-    """Set up environment, random numbers, threads and tracebacks, and unpickle the call."""
+def _placed(args: tuple[Any, ...], device: Any) -> Any:
+    from dualpipe_lab.world.placement import place
+
+    return place(args, device)
+
+
+def _prepare(job: Job) -> tuple[Any, Any]:
+    """Set up environment, random numbers, threads, tracebacks and device; return the device and the call."""
     os.environ.clear()
     os.environ.update(job.environment)
     os.chdir(job.directory)
@@ -152,17 +160,18 @@ def _prepare(job: Job) -> Any:
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
-    return payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
+    device = accelerator.start(job.config.backend, job.rank)
+    return device, payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
 
 
-def _make_context(job: Job, wire: Wire | None, origin_ns: int) -> context.RankContext:
+def _make_context(job: Job, wire: Wire | None, device: Any, origin_ns: int) -> context.RankContext:
     config = job.config
-    clock = VirtualClock() if config.clock == "virtual" else WallClock(origin_ns)
+    clock = VirtualClock() if config.clock == "virtual" else clock_of(device, origin_ns)
     emulator = None
     if config.is_emulated:
         emulator = Emulator(job.rank, clock, config.link, Timestamps(job.folder, job.rank))
     log = OperationLog(job.folder / f"operations-{job.rank}")
-    return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire)
+    return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire, device)
 
 
 def _describe(error: BaseException) -> tuple[str, list[StackFrame], str, bytes | None]:

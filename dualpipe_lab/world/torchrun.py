@@ -9,8 +9,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-from dualpipe_lab.world import context
-from dualpipe_lab.world.emulate.clock import WallClock
+from dualpipe_lab.world import accelerator, context
+from dualpipe_lab.world.record.device_clock import clock_of
 from dualpipe_lab.world.record.wire import Wire
 
 
@@ -27,7 +27,6 @@ def run(
     Raises:
         ValueError: the script's world size is not that of `torchrun`.
     """
-    import torch
     import torch.distributed as dist
 
     from dualpipe_lab.comm import all_gather_object
@@ -39,20 +38,28 @@ def run(
             f"pass world_size={actual} or --nproc-per-node to match"
         )
     if not dist.is_initialized():
-        if backend == "nccl":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group(backend)
+        accelerator.start(backend, accelerator.local_rank())
+        dist.init_process_group(accelerator.group_backends(backend))
     dist.barrier()
     wire = Wire(actual) if reads_wire else None
-    present = context.RankContext(dist.get_rank(), actual, WallClock(perf_counter_ns()), wire=wire)
+    place, origin_ns = accelerator.device_of_torchrun(), perf_counter_ns()
+    present = context.RankContext(dist.get_rank(), actual, clock_of(place, origin_ns), wire=wire, device=place)
     context.install(present)
     try:
-        value = fn(present.rank, actual, *args)
+        value = fn(present.rank, actual, *(args if place.type == "cpu" else _placed(args, place)))
         present.read_wire()
         mine = (value, present.ledger, present.trace, present.status())
-        context.install(context.RankContext(present.rank, actual, present.clock))  # not the user's messages
+        context.install(
+            context.RankContext(present.rank, actual, present.clock, device=place)
+        )  # not the user's messages
         return all_gather_object(mine)
     finally:
         context.install(None)
         if wire:
             wire.close()
+
+
+def _placed(args: tuple[Any, ...], device: Any) -> Any:
+    from dualpipe_lab.world.placement import place
+
+    return place(args, device)

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from dualpipe_lab.world import accelerator
+
 
 def recompute(segment: Callable[..., Any], *inputs: Any, preserve_rng: bool = True) -> Any:
     """Return `segment(*inputs)`, and recompute its saved tensors in the backward.
@@ -105,7 +107,7 @@ class _Region:
         tensors = [inputs[position] for position in self._at]
         self._held = _Hold.apply(torch.empty(0, requires_grad=True), *tensors)
         self._slots: list[tuple[ReferenceType[SavedSlot], tuple[Any, ...]]] = []
-        self._devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self._devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
         self._random = self._random_states() if preserve_rng else []
         self._autocast = [
             {"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
@@ -151,7 +153,7 @@ class _Region:
         raise RuntimeError(f"recompute: the second forward saved {number} tensors less than the first one")
 
     def _random_states(self) -> list[tuple[torch.device, Tensor]]:
-        states = [(device, torch.cuda.get_rng_state(device)) for device in self._devices]
+        states = [(device, accelerator.current().rng_state(device)) for device in self._devices]
         return [(torch.device("cpu"), torch.get_rng_state()), *states]
 
     @contextmanager
@@ -174,7 +176,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 def _set_random(states: Sequence[tuple[torch.device, Tensor]]) -> None:
     for device, state in states:
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state, device)
-        else:
+        if device.type == "cpu":
             torch.set_rng_state(state)
+        else:
+            accelerator.current().set_rng_state(state, device)
