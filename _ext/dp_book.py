@@ -1,13 +1,15 @@
 """What the book needs from Sphinx beyond _config.yml: an honest cache key, local mathematics, no dead buttons.
 
-In: the Sphinx application.  Out: three handlers on its events.
-  config-inited       outputs are cached per state of the library, not only per text of the page
+In: the Sphinx application.  Out: four handlers on its events.
+  config-inited       outputs are cached per state of the library, not only per text of the page; live cells make no
+                      widgets, which a published page could not show
   build-finished      MathJax is copied out of the installed sphinx-mathjax-offline package
   html-page-context   buttons that need the repository's address wait until _config.yml holds one
 """
 
 import hashlib
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,11 @@ def key_the_cache(app: Sphinx, config: Config) -> None:
     config.nb_execution_cache_path = str(cache.resolve())
 
 
+def make_no_widgets(app: Sphinx, config: Config) -> None:
+    """Tell the kernels that run the pages to show live cells without their widgets."""
+    os.environ["DUALPIPE_LAB_STATIC"] = "1"
+
+
 def copy_mathjax(app: Sphinx, error: Exception | None) -> None:
     """Copy the parts of MathJax that the pages load, so that mathematics needs no network."""
     if error is not None or app.builder.format != "html":
@@ -64,6 +71,7 @@ def hide_dead_buttons(app: Sphinx, page: str, template: str, context: dict[str, 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the handlers; the last one runs after the theme has made its buttons."""
     app.connect("config-inited", key_the_cache)
+    app.connect("config-inited", make_no_widgets)
     app.connect("build-finished", copy_mathjax)
     app.connect("html-page-context", hide_dead_buttons, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,6 +13,7 @@ from importlib import resources
 
 ENTRY = "register.mjs"
 _WIDGET = "widget.mjs"
+_LIVE = "live-model.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
 _COMMENT = re.compile(r"^ *//.*\n|(?<=[;,{}(]) +// .*$", re.MULTILINE)
@@ -29,6 +30,12 @@ def classic_script() -> str:
 def widget_module() -> str:
     """Return the module of the notebook widget, with the `render` function of anywidget."""
     return f"{_joined(_WIDGET)}export default {{ render }};\n"
+
+
+@cache
+def live_module() -> str:
+    """Return the module of live cells; it starts with the model, and needs no view."""
+    return f"{_joined(_LIVE)}export default liveCell;\n"
 
 
 def script_name() -> str:

@@ -1,0 +1,170 @@
+"""Pipelines in live cells: schedules by name at any size and cost, and programs that the reader writes.
+
+Chapter: book/pp/gpipe.  In: names, sizes, costs; or rows of actions.  Out: `Outcome`s: a timeline, its numbers beside
+the closed forms, and the validator's verdict.
+  makespan, bubble fraction, peak live activations   simulated; the closed form of the schedule stands beside them
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from inspect import signature
+from typing import Any, NamedTuple
+
+from dualpipe_lab.pp import closed_forms, schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.variants import Variant, variant
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.validator import validate
+from dualpipe_lab.timeline import Time, Timeline
+from dualpipe_lab.timeline.units import number
+
+SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (1, 8, 16)}
+COSTS = {"F": (1, 4), "I": (1, 4), "W": (1, 4), "latency": (0, 4)}
+STARTS = {"num_ranks": 4, "num_microbatches": 8, "F": 1, "I": 1, "W": 1, "B": 2, "num_virtual_stages": 2}
+ACCEPTED = "The validator accepts the program: every gradient is computed once, and no rank waits forever."
+_COST_NAMES = tuple(signature(Cost).parameters)
+
+
+class Outcome(NamedTuple):
+    """What a live cell shows: a drawing, numbers by name, one sentence, and remarks on the numbers.
+
+    A number may be a pair: the value and what `beside` names.
+    """
+
+    drawing: Any
+    numbers: Mapping[str, Any] = {}
+    verdict: str = ""
+    beside: str = "closed form"
+    remark: str = ""
+
+
+def schedule_outcome(schedule: str, num_ranks: int, num_microbatches: int, **rest: Any) -> Outcome:
+    """Build, validate and simulate a schedule; ValueError for a size or an option that it does not have.
+
+    `rest`: costs, and options of the builder; an option that the schedule does not have is left out.
+
+    >>> schedule_outcome("1f1b", 4, 8).numbers["makespan"]
+    ('33 ticks', '33 ticks')
+    """
+    one = variant(schedule)
+    one = one.with_options({name: value for name, value in rest.items() if name not in _COST_NAMES and one.has(name)})
+    cost = Cost(**{name: value for name, value in rest.items() if name in _COST_NAMES})
+    program = validate(one.build(num_ranks, num_microbatches))
+    timeline = simulate(program, cost)
+    forms = Forms(one, num_ranks, num_microbatches, cost)
+    makespan, peak = forms.makespan(), forms.peak()
+    work = sum(timeline.busy_time(rank) for rank in range(num_ranks))
+    numbers = {
+        "makespan": (_ticks(timeline.makespan), _ticks(makespan)),
+        "bubble fraction": (
+            f"{timeline.bubble_fraction:.1%}",
+            "" if makespan is None else f"{float(1 - Fraction(work) / (num_ranks * makespan)):.1%}",
+        ),
+        "peak live activations": (_peak(timeline), "" if peak is None else str(peak)),
+    }
+    return Outcome(timeline, numbers, ACCEPTED, remark=forms.remark)
+
+
+def program_outcome(given: Program) -> Callable[..., Outcome]:
+    """Return the function of a live cell in which the reader edits the rows of a program."""
+    start: dict[Cost, Timeline] = {}
+
+    def outcome(order: str, **costs: Any) -> Outcome:
+        cost = Cost(**costs)
+        program = Program.parse(given.name, order)
+        if program.num_ranks != given.num_ranks:
+            raise ValueError(
+                f"the order has {program.num_ranks} rows, {given.name} has {given.num_ranks} ranks; write one row each"
+            )
+        timeline = simulate(validate(given.with_ranks(program.ranks)), cost)
+        if cost not in start:
+            start[cost] = simulate(given, cost)
+        numbers = {
+            name: (words(timeline), words(start[cost]))
+            for name, words in (
+                ("makespan", lambda timeline: _ticks(timeline.makespan)),
+                ("bubble fraction", lambda timeline: f"{timeline.bubble_fraction:.1%}"),
+                ("peak live activations", _peak),
+            )
+        }
+        return Outcome(timeline, numbers, ACCEPTED, beside="as given")
+
+    return outcome
+
+
+def order_text(program: Program) -> str:
+    """Return the rows of a program as the reader edits them.
+
+    >>> print(order_text(Program.parse("one rank", ["0F0 0B0"])))
+    rank 0: 0F0 0B0
+    """
+    return "\n".join(f"rank {rank}: {row}" for rank, row in enumerate(program.rows()))
+
+
+def sentence(error: Exception) -> str:
+    """Return an error as one sentence: of an invalid program the first problem."""
+    if isinstance(error, InvalidProgram):
+        more = len(error.problems) - 1
+        return error.problems[0] + (f" ({more} more problem{'s' * (more > 1)})" if more else "")
+    words = " ".join(str(error).split())
+    return words if isinstance(error, ValueError) else f"{type(error).__name__}: {words}"
+
+
+class Forms:
+    """The closed forms of one schedule at one size; `remark` says why there is none."""
+
+    def __init__(self, one: Variant, num_ranks: int, num_microbatches: int, cost: Cost) -> None:
+        builder = schedules.builder(one.name)
+        self._name = builder.__name__
+        options = {name: signature(builder).parameters[name].default for name in one.takes} | one.options
+        self._arguments = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "cost": cost, **options}
+        self.remark = ""
+
+    def makespan(self) -> Time | None:
+        """Return the makespan; None without a form, or outside of its conditions."""
+        form = getattr(closed_forms, f"{self._name}_makespan", None)
+        if form is None:
+            self.remark = "There is no closed form of the makespan."
+            return None
+        try:
+            makespan: Time = self._call(form)
+            return makespan
+        except ValueError as refusal:
+            self.remark = f"No closed form here: {str(refusal).partition(';')[0]}."
+            return None
+
+    def peak(self) -> int | None:
+        """Return the most activations that a rank holds; None without a form."""
+        name = "paired" if self._name.startswith("paired") else self._name
+        form = getattr(closed_forms, f"{name}_peak_activations", None)
+        if form is None:
+            return None
+        has_rank = "rank" in signature(form).parameters
+        ranks = range(self._arguments["num_ranks"] if has_rank else 1)
+        return max(int(self._call(form, rank=rank)) for rank in ranks)
+
+    def _call(self, form: Callable[..., Any], **more: Any) -> Any:
+        given = {**self._arguments, "split": "zero_bubble" in self._name, **more}
+        return form(**{name: given[name] for name in signature(form).parameters if name in given})
+
+
+def _peak(timeline: Timeline) -> str:
+    held = [timeline.peak_activations(rank) for rank in range(timeline.num_ranks)]
+    most = max(held)
+    if held.count(most) == len(held):
+        return f"{most} on every rank"
+    return f"{most} on rank {held.index(most)}" if held.count(most) == 1 else f"{most} on {held.count(most)} ranks"
+
+
+def _ticks(time: Time | None) -> str:
+    return "" if time is None else f"{number(time)} tick{'s' * (time != 1)}"
+
+
+def names_of(what: str | Sequence[str]) -> list[str]:
+    """Return the schedules of a live cell; ValueError for an unknown name."""
+    names = [what] if isinstance(what, str) else list(what)
+    for name in names:
+        variant(name)
+    return names

@@ -1,0 +1,155 @@
+"""Live cells: numbers, verdict and closed form for the values of their controls, and what stays without a kernel."""
+
+import json
+import re
+import sys
+from html import unescape
+
+import pytest
+
+from dualpipe_lab import Cost, schedules, simulate
+from dualpipe_lab.pp import closed_forms
+from dualpipe_lab.viz import Holdings, compare, play, steps
+from dualpipe_lab.viz.live.pipeline import schedule_outcome
+
+
+def spec_of(html):
+    return json.loads(unescape(re.search(r"<dp-live data-spec='(.*?)'>", html)[1]))
+
+
+def test_a_schedule_follows_its_controls():
+    live = play("1f1b", num_ranks=(2, 8), num_microbatches=(1, 16)).set(num_ranks=5, F=3, latency=2)
+    timeline = simulate(schedules.build("1f1b", 5, 8), Cost(F=3, latency=2))
+    assert live.outcome.drawing == timeline
+    numbers = live.outcome.numbers
+    assert numbers["makespan"] == (f"{timeline.makespan} ticks", "")
+    assert numbers["bubble fraction"] == (f"{timeline.bubble_fraction:.1%}", "")
+    assert numbers["peak live activations"] == ("5 on rank 0", "5")
+    assert live.outcome.remark.startswith("No closed form here: 1F1B has this closed form for equal stages")
+    assert live.set(latency=0).outcome.numbers["makespan"] == ("60 ticks", "60 ticks")
+    assert "accepts" in live.outcome.verdict
+
+
+@pytest.mark.parametrize("name", schedules.names(synchronous=True))
+def test_the_closed_form_beside_a_number_equals_it(name):
+    compared = 0
+    for size in ((2, 4), (4, 4), (4, 8), (6, 12), (3, 7)):
+        try:
+            numbers = schedule_outcome(name, *size, F=2, I=2, W=2).numbers
+        except ValueError:
+            continue  # a size that this schedule does not have
+        for value, form in numbers.values():
+            if form:
+                assert value.split(" on ")[0] == form
+                compared += 1
+    assert compared >= 3
+
+
+def test_the_closed_form_is_the_librarys(monkeypatch):
+    monkeypatch.setattr(closed_forms, "gpipe_makespan", lambda *args, **rest: 1000)
+    assert schedule_outcome("gpipe", 2, 2).numbers["makespan"] == ("9 ticks", "1000 ticks")
+
+
+def test_what_a_schedule_refuses_is_one_sentence_and_the_drawing_stays():
+    live = play(["1f1b", "dualpipe"], num_microbatches=(1, 16))
+    before = live.outcome
+    live.set(schedule="dualpipe", num_ranks=3)
+    assert live.error.startswith("dualpipe needs an even number of ranks, got 3")
+    assert live.outcome is before
+    assert "\n" not in live.state["error"]
+    assert live.set(num_ranks=4).error == ""
+
+
+def test_an_option_goes_to_the_schedules_that_have_it():
+    live = play(["1f1b", "interleaved"], num_virtual_stages=(1, 4), num_microbatches=8, latency=0)
+    assert [control.name for control in live.controls] == ["schedule", "num_ranks", "F", "I", "W", "num_virtual_stages"]
+    assert live.set(num_virtual_stages=4).error == ""
+    assert live.set(schedule="interleaved").outcome.drawing == simulate(
+        schedules.build("interleaved", 4, 8, num_virtual_stages=4)
+    )
+
+
+def test_the_reader_edits_an_order():
+    live = play(schedules.build("gpipe", 2, 3), I=2)
+    assert live.values["order"] == "rank 0: 0F0 0F1 0F2 0B0 0B1 0B2\nrank 1: 1F0 1F1 1F2 1B0 1B1 1B2"
+    live.set(order="0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2")
+    assert live.outcome.drawing == simulate(schedules.build("1f1b", 2, 3), Cost(I=2))
+    assert live.outcome.numbers["peak live activations"] == ("2 on rank 0", "3 on every rank")
+    for order, words in (
+        ("0B0 0F0 0F1 0F2 0B1 0B2\n1F0 1F1 1F2 1B0 1B1 1B2", "before"),
+        ("0F0 nonsense", "rank 0, position 1: 'nonsense' is not an action"),
+        ("0F0 0B0", "the order has 1 rows, GPipe has 2 ranks"),
+    ):
+        assert words in live.set(order=order).error
+    assert live.outcome.numbers["peak live activations"][0] == "2 on rank 0"
+
+
+def test_a_function_draws_what_it_likes():
+    def around(num_ranks, backwards=False, name="ring"):
+        if num_ranks == 7:
+            raise KeyError("seven")
+        way = -1 if backwards else 1
+        log = [("around", [(r, (r + way) % num_ranks, f"x{r}") for r in range(num_ranks)])]
+        return steps(name, [[f"x{r}"] for r in range(num_ranks)], log), {"messages": num_ranks, "share": (1 / 3, "1/3")}
+
+    live = play(around, num_ranks=(2, 3, 7), backwards=False)
+    assert live.drawing["tag"] == "dp-steps"
+    assert live.state["rows"] == [["messages", "3", ""], ["share", "0.3333", "1/3"]]
+    assert live.set(backwards=True).drawing["spec"]["steps"][0]["messages"][0][:2] == (0, 2)
+    assert live.set(num_ranks=7).error == "KeyError: 'seven'"
+    drawing = Holdings("sum", [("before", [[1], [2]])])
+    assert play(lambda n: drawing, n=(1, 2)).drawing == {"html": drawing._repr_html_()}
+    both = compare(*(simulate(schedules.build(name, 2, 2)) for name in ("gpipe", "1f1b")))
+    assert len(play(lambda n: both, n=(1, 2)).drawing["spec"]["tracks"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("controls", "words"),
+    [
+        ({"num_ranks": (8, 2)}, "num_ranks: a slider is"),
+        ({"F": (1, 2, 3, 4)}, "F: a slider is"),
+        ({"schedule": []}, "schedule: a choice needs"),
+        ({"num_ranks": (0, 4), "num_microbatches": (0, 0)}, "num_microbatches"),
+    ],
+)
+def test_controls_that_cannot_be_are_refused_at_once(controls, words):
+    with pytest.raises(ValueError, match=words):
+        play("gpipe", **controls)
+    with pytest.raises(ValueError, match="there is no schedule named 'pipe'"):
+        play("pipe")
+    with pytest.raises(ValueError, match="there is no control 'ranks'; use one of num_ranks"):
+        play("gpipe").set(ranks=2)
+
+
+def test_without_a_kernel_there_is_html_that_plays_and_says_what_to_run():
+    data = play("1f1b")._repr_mimebundle_()
+    assert sorted(data) == ["text/html", "text/plain"]
+    html = data["text/html"]
+    assert [html.count(part) for part in ("<dp-timeline ", "<img ", "<script data-dualpipe-lab>")] == [1, 1, 1]
+    assert "<td>makespan</td><td>33 ticks</td><td>33 ticks</td>" in html
+    assert spec_of(html)["how"].startswith("Run this cell in a notebook to get its controls: num_ranks, num_micro")
+    assert html == play("1f1b").to_html()  # published pages do not change from build to build
+
+
+def test_ipywidgets_move_it():
+    pytest.importorskip("ipywidgets")
+    live = play(["gpipe", "1f1b"], num_microbatches=(1, 16))
+    inputs, drawing = live.widget._inputs, live.drawing
+    inputs["schedule"].value = "1f1b"
+    inputs["num_microbatches"].value = 1
+    assert live.widget.state["rows"] == [
+        ["makespan", "12 ticks", "12 ticks"],
+        ["bubble fraction", "75.0%", "75.0%"],
+        ["peak live activations", "1 on every rank", "1"],
+    ]
+    assert live.widget.state["drawing"] == live.drawing != drawing
+    assert live.widget.key in live.to_html(key=live.widget.key)
+
+
+def test_without_ipywidgets_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.delitem(sys.modules, "dualpipe_lab.viz.live.widget", raising=False)
+    live = play("gpipe")
+    assert live.note == 'a live cell with controls needs ipywidgets; run: pip install "dualpipe-lab[notebook]".'
+    assert live.note in spec_of(live.to_html())["how"]
+    assert "<dp-timeline " in live._repr_mimebundle_()["text/html"]
