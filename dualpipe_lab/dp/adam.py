@@ -39,7 +39,7 @@ class Hyperparameters:
             )
 
 
-_BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in the cache
+_BLOCK = 2**18  # elements: the eight passes of an update then find a shard's numbers in a processor's cache
 # of a parameter's name and value: no weight decay for norms, and the like
 HyperparametersOf = Callable[[str, nn.Parameter], Hyperparameters]
 
@@ -77,12 +77,14 @@ def stochastic_round(x: Tensor, generator: torch.Generator | None = None) -> Ten
     """Round fp32 to bf16, up with the probability that makes the mean exact.
 
     bf16 is the upper half of fp32: adding random bits to the lower half carries into the upper one just that often.
+    The bits are drawn on the generator's device; without a generator on that of `x`.
 
     >>> float(stochastic_round(torch.tensor([1.0])))
     1.0
     """
     bits = x.float().view(torch.int32)
-    noise = torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32, device=x.device)
+    source = x.device if generator is None else generator.device
+    noise = torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32, device=source).to(x.device)
     rounded = torch.where(x.isfinite(), (bits + noise) & -(2**16), bits)
     return rounded.view(torch.float32).to(torch.bfloat16)
 
@@ -164,7 +166,8 @@ class AdamShard:
             grad = grad * scale
         weight = self.weight.to(self.exp_avg.dtype)  # itself, unless it is rounded at random
         tensors = (weight, grad, self.exp_avg, self.exp_avg_sq)
-        for w, g, m, v in zip(*(tensor.split(_BLOCK) for tensor in tensors), strict=True):
+        block = _BLOCK if weight.device.type == "cpu" else max(weight.numel(), 1)  # a GPU wants few, large kernels
+        for w, g, m, v in zip(*(tensor.split(block) for tensor in tensors), strict=True):
             adamw_(w, g, m, v, step, self.hyperparameters, self.hyperparameters.lr * lr_factor)
         if self._generator is not None:
             self.working.copy_(stochastic_round(weight, self._generator))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.context import device, rank_context
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
 
@@ -68,9 +68,11 @@ def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = N
         ignored: the target of tokens that have no loss.
     """
     own = [targets] if isinstance(targets, Tensor) else list(targets)
-    total = torch.tensor([sum(int((part != ignored).sum()) for part in own)])
+    total = torch.zeros(1, dtype=torch.int64, device=own[0].device if own else device())
+    for part in own:
+        total += (part != ignored).sum()
     comm.all_reduce(total, group=group)
-    return int(total)
+    return int(total)  # the host waits for this number once per step, before the first backward
 
 
 def token_loss(logits: Tensor, targets: Tensor, num_tokens: int, ignored: int = IGNORED) -> Tensor:

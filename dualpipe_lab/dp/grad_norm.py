@@ -3,7 +3,7 @@
 Chapter: book/dp/mixed-precision-adam.  In: gradients, each with the axes it is sharded over.  Out: their norm.
   norm        (sum of |g|^p over all ranks' distinct elements)^(1/p)          p = infinity: the largest |g|
   clipping    g <- g * min(1, max_norm / (norm + 1e-6))
-  messages    one all-reduce of 2^(number of axes) numbers per axis
+  messages    one all-reduce of 2^(number of axes) numbers per axis, on the device of the gradients
 Powers add up over shards, norms do not: four 1s on one rank and four 2s on another have norm sqrt(4 + 16) = 4.4721,
 and the sum of their norms is 6.  A gradient that is replicated along an axis is not summed along it, so it counts
 once.
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.world.context import device
 
 
 def global_norm(
@@ -36,18 +37,21 @@ def global_norm(
     """
     if not p > 0:
         raise ValueError(f"a norm needs p > 0, got {p}; use 2.0 or math.inf")
-    axes, powers = list(groups), torch.zeros(2 ** len(groups), dtype=torch.float64)
+    axes = list(groups)
+    where = gradients[0][0].device if gradients else device()
+    powers = torch.zeros(2 ** len(groups), dtype=torch.float64, device=where)
     for grad, sharded in gradients:
         if not set(sharded) <= set(axes):
             raise ValueError(f"a gradient is sharded over {sorted(sharded)}, and groups are given for {axes}")
         index = sum(2 ** axes.index(axis) for axis in sharded)  # gradients with the same axes add up in one number
-        local = _power(grad, p).to("cpu", torch.float64)
+        local = _power(grad, p).to(torch.float64)
         powers[index] = torch.maximum(powers[index], local) if p == inf else powers[index] + local
     for bit, axis in enumerate(axes):
-        is_sharded = torch.arange(len(powers)) & 2**bit > 0
+        is_sharded = torch.arange(len(powers), device=where) & 2**bit > 0
         part = torch.where(is_sharded, powers, 0.0)
         comm.all_reduce(part, "max" if p == inf else "sum", groups[axis])
         powers = torch.where(is_sharded, part, powers)
+    # the one number that the host waits for: every rank decides by it whether to step
     return float(powers.max() if p == inf else powers.sum() ** (1 / p))
 
 
@@ -74,6 +78,6 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
 def _power(grad: Tensor, p: float) -> Tensor:
     """Return the sum of |g|^p of one tensor, or the largest |g|; 16-bit gradients are summed in fp32."""
     if not grad.numel():
-        return torch.zeros(())
+        return grad.new_zeros(())
     wide = grad.detach() if grad.dtype in (torch.float32, torch.float64) else grad.detach().float()
     return wide.abs().max() if p == inf else wide.abs().pow(p).sum() if p != 2 else wide.square().sum()

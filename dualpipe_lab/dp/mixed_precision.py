@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.world.context import device
 
 _STATE = ("scale", "growth", "backoff", "interval", "num_good_steps")
 
@@ -57,10 +58,11 @@ class LossScaler:
 
     def found_inf(self, gradients: Iterable[Tensor]) -> bool:
         """Return whether any rank has a gradient with an element that is not finite; the same on every rank."""
-        found = torch.tensor([int(any(not bool(grad.isfinite().all()) for grad in gradients))])
+        flags = [grad.isfinite().logical_not().any() for grad in gradients]
+        found = torch.stack(flags).any().long() if flags else torch.zeros((), device=device()).long()
         for group in self._groups:
             comm.all_reduce(found, "max", group)
-        return bool(found)
+        return bool(found)  # the host waits for this number alone, and not for each gradient's
 
     def update(self, found_inf: bool) -> None:
         """Choose the scale of the next step: shrink after `found_inf`, grow after `interval` good steps."""

@@ -91,12 +91,19 @@ def write_tensors(
     with file.open("wb") as out:
         out.write(len(encoded).to_bytes(8, "little") + encoded)
         for name in parts:
-            data = read(name).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            data = _on_host(read(name).detach()).contiguous().view(-1).view(torch.uint8).numpy().data
             out.write(data)
             checksums[name] = zlib.crc32(data)
         out.flush()
         os.fsync(out.fileno())
     return Written(len(encoded) + 8 + end, checksums)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return a tensor in the memory of the CPU; from a GPU through page-locked memory, which torch keeps and reuses."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 def read_header(file: Path) -> Header:

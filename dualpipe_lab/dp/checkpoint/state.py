@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.world import accelerator
+from dualpipe_lab.world.context import device
 
 
 class ShardSpec(NamedTuple):
@@ -98,10 +100,15 @@ def _saved_shard(
 
 
 def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
-    """Return the state of random numbers as JSON: of Python, torch, the rounding, and numpy if it is imported."""
+    """Return the state of random numbers as JSON: of Python, torch, the rounding, and numpy if it is imported.
+
+    On a GPU torch has a second state, that of the rank's GPU.
+    """
     state: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
+    if (here := device()).type != "cpu":
+        state[here.type] = _text(accelerator.current().rng_state(here))
     if rounding is not None:
-        state["rounding"] = _text(rounding.get_state())
+        state[_rounding_key(rounding)] = _text(rounding.get_state())
     if "numpy" in sys.modules:
         name, keys, *numbers = sys.modules["numpy"].random.get_state()
         state["numpy"] = [name, keys.tolist(), *numbers]
@@ -109,14 +116,20 @@ def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], rounding: torch.Generator | None = None) -> None:
-    """Restore the state of random numbers."""
+    """Restore the state of random numbers; what another kind of device has saved cannot be continued, and is left."""
     version, numbers, spare = state["python"]
     random.setstate((version, tuple(numbers), spare))
     torch.set_rng_state(_bytes(state["torch"]))
-    if rounding is not None and "rounding" in state:
-        rounding.set_state(_bytes(state["rounding"]))
+    if (here := device()).type in state:
+        accelerator.current().set_rng_state(_bytes(state[here.type]), here)
+    if rounding is not None and (key := _rounding_key(rounding)) in state:
+        rounding.set_state(_bytes(state[key]))
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+
+
+def _rounding_key(rounding: torch.Generator) -> str:
+    return "rounding" if rounding.device.type == "cpu" else f"rounding_{rounding.device.type}"
 
 
 def _text(state: Tensor) -> str:
