@@ -141,7 +141,10 @@ def _reduce(summands: list[Tensor], tp: TensorParallel, options: LossOptions) ->
 
 
 def _local_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Return the tokens whose target lies in this rank's shard, and the target's column there."""
+    """Return the tokens whose target lies in this rank's shard, and the target's column there.
+
+    On a GPU the host waits for the number of these tokens; Megatron masks instead, and reads a column for every token.
+    """
     start, stop = tp.span(vocabulary_size)
     local = ((targets >= start) & (targets < stop)).nonzero().squeeze(1)
     return local, targets[local] - start

@@ -18,6 +18,7 @@ from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
 from dualpipe_lab.tp.shard import Shard, full_state_dict, initialize_parameters, load_full_state_dict
+from dualpipe_lab.world.context import device
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -47,7 +48,7 @@ class VocabParallelEmbedding(nn.Module):
         self.tp = tp or TensorParallel()
         self.vocabulary_size, self.hidden_size, self.padding_id = vocabulary_size, hidden_size, padding_id
         self.start, stop = self.tp.span(vocabulary_size)
-        self.weight = nn.Parameter(torch.empty(stop - self.start, hidden_size, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(stop - self.start, hidden_size, dtype=dtype, device=device()))
         self.shards = {"weight": Shard(0, self.start, stop, vocabulary_size)}
         initialize_parameters(self)
 
@@ -86,7 +87,8 @@ class Lookup(torch.autograd.Function):
         ctx: Any, ids: Tensor, weight: Tensor, start: int, padding_id: int | None, tp: TensorParallel
     ) -> Tensor:
         row = ids.reshape(-1) - start
-        local = ((row >= 0) & (row < len(weight))).nonzero().squeeze(1)  # tokens whose rows this rank holds
+        # tokens whose rows this rank holds; on a GPU the host waits for their number, as for the check of the ids
+        local = ((row >= 0) & (row < len(weight))).nonzero().squeeze(1)
         row = row[local]
         found = weight.new_zeros(ids.numel(), weight.shape[1])
         found[local] = weight[row]

@@ -27,6 +27,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, start_all_gather, start_reduce_scatter
 from dualpipe_lab.tp.shard import Shard, full_state_dict, initialize_parameters, load_full_state_dict
+from dualpipe_lab.world.context import device
 
 
 class ColumnParallel(torch.autograd.Function):
@@ -126,7 +127,7 @@ def _row_grads(dy: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, ...]) -
 
 
 class ShardedLinear(nn.Module):
-    """A linear layer of which each rank holds a shard: the base of both layers.
+    """A linear layer of which each rank holds a shard, on its device: the base of both layers.
 
     Attributes:
         in_features, out_features: of the full layer.
@@ -146,8 +147,8 @@ class ShardedLinear(nn.Module):
         self.in_features, self.out_features, self.tp = in_features, out_features, tp
         sizes = [out_features, in_features]
         sizes[shard.axis] = shard.stop - shard.start
-        self.weight = nn.Parameter(torch.empty(*sizes, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(sizes[0], dtype=dtype)) if bias else None
+        self.weight = nn.Parameter(torch.empty(*sizes, dtype=dtype, device=device()))
+        self.bias = nn.Parameter(torch.empty(sizes[0], dtype=dtype, device=device())) if bias else None
         self.shards = {"weight": shard}
         if bias and shard.axis == 0:
             self.shards["bias"] = shard
@@ -155,7 +156,7 @@ class ShardedLinear(nn.Module):
 
     @classmethod
     def from_full(cls, full: nn.Linear, tp: TensorParallel | None = None, **options: bool) -> Self:
-        """Shard a layer that every rank has in full; `options` are those of the class."""
+        """Shard a layer that every rank has in full, on any device; `options` are those of the class."""
         has_bias = full.bias is not None
         layer = cls(full.in_features, full.out_features, has_bias, tp, dtype=full.weight.dtype, **options)  # type: ignore[arg-type]
         load_full_state_dict(layer, full.state_dict())
@@ -164,7 +165,8 @@ class ShardedLinear(nn.Module):
     def to_full(self) -> nn.Linear:
         """Gather the full layer on every rank; all ranks of the group call this together."""
         state = full_state_dict(self, self.tp.group)
-        full = nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=self.weight.dtype)
+        kind = {"dtype": self.weight.dtype, "device": self.weight.device}
+        full = nn.Linear(self.in_features, self.out_features, self.bias is not None, **kind)
         full.load_state_dict(state)
         return full
 

@@ -21,6 +21,7 @@ from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
 from dualpipe_lab.tp.shard import Shard
+from dualpipe_lab.world.context import device
 
 Sharded: TypeAlias = Literal["none", "tokens", "hidden"]
 
@@ -57,7 +58,7 @@ class RMSNorm(nn.Module):
         self.tp = tp or TensorParallel()
         self.hidden_size, self.eps, self.sharded = hidden_size, eps, sharded
         start, stop = self.tp.span(hidden_size) if sharded == "hidden" else (0, hidden_size)
-        self.weight = nn.Parameter(torch.ones(stop - start, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(stop - start, dtype=dtype, device=device()))
         self.shards = {"weight": Shard(0, start, stop, hidden_size)} if sharded == "hidden" else {}
         self.partial = {"weight": self.tp.group} if sharded == "tokens" and self.tp.coalesce else {}
 
