@@ -2,8 +2,9 @@
 
 Each round runs every contender once, one after another, so that both meet the same load; medians over the rounds.
 Both start the ranks, join them over GLOO, all-reduce one tensor and return when every rank has ended.
+With `--before FOLDER`, another checkout, the contenders are the `launch` of both checkouts, each in its own kernels.
 
-    python benchmarks/launch.py [--rounds 5] [--ranks 2 4 8]
+    python benchmarks/launch.py [--rounds 5] [--ranks 2 4 8] [--before FOLDER]
 """
 
 import argparse
@@ -16,6 +17,7 @@ from jupyter_client.manager import KernelManager
 from rich.console import Console
 from rich.table import Table
 
+HERE = Path(__file__).resolve().parents[1]
 MODULE = """
 import torch
 import torch.distributed as dist
@@ -29,15 +31,15 @@ def spawned(rank, world_size, folder):
 
 SETUP = """
 import json, os, shutil, sys, tempfile, time
-sys.path.insert(0, {folder!r})
-os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+sys.path[:0] = {folders!r}
 began = time.perf_counter()
 import dualpipe_lab as lab
 imported = time.perf_counter() - began
+began = time.perf_counter()
 import torch
 from torch import nn
 import numpy, matplotlib.pyplot
-learners_imports = time.perf_counter() - began - imported
+learners_imports = time.perf_counter() - began
 
 def launched(rank, world_size):
     x = torch.ones(4)
@@ -61,6 +63,7 @@ def seconds(call):
 
 def spawn(ranks):
     import spawned
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     folder = tempfile.mkdtemp()
     torch.multiprocessing.spawn(spawned.spawned, args=(ranks, folder), nprocs=ranks)
     shutil.rmtree(folder)
@@ -105,7 +108,7 @@ def measure(rounds: int, ranks: list[int]) -> tuple[list[float], dict[tuple[str,
         Path(folder, "spawned.py").write_text(MODULE)
         kernel = Kernel()
         try:
-            first = kernel.run(SETUP.format(folder=folder))
+            first = kernel.run(SETUP.format(folders=[str(HERE), folder]))
             calls = {
                 "launch": "lab.launch(launched, {})",
                 "spawn": "spawn({})",
@@ -120,6 +123,36 @@ def measure(rounds: int, ranks: list[int]) -> tuple[list[float], dict[tuple[str,
         finally:
             kernel.stop()
     return first, times
+
+
+def compare(before: Path, rounds: int, ranks: list[int]) -> dict[tuple[str, str], list[float]]:
+    """Seconds of import, first launch and later launches of two checkouts; each round gives both a fresh kernel."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds):
+        checkouts = [("before", before.resolve()), ("now", HERE)]
+        for name, root in checkouts[:: -1 if number % 2 else 1]:  # who comes first finds the other's files in memory
+            kernel = Kernel()
+            try:
+                imported, _, first = kernel.run(SETUP.format(folders=[str(root)]))
+                found = {"import dualpipe_lab": imported, "first launch, 2 ranks": first}
+                for n in ranks:
+                    code = f"print(json.dumps([seconds(lambda: lab.launch(launched, {n})) for _ in range(3)]))"
+                    found[f"{n} ranks"] = statistics.median(kernel.run(code))
+            finally:
+                kernel.stop()
+            for row, value in found.items():
+                times.setdefault((row, name), []).append(value)
+    return times
+
+
+def report_comparison(times: dict[tuple[str, str], list[float]], rounds: int) -> None:
+    """Print one row per quantity, one column per checkout."""
+    table = Table(title=f"seconds: median (least to most) of {rounds} rounds; a launch is the median of 3")
+    for column in ("", "before", "now"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in dict.fromkeys(row for row, _ in times):
+        table.add_row(row, _spread(times[row, "before"]), _spread(times[row, "now"]))
+    Console().print(table)
 
 
 def report(first: list[float], times: dict[tuple[str, int], list[float]], rounds: int) -> None:
@@ -149,5 +182,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout, to compare its launch")
     arguments = parser.parse_args()
-    report(*measure(arguments.rounds, arguments.ranks), arguments.rounds)
+    if arguments.before:
+        report_comparison(compare(arguments.before, arguments.rounds, arguments.ranks), arguments.rounds)
+    else:
+        report(*measure(arguments.rounds, arguments.ranks), arguments.rounds)

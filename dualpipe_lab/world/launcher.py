@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dualpipe_lab.timeline import Span, Timeline
 from dualpipe_lab.world import context, payload, server, torchrun
@@ -24,6 +24,7 @@ from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.record.ledger import Ledger
 from dualpipe_lab.world.record.trace import match, to_timeline
 from dualpipe_lab.world.record.wire import obstacle as wire_obstacle
+from dualpipe_lab.world.server import StartMethod
 from dualpipe_lab.world.supervise.diagnosis import disagreements
 from dualpipe_lab.world.supervise.errors import RankError, RankFailure, StartupError
 from dualpipe_lab.world.supervise.output import MODES, Output, OutputMode
@@ -60,6 +61,7 @@ def launch(
     check: bool = False,
     backend: str = "gloo",
     wire: bool = False,
+    start: StartMethod | None = None,
 ) -> Results:
     """Run `fn(rank, world_size, *args)` on `world_size` new processes that form one process group.
 
@@ -77,6 +79,7 @@ def launch(
         backend: `gloo`, or `nccl` where every rank has a GPU: tensors on GPUs travel over NCCL then, those on the CPU
             over GLOO, and no link or virtual clock is emulated.
         wire: count the bytes that leave each rank's sockets (Linux and GLOO); connecting takes longer.
+        start: `forkserver`, or `spawn` for `torch.multiprocessing.spawn`, seconds slower; None takes the quicker one.
 
     Returns:
         The values in rank order, their tensors on the CPU, with `.ledger`, `.timeline` and `.output`.
@@ -88,7 +91,7 @@ def launch(
     """
     __tracebackhide__ = True
     config = LaunchConfig(threads, link, clock, check, backend, wire)
-    _check(world_size, timeout, output)
+    _check(world_size, timeout, output, start)
     config.validate(world_size)
     payload.check_call(fn, world_size, args)
     if context.peek() is not None:
@@ -98,13 +101,13 @@ def launch(
             warnings.warn("under torchrun real time passes on real links: link= and clock= are ignored", stacklevel=2)
         return _gathered(torchrun.run(fn, world_size, args, backend, config.reads_wire), "wall", fn, config)
     with private_folder() as folder:
-        pickled, texts = _run(_make_jobs(fn, world_size, args, config, folder), output, timeout)
+        pickled, texts = _run(_make_jobs(fn, world_size, args, config, folder), output, timeout, start)
     results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn, config)
     results.output = texts
     return results
 
 
-def _check(world_size: int, timeout: float, output: str) -> None:
+def _check(world_size: int, timeout: float, output: str, start: str | None) -> None:
     if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
         raise ValueError(f"launch needs world_size to be a whole number from 1, got {world_size!r}")
     if world_size > MAX_RANKS:
@@ -115,6 +118,8 @@ def _check(world_size: int, timeout: float, output: str) -> None:
         raise ValueError(f"launch needs timeout > 0 seconds, got {timeout!r}")
     if output not in MODES:
         raise ValueError(f"launch knows output={', '.join(MODES)}, got {output!r}")
+    if start is not None and start not in get_args(StartMethod):
+        raise ValueError(f"launch knows start={', '.join(get_args(StartMethod))}, got {start!r}")
 
 
 def _make_jobs(
@@ -130,19 +135,23 @@ def _make_jobs(
     ]
 
 
-def _run(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes], list[str]]:
+def _run(jobs: list[Job], mode: OutputMode, timeout: float, start: StartMethod | None) -> tuple[list[bytes], list[str]]:
     """Run the jobs; if the processes themselves do not start, renew the fork server once, then do without it."""
     __tracebackhide__ = True
     for recover in (server.reset, server.fall_back):
         try:
-            return _attempt(jobs, mode, timeout)
+            return _attempt(jobs, mode, timeout, start)
         except StartupError:
+            if start == "spawn":
+                raise
             with suppress(OSError):  # a server that cannot be renewed fails at the next attempt, which then spawns
                 recover()
-    return _attempt(jobs, mode, timeout)
+    return _attempt(jobs, mode, timeout, None)
 
 
-def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[bytes], list[str]]:
+def _attempt(
+    jobs: list[Job], mode: OutputMode, timeout: float, start: StartMethod | None
+) -> tuple[list[bytes], list[str]]:
     __tracebackhide__ = True
     output = Output(len(jobs), mode)
     processes: list[server.RankProcess] = []
@@ -150,7 +159,7 @@ def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[by
     done = False
     try:
         with server.interrupts_held():  # an interrupt may come at any line, but none must lose a process
-            processes = server.start(len(jobs))
+            processes = server.start(len(jobs), start)
             supervisor = Supervisor(jobs, processes, output, timeout)
         pickled = supervisor.run()
         done = True
@@ -158,7 +167,7 @@ def _attempt(jobs: list[Job], mode: OutputMode, timeout: float) -> tuple[list[by
         with server.interrupts_held():
             if supervisor:
                 supervisor.close()
-            server.retire(processes, reusable=done)
+            server.retire(processes, reusable=done and start is None)
     return pickled, output.texts()
 
 

@@ -65,6 +65,15 @@ def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err:
         launcher.send("hello", True)
 
 
+def spawned_rank(index: int, ends: "tuple[tuple[Connection[Any, Any], ...], ...]") -> None:
+    """Serve jobs as process `index` of `torch.multiprocessing.spawn`, which hands every process the ends of all."""
+    for other, connections in enumerate(ends):
+        if other != index:
+            for connection in connections:
+                connection.close()  # held open here, the end of that rank would go unnoticed
+    rank_main(*ends[index])
+
+
 class _Channel:
     """The rank's end of the pipe to the launcher; a thread reads it and answers requests for the status."""
 

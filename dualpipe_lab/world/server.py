@@ -1,10 +1,13 @@
 """Rank processes: forked from a fork server that has imported torch, or spawned and kept in a pool.
 
-In: a number of ranks.  Out: processes with pipes to the launcher.
-  forkserver   milliseconds per rank; the server never computes, so forking it is safe
-  spawn        seconds per rank, because each imports torch; the pool keeps the processes for the next launch
-`DUALPIPE_LAB_START=forkserver|spawn` overrides the choice.
-Elsewhere: `multiprocessing` start methods; `torch.multiprocessing.spawn`.
+Chapter: book/start/ranks-and-messages.  In: a number of ranks.  Out: processes with pipes to the launcher.
+  forkserver   `torch.multiprocessing.get_context("forkserver")`: milliseconds per rank; the server never computes, so
+               forking it is safe
+  spawn        `torch.multiprocessing.spawn`: seconds per rank, because each imports torch; the pool keeps the
+               processes for the next launch
+`DUALPIPE_LAB_START=forkserver|spawn` overrides the choice; so does `launch(start=)`, for one launch and past the pool.
+torch.multiprocessing is the standard library's module with one addition: its pipes send a tensor as a handle to shared
+memory.  Nothing of a launch is sent so: the pipes carry bytes that `payload` made.
 """
 
 import atexit
@@ -23,12 +26,13 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dualpipe_lab._private import LATE_IMPORT, stop_fork_server
 from dualpipe_lab.world.folder import sweep
 from dualpipe_lab.world.supervise.errors import StartupError
 
+StartMethod = Literal["forkserver", "spawn"]
 OVERRIDE = "DUALPIPE_LAB_START"
 MAX_TMPDIR_BYTES = 60  # a socket's path has 107 bytes on Linux, 103 on macOS, and multiprocessing appends 32
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  each launch makes a private folder in it
@@ -69,7 +73,7 @@ def start_method() -> str:
     if sys.platform == "win32":
         raise RuntimeError("ranks need Linux or macOS; on Windows use WSL2 (appendix: troubleshooting)")
     chosen = os.environ.get(OVERRIDE, "")
-    if chosen not in ("", "forkserver", "spawn"):
+    if chosen not in ("", *get_args(StartMethod)):
         raise ValueError(f"{OVERRIDE} is forkserver or spawn, got {chosen!r}")
     return chosen or ("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
 
@@ -106,27 +110,31 @@ def reset() -> None:
     warm()
 
 
-def start(count: int) -> list[RankProcess]:
-    """Start `count` ranks, or take them from the pool.
+def start(count: int, method: StartMethod | None = None) -> list[RankProcess]:
+    """Start `count` ranks, or take them from the pool unless a method is asked for.
 
     Raises:
         StartupError: the fork server does not answer.
     """
-    method = start_method()
+    chosen = method or start_method()
     ranks: list[RankProcess] = []
     try:
-        if method == "forkserver":
+        if chosen == "forkserver":
             warm()
-        while method == "spawn" and _pool and len(ranks) < count:
-            ranks.append(_pool.pop())
-        if method == "spawn" and len(ranks) < count and not os.environ.get(OVERRIDE):
-            _warn_of_spawn("this platform has no fork server")
+        elif method is None:
+            ranks += [_pool.pop() for _ in range(min(count, len(_pool)))]
+            if len(ranks) < count and not os.environ.get(OVERRIDE):
+                _warn_of_spawn("this platform has no fork server")
+        with interrupts_held():  # an import of torch that an interrupt cuts short cannot be repeated
+            import torch.multiprocessing  # noqa: F401  after `warm`: the fork server imports torch meanwhile
+        if chosen == "spawn":
+            ranks += _start_spawned(count - len(ranks))
         while len(ranks) < count:
-            ranks.append(_start_one(method))
+            ranks.append(_start_forked())
     except BaseException as error:
         retire(ranks, reusable=False)
         if isinstance(error, (EOFError, OSError)):
-            raise StartupError(f"cannot start ranks by {method}: {error}") from error
+            raise StartupError(f"cannot start ranks by {chosen}: {error}") from error
         raise
     return ranks
 
@@ -170,21 +178,58 @@ def _discard_pool() -> None:
         rank.close()
 
 
-def _start_one(method: str) -> RankProcess:
+def _start_forked() -> RankProcess:
+    from torch.multiprocessing import get_context
+
     from dualpipe_lab.world.rank import rank_main
 
-    context: Any = multiprocessing.get_context(method)
-    channel, far_channel = context.Pipe(duplex=True)
-    out, far_out = context.Pipe(duplex=False)
-    err, far_err = context.Pipe(duplex=False)
-    process = context.Process(target=rank_main, args=(far_channel, far_out, far_err), name="rank")
+    context: Any = get_context("forkserver")
+    near, far = _pipes(context)
     try:
+        process = context.Process(target=rank_main, args=far, name="rank")
         with interrupts_held(), _hidden_main():
             process.start()
     finally:
-        for connection in (far_channel, far_out, far_err):
-            connection.close()
-    return RankProcess(process, channel, out, err)
+        _close(far)
+    return RankProcess(process, *near)
+
+
+def _start_spawned(count: int) -> list[RankProcess]:
+    """Call `torch.multiprocessing.spawn`: an importable function, and the same arguments for every process."""
+    if count == 0:
+        return []
+    from torch.multiprocessing import get_context, spawn
+
+    from dualpipe_lab.world.rank import spawned_rank
+
+    near, far = zip(*(_pipes(get_context("spawn")) for _ in range(count)), strict=True)
+    try:
+        with interrupts_held(), _hidden_main():
+            processes = spawn(spawned_rank, args=(far,), nprocs=count, join=False).processes
+    except BaseException:
+        for ends in near:
+            _close(ends)  # a rank that has started already ends when its pipe does
+        raise
+    finally:
+        for ends in far:
+            _close(ends)
+    return [RankProcess(process, *ends) for process, ends in zip(processes, near, strict=True)]
+
+
+Ends = tuple["Connection[Any, Any]", "Connection[Any, Any]", "Connection[Any, Any]"]
+
+
+def _pipes(context: Any) -> tuple[Ends, Ends]:
+    """Make the pipes of one rank, for messages, output and errors: the launcher's ends and the rank's."""
+    channel, far_channel = context.Pipe(duplex=True)
+    out, far_out = context.Pipe(duplex=False)
+    err, far_err = context.Pipe(duplex=False)
+    return (channel, out, err), (far_channel, far_out, far_err)
+
+
+def _close(ends: Ends) -> None:
+    for connection in ends:
+        connection.close()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import types
 import warnings
 from dataclasses import dataclass
 from enum import Enum
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -97,6 +98,32 @@ def test_a_view_returns_without_the_storage_it_looks_into():
     from dualpipe_lab.world import payload
 
     assert len(payload.dumps(torch.zeros(1_000_000)[:10])) < 2_000
+
+
+def refuse_handle(tensor):
+    raise AssertionError("a tensor was handed to multiprocessing, which sends a handle to shared memory")
+
+
+def test_tensors_travel_as_bytes_though_torch_s_multiprocessing_would_share_them():
+    captured, given = torch.arange(3.0), torch.ones(3)
+
+    def fn(rank, world_size, given):
+        ForkingPickler.register(torch.Tensor, refuse_handle)
+        shared = given.is_shared() or captured.is_shared()
+        given += rank
+        captured.zero_()
+        return shared, given
+
+    ForkingPickler.register(torch.Tensor, refuse_handle)
+    try:
+        with pytest.raises(AssertionError, match="a handle to shared memory"):
+            ForkingPickler.dumps(given)
+        results = lab.launch(fn, 2, given)
+    finally:
+        ForkingPickler.register(torch.Tensor, torch.multiprocessing.reductions.reduce_tensor)
+    assert [(shared, tensor.tolist()) for shared, tensor in results] == [(False, [1, 1, 1]), (False, [2, 2, 2])]
+    assert not any(tensor.is_shared() for tensor in [*(tensor for _, tensor in results), given, captured])
+    assert (given.sum(), captured.sum()) == (3, 3)  # the ranks changed copies
 
 
 def test_a_large_captured_tensor_is_spooled_once_with_a_warning():

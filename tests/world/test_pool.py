@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import warnings
 
 import pytest
+import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -40,20 +42,40 @@ def test_spawned_ranks_are_kept_unless_a_launch_fails(capsys):
     assert not {pid for pid, _ in lab.launch(fn, 2)} & {pid for pid, _ in first}
 
 
+def test_spawn_when_asked_for_is_torch_s_own_and_keeps_no_process(monkeypatch, capsys):
+    calls = []
+    real = torch.multiprocessing.spawn
+
+    def spy(*args, **options):
+        calls.append(options["nprocs"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch.multiprocessing, "spawn", spy)
+    monkeypatch.setenv(server.OVERRIDE, "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # who asks for it knows that it is slow
+        values = lab.launch(fn, 2, start="spawn")
+    assert [value for _, value in values] == [2, 2]
+    assert calls == [2]
+    assert not server._pool
+    assert capsys.readouterr().out == "0\n1\n"
+    with pytest.raises(ValueError, match="launch knows start=forkserver, spawn, got 'fork'"):
+        lab.launch(fn, 2, start="fork")
+
+
 def test_a_fork_server_that_does_not_work_is_replaced_with_a_word(monkeypatch):
     monkeypatch.setenv(server.OVERRIDE, "")
-    real = server._start_one
+    real = server._start_forked
 
-    def start_one(method):
-        rank = real(method)
-        if method == "forkserver":
-            rank.kill()
-            rank.channel.close()  # it may have said hello already
-            rank.channel, far = multiprocessing.Pipe()
-            far.close()
+    def start_forked():
+        rank = real()
+        rank.kill()
+        rank.channel.close()  # it may have said hello already
+        rank.channel, far = multiprocessing.Pipe()
+        far.close()
         return rank
 
-    monkeypatch.setattr(server, "_start_one", start_one)
+    monkeypatch.setattr(server, "_start_forked", start_forked)
     with pytest.warns(UserWarning, match="forked ranks die on this machine"):
         assert len(lab.launch(fn, 1)) == 1
 
