@@ -20,7 +20,7 @@ ranks are advanced.
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.validation.validator import validate
-from dualpipe_lab.timeline import Message, Span, Time, Timeline
+from dualpipe_lab.timeline import WORK, Message, Span, Time, Timeline
 from dualpipe_lab.timeline.data import Unit
 
 _TOWARDS = {F: 1, B: -1, I: -1, W: 0}  # from the stage that makes a result to the stage that needs it
@@ -76,7 +76,8 @@ class _Run:
                 ready = self.inputs[kind][stage].get(microbatch, 0)
                 start = ready if ready > now else now
                 done = start + self.ticks[kind][stage]
-                span = _NEW(Span, (rank, start, done, kind, stage, microbatch, f"{stage}{kind}{microbatch}", None))
+                label = f"{stage}{kind}{microbatch}"
+                span = _NEW(Span, (rank, start, done, kind, stage, microbatch, label, None, WORK))
                 self.release(step, rank, done, span.label)
             else:  # a send or a receive: it takes no time, and its message is known already
                 continue

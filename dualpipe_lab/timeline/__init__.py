@@ -4,6 +4,6 @@ Chapter: book/start/time.  In: spans and messages.  Out: one `Timeline` that pri
 """
 
 from dualpipe_lab.timeline.model import Timeline
-from dualpipe_lab.timeline.spans import Message, Span, Time
+from dualpipe_lab.timeline.spans import COMMUNICATION, WORK, Message, Span, Time
 
-__all__ = ["Message", "Span", "Time", "Timeline"]
+__all__ = ["COMMUNICATION", "WORK", "Message", "Span", "Time", "Timeline"]

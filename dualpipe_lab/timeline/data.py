@@ -1,6 +1,7 @@
 """`TimelineData`: the spans and messages of a run, and the numbers that follow from them.
 
 Chapter: book/start/time.  In: spans per rank and messages.  Out: makespan, bubble, live activations, critical path.
+Busy and idle times are those of the stream "work"; a rank whose communication alone is under way is idle.
 
   bubble_time(rank)   makespan - busy_time(rank)
   bubble_fraction     sum of bubble times / (num_ranks * makespan)    idle over makespan, not over useful work
@@ -9,6 +10,7 @@ Chapter: book/start/time.  In: spans per rank and messages.  Out: makespan, bubb
   pending W           from the end of I to the end of W; a full backward B leaves none
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -17,7 +19,7 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline.critical_path import critical_path
-from dualpipe_lab.timeline.spans import WAIT, Message, Span, Time
+from dualpipe_lab.timeline.spans import WAIT, WORK, Message, Span, Time
 
 Source: TypeAlias = Literal["simulated", "virtual", "measured"]
 Unit: TypeAlias = Literal["ticks", "ns"]
@@ -27,7 +29,7 @@ class TimelineData:
     """Spans by rank, messages, and the numbers that follow from them; `Timeline` adds the printed and drawn forms.
 
     Attributes:
-        spans_by_rank: for each rank its spans, in the order of their starts.
+        spans_by_rank: for each rank its spans on all streams, in the order of their starts.
         messages: all messages of the run.
         source, unit: where the times come from, and what they count.
         costs: the costs of a simulation (`Cost.to_dict`), or None.
@@ -60,8 +62,19 @@ class TimelineData:
         return max((span.end for spans in self.spans_by_rank for span in spans), default=0)
 
     @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of the timeline: "work", then the others in the order in which they first occur."""
+        return tuple(dict.fromkeys([WORK, *(span.stream for spans in self.spans_by_rank for span in spans)]))
+
+    def stream(self, rank: int, name: str = WORK) -> tuple[Span, ...]:
+        """Return the spans of one stream of a rank, in the order of their starts."""
+        spans = self.spans_by_rank[rank]
+        return spans if self.streams == (name,) else tuple(span for span in spans if span.stream == name)
+
+    @cached_property
     def _busy(self) -> tuple[Time, ...]:
-        return tuple(_covered(span for span in spans if span.kind != WAIT) for spans in self.spans_by_rank)
+        work = (self.stream(rank) for rank in range(self.num_ranks))
+        return tuple(_covered(span for span in spans if span.kind != WAIT) for spans in work)
 
     def busy_time(self, rank: int) -> Time:
         """Return the busy time of a rank; time covered by several spans counts once."""
@@ -79,7 +92,7 @@ class TimelineData:
 
     def window(self, rank: int) -> tuple[Time, Time]:
         """Return the start of a rank's first busy span and the end of its last; (0, 0) for a rank without any."""
-        work = [span for span in self.spans_by_rank[rank] if span.kind != WAIT]
+        work = [span for span in self.stream(rank) if span.kind != WAIT]
         return (work[0].start, max(span.end for span in work)) if work else (0, 0)
 
     def local_bubble(self, rank: int) -> Time:
@@ -97,22 +110,22 @@ class TimelineData:
         The activation of one stage and microbatch is live from the start of its F to the end of its B.  Where the
         backward is split, it is live to the end of its W, which reads it.  A count is valid until the next entry.
         """
-        return _step_function(self.spans_by_rank[rank], _ACTIVATIONS)
+        return _step_function(self.stream(rank), _ACTIVATIONS)
 
     def peak_activations(self, rank: int) -> int:
         """Return the largest number of activations that are live on a rank at one time."""
-        return _peak(self.spans_by_rank[rank], _ACTIVATIONS)
+        return _peak(self.stream(rank), _ACTIVATIONS)
 
     def pending_weight_grads(self, rank: int) -> list[tuple[Time, int]]:
         """Return the number of pending weight gradients, [(time, count)]: I has ended, W has not.
 
         Each keeps the input and the output gradient of its microbatch.  A full backward leaves none.
         """
-        return _step_function(self.spans_by_rank[rank], _PENDING_WEIGHT_GRADS)
+        return _step_function(self.stream(rank), _PENDING_WEIGHT_GRADS)
 
     def peak_pending_weight_grads(self, rank: int) -> int:
         """Return the largest number of weight gradients that are pending on a rank at one time."""
-        return _peak(self.spans_by_rank[rank], _PENDING_WEIGHT_GRADS)
+        return _peak(self.stream(rank), _PENDING_WEIGHT_GRADS)
 
     def critical_path(self) -> list[Span]:
         """Return the spans of one critical path, in order of time.
@@ -141,15 +154,22 @@ class LiveCount(NamedTuple):
     closes: str
 
 
+class _Change(NamedTuple):
+    time: Time
+    delta: int
+    key: tuple[int, int]  # stage, microbatch
+
+
 _ACTIVATIONS = LiveCount("F", True, "BW")
 _PENDING_WEIGHT_GRADS = LiveCount("I", False, "W")
 
 
 def _step_function(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time, int]]:
     """Return [(time, count)]; a count is valid until the time of the next entry."""
-    changes = _changes(spans, counted)
-    steps: dict[Time, int] = {0: 0}
-    for (time, _), count in zip(changes, accumulate(delta for _, delta in changes), strict=True):
+    count = _open_before(changes := _changes(spans, counted))
+    steps: dict[Time, int] = {0: count}
+    for time, delta, _ in changes:
+        count += delta
         steps[time] = count  # the last change at a time decides
     counts = list(steps.items())
     return [entry for i, entry in enumerate(counts) if i == 0 or entry[1] != counts[i - 1][1]]
@@ -157,14 +177,28 @@ def _step_function(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time
 
 def _peak(spans: Sequence[Span], counted: LiveCount) -> int:
     """Return the largest count, counts of zero duration included."""
-    return max(accumulate((delta for _, delta in _changes(spans, counted)), initial=0))
+    changes = _changes(spans, counted)
+    return max(accumulate((delta for _, delta, _ in changes), initial=_open_before(changes)))
 
 
-def _changes(spans: Sequence[Span], counted: LiveCount) -> list[tuple[Time, int]]:
-    changes: list[tuple[Time, int]] = []
+def _open_before(changes: "list[_Change]") -> int:
+    """Return how many were open at time 0: those that end without a beginning, as in a stretch of a longer run."""
+    open_now: defaultdict[tuple[int, int], int] = defaultdict(int)
+    before = 0
+    for _, delta, key in changes:
+        if open_now[key] + delta < 0:
+            before += 1
+        else:
+            open_now[key] += delta
+    return before
+
+
+def _changes(spans: Sequence[Span], counted: LiveCount) -> "list[_Change]":
+    changes: list[_Change] = []
     for span in spans:
-        kinds = [kind for _, kind, _ in span.actions]
-        changes += [(span.start if counted.at_start else span.end, 1) for kind in kinds if kind == counted.opens]
-        changes += [(span.end, -1) for kind in kinds if kind in counted.closes]
+        actions = span.actions
+        at = span.start if counted.at_start else span.end
+        changes += [_Change(at, 1, (stage, m)) for stage, kind, m in actions if kind == counted.opens]
+        changes += [_Change(span.end, -1, (stage, m)) for stage, kind, m in actions if kind in counted.closes]
     # Stable: where one span ends and the next begins, the activation is freed before the next one is made.
     return sorted(changes, key=itemgetter(0))

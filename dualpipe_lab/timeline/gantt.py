@@ -1,6 +1,6 @@
 """Text drawing of a timeline: one row per rank, letter and microbatch in each cell, dots for idle time.
 
-In: a timeline, a width in columns.  Out: lines of text.
+In: a timeline, a width in columns.  Out: lines of text.  Each further stream of a rank is a row below its work.
 The width determines the scale: letter and microbatch (F3), the letter alone (F), or an overview in which each column
 summarises a stretch of time.
 """
@@ -11,7 +11,7 @@ from math import ceil, gcd, lcm
 
 from dualpipe_lab.timeline.data import TimelineData
 from dualpipe_lab.timeline.overview import buckets, symbol
-from dualpipe_lab.timeline.spans import WAIT, ActionKey, Span, Time
+from dualpipe_lab.timeline.spans import WAIT, WORK, ActionKey, Span, Time
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
 IDLE = "."
@@ -23,24 +23,25 @@ _MIN_COLUMNS = 20
 
 def draw(timeline: TimelineData, width: int) -> str:
     """Return the drawing, at most `width` columns wide."""
-    margin = len(f"rank {max(timeline.num_ranks - 1, 0)}") + 2
+    names = [(rank, name) for rank in range(timeline.num_ranks) for name in timeline.streams]
+    labels = [f"rank {rank}" if name == WORK else f"  {name}" for rank, name in names]
+    margin = max(map(len, labels), default=4) + 2
     available = max(width - margin, _MIN_COLUMNS)
     header = f"{timeline.name}: {timeline.num_ranks} ranks, {timeline.source}"
     if not timeline.makespan:
         return f"{header}\n(no time passes)"
     columns, scale = _scale(timeline, available)
     if scale != OVERVIEW:
-        rows = [_row(spans, columns / timeline.makespan, ceil(columns), scale) for spans in timeline.spans_by_rank]
+        rows = [_row(timeline.stream(*name), columns / timeline.makespan, ceil(columns), scale) for name in names]
     else:
-        rows = ["".join(map(symbol, buckets(spans, timeline.makespan, columns))) for spans in timeline.spans_by_rank]
-    labels = [f"rank {rank}".ljust(margin) for rank in range(timeline.num_ranks)]
-    body = [(label + row).rstrip() for label, row in zip(labels, rows, strict=True)]
+        rows = ["".join(map(symbol, buckets(timeline.stream(*name), timeline.makespan, columns))) for name in names]
+    body = [(label.ljust(margin) + row).rstrip() for label, row in zip(labels, rows, strict=True)]
     return "\n".join([header, _axis(timeline, columns, margin), *body, *_legend(timeline, columns, scale)])
 
 
 def second_stage(spans: tuple[Span, ...]) -> int | None:
     """Return the higher of a rank's two stages, which is written in lower case; None unless it has exactly two."""
-    stages = {stage for span in spans for stage, _, _ in span.actions}
+    stages = {stage for span in spans for stage, _, _ in span.actions if not span.extra_label}
     return max(stages) if len(stages) == 2 else None
 
 
@@ -71,7 +72,8 @@ def _grain(times: list[Time]) -> Fraction:
 
 
 def _longest(span: Span) -> str:
-    return "&".join(cell_label(action, None) for action in span.actions) or _OTHER.get(span.kind, "o")
+    letters = "&".join(cell_label(action, None) for action in span.actions) or _OTHER.get(span.kind, "o")
+    return span.extra_label if span.stage is not None and span.extra_label else letters
 
 
 def _row(spans: tuple[Span, ...], per_time: Fraction, columns: int, scale: str) -> str:
@@ -85,7 +87,9 @@ def _row(spans: tuple[Span, ...], per_time: Fraction, columns: int, scale: str) 
 
 
 def _cell(span: Span, lower: int | None, width: int, scale: str) -> str:
-    labels = [cell_label(action, lower) for action in span.actions]
+    labels = [span.extra_label or cell_label(action, lower) for action in span.actions]
+    if span.stage is not None and span.extra_label and scale == LABELS:
+        return span.extra_label.ljust(width)
     if not labels:
         return _OTHER.get(span.kind, "o") * width
     if scale == LABELS:

@@ -1,6 +1,7 @@
 """Timelines as plain JSON values and back, without loss: an integer is a number, a fraction is the text "3/2".
 
-span      [start, end, kind, stage, microbatch, label]      and the pair [[stage, kind, microbatch], ...] if it is one
+span      [start, end, kind, stage, microbatch, label]      and the pair [[stage, kind, microbatch], ...] if it is one;
+          pair (or null) and stream follow if the stream is not "work"
 message   [src, dst, sent, arrived, label, num_bytes, left]
 costs     the costs of a simulation, see `Cost.to_dict`; absent if there are none
 """
@@ -10,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from dualpipe_lab.timeline.data import TimelineData
-from dualpipe_lab.timeline.spans import ActionKey, Message, Span, Time
+from dualpipe_lab.timeline.spans import WORK, ActionKey, Message, Span, Time
 
 FORMAT = "dualpipe-lab/timeline/1"
 PER_PAIR = "per pair"  # in costs: every overlapped pair takes as long as its span says
@@ -47,16 +48,20 @@ def from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pack_span(span: Span) -> list[Any]:
     row = [pack(span.start), pack(span.end), span.kind, span.stage, span.microbatch, span.label]
-    return row if span.pair is None else [*row, [list(action) for action in span.pair]]
+    pair = None if span.pair is None else [list(action) for action in span.pair]
+    if span.stream != WORK:
+        return [*row, pair, span.stream]
+    return row if pair is None else [*row, pair]
 
 
 def _unpack_span(rank: int, row: list[Any]) -> Span:
-    start, end, kind, stage, microbatch, label, *pair = row
+    start, end, kind, stage, microbatch, label = row[:6]
+    pair, stream = row[6] if len(row) > 6 else None, row[7] if len(row) > 7 else WORK
     pairs: tuple[ActionKey, ActionKey] | None = None
     if pair:
-        first, second = pair[0]
+        first, second = pair
         pairs = (first[0], first[1], first[2]), (second[0], second[1], second[2])
-    return Span(rank, unpack(start), unpack(end), kind, stage, microbatch, label, pairs)
+    return Span(rank, unpack(start), unpack(end), kind, stage, microbatch, label, pairs, stream)
 
 
 def _pack_message(message: Message) -> list[Any]:

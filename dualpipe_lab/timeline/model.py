@@ -6,12 +6,13 @@ run, text, SVG and exports (dictionary, Perfetto).  Notebooks show it through `d
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dualpipe_lab.timeline import gantt, json_form, perfetto
+from dualpipe_lab.timeline.colours import ColourBy
 from dualpipe_lab.timeline.data import TimelineData
-from dualpipe_lab.timeline.spans import ActionKey, Message, Span, Time
+from dualpipe_lab.timeline.spans import COLLECTIVE, WAIT, WORK, ActionKey, Message, Span, Time
 from dualpipe_lab.timeline.svg import draw_svg
 
 
@@ -52,6 +53,24 @@ class Timeline(TimelineData):
         messages = [message for message in self.messages if start <= message.sent < end]
         return Timeline(self.name, *_moved(Excerpt(rows, messages), start), self.source, self.unit)
 
+    def with_stream(self, name: str, spans_by_rank: Iterable[Iterable[Span]]) -> "Timeline":
+        """Return the timeline with one more stream per rank, such as the collectives of a run as "communication".
+
+        Collectives on the stream "work" are the time in which a rank waits for them, and become waits.
+
+        >>> run = Timeline("run", [[Span(0, 0, 2, "F"), Span(0, 2, 6, "collective")]])
+        >>> both = run.with_stream("communication", [[Span(0, 1, 6, "collective")]])
+        >>> both.streams, run.busy_time(0), both.busy_time(0)
+        (('work', 'communication'), 6, 2)
+        """
+        rows = [
+            [span._replace(kind=WAIT) if span.kind == COLLECTIVE and span.stream == WORK else span for span in spans]
+            for spans in self.spans_by_rank
+        ]
+        for row, added in zip(rows, spans_by_rank, strict=True):
+            row += [span._replace(stream=name) for span in added]
+        return Timeline(self.name, rows, self.messages, self.source, self.unit)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Timeline):
             return NotImplemented
@@ -67,9 +86,13 @@ class Timeline(TimelineData):
         """Draw the timeline as text of at most `width` columns; `str` and `print` use 100."""
         return gantt.draw(self, width)
 
-    def to_svg(self, width: int = 1280) -> str:
-        """Draw the timeline as one accessible SVG element of at most `width` pixels."""
-        return draw_svg(self, width)
+    def to_svg(self, width: int = 1280, colour_by: ColourBy = "kind", messages: bool = False) -> str:
+        """Draw the timeline as one accessible SVG element of at most `width` pixels.
+
+        `colour_by`: "kind", "direction", "stage" or "microbatch".  `messages`: draw them on the stream "communication"
+        of their senders.
+        """
+        return draw_svg(self, width, colour_by, messages)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the timeline as plain JSON values, without loss; `from_dict` reads them."""

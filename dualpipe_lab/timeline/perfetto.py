@@ -29,7 +29,8 @@ def _names(timeline: TimelineData) -> Iterator[Event]:
     for rank in range(timeline.num_ranks):
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": timeline.name}}
+        for stream, name in enumerate([timeline.name, *timeline.streams[1:]]):
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": stream, "args": {"name": name}}
 
 
 def _spans(timeline: TimelineData, per_us: int) -> Iterator[Event]:
@@ -40,7 +41,7 @@ def _spans(timeline: TimelineData, per_us: int) -> Iterator[Event]:
                 "name": span.label or span.kind,
                 "cat": span.kind,
                 "pid": rank,
-                "tid": 0,
+                "tid": timeline.streams.index(span.stream),
                 "ts": _us(span.start, per_us),
                 "dur": _us(span.duration, per_us),
                 "args": {"stage": span.stage, "microbatch": span.microbatch},

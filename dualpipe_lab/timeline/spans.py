@@ -10,7 +10,8 @@ Time: TypeAlias = int | Fraction
 ActionKey: TypeAlias = tuple[int, str, int]  # (stage, kind, microbatch), as an Action
 
 PIPELINE_KINDS = ("F", "B", "I", "W", "F&B")
-WAIT = "wait"
+WAIT, COLLECTIVE = "wait", "collective"  # kinds
+WORK, COMMUNICATION = "work", "communication"  # streams; a rank may have more of them
 
 
 class Span(NamedTuple):
@@ -18,6 +19,7 @@ class Span(NamedTuple):
 
     `kind` is F, B, I, W or F&B for pipeline work, and otherwise a word such as "compute", "collective" or "wait".
     An overlapped pair is one span of kind F&B: `stage` and `microbatch` are the forward's, `pair` holds both actions.
+    `stream` names what runs it.  The streams of a rank run side by side; busy and idle time are those of "work".
     """
 
     rank: int
@@ -28,6 +30,7 @@ class Span(NamedTuple):
     microbatch: int | None = None
     label: str = ""
     pair: tuple[ActionKey, ActionKey] | None = None
+    stream: str = WORK
 
     @property
     def duration(self) -> Time:
@@ -36,12 +39,20 @@ class Span(NamedTuple):
 
     @property
     def actions(self) -> tuple[ActionKey, ...]:
-        """The pipeline actions of the span: two for a pair, one for F, B, I or W, none for other kinds."""
+        """The pipeline actions of the span: two for a pair, one for F, B, I or W, none for other kinds and streams."""
         if self.pair is not None:
             return self.pair
-        if self.kind in PIPELINE_KINDS and self.stage is not None and self.microbatch is not None:
+        if self.kind not in PIPELINE_KINDS or self.stream != WORK:
+            return ()
+        if self.stage is not None and self.microbatch is not None:
             return ((self.stage, self.kind, self.microbatch),)
         return ()
+
+    @property
+    def extra_label(self) -> str:
+        """The label where it says more than the action; "" for a pair, and for 2F7 on F of stage 2, microbatch 7."""
+        is_action = self.pair is not None or self.label == f"{self.stage}{self.kind}{self.microbatch}"
+        return "" if is_action else self.label
 
 
 class Message(NamedTuple):

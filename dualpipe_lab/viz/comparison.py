@@ -51,8 +51,10 @@ class Comparison:
 def compare(*timelines: Timeline, **options: Any) -> Comparison:
     """Draw one to three timelines on one axis.
 
-    `options`: the initial state: time=12 (in the timelines' unit), selection="3F2".
-    Raises ValueError for no timeline, more than three, or timelines in different units.
+    `options`: the initial state: time=12 (in the timelines' unit), selection="3F2", colour_by ("kind", "direction",
+    "stage" or "microbatch"), memory (bands of "rank", the chosen one, or of "all"), streams (True: messages too), and
+    activation_bytes (of one stage and microbatch, for bands in bytes).
+    Raises ValueError for no timeline, more than three, timelines in different units, or an unknown option.
 
     >>> from dualpipe_lab import schedules, simulate
     >>> programs = [schedules.build(name, num_ranks=2, num_microbatches=3) for name in ("gpipe", "1f1b")]

@@ -25,11 +25,14 @@ _GROUND = "<style>svg{background:#fff;color:#1d2733}</style>"
 def timeline_html(*timelines: Timeline, script: bool = True, **options: Any) -> str:
     """Return one to three timelines as an HTML element; `script=False` if the page already has the script.
 
-    `options`: the initial state, such as time=12 or selection="3F2".
-    Raises ValueError for no timeline, more than three, or timelines in different units.
+    `options`: the initial state, such as time=12, selection="3F2", colour_by="stage", memory="all" or streams=True, all
+    of them in `timeline_spec`.  The static picture has the same colours and streams.
+    Raises ValueError for no timeline, more than three, timelines in different units, or an unknown option.
     """
-    picture = "".join(image(timeline.to_svg(), f"Timeline of {timeline.name}") for timeline in timelines)
-    return element("dp-timeline", timeline_spec(timelines, options), picture, script)
+    spec = timeline_spec(timelines, options)
+    drawn = {"colour_by": options.get("colour_by", "kind"), "messages": bool(options.get("streams"))}
+    picture = "".join(image(timeline.to_svg(**drawn), f"Timeline of {timeline.name}") for timeline in timelines)
+    return element("dp-timeline", spec, picture, script)
 
 
 def element(tag: str, spec: Spec, picture: str, script: bool = True) -> str:

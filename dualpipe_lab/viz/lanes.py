@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
+from dualpipe_lab.timeline.colours import OTHER, PALETTE
 from dualpipe_lab.timeline.spans import Span, Time
-from dualpipe_lab.timeline.svg import OTHER, PALETTE
 from dualpipe_lab.timeline.units import axis_step, number, scale_of
 
 _WIDTH, _TOP, _ROW, _BAR, _LEFT, _RIGHT = 460, 30, 34, 22, 4, 16  # px

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab._optional import extra
 from dualpipe_lab.timeline import Span, Timeline
+from dualpipe_lab.timeline.colours import OTHER, PALETTE
 from dualpipe_lab.timeline.gantt import cell_label, second_stage
 from dualpipe_lab.timeline.overview import buckets
 from dualpipe_lab.timeline.spans import WAIT
-from dualpipe_lab.timeline.svg import LEVELS, OTHER, PALETTE, runs
+from dualpipe_lab.timeline.svg import LEVELS, runs
 from dualpipe_lab.timeline.units import number, scale_of
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def draw_timeline(axes: "Axes", timeline: Timeline, inches_per_time: float) -> N
     lengths = [span.duration for spans in timeline.spans_by_rank for span in spans if span.duration]
     is_cells = float(min(lengths, default=1)) * inches_per_time >= _THINNEST
     room_per_time = inches_per_time if _row_height(timeline) >= _LOWEST else 0.0
-    for rank, spans in enumerate(timeline.spans_by_rank):
+    for rank in range(timeline.num_ranks):
+        spans = timeline.stream(rank)
         idle = [(0.0, float(timeline.makespan))]
         axes.broken_barh(idle, (rank - _CELL / 2, _CELL), facecolor="#f4f6f8", edgecolor="#d0d7de", hatch="////", lw=0)
         if is_cells:

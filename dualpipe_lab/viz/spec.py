@@ -9,19 +9,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dualpipe_lab.timeline import Span, Timeline
+from dualpipe_lab.timeline.colours import check_colour_by
 from dualpipe_lab.timeline.json_form import PER_PAIR
 
 Spec = dict[str, Any]
 
 MOST_TRACKS = 3
+_OPTIONS = ("time", "selection", "colour_by", "memory", "streams", "activation_bytes")
+_BANDS = ("none", "rank", "all")
 _SHORTEST = 2**53  # whole numbers below are exact in JavaScript
 
 
 def timeline_spec(timelines: Sequence[Timeline], options: Mapping[str, Any] | None = None) -> Spec:
     """Return the specification of a drawing of one to three timelines on one axis.
 
-    `options`: the initial state, such as {"time": 12, "selection": "3F2"}.
-    Raises ValueError for no timeline, more than three, or timelines in different units.
+    `options`, all optional: the initial state.
+
+        time, selection: the playhead, in the timelines' unit, and the action whose critical path is shown: "3F2".
+        colour_by: "kind", "direction", "stage" or "microbatch".
+        memory: memory bands of "none", of the chosen "rank", or of "all" ranks.
+        streams: whether streams and messages are shown below the work; default: where a timeline has streams.
+        activation_bytes: bytes of one stage's activations of a microbatch, a number or one per stage.
+
+    Raises ValueError for no timeline, more than three, timelines in different units, or an unknown option.
     """
     if not 1 <= len(timelines) <= MOST_TRACKS:
         raise ValueError(f"one axis holds 1 to {MOST_TRACKS} timelines, got {len(timelines)}; draw the others apart")
@@ -31,7 +41,15 @@ def timeline_spec(timelines: Sequence[Timeline], options: Mapping[str, Any] | No
             f"timelines on one axis need one unit, got {' and '.join(units)}; simulate with costs in nanoseconds and "
             'unit="ns" to compare with a run'
         )
-    return {"tracks": [track_spec(timeline) for timeline in timelines], **(options or {})}
+    given = dict(options or {})
+    if unknown := set(given) - set(_OPTIONS):
+        raise ValueError(f"a timeline has no option {sorted(unknown)[0]!r}; known are {', '.join(_OPTIONS)}")
+    check_colour_by(given.get("colour_by", "kind"))
+    if given.get("memory", "none") not in _BANDS:
+        raise ValueError(f"memory bands are of {', '.join(_BANDS)}, got {given['memory']!r}")
+    size = given.pop("activation_bytes", None)
+    tracks = [track_spec(timeline) | ({} if size is None else {"activation_bytes": size}) for timeline in timelines]
+    return {"tracks": tracks, **given}
 
 
 def track_spec(timeline: Timeline) -> Spec:

@@ -14,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
-from dualpipe_lab.timeline import Span, Timeline
+from dualpipe_lab.timeline import COMMUNICATION, Span, Timeline
 from dualpipe_lab.world import context, payload, server, torchrun
 from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.emulate.clock import ClockName
@@ -47,6 +47,11 @@ class Results(list[Any]):
     timeline: Timeline
     collectives: list[list[Span]]
     output: list[str]
+
+    @property
+    def streams(self) -> Timeline:
+        """The timeline with each rank's collectives on a second stream, "communication"."""
+        return self.timeline.with_stream(COMMUNICATION, self.collectives)
 
 
 def launch(

@@ -206,5 +206,6 @@ def test_a_timeline_has_both_rows(ticks, layers):
     streams = simulate(one_f_one_b_overlap(layers), ticks)
     timeline = streams.timeline("pair")
     assert timeline.makespan == streams.makespan
-    assert [len(row) for row in timeline.spans_by_rank] == [len(streams.compute), len(streams.comm)]
+    assert (timeline.stream(0), timeline.stream(0, "communication")) == (streams.compute, streams.comm)
+    assert timeline.bubble_time(0) == streams.idle
     assert list(streams.rows("x")) == ["x: compute", "x: communication"]

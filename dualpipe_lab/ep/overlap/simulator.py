@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
 from dualpipe_lab.ep.overlap.order import Op, Order, Ticks, total
-from dualpipe_lab.timeline import Span, Time, Timeline
+from dualpipe_lab.timeline import COMMUNICATION, WORK, Span, Time, Timeline
 
 # the letters of pipeline schedules: F, I, W and the unsplit B
 _SPAN_KINDS = {"A_F": "F", "M_F": "F", "M_B": "I", "A_B": "I", "M_W": "W", "A_W": "W", "M_BW": "B", "A_BW": "B"}
@@ -52,14 +52,14 @@ class StreamSpans:
         return found if self.makespan == now else [*found, ("end", self.makespan - now)]
 
     def timeline(self, name: str, unit: str = "ticks") -> Timeline:
-        """Return a timeline whose row 0 is the compute stream and row 1 the communication stream."""
-        rows = [[span._replace(rank=row) for span in spans] for row, spans in enumerate((self.compute, self.comm))]
-        return Timeline(name, rows, unit="ns" if unit == "ns" else "ticks")
+        """Return a timeline of one rank with two streams, which plays; `unit`: "ticks", or "ns" for a run."""
+        return Timeline(name, [[*self.compute, *self.comm]], unit="ns" if unit == "ns" else "ticks")
 
 
 def span_of(order: Order, op: Op, rank: int, start: Time, end: Time) -> Span:
     """Return the span of an operation, as the simulator and the executor record it."""
-    return Span(rank, start, end, span_kind(op), op.layer, order.microbatch(op), str(op))
+    stream = COMMUNICATION if op.is_comm else WORK
+    return Span(rank, start, end, span_kind(op), op.layer, order.microbatch(op), str(op), stream=stream)
 
 
 def span_kind(op: Op) -> str:

@@ -1,10 +1,12 @@
 // Everything that a rank's row shows: idle time, cells with their letters, live activations.
 
-import { CELLS } from "./theme.mjs";
+import { stairs } from "./bands.mjs";
+import { colourOfBar, colourOfPart } from "./colours.mjs";
+import { endOf, isMessage, lanesOf, messageOf, startOf } from "./lanes.mjs";
 import { KINDS } from "./program.mjs";
 import { inView, isOverview, rowTop, xOf } from "./layout.mjs";
 import { drawOverview } from "./overview.mjs";
-import { isWait } from "./track.mjs";
+import { isWait, ownLabel } from "./track.mjs";
 
 const LETTER = 6.3; // px, width of a letter at size 11
 
@@ -14,6 +16,7 @@ export function drawRows(painter, layout, tracks) {
     for (let rank = 0; rank < track.numRanks; rank++) drawIdle(painter, layout, track, rowTop(layout, index, rank));
     if (isOverview(layout, track)) drawOverview(painter, layout, track, index);
     else cells += drawCells(painter, layout, track, index);
+    if (layout.showsLanes) drawLanes(painter, layout, track, index);
     if (layout.row.strip) drawLive(painter, layout, track, index);
   });
   return cells;
@@ -37,6 +40,34 @@ function drawCells(painter, layout, track, index) {
   return count;
 }
 
+function drawLanes(painter, layout, track, index) {
+  const { theme } = painter, { line } = layout.row, width = Math.min(xOf(layout, track.makespan) - layout.left, layout.room);
+  lanesOf(track).forEach(({ ranks }, number) => {
+    const { y, height } = layout.tracks[index].lanes[number];
+    ranks.forEach((lines, rank) => {
+      const top = rowTop(layout, index, rank) + y, labels = [];
+      painter.rect(layout.left, top, width, height, theme.track);
+      lines.forEach((ids, at) => drawBars(painter, layout, track, ids, top + at * line, labels));
+      for (const [text, x, base, size, fill] of labels) painter.text(text, x, base, { size, fill, align: "center" });
+    });
+  });
+}
+
+// The bars of one line; neighbours within a pixel are drawn as one.
+function drawBars(painter, layout, track, ids, top, labels) {
+  const { line } = layout.row, right = layout.left + layout.room, inset = line > 8 ? 1 : 0;
+  let drawn = -Infinity;
+  for (const id of ids) {
+    const from = xOf(layout, startOf(track, id)), to = xOf(layout, endOf(track, id));
+    if (to < layout.left || from > right || (to - drawn < 0.7 && to - from < 0.7)) continue;
+    const width = Math.max(to - from - (to - from > 4 ? 1 : 0), 0.7), [fill, ink] = colourOfBar(track, id, layout.by);
+    painter.rect(from, top + inset, width, line - 2 * inset, fill);
+    drawn = from + width;
+    const text = isMessage(track, id) ? messageOf(track, id).label : track.labels[id];
+    if (text && line >= 12) word(labels, text, from + width / 2, top, width, line, ink);
+  }
+}
+
 // Draw one span; its letters are collected in `labels`.  Returns the number of actions drawn.
 export function drawCell(painter, layout, track, index, span, labels, lower) {
   const y = rowTop(layout, index, track.rankOf[span]), height = layout.row.cell;
@@ -45,36 +76,69 @@ export function drawCell(painter, layout, track, index, span, labels, lower) {
   const gap = full > 4 ? 0.5 : 0;
   const x = xOf(layout, track.start[span]) + gap, width = full - 2 * gap;
   const first = track.firstPart[span], parts = track.firstPart[span + 1] - first;
-  if (!parts) return drawWord(painter, track, span, x, y, width, height, labels);
-  const share = height / parts;
+  if (!parts) return drawWord(painter, layout, track, span, x, y, width, height, labels);
+  const share = height / parts, own = ownLabel(track, span);
   for (let i = 0; i < parts; i++) {
     const kind = KINDS[track.kind[first + i]], top = y + i * share;
-    painter.rect(x, top, width, share, CELLS[kind][0]);
-    const isSecond = track.stage[first + i] === lower;
+    const [fill, ink, hasBar] = colourOfPart(track, first + i, layout.by);
+    painter.rect(x, top, width, share, fill);
+    if (hasBar === true && height > 10) painter.rect(x, top, width, 3, "rgba(0,0,0,.6)");
+    const isSecond = track.stage[first + i] === lower && !own;
     if (isSecond && height > 10) painter.rect(x, top + share - 2.5, width, 2.5, "rgba(0,0,0,.45)");
     const letter = isSecond ? kind.toLowerCase() : kind;
-    label(labels, letter, track.microbatch[first + i], x + width / 2, top, width, share, CELLS[kind][1]);
+    const words = [letter, track.stage[first + i], track.microbatch[first + i]];
+    if (own) word(labels, own, x + width / 2, top, width, share, ink);
+    else label(labels, words, layout.by, x + width / 2, top, width, share, ink);
   }
   if (parts > 1 && width > 3) painter.frame(x + 0.5, y + 0.5, width - 1, height - 1, painter.theme.border, 1.2);
   return parts;
 }
 
-function drawWord(painter, track, span, x, y, width, height, labels) {
-  const word = track.words.get(span);
+function drawWord(painter, layout, track, span, x, y, width, height, labels) {
+  const kind = track.words.get(span);
   if (isWait(track, span)) {
     if (width > 3) painter.frame(x + 0.5, y + 0.5, width - 1, height - 1, painter.theme.line, 1, [2, 2]);
     return 0;
   }
-  const [fill, ink] = CELLS[word] ?? CELLS.other, text = track.labels[span] || word;
+  const [fill, ink] = colourOfBar(track, span, layout.by);
   painter.rect(x, y, width, height, fill);
-  if (text.length * LETTER + 4 < width && height >= 12) labels.push([text, x + width / 2, y + height / 2 + 4, 11, ink]);
+  word(labels, track.labels[span] || kind, x + width / 2, y, width, height, ink);
   return 1;
 }
 
-// The letter and the microbatch: side by side, one above the other, or the letter alone, as they fit.
-function label(labels, letter, microbatch, x, y, width, height, fill) {
-  const digits = String(microbatch), middle = y + height / 2;
+// The word, or what is left of it where it is too long: its number below it, then without its number (D_F3, D_F) or, for
+// what a message carries, without its stage (2F7, F7).
+function word(labels, text, x, y, width, height, ink) {
+  const isLow = height < 16, middle = y + height / 2;
+  if (height < 11) return;
+  if (!isLow && text.length * LETTER + 4 < width) {
+    labels.push([text, x, middle + 4, 11, ink]);
+    return;
+  }
+  const fits = (words, size) => words.length * LETTER * (size / 11) + 2 < width;
+  const [, head, digits] = /^(.*?)(\d+)$/.exec(text) ?? [null, text, ""];
+  if (fits(text, 10)) labels.push([text, x, middle + 3.5, 10, ink]);
+  else if (!isLow && height >= 24 && digits && fits(head, 9)) labels.push([head, x, middle - 2, 9, ink], [digits, x, middle + 9.5, 9, ink]);
+  else {
+    const short = /^\d+[FBIW]\d+$/.test(text) ? text.replace(/^\d+/, "") : head;
+    if (fits(short, 9)) labels.push([short, x, middle + 3, 9, ink]);
+  }
+}
+
+// The letter and the number: side by side, one above the other, or one of them alone, as they fit.  The number is the
+// microbatch; where colours are those of stages, the stage stands in front of it.
+function label(labels, [letter, stage, microbatch], by, x, y, width, height, fill) {
+  const middle = y + height / 2, full = `${stage}${letter}${microbatch}`;
   if (height < 10 || width < 6) return;
+  if (by === "stage" && full.length * LETTER <= width - 2) {
+    labels.push([full, x, middle + 4, height < 13 ? 10 : 11, fill]);
+    return;
+  }
+  const digits = String(by === "stage" ? stage : microbatch);
+  if (by === "stage" || (by === "microbatch" && (digits.length + 1) * LETTER > width - 2 && height < 24)) {
+    if (digits.length * 5.2 <= width) labels.push([digits, x, middle + 4, 9, fill]);
+    return;
+  }
   if ((digits.length + 1) * LETTER <= width - 2) labels.push([letter + digits, x, middle + 4, height < 13 ? 10 : 11, fill]);
   else if (height >= 24 && digits.length * 5.2 <= width) {
     labels.push([letter, x, middle - 2, 11, fill], [digits, x, middle + 9.5, 9, fill]);
@@ -97,17 +161,9 @@ function findSecond(track, rank) {
 function drawLive(painter, layout, track, index) {
   const most = Math.max(...track.peak, 1), { cell, strip } = layout.row;
   for (let rank = 0; rank < track.numRanks; rank++) {
-    const { times, counts, peak } = track.live[rank], base = rowTop(layout, index, rank) + cell + strip;
-    if (!peak) continue;
-    const points = [];
-    let lastX = -Infinity;
-    for (let i = 0; i < times.length; i++) {
-      const x = xOf(layout, times[i]), next = xOf(layout, times[i + 1] ?? track.makespan);
-      if (next < layout.left || x > layout.left + layout.room || (next - lastX < 0.7 && i + 1 < times.length)) continue;
-      const y = base - (counts[i] / most) * (strip - 1);
-      points.push([x, y], [next, y]);
-      lastX = next;
-    }
+    const base = rowTop(layout, index, rank) + cell + layout.tracks[index].below + strip;
+    if (!track.live[rank].peak) continue;
+    const points = stairs(layout, track, track.live[rank], base, (strip - 1) / most);
     if (points.length) painter.area([[points[0][0], base], ...points, [points.at(-1)[0], base]], painter.theme.live);
   }
 }

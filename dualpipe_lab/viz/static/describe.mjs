@@ -1,5 +1,6 @@
 // The picture in words: one line per state for the status region, one per cell for the pointer, a table for everybody.
 
+import { beside, isMessage, messageOf, startOf, endOf, rankOfBar } from "./lanes.mjs";
 import { KINDS } from "./program.mjs";
 import { spanAt } from "./layout.mjs";
 import { number, percent, unitOf } from "./scale.mjs";
@@ -15,29 +16,45 @@ export const summary = (tracks) =>
   tracks.map((track) => `${track.name}: ${track.numRanks} ranks, ${headline(track).replaceAll(" · ", ", ")}`).join("; ");
 
 // What every rank does at a time, for the status region: short enough to be listened to.
-export function momentText(tracks, time, makespan) {
+export function momentText(tracks, time, makespan, showsLanes) {
   const [divisor, unit] = unitOf(tracks[0].unit, makespan);
   const doing = tracks.map((track) => {
     const spans = Array.from({ length: track.numRanks }, (_, rank) => spanAt(track, rank, time));
     const busy = spans.filter((span) => span >= 0 && !isWait(track, span));
     if (track.numRanks > 8) return `${busy.length} of ${track.numRanks} ranks work`;
-    return spans.map((span, rank) => `rank ${rank} ${span < 0 ? "idle" : spanName(track, span)}`).join(", ");
+    const other = (rank) => (showsLanes ? besideText(track, rank, time) : "");
+    return spans.map((span, rank) => `rank ${rank} ${span < 0 ? "idle" : spanName(track, span)}${other(rank)}`).join(", ");
   });
   const where = `t = ${number(Math.round(time), divisor)} of ${number(makespan, divisor)} ${unit}`;
   return time >= makespan ? `${where}: all done` : `${where}: ${doing.join("; ")}`;
 }
 
-// The lines about one span.
+export const besideText = (track, rank, time) => beside(track, rank, time)
+  .map(([name, ids]) => (ids.length ? ` with ${name} ${ids.map((id) => barName(track, id)).join(" and ")}` : "")).join("");
+
+// The name of a span, or of the message that a bar stands for.
+export function barName(track, id) {
+  if (!isMessage(track, id)) return spanName(track, id);
+  const { label, dst } = messageOf(track, id);
+  return `${label || "message"} to rank ${dst}`;
+}
+
+// The lines about one span or bar.
 export function spanLines(tracks, [index, span], makespan) {
   const track = tracks[index], [divisor, unit] = unitOf(track.unit, makespan);
-  const lines = [];
+  const lines = [], from = number(startOf(track, span), divisor), to = number(endOf(track, span), divisor);
+  const length = number(endOf(track, span) - startOf(track, span), divisor);
+  const when = `rank ${rankOfBar(track, span)}, from ${from} to ${to} (${length} ${unit})`;
+  if (isMessage(track, span)) {
+    const { sent, left, bytes } = messageOf(track, span);
+    if (left > sent) lines.push(`sent at ${number(sent, divisor)}, waits for its link`);
+    return [`message${bytes == null ? "" : ` of ${bytes} bytes`}`, when, ...lines];
+  }
   for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) {
     lines.push(`${WORDS[KINDS[track.kind[part]]]}, stage ${track.stage[part]}, microbatch ${track.microbatch[part]}`);
   }
   if (track.words.has(span) && track.words.get(span) !== spanName(track, span)) lines.push(track.words.get(span));
-  const [start, end] = [track.start[span], track.end[span]];
-  const length = number(end - start, divisor);
-  lines.push(`rank ${track.rankOf[span]}, from ${number(start, divisor)} to ${number(end, divisor)} (${length} ${unit})`);
+  lines.push(when);
   for (const message of track.messages) {
     if (message.to === span) {
       lines.push(`needs ${message.label} of rank ${message.src}, there at ${number(message.arrived, divisor)}`);

@@ -4,8 +4,10 @@
 // dp-draw.  What the element contains is shown until it is upgraded, and without scripts.
 
 import { numbersTable, pngBlob, svgText } from "./chrome.mjs";
-import { momentText, namesOf, pathText, spanLines, summary, tableOf } from "./describe.mjs";
+import { memoryText } from "./bands.mjs";
+import { besideText, barName, momentText, namesOf, pathText, spanLines, summary, tableOf } from "./describe.mjs";
 import { make } from "./dom.mjs";
+import { isMessage, messageOf } from "./lanes.mjs";
 import { hit, spanAt, timeAt, wholeLayout } from "./layout.mjs";
 import { criticalPath, lastSpan } from "./path.mjs";
 import { number, unitOf } from "./scale.mjs";
@@ -51,8 +53,14 @@ export class TimelineElement extends TimelineView {
     this.view.time = this.player.time;
     if (reason !== "start") this.follow();
     this.paint();
-    if (!this.player.playing) this.status.textContent = momentText(this.tracks, this.view.time, this.makespan);
+    if (!this.player.playing) this.status.textContent = this.momentText();
     if (reason !== "start") this.tell("dp-time", this.view.time);
+  }
+
+  momentText() {
+    const [index, rank] = this.view.rank ?? [0, 0], hasBand = this.screen.layout?.tracks[index].bands;
+    const held = hasBand ? `; ${memoryText(this.tracks[index], rank, this.view.time)}` : "";
+    return momentText(this.tracks, this.view.time, this.makespan, this.view.lanes) + held;
   }
 
   // Keep the playhead in view where the drawing is wider than its box.
@@ -93,13 +101,17 @@ export class TimelineElement extends TimelineView {
     else this.view.path = null;
     this.status.textContent = found
       ? pathText(this.tracks, this.view.path, this.makespan)
-      : momentText(this.tracks, this.view.time, this.makespan);
+      : this.momentText();
     this.paint();
     this.tell("dp-selection", this.selection);
   }
 
-  trace([index, span]) {
-    const { spans, messages } = criticalPath(this.tracks[index], span);
+  // A message stands for the work that it feeds, or else for the work that made it.
+  trace([index, id]) {
+    const track = this.tracks[index], { to, from } = isMessage(track, id) ? messageOf(track, id) : { to: id };
+    const span = to >= 0 ? to : from;
+    if (span < 0) return;
+    const { spans, messages } = criticalPath(track, span);
     this.view.path = { index, spans, messages: new Set(messages) };
   }
 
@@ -127,6 +139,7 @@ export class TimelineElement extends TimelineView {
     const own = { ArrowUp: () => this.moveRank(-1), ArrowDown: () => this.moveRank(1), Enter: () => this.enter(),
       Escape: () => this.select(null), "+": () => this.zoomBy(1.5), "-": () => this.zoomBy(1 / 1.5) }[event.key];
     if (own) own();
+    else if (this.choices.keys[event.key.toLowerCase()]) this.choices.keys[event.key.toLowerCase()]();
     else if (!handleKey(this.player, event.key)) return;
     event.preventDefault();
   }
@@ -137,7 +150,10 @@ export class TimelineElement extends TimelineView {
     this.view.rank = rows[Math.min(Math.max(here + by, 0), rows.length - 1)];
     const found = this.here();
     const what = found ? spanLines(this.tracks, found, this.makespan).join(", ") : "idle";
-    this.status.textContent = `rank ${this.view.rank[1]}: ${what}`;
+    const [index, rank] = this.view.rank, track = this.tracks[index];
+    const other = this.view.lanes ? besideText(track, rank, this.view.time) : "";
+    const held = this.screen.layout?.tracks[index].bands ? `; ${memoryText(track, rank, this.view.time)}` : "";
+    this.status.textContent = `rank ${rank}: ${what}${other}${held}`;
     this.view.marked = found ? twins(this.tracks, found) : [];
     this.paint();
   }
@@ -179,10 +195,15 @@ export class TimelineElement extends TimelineView {
     this.tip.hidden = !found;
     if (!isSame) this.paint();
     if (!found) return;
-    const [title, ...lines] = [keyOf(this.tracks[found[0]], found[1]), ...spanLines(this.tracks, found, this.makespan)];
+    const [title, ...lines] = [this.titleOf(found), ...spanLines(this.tracks, found, this.makespan)];
     this.tip.replaceChildren(make("b", {}, title), ...lines.flatMap((line) => [line, make("br")]));
     const x = Math.min(event.offsetX + 14, this.scroller.clientWidth - this.tip.offsetWidth - 4);
     Object.assign(this.tip.style, { left: `${Math.max(x, 0)}px`, top: `${event.offsetY + 18}px` });
+  }
+
+  titleOf([index, id]) {
+    const key = keyOf(this.tracks[index], id), name = barName(this.tracks[index], id);
+    return key.startsWith("rank") || key.startsWith("message") ? name : key;
   }
 
   fillTable() {

@@ -39,7 +39,8 @@ export function drawMini(card, { track }, width, longest, theme) {
   const cell = MINI_ROWS.find(([most]) => track.numRanks <= most)[1];
   const row = { cell, strip: 0, gap: 2 }, height = track.numRanks * (cell + row.gap);
   const layout = { left: 0, right: 0, width, room: width, plot: width, scroll: 0, row, makespan: longest,
-    perTime: width / longest, tracks: [{ top: 0, bottom: height }] };
+    perTime: width / longest, by: "kind", memory: "none",
+    tracks: [{ top: 0, bottom: height, rows: height, pitch: cell + row.gap, below: 0, lanes: [] }] };
   const painter = new CanvasPainter(fitCanvas(card.canvas, width, height), theme);
   Object.assign(card.canvas.style, { width: `${width}px`, height: `${height}px` });
   card.cells = drawRows(painter, layout, [track]);

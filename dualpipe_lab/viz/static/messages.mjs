@@ -27,8 +27,8 @@ function colourOf(theme, track, message) {
 
 // From the edge of the sender's cells to the edge of the receiver's.
 function arrow(layout, index, message) {
-  const { cell } = layout.row, down = message.dst > message.src;
-  const y1 = rowTop(layout, index, message.src) + (down ? cell - 3 : 3);
+  const { cell } = layout.row, { below } = layout.tracks[index], down = message.dst > message.src;
+  const y1 = rowTop(layout, index, message.src) + (down ? cell + below - 3 : 3);
   const y2 = rowTop(layout, index, message.dst) + (down ? 2 : cell - 2);
   return [xOf(layout, message.sent), y1, xOf(layout, message.arrived), y2];
 }

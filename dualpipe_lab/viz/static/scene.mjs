@@ -1,7 +1,9 @@
 // A whole picture of one to three tracks at one time: what the screen, the SVG file and the PNG file show.
 
+import { drawBandScales, drawBands } from "./bands.mjs";
 import { drawCell, drawRows, secondStage } from "./cells.mjs";
-import { rowTop, xOf } from "./layout.mjs";
+import { endOf, startOf } from "./lanes.mjs";
+import { placeOf, rowTop, xOf } from "./layout.mjs";
 import { drawMessages } from "./messages.mjs";
 import { axisStep, brief, number, percent, unitOf } from "./scale.mjs";
 
@@ -9,12 +11,15 @@ import { axisStep, brief, number, percent, unitOf } from "./scale.mjs";
 export function drawScene(painter, layout, tracks, view, rows = () => drawRows(painter, layout, tracks)) {
   drawAxis(painter, layout, tracks);
   drawGutters(painter, layout, tracks, view);
+  drawBandScales(painter, layout, tracks, view);
   const { left, room, height } = layout;
   const end = view.time < layout.makespan ? xOf(layout, view.time) : Infinity;
   const now = Math.min(Math.max(end, left), left + room);
-  const faint = view.path ? 0.3 : 1;
+  const faint = view.path ? 0.3 : 1, bands = () => drawBands(painter, layout, tracks, view);
   if (now > left) painter.clip(left, 0, now - left, height, rows, faint);
   if (now < left + room) painter.clip(now, 0, left + room - now, height, rows, 0.28 * faint);
+  if (now > left) painter.clip(left, 0, now - left, height, bands);
+  if (now < left + room) painter.clip(now, 0, left + room - now, height, bands, 0.28);
   painter.clip(left, 0, room, height, () => {
     if (view.path) drawPath(painter, layout, tracks, view);
     drawMessages(painter, layout, tracks, view);
@@ -40,8 +45,8 @@ function drawAxis(painter, layout, tracks) {
 
 function drawGutters(painter, layout, tracks, view) {
   const { theme } = painter, { row, left } = layout;
-  const every = Math.max(1, Math.ceil(13 / (row.cell + row.strip + row.gap)));
   tracks.forEach((track, index) => {
+    const every = Math.max(1, Math.ceil(13 / layout.tracks[index].pitch));
     const [divisor] = unitOf(track.unit, layout.makespan), { top } = layout.tracks[index];
     if (tracks.length > 1) {
       painter.text(track.name, 2, top - 8, { size: 12.5, weight: 600 });
@@ -57,10 +62,21 @@ function drawGutters(painter, layout, tracks, view) {
       const isHere = view.rank && view.rank[0] === index && view.rank[1] === rank;
       const name = layout.isWide ? `rank ${rank}` : String(rank);
       painter.text(name, left - 8, y, { size: 12, align: "right", weight: isHere ? 700 : 400 });
+      if (every === 1) drawLaneNames(painter, layout, index, rank);
       if (!layout.isWide) continue;
       for (const [x, value] of columns) painter.text(value(rank), x, y, { size: 11, fill: theme.muted, align: "right" });
     }
   });
+}
+
+// In short where the gutter is narrow: "comm." and "c".
+function drawLaneNames(painter, layout, index, rank) {
+  for (const { name, y, height } of layout.tracks[index].lanes) {
+    if (height < 11) continue;
+    const words = layout.isWide ? (name.length > 8 ? `${name.slice(0, 4)}.` : name) : name[0];
+    const place = rowTop(layout, index, rank) + y + height / 2 + 4;
+    painter.text(words, layout.left - 8, place, { size: 10.5, fill: painter.theme.muted, align: "right" });
+  }
 }
 
 export function headline(track) {
@@ -73,16 +89,17 @@ function drawPath(painter, layout, tracks, view) {
   const { index, spans } = view.path, track = tracks[index], labels = [];
   for (const span of spans) {
     const rank = track.rankOf[span];
-    drawCell(painter, layout, track, index, span, labels, secondStage(track, rank));
+    if (span < track.numWork) drawCell(painter, layout, track, index, span, labels, secondStage(track, rank));
     outline(painter, layout, track, index, span, painter.theme.accent, 1.6);
   }
   for (const [text, x, y, size, fill] of labels) painter.text(text, x, y, { size, fill, align: "center" });
 }
 
 function outline(painter, layout, track, index, span, stroke, width) {
-  const x = xOf(layout, track.start[span]), y = rowTop(layout, index, track.rankOf[span]);
-  const length = Math.max((track.end[span] - track.start[span]) * layout.perTime, 1);
-  painter.frame(x + 0.5, y - 0.5, Math.max(length - 1, 0.5), layout.row.cell + 1, stroke, width);
+  const place = placeOf(layout, track, index, span), x = xOf(layout, startOf(track, span));
+  if (!place) return;
+  const length = Math.max((endOf(track, span) - startOf(track, span)) * layout.perTime, 1);
+  painter.frame(x + 0.5, place[0] - 0.5, Math.max(length - 1, 0.5), place[1] + 1, stroke, width);
 }
 
 function drawHover(painter, layout, tracks, view) {

@@ -14,8 +14,8 @@ export class Screen {
   }
 
   // Lay out and paint the rows anew: after a change of costs, size, zoom, scrolling or theme.
-  store(tracks, theme, width, zoom, scroll) {
-    this.layout = layoutOf(tracks, width, zoom, scroll);
+  store(tracks, theme, width, zoom, scroll, view) {
+    this.layout = layoutOf(tracks, width, zoom, scroll, view);
     this.theme = theme;
     const painter = new CanvasPainter(fitCanvas(this.stored, width, this.layout.height), theme);
     const { left, room, height } = this.layout;

@@ -1,12 +1,15 @@
-// What can be selected by name: "3F2" is a pipeline action, "rank 1, 4" the fifth span of rank 1.
+// What can be selected by name: "3F2" is a pipeline action, "rank 1, 4" the fifth span of rank 1 on all its streams,
+// "message 2" the third message.
 
-import { partName } from "./track.mjs";
+import { isMessage } from "./lanes.mjs";
+import { ownLabel, partName } from "./track.mjs";
 
 export function keyOf(track, span) {
+  if (isMessage(track, span)) return `message ${span - track.rankOf.length}`;
   const part = track.firstPart[span];
-  if (track.firstPart[span + 1] > part) return partName(track, part);
+  if (track.firstPart[span + 1] > part && !ownLabel(track, span)) return partName(track, part);
   const rank = track.rankOf[span];
-  return `rank ${rank}, ${span - track.rankStart[rank]}`;
+  return `rank ${rank}, ${track.place?.[span] ?? span - track.rankStart[rank]}`;
 }
 
 // The span with a name, as [track, span], or null.  A pair answers to both its actions.
@@ -27,10 +30,15 @@ export function twins(tracks, [index, span]) {
 
 function spanOf(track, key) {
   const place = /^rank (\d+), (\d+)$/.exec(key);
+  if (place && track.place) {
+    return track.rankOf.findIndex((rank, span) => rank === Number(place[1]) && track.place[span] === Number(place[2]));
+  }
   if (place) {
     const span = track.rankStart[place[1]] + Number(place[2]);
     return span < track.rankStart[Number(place[1]) + 1] ? span : -1;
   }
+  const message = /^message (\d+)$/.exec(key);
+  if (message) return message[1] < track.messages.length ? track.rankOf.length + Number(message[1]) : -1;
   for (let part = 0; part < track.stage.length; part++) {
     if (partName(track, part) === key) return spanOfPart(track, part);
   }

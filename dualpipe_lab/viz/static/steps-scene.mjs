@@ -1,7 +1,7 @@
 // Ranks as cards with what they hold, and the messages of a step as arrows with what they carry.
 
-const CHIPS = [["#0072b2", "#fff"], ["#e69f00", "#000"], ["#009e73", "#000"], ["#cc79a7", "#000"],
-  ["#56b4e9", "#000"], ["#f0e442", "#000"], ["#d55e00", "#000"], ["#595959", "#fff"]];
+import { NUMBERED } from "./theme.mjs";
+
 const CHIP = 20, HEADING = 20, PAD = 7, SPACE = 3; // px
 
 const widthOf = (label) => Math.max(24, String(label).length * 6.6 + 10);
@@ -76,7 +76,7 @@ function drawCard(painter, card, [x, y], rank, held, isNew) {
 }
 
 function drawChip(painter, x, y, width, label, owner, isOutlined) {
-  const [fill, ink] = owner == null ? [painter.theme.grid, painter.theme.text] : CHIPS[owner % CHIPS.length];
+  const [fill, ink] = owner == null ? [painter.theme.grid, painter.theme.text] : NUMBERED[owner % NUMBERED.length];
   painter.rect(x, y, width, CHIP, fill);
   painter.text(label, x + width / 2, y + 14, { size: 11, fill: ink, align: "center" });
   if (isOutlined) painter.frame(x, y, width, CHIP, painter.theme.border, 2);

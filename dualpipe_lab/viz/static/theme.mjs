@@ -1,7 +1,7 @@
 // Colours, in light and dark, and which of the two the page uses.
 //
 // The cells have the colours of Okabe and Ito (2008), which stay apart for colour-blind readers; every cell also carries
-// its letter.  The same colours as dualpipe_lab/timeline/svg.py.
+// its letter.  The same colours as dualpipe_lab/timeline/colours.py.
 
 export const CELLS = {
   F: ["#0072b2", "#fff", "forward"],
@@ -12,6 +12,10 @@ export const CELLS = {
   collective: ["#cc79a7", "#000", "collective"],
   other: ["#f0e442", "#000", "other"],
 };
+
+// Numbers instead of kinds: stages, microbatches, directions, ranks.
+export const NUMBERED = [["#0072b2", "#fff"], ["#e69f00", "#000"], ["#009e73", "#000"], ["#cc79a7", "#000"],
+  ["#56b4e9", "#000"], ["#f0e442", "#000"], ["#d55e00", "#000"], ["#595959", "#fff"]];
 
 const LIGHT = {
   dark: false, text: "#1d2733", muted: "#586573", line: "#c9d1da", grid: "#e3e8ed", track: "#f4f6f8", hatch: "#d9dfe6",

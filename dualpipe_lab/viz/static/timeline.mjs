@@ -1,5 +1,6 @@
 // The timeline as a view: its data, its parts on the page, and when it is drawn.  What it does is in element.mjs.
 
+import { choices, coloursText, memoryOf, memoryWords, viewOf } from "./choices.mjs";
 import { legend, saveSvg, savePng } from "./chrome.mjs";
 import { costPanel } from "./costs.mjs";
 import { namesOf, summary } from "./describe.mjs";
@@ -14,20 +15,61 @@ import { transport } from "./transport.mjs";
 import { STYLE } from "./style.mjs";
 
 const KEYS = "Keys on the drawing: left and right step, space plays, home and end jump, up and down choose a rank, " +
-  "enter shows the critical path of what it does, escape clears, plus and minus zoom.";
+  "enter shows the critical path of what it does, escape clears, plus and minus zoom, C changes what colours show, " +
+  "M the memory bands, S shows or hides the streams.";
 const FEW_MESSAGES = 40; // at most so many arrows are drawn from the start
 
 export class TimelineView extends PlayableDrawing {
   set spec(spec) {
     this.tracks = spec.tracks.map(makeTrack);
     this.zoom = 1;
-    this.view = { time: 0, allMessages: this.tracks.every((track) => track.messages.length <= FEW_MESSAGES) };
+    this.view = { time: 0, allMessages: this.tracks.every((track) => track.messages.length <= FEW_MESSAGES),
+      ...viewOf(spec, this.tracks, this.view) };
     this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason));
     this.events = undefined;
     this.build();
     this.player.seek(spec.time ?? Infinity, "start");
     if (spec.selection) this.selection = spec.selection;
     this.observe(this.scroller);
+  }
+
+  // What colours show, the memory bands, and whether streams are shown: properties like the time.
+  get colourBy() {
+    return this.view.by;
+  }
+
+  set colourBy(by) {
+    this.choose({ by: viewOf({ colour_by: by }, this.tracks).by });
+  }
+
+  get memory() {
+    return this.view.memory;
+  }
+
+  set memory(memory) {
+    this.choose({ memory: memoryOf(memory, this.tracks) });
+  }
+
+  get streams() {
+    return this.view.lanes;
+  }
+
+  set streams(streams) {
+    this.choose({ lanes: viewOf({ streams }, this.tracks).lanes });
+  }
+
+  choose(part) {
+    Object.assign(this.view, part);
+    if (part.by) this.status.textContent = coloursText(part.by);
+    else if (part.memory) this.status.textContent = memoryWords(part.memory);
+    else this.status.textContent = part.lanes ? "Streams are shown." : "Streams are hidden.";
+    this.fillLegend();
+    this.draw();
+    this.dispatchEvent(new CustomEvent("dp-view", { detail: part, bubbles: true }));
+  }
+
+  fillLegend() {
+    this.legend.replaceChildren(...legend(entriesOf(this.tracks, this.view.by, this.view.memory)).children);
   }
 
   get makespan() {
@@ -51,11 +93,13 @@ export class TimelineView extends PlayableDrawing {
     this.heading = make("span", { class: "headline" });
     this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
     this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
+    this.choices = choices(this.tracks, () => this.view, (part) => this.choose(part));
+    this.legend = legend(entriesOf(this.tracks, this.view.by, this.view.memory));
     const name = namesOf(this.tracks);
     this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Timeline of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), this.heading),
       make("div", { class: "stage" }, this.scroller, this.tip), this.bar.bar, this.status,
-      make("div", { class: "foot" }, legend(entriesOf(this.tracks)), this.tools()),
+      make("div", { class: "foot" }, this.legend, this.tools()),
       ...(this.sliders ? [this.sliders.panel] : []),
       make("details", { ontoggle: () => this.fillTable() }, make("summary", {}, "Numbers and keys"), this.table,
         make("p", { class: "keys" }, KEYS)));
@@ -69,7 +113,8 @@ export class TimelineView extends PlayableDrawing {
       this.view.allMessages = !this.view.allMessages;
       this.paint();
     }, this.view.allMessages);
-    return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, this.pathButton, this.messageButton,
+    return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, ...this.choices.items, this.pathButton,
+      ...(this.tracks.some((track) => track.messages.length) ? [this.messageButton] : []),
       iconButton("out", "Zoom out", () => this.zoomBy(1 / 1.5)), iconButton("in", "Zoom in", () => this.zoomBy(1.5)),
       textButton("SVG", () => saveSvg(this.name, this.toSvg()), null, "Save as SVG"),
       textButton("PNG", () => savePng(this.name, this.toPng()), null, "Save as PNG"));
@@ -90,7 +135,7 @@ export class TimelineView extends PlayableDrawing {
   // Drawing: `later` once per frame, `draw` now, `paint` when only time, hover or selection changed.
   draw() {
     if (!this.width) return;
-    this.screen.store(this.tracks, this.theme, this.width, this.zoom, this.scrolled ?? 0);
+    this.screen.store(this.tracks, this.theme, this.width, this.zoom, this.scrolled ?? 0, this.view);
     const { layout } = this.screen;
     this.spacer.style.width = `${layout.left + layout.plot + layout.right}px`;
     this.canvas.style.width = `${this.width}px`;
@@ -104,6 +149,7 @@ export class TimelineView extends PlayableDrawing {
     if (!this.screen.layout) return;
     this.screen.paint(this.tracks, this.view);
     this.bar.update();
+    this.choices.update();
     this.pathButton.setAttribute("aria-pressed", String(Boolean(this.view.path)));
     this.messageButton.setAttribute("aria-pressed", String(this.view.allMessages));
   }

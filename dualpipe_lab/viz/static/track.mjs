@@ -1,6 +1,6 @@
 // A track: one timeline on the page, recomputed from its program or drawn as it was recorded.
 //
-// Both kinds become the same flat arrays: spans (rank by rank), their parts, and messages.
+// Both kinds become the same flat arrays: spans (the work rank by rank, then the other streams), their parts, and messages.
 
 import { KINDS, compile } from "./program.mjs";
 import { isExact, newTimes, simulate } from "./simulate.mjs";
@@ -24,6 +24,9 @@ function fromProgram(track, spec) {
     kind: program.kind,
     microbatch: program.microbatch,
     words: new Map(), // span -> kind, of spans that are not pipeline work
+    numWork: program.rankOf.length, // spans behind are of other streams
+    streams: [],
+    bytes: spec.activation_bytes,
     given: spec.costs,
     canRecompute: isExact(spec.costs),
     times: newTimes(program),
@@ -36,6 +39,7 @@ function fromProgram(track, spec) {
 export function recompute(track, costs) {
   const { program } = track;
   track.costs = costs;
+  track.lanes = undefined;
   const { start, end, left, arrived } = simulate(program, costs, track.times);
   Object.assign(track, { start, end });
   track.messages ??= [...program.link.keys()].filter((part) => program.link[part] >= 0).map((part) => {
@@ -58,12 +62,18 @@ const time = (value) => {
 };
 
 function fromRecord(track, spec) {
-  const spans = spec.ranks.flatMap((rows, rank) => rows.map((row) => ({ rank, row })));
+  const all = spec.ranks.flatMap((rows, rank) => rows.map((row, place) => ({ rank, row, place })));
+  const work = all.filter(isWork), spans = [...work, ...all.filter((span) => !isWork(span))];
   const parts = [];
   const firstPart = [0];
-  Object.assign(track, { numRanks: spec.ranks.length, words: new Map(), canRecompute: false, labels: [] });
+  Object.assign(track, { numRanks: spec.ranks.length, words: new Map(), places: new Map(), canRecompute: false, labels: [],
+    bytes: spec.activation_bytes, numWork: work.length, place: spans.map((span) => span.place) });
+  track.streamOf = spans.slice(work.length).map(({ row }) => row[7]);
+  track.streams = [...new Set(all.filter((span) => !isWork(span)).map(({ row }) => row[7]))];
   spans.forEach(({ row: [, , kind, stage, microbatch, label, pair] }, span) => {
-    const own = WORK.has(kind) && stage !== null && microbatch !== null ? [[stage, kind, microbatch]] : [];
+    const isAction = WORK.has(kind) && stage !== null && microbatch !== null && span < work.length;
+    const own = isAction ? [[stage, kind, microbatch]] : [];
+    if (stage !== null && microbatch !== null) track.places.set(span, [stage, microbatch]);
     parts.push(...(pair ?? own));
     if (!pair && !own.length) track.words.set(span, kind);
     track.labels.push(label);
@@ -71,7 +81,7 @@ function fromRecord(track, spec) {
   });
   let total = 0;
   Object.assign(track, {
-    rankStart: Int32Array.from([0, ...spec.ranks.map((rows) => (total += rows.length))]),
+    rankStart: Int32Array.from([0, ...spec.ranks.map((rows) => (total += rows.filter((row) => isWork({ row })).length))]),
     rankOf: Int32Array.from(spans, (span) => span.rank),
     start: Float64Array.from(spans, (span) => time(span.row[0])),
     end: Float64Array.from(spans, (span) => time(span.row[1])),
@@ -80,14 +90,17 @@ function fromRecord(track, spec) {
     kind: Uint8Array.from(parts, (part) => KINDS.indexOf(part[1])),
     microbatch: Int32Array.from(parts, (part) => part[2]),
   });
+  track.hasNames = spans.some((_, span) => ownLabel(track, span));
   track.messages = recordedMessages(track, spec.messages);
   measure(track);
   return track;
 }
 
+const isWork = ({ row }) => (row[7] ?? "work") === "work";
+
 function recordedMessages(track, rows) {
   const maker = new Map(), user = new Map(); // rank and label of a message -> the span, the part at that end
-  for (let span = 0; span < track.rankOf.length; span++) {
+  for (let span = 0; span < track.numWork; span++) {
     for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) {
       maker.set(`${track.rankOf[span]} ${partName(track, part)}`, span);
       for (const label of feedNames(track, part)) user.set(`${track.rankOf[span]} ${label}`, [span, part]);
@@ -109,8 +122,15 @@ export function feedNames(track, part) {
 
 export const partName = (track, part) => `${track.stage[part]}${KINDS[track.kind[part]]}${track.microbatch[part]}`;
 
+// The label of a cell where it says more than its action.
+export function ownLabel(track, span) {
+  const label = track.labels?.[span], first = track.firstPart[span];
+  return label && track.firstPart[span + 1] === first + 1 && label !== partName(track, first) ? label : "";
+}
+
 export function spanName(track, span) {
-  const names = [];
+  const names = [], own = ownLabel(track, span);
+  if (own) return own;
   for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) names.push(partName(track, part));
   return names.join(" & ") || track.labels?.[span] || track.words.get(span);
 }
@@ -143,22 +163,29 @@ function busyTime(track, first, last) {
   return total;
 }
 
-// Held from the start of F to the end of B or W.  At one time the changes count in the order of the rank's spans.
-function liveActivations(track, rank) {
-  const changes = [];
-  let sorted = true;
+// Held from the start of F to the end of B or W.  At one time the changes count in the order of the rank's spans.  What
+// ends without a beginning was held at time 0.  `sizeOf(stage)`: what an activation counts, 1 or its bytes.
+export function liveActivations(track, rank, sizeOf = () => 1) {
+  const changes = [], open = new Map();
+  let sorted = true, count = 0;
   for (let span = track.rankStart[rank]; span < track.rankStart[rank + 1]; span++) {
     for (let part = track.firstPart[span]; part < track.firstPart[span + 1]; part++) {
       const kind = track.kind[part];
       if (kind === 2) continue;
       const at = kind === 0 ? track.start[span] : track.end[span];
       sorted &&= !changes.length || changes[changes.length - 1][0] <= at;
-      changes.push([at, kind === 0 ? 1 : -1]);
+      const size = sizeOf(track.stage[part]);
+      changes.push([at, kind === 0 ? size : -size, track.stage[part] * 2 ** 24 + track.microbatch[part]]);
     }
   }
   if (!sorted) changes.sort((a, b) => a[0] - b[0]);
-  const times = [0], counts = [0];
-  let count = 0, peak = 0;
+  for (const [, delta, key] of track.program ? [] : changes) { // a program is complete
+    const now = (open.get(key) ?? 0) + delta;
+    if (now < 0) count -= delta;
+    else open.set(key, now);
+  }
+  const times = [0], counts = [count];
+  let peak = count;
   for (const [at, delta] of changes) {
     count += delta;
     peak = Math.max(peak, count);

@@ -8,8 +8,9 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dualpipe_lab.timeline import Message, Span, Timeline
+from dualpipe_lab.timeline import COMMUNICATION, Message, Span, Timeline
 from dualpipe_lab.timeline.data import Source
+from dualpipe_lab.timeline.spans import COLLECTIVE
 from dualpipe_lab.world.emulate.clock import ClockName
 from dualpipe_lab.world.record.operation import Operation
 
@@ -56,7 +57,8 @@ class RankTrace:
         """Record a completed collective."""
         start = operation.issued_ns if operation.left_ns is None else operation.left_ns
         if end > start and len(self.collectives) < MAX_EVENTS:
-            self.collectives.append(Span(self.rank, start, end, "collective", label=operation.name))
+            span = Span(self.rank, start, end, COLLECTIVE, label=operation.name, stream=COMMUNICATION)
+            self.collectives.append(span)
 
     def send(self, operation: Operation, peer: int) -> None:
         """Record a sent message."""
