@@ -38,7 +38,7 @@ def test_schedules_are_valid_plain_and_lowered(name):
     programs = list(legal(name))
     assert len(programs) >= 10
     for program in programs:
-        lowered = validate(lower(validate(program)), blocking=True)
+        lowered = validate(lower(validate(program)), blocking=True, in_order=True)
         kinds = [action.kind for action in lowered]
         assert [kinds.count(kind) for kind in MESSAGE_KINDS] == [num_crossings(program)] * 4
 
@@ -47,7 +47,7 @@ def test_schedules_are_valid_plain_and_lowered(name):
 @given(st.randoms(use_true_random=False))
 def test_random_programs_are_valid_and_lowering_is_safe_for_blocking_messages(rng):
     program = random_program(rng)
-    lowered = validate(lower(validate(program)), blocking=True)
+    lowered = validate(lower(validate(program)), blocking=True, in_order=True)
     assert strip(lowered) == program
     assert lower(lowered) == lowered
 
@@ -194,6 +194,40 @@ def test_blocking_messages_deadlock_where_buffered_ones_do_not():
     text = problems_of(program, blocking=True)
     assert "rank 0 stands before 0SEND_F1 (position 3), which needs 1RECV_F1 on rank 1 (position 4)" in text
     assert "rank 1 stands before 1SEND_B0 (position 3), which needs 0RECV_B0 on rank 0 (position 4)" in text
+
+
+def test_in_one_order_the_steady_state_of_1f1b_must_send_before_it_receives():
+    lowered = lower(schedules.one_f_one_b(2, 3))
+    receives_first = swapped(lowered, 0, "0SEND_F1", "0RECV_B0")
+    validate(receives_first)  # buffered messages, each direction in its own order
+    assert problems_of(receives_first, in_order=True) == (
+        "deadlock in order: message 1 between ranks 0 and 1 is 0RECV_B0 for rank 0 (position 3) and 1RECV_F1 for rank "
+        "1 (position 2); NCCL has no tags and completes the messages between two ranks in the order of their launch; "
+        "lower() the program anew"
+    )
+    assert validate(lower(receives_first), in_order=True) == lowered
+
+
+def test_in_one_order_each_pair_of_ranks_has_a_queue_of_its_own():
+    """Three ranks send round a ring before they receive: a deadlock with blocking messages, none with NCCL's queues."""
+    first = ["0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2", *(through(stage, "RECV_F", "F", "SEND_F") for stage in (1, 2))]
+    second = [through(3, "RECV_F", "F"), "", ""]
+    third = [through(3, "B", "SEND_B"), "", ""]
+    last = [through(stage, "RECV_B", "B", *["SEND_B"] * (stage > 0)) for stage in (0, 1, 2)]
+    program = Program.parse("ring", list(map(" ".join, zip(first, second, third, last, strict=True))))
+    validate(program, in_order=True)
+    assert "ranks 0, 1 and 2 wait for each other" in problems_of(program, blocking=True)
+
+
+def through(stage, *kinds):
+    return " ".join(f"{stage}{kind}{microbatch}" for microbatch in range(3) for kind in kinds)
+
+
+def swapped(program, rank, first, second):
+    row = program.rows()[rank].split()
+    one, two = row.index(first), row.index(second)
+    row[one], row[two] = second, first
+    return Program.parse("swapped", [*program.rows()[:rank], " ".join(row), *program.rows()[rank + 1 :]])
 
 
 def test_the_number_of_held_activations_can_be_bounded():

@@ -135,7 +135,7 @@ def token_shares(counts: Sequence[int], group: Group | None = None) -> list[floa
     """
     if any(count < 0 for count in counts):
         raise ValueError(f"a microbatch has no fewer than 0 tokens, got {list(counts)}")
-    total = torch.tensor([sum(counts)], dtype=torch.int64)
+    total = torch.tensor([sum(counts)], dtype=torch.int64, device="cpu")  # read by the host, so it travels on GLOO
     if group is not None:
         comm.all_reduce(total, group=group)
     if not total.item():

@@ -3,7 +3,7 @@
 Chapter: book/pp/gpipe, which builds it.  In: numbers of stages and microbatches.  Out: modules, data, gradients.
   a boundary   ROWS * LENGTH * HIDDEN float64 numbers: 12,288 bytes, as activation and as gradient
 The model predicts the next byte.  The first stage also has the embedding, the last stage the output layer.  All tensors
-are float64, so that a wrong gradient differs by far more than rounding does.
+are float64, so that a wrong gradient differs by far more than rounding does, and live on the device of the rank.
 `run_steps` and `accumulate` are functions for `launch`: the pipeline on its ranks, and the reference on one rank.
 """
 
@@ -19,6 +19,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.world.context import device
 
 ROWS, LENGTH, HIDDEN = 2, 24, 32  # sequences in a microbatch, bytes in each, features
 BOUNDARY_BYTES = ROWS * LENGTH * HIDDEN * 8
@@ -68,7 +69,7 @@ def make_stages(num_stages: int, seed: int = 0) -> list[nn.Sequential]:
         stages = [nn.Sequential(Block()) for _ in range(num_stages)]
         stages[0].insert(0, nn.Embedding(data.VOCABULARY_SIZE, HIDDEN))
         stages[-1].append(nn.Linear(HIDDEN, data.VOCABULARY_SIZE))
-    return [stage.double() for stage in stages]
+    return [stage.to(device(), torch.float64) for stage in stages]
 
 
 def make_batch(num_microbatches: int, seed: int = 0) -> Microbatches:
@@ -80,7 +81,7 @@ def make_batch(num_microbatches: int, seed: int = 0) -> Microbatches:
 
 def boundary() -> Tensor:
     """Return an example of what one stage sends to the next."""
-    return torch.empty(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
+    return torch.empty(ROWS, LENGTH, HIDDEN, dtype=torch.float64, device=device())
 
 
 def loss_fn(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,15 +1,21 @@
 """`PipelineP2P`: the ranks, tags and outstanding sends of one pipeline's point-to-point messages.
 
 In: a program, a group.  Out: arguments for `comm.isend` and `comm.irecv`.
-  tags    every message of a step has its own, so two ranks need not launch their messages in one order
+  tags    on GLOO every message of a step has its own, so two ranks need not launch their messages in one order
+  NCCL    has no tags: the messages between two ranks, both directions together, complete in the order of their launch.
+          Then no receive is prefetched, and gradients are exchanged after the step.  A batch has no order within it
+  shapes  are read by the host, so they travel between CPUs on any backend, with tags
   sends   a send keeps its tensor until the receiver has it; `MAX_UNCHECKED_SENDS` to one rank are left unchecked
 """
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from dualpipe_lab.comm import Work
+from dualpipe_lab import comm
+from dualpipe_lab.comm import P2P, Work
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.pp.program import Action, F, Program
 
@@ -25,13 +31,36 @@ class PipelineP2P:
         group: the ranks of the pipeline.
         global_ranks: their numbers in the world, by rank of the pipeline.
         device: where receive buffers are allocated.
+        in_order: whether messages are matched by the order of their launch: NCCL carries the tensors of this device.
     """
 
     def __init__(self, program: Program, group: Group | None, device: torch.device) -> None:
         self._num_stages, self._num_results = program.num_stages, 2 * program.num_stages * program.num_microbatches
         self.group, self.global_ranks = group, members(group)
         self.device, self.num_ranks = device, program.num_ranks
+        self.in_order = device.type != "cpu"
         self._sends: defaultdict[int, deque[Work]] = defaultdict(deque)
+        if self.in_order:
+            # NCCL connects a group at its first batch, and each rank waits there for all others
+            comm.all_reduce(torch.zeros(1, device=device), group=group)
+
+    def send(self, tensor: Tensor, target: int, tag: int, label: str) -> P2P:
+        """Describe a message to a rank of the pipeline."""
+        return P2P("isend", tensor, self.global_ranks[target], tag, label)
+
+    def receive(self, buffer: Tensor, source: int, tag: int) -> P2P:
+        """Describe a message from a rank of the pipeline."""
+        return P2P("irecv", buffer, self.global_ranks[source], tag)
+
+    def launch(self, messages: Sequence[P2P]) -> list[Work]:
+        """Launch messages in one batch, keep the sends, and return the receives."""
+        receives = []
+        for message, work in zip(messages, comm.batch_isend_irecv(messages, self.group), strict=True):
+            if message.kind == "isend":
+                self.keep_send(self.global_ranks.index(message.peer), work)
+            else:
+                receives.append(work)
+        return receives
 
     def keep_send(self, target: int, send: Work) -> None:
         """Keep a send to a rank of the pipeline until it has arrived; wait for old ones whose last byte has left."""
@@ -48,12 +77,11 @@ class PipelineP2P:
 
     def result_tag(self, action: Action, number: int) -> int:
         """Return the tag of one tensor of an action's result."""
-        stage, kind, microbatch = action
-        return _TAGS_PER_RESULT * (2 * (microbatch * self._num_stages + stage) + (kind == F)) + number
+        return 0 if self.in_order else self._tag(action, number)
 
     def header_tag(self, stage: int, microbatch: int) -> int:
         """Return the tag of the header of an activation."""
-        return self.result_tag(Action(stage, F, microbatch), MAX_TENSORS)
+        return self._tag(Action(stage, F, microbatch), MAX_TENSORS)
 
     def signatures_tag(self, direction: int) -> int:
         """Return the tag of the signatures of a direction's microbatches."""
@@ -61,4 +89,8 @@ class PipelineP2P:
 
     def grads_tag(self, stage: int, number: int = 0) -> int:
         """Return the tag of one of the gradient buffers of a stage that several ranks hold."""
-        return _TAGS_PER_RESULT * (self._num_results + stage) + self._num_results + number
+        return 0 if self.in_order else _TAGS_PER_RESULT * (self._num_results + stage) + self._num_results + number
+
+    def _tag(self, action: Action, number: int) -> int:
+        stage, kind, microbatch = action
+        return _TAGS_PER_RESULT * (2 * (microbatch * self._num_stages + stage) + (kind == F)) + number

@@ -4,13 +4,13 @@ Chapter: book/pp/pp-basic.  In: results of actions.  Out: inputs of actions.
   `start_receive`    launches the receive of one result, `take` waits for it; a receive may be prefetched
   `keep`, `send`     a result is kept until its SEND; if both stages are on one rank, `take` finds it without a message
   buffers            allocated when the receive is launched; the action that takes a buffer owns it
+  batches            the tensors of one result are launched in one call
 Elsewhere: Megatron `p2p_communication`; d9d `PipelineCommunicationHandler`.
 """
 
 import torch
-from torch import Tensor
 
-from dualpipe_lab.comm import Pending, Work, irecv, isend
+from dualpipe_lab.comm import Pending
 from dualpipe_lab.pp.program import SEND_F, Action, B, F, Program
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.rank_plan import made_by
@@ -54,14 +54,11 @@ class PipelineComm:
         if result.kind == B:
             spec = gradients_of(spec)
         p2p = self._p2p
-        source = p2p.global_ranks[self._program.rank_of(result.stage, result.microbatch)]
-        buffers: list[Tensor] = []
-        works: list[Work] = []
-        for number, (shape, dtype) in enumerate(spec):
-            buffer = torch.empty(shape, dtype=dtype, device=p2p.device)
-            buffers.append(buffer)
-            works.append(irecv(buffer, source, p2p.result_tag(result, number), p2p.group))
-        self._receives[result] = Pending(works, lambda: tuple(buffers))
+        source = self._program.rank_of(result.stage, result.microbatch)
+        buffers = tuple(torch.empty(shape, dtype=dtype, device=p2p.device) for shape, dtype in spec)
+        tags = [p2p.result_tag(result, number) for number in range(len(buffers))]
+        messages = [p2p.receive(buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
+        self._receives[result] = Pending(p2p.launch(messages), lambda: buffers)
         self.peak_buffers = max(self.peak_buffers, len(self._receives))
 
     def take(self, action: Action) -> Tensors:
@@ -93,7 +90,8 @@ class PipelineComm:
             self._shapes.send_spec(stage, microbatch, spec_of(tensors))
         p2p = self._p2p
         target = self._program.rank_of(stage + 1 if is_forward else stage - 1, microbatch)
+        messages = []
         for number, tensor in enumerate(tensors):
             name = f"{label} ({number})" if number else label
-            tag = p2p.result_tag(result, number)
-            p2p.keep_send(target, isend(tensor.contiguous(), p2p.global_ranks[target], tag, p2p.group, name))
+            messages.append(p2p.send(tensor.contiguous(), target, p2p.result_tag(result, number), name))
+        p2p.launch(messages)

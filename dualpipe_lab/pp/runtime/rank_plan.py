@@ -5,6 +5,9 @@ Chapter: book/pp/pp-basic.  In: a lowered program, a rank.  Out: a `RankPlan`.
               travel while the rank works
   at latest   a receive is launched where the lowered program has the RECV.  All ranks follow one common order there, so
               the step ends even if a send blocks until its receive is launched
+  on NCCL     none is prefetched: it has no tags and completes the messages between two ranks in the order of their
+              launch.  A rank of 1F1B that launches its receives first would wait for a gradient whose activation it has
+              not sent, while the other rank waits for this activation behind its own receives
   buffers     `lookahead` per stream, or what the schedule itself lets pile up before its use; not one per microbatch
 Elsewhere: torch posts all receives of a step where its lowered order has them, and keeps a buffer for each microbatch.
 """
@@ -48,6 +51,23 @@ class RankPlan(NamedTuple):
     prefetched_receives: dict[int, list[Action]]
     last_backward: dict[int, Action]
     full_backwards: frozenset[Action]
+
+
+def choose_lookahead(asked: int | None, in_order: bool) -> int:
+    """Return the number of prefetched receives per stream: as asked, or by default 2 with tags and 0 in order.
+
+    >>> choose_lookahead(None, in_order=False), choose_lookahead(None, in_order=True)
+    (2, 0)
+
+    Raises:
+        ValueError: receives are to be prefetched where messages are matched by the order of their launch.
+    """
+    if in_order and asked:
+        raise ValueError(
+            f"NCCL has no tags and completes the messages between two ranks in the order of their launch, so a receive "
+            f"launched ahead of its turn would block those before it, got lookahead={asked}; use lookahead=0 or None"
+        )
+    return (0 if in_order else 2) if asked is None else asked
 
 
 def plan_rank(lowered: Program, rank: int, lookahead: int, forward_only: bool = False) -> RankPlan:

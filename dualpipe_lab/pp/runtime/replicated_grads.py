@@ -4,21 +4,23 @@ Chapter: book/pp/dualpipe.  In: partial gradients.  Out: the same sum on every r
   mirrors   a stage on two ranks, one per direction (Easy-DualPipe, DualPipe).  Each rank has the gradient of half of
             the microbatches, and sends it once: the bytes of the weights of its stages
   tied      one weight in two stages (embedding and output layer).  Each stage has the gradient of one of its two uses
-All ranks add the gradients in one order, so equal weights stay equal.  Where data parallelism shards the gradients
-while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
+All ranks add the gradients in one order, so equal weights stay equal.  All ranks also launch the exchanges in one
+order, by stage, source and target, and on NCCL, which has no tags, only after the step.  Where data parallelism shards
+the gradients while the backwards run (ZeRO-2 and 3), the mirrors add their shards.
 Elsewhere: DeepSeek's DualPipe leaves the mirrors to the caller; Megatron all-reduces tied embeddings.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import permutations, product
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm import Pending, Work
+from dualpipe_lab.comm import Pending
 from dualpipe_lab.dp.synchronizer import GradShard, grad_shards_of
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
@@ -69,26 +71,32 @@ class ReplicatedGrads:
                     )
 
     def start(self, stage: int) -> None:
-        """Launch the exchange of a stage's gradients with its mirrors."""
+        """Launch the exchange of a stage's gradients with its mirrors; on NCCL, leave it to `finish`."""
+        if not self._p2p.in_order:
+            self._launch(stage)
+
+    def _launch(self, stage: int) -> None:
         if stage in self._started or not self.is_replicated(stage):
             return
         self._started[stage] = []
         for number, grads in enumerate(_grads(self._modules[stage])):
             local = torch.cat([grad.flatten() for _, grad in grads])
             by_rank = {self._rank: local}
-            receives = []
+            messages = []
             tag = self._p2p.grads_tag(stage, number)
-            for other in self._holders[stage]:
-                if other != self._rank:
-                    by_rank[other] = torch.empty_like(local)
-                    receives.append(self._irecv(by_rank[other], other, tag))
-                    self._isend(local, other, tag, f"gradients of stage {stage}")
+            for source, target in permutations(self._holders[stage], 2):
+                if target == self._rank:
+                    by_rank[source] = torch.empty_like(local)
+                    messages.append(self._p2p.receive(by_rank[source], source, tag))
+                elif source == self._rank:
+                    messages.append(self._p2p.send(local, target, tag, f"gradients of stage {stage}"))
+            receives = self._p2p.launch(messages)
             self._started[stage].append(Pending(receives, partial(_Exchange, grads, by_rank)))
 
     def finish(self) -> None:
         """Sum the gradients of all mirrors; launch the exchanges that were not started."""
-        for stage in self._modules:
-            self.start(stage)
+        for stage in sorted(self._modules):
+            self._launch(stage)
         exchanges = [pending.wait() for pendings in self._started.values() for pending in pendings]
         self._p2p.wait_for_sends()
         for grads, by_rank in exchanges:
@@ -107,18 +115,18 @@ class ReplicatedGrads:
         if not local:
             return
         like = next(iter(grads.values()))
-        receives = []
-        for stage in names:
-            if stage not in local:
+        messages = []
+        for target, stage in product(range(self._p2p.num_ranks), sorted(names)):
+            source = self._source(target, stage, names) if self._is_tied(target, names) else target
+            tag = self._p2p.grads_tag(stage)
+            if source == target:
+                continue
+            if target == self._rank:
                 grads[stage] = torch.empty_like(like)
-                source = self._source(self._rank, stage, names)
-                receives.append(self._irecv(grads[stage], source, self._p2p.grads_tag(stage)))
-        for other in range(self._p2p.num_ranks):
-            for stage in local if other != self._rank else ():
-                if self._is_tied(other, names) and self._source(other, stage, names) == self._rank:
-                    label = f"tied weight of stage {stage}"
-                    self._isend(grads[stage], other, self._p2p.grads_tag(stage), label)
-        for receive in receives:
+                messages.append(self._p2p.receive(grads[stage], source, tag))
+            elif source == self._rank:
+                messages.append(self._p2p.send(grads[stage], target, tag, f"tied weight of stage {stage}"))
+        for receive in self._p2p.launch(messages):
             receive.wait()
         self._p2p.wait_for_sends()
         total = _sum([grads[stage] for stage in sorted(names)])
@@ -135,13 +143,6 @@ class ReplicatedGrads:
             return rank
         same_stage = next(self._holders[other] for other in sorted(names) if rank in self._holders[other])
         return holders[same_stage.index(rank) % len(holders)]
-
-    def _irecv(self, buffer: Tensor, source: int, tag: int) -> Work:
-        return comm.irecv(buffer, self._p2p.global_ranks[source], tag, self._p2p.group)
-
-    def _isend(self, tensor: Tensor, target: int, tag: int, label: str) -> None:
-        send = comm.isend(tensor, self._p2p.global_ranks[target], tag, self._p2p.group, label)
-        self._p2p.keep_send(target, send)
 
 
 def _grads(module: nn.Module) -> list[Grads]:

@@ -39,11 +39,12 @@ from dualpipe_lab.pp.runtime.check import check_fully_sharded, check_output, che
 from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
-from dualpipe_lab.pp.runtime.rank_plan import RankPlan, plan_rank
+from dualpipe_lab.pp.runtime.rank_plan import RankPlan, choose_lookahead, plan_rank
 from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
 from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, run_pair_serially, span_title
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.pp.validation.validator import validate
+from dualpipe_lab.world.context import device, rank_context
 
 
 class PipelineRuntime:
@@ -64,12 +65,13 @@ class PipelineRuntime:
         overlapped: runs an overlapped pair, given its forward and its backward, a `ReadyAction` each; by default one
             after the other.
         sum_mirrors: sum the gradients of stages with copies on other ranks as part of each step.
-        lookahead: the number of receives of each stream that are prefetched; 0 (NCCL needs it) launches each receive
-            where the lowered program has it.
+        lookahead: the number of receives of each stream that are prefetched; 0 launches each receive where the lowered
+            program has it.  By default 2 on GLOO and 0 on NCCL, which has no tags: two ranks would first launch their
+            receives, each before the send that the other one waits for.
 
     Raises:
-        ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; InvalidProgram as
-            `validate`.
+        ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; for a `lookahead` on
+            NCCL; InvalidProgram as `validate`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class PipelineRuntime:
         on_stage_done: Callable[[nn.Module], None] | None = None,
         overlapped: Overlapped = run_pair_serially,
         sum_mirrors: bool = False,
-        lookahead: int = 2,
+        lookahead: int | None = None,
     ) -> None:
         lowered = lower(program)
         self._program = program
@@ -100,9 +102,11 @@ class PipelineRuntime:
         self._cost = cost
         self._ticks = cost.per_stage(program.num_stages) if cost else None
 
+        p2p = PipelineP2P(program, group, _device_of(modules))
+        lookahead = choose_lookahead(lookahead, p2p.in_order)
+        validate(lowered, blocking=p2p.in_order, in_order=p2p.in_order)
         self._plan = plan_rank(lowered, self._rank, lookahead)
         self._forward_plan = plan_rank(lowered, self._rank, lookahead, forward_only=True)
-        p2p = PipelineP2P(program, group, _device(modules, boundary))
         self._shapes: BoundaryShapes
         self._shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
         self._p2p = p2p
@@ -292,9 +296,9 @@ def _quiet() -> Iterator[None]:
         context.recorder.flush()
 
 
-def _device(modules: Mapping[int, nn.Module], boundary: Boundary | None) -> torch.device:
-    """Return the device of the weights, on which receive buffers are allocated."""
+def _device_of(modules: Mapping[int, nn.Module]) -> torch.device:
+    """Return the device of the weights, on which receive buffers are allocated; without weights that of the rank."""
     for module in modules.values():
         for parameter in module.parameters():
             return parameter.device
-    return boundary.device if isinstance(boundary, Tensor) else torch.device("cpu")
+    return device()

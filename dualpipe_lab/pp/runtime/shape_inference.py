@@ -9,6 +9,7 @@ Out: a `Spec` per boundary: number, shapes and types of the tensors.
               stage ahead of the first activation
   header      the spec of one signature behind one stage, sent once, before the first activation of that signature
   memory      one entry per boundary and signature; nothing per microbatch is kept after a step
+Both are small and read by the host, so they travel between CPUs, on GLOO, also where activations travel on NCCL.
 Elsewhere: Megatron's variable_seq_lengths sends a header with every activation; torch infers shapes in the first step
 and refuses others after it; DeepSeek's set_p2p_tensor_shapes is given one shape.
 """
@@ -57,10 +58,10 @@ def to_header(spec: Spec) -> Tensor:
         raise ValueError(
             f"a boundary carries at most {MAX_TENSORS} tensors of at most {_MAX_DIMS} dimensions, got {write(spec)}"
         )
-    header = torch.zeros(HEADER_LENGTH, dtype=torch.int64)
+    header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device="cpu")
     header[0] = len(spec)
     for number, (shape, dtype) in enumerate(spec):
-        fields = torch.tensor([_TYPES.index(dtype), len(shape), *shape])
+        fields = torch.tensor([_TYPES.index(dtype), len(shape), *shape], device="cpu")
         header[1 + number * _FIELDS :][: len(fields)] = fields
     return header
 
@@ -163,7 +164,7 @@ class InferredShapes:
                 numbers = direction.numbers
                 self._store_and_pass_on(number, [numbers.setdefault(one, len(numbers)) for one in shapes])
             elif direction.is_on:
-                buffer = torch.empty(len(direction.microbatches), dtype=torch.int64, device=self._p2p.device)
+                buffer = torch.empty(len(direction.microbatches), dtype=torch.int64, device="cpu")
                 source = self._p2p.global_ranks[direction.parent]
                 receive = irecv(buffer, source, self._p2p.signatures_tag(number), self._p2p.group)
                 direction.receive = Pending([receive], buffer.tolist)
@@ -178,7 +179,7 @@ class InferredShapes:
         """Return the same; receive the signatures, and the header if this signature is new."""
         key = self._receive_key(stage, microbatch)
         if key not in self._specs:
-            header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self._p2p.device)
+            header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device="cpu")
             source = self._p2p.global_ranks[self._route_of[microbatch][stage]]
             irecv(header, source, self._p2p.header_tag(stage, microbatch), self._p2p.group).wait()
             self._specs[key] = from_header(header)
@@ -189,7 +190,7 @@ class InferredShapes:
         key = self._receive_key(stage, microbatch)
         if key not in self._specs:
             self._specs[key] = spec
-            header = to_header(spec).to(self._p2p.device)
+            header = to_header(spec)
             tag = self._p2p.header_tag(stage, microbatch)
             target, label = self._route_of[microbatch][stage + 1], f"header {stage}F{microbatch}"
             p2p = self._p2p
@@ -215,6 +216,6 @@ class InferredShapes:
         direction, p2p = self._directions[number], self._p2p
         direction.signatures.update(zip(direction.microbatches, signatures, strict=True))
         for child in direction.children:
-            message = torch.tensor(list(direction.signatures.values()), device=p2p.device)
+            message = torch.tensor(list(direction.signatures.values()), device="cpu")
             tag = p2p.signatures_tag(number)
             p2p.keep_send(child, isend(message, p2p.global_ranks[child], tag, p2p.group, "signatures"))

@@ -3,6 +3,9 @@
 A lowered program has one send and one receive per message.  The send stands after the action that makes the result, the
 receive before the action that uses it, and both ends of a link have one order.  The order matters because NCCL has no
 tags: a rank receives the messages of a link in the order in which they were sent.
+NCCL asks for more (`check_in_order`): it completes everything between two ranks, sends and receives of both directions
+together, in the order in which each rank launches it.  Two ranks that launch the same messages in one order never wait
+for each other by this rule; the waits between actions are those of buffered messages.
 """
 
 from collections import defaultdict
@@ -84,5 +87,25 @@ def _check_links(needed: list[RequiredMessage], index: ActionIndex, problems: Pr
                 problems.add(
                     f"rank {src} sends {sent.send} where rank {dst} expects the other end of {received.recv}; messages "
                     "between two ranks arrive in the order of sending, so send and receive them in one order"
+                )
+                break
+
+
+def check_in_order(program: Program, index: ActionIndex, problems: ProblemList) -> None:
+    """Check that any two ranks launch the messages between them, those of both directions together, in one order."""
+    ends: defaultdict[tuple[int, int], list[tuple[Action, Action]]] = defaultdict(list)
+    for send, recv, _, _ in required_messages(program, index):
+        src, dst = index.locate(send)[0], index.locate(recv)[0]
+        ends[min(src, dst), max(src, dst)].append((send, recv) if src < dst else (recv, send))
+    for (rank, other), messages in ends.items():
+        first = sorted(messages, key=lambda pair: index.number[pair[0]])
+        second = sorted(messages, key=lambda pair: index.number[pair[1]])
+        for place, ((here, _), (_, there)) in enumerate(zip(first, second, strict=True)):
+            if first[place] != second[place]:
+                problems.add(
+                    f"deadlock in order: message {place} between ranks {rank} and {other} is {here} for rank {rank} "
+                    f"(position {index.locate(here)[1]}) and {there} for rank {other} (position "
+                    f"{index.locate(there)[1]}); NCCL has no tags and completes the messages between two ranks in the "
+                    "order of their launch; lower() the program anew"
                 )
                 break

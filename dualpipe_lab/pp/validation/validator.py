@@ -9,6 +9,7 @@ Chapter: book/pp/gpipe.  In: a `Program`, plain or lowered.  Out: the same, or `
   delivered   in a lowered program: one send and one receive per message, sent after it was made, received before it is
               used, and received in the order of sending on every link
   feasible    the waits of the ranks form no cycle; otherwise the smallest cycle is explained, with the action to move
+  in order    in a lowered program, if asked for: NCCL, which has no tags, completes its messages without a deadlock
   bounded     no rank holds more activations than allowed, if a bound is given
 Elsewhere: torch `_validate_schedule` accepts a second F or B of a microbatch, a microbatch out of range, and a lowered
 program without receives.
@@ -21,18 +22,25 @@ from dualpipe_lab.pp.validation.deadlock import UntimedRun
 from dualpipe_lab.pp.validation.deadlock_fix import explain_deadlock
 from dualpipe_lab.pp.validation.errors import InvalidProgram, ProblemList
 from dualpipe_lab.pp.validation.index import check_work, index_actions
-from dualpipe_lab.pp.validation.messages import check_messages
+from dualpipe_lab.pp.validation.messages import check_in_order, check_messages
 from dualpipe_lab.pp.validation.routes import check_routes
 
 __all__ = ["InvalidProgram", "validate"]
 
 
-def validate(program: Program, in_flight: int | Sequence[int] | None = None, blocking: bool = False) -> Program:
+def validate(
+    program: Program,
+    in_flight: int | Sequence[int] | None = None,
+    blocking: bool = False,
+    in_order: bool = False,
+) -> Program:
     """Return the program if it is valid; raise InvalidProgram with all its problems otherwise.
 
     `in_flight`: the most activations (stage and microbatch pairs, held from F to the end of B or W) that any rank may
     hold, or one bound per rank.  `blocking`: for a lowered program, also require that it ends if a send and its receive
-    block until both ranks have reached them (rendezvous), not only if messages are buffered.
+    block until both ranks have reached them (rendezvous), not only if messages are buffered.  `in_order`: for a lowered
+    program, also require that it ends on NCCL: no tags, and the messages between two ranks, sends and receives of both
+    directions together, complete in the order in which each rank launches them.
 
     >>> validate(Program.parse("crossed", ["0F0 0F1 0B1 0B0", "1F0 1B0 1F1 1B1"])).num_microbatches
     2
@@ -44,6 +52,8 @@ def validate(program: Program, in_flight: int | Sequence[int] | None = None, blo
         deadlock := explain_deadlock(program, UntimedRun(program, index_actions(program, problems), blocking=True))
     ):
         problems.add(deadlock)
+    if in_order and program.is_lowered:
+        check_in_order(program, index_actions(program, problems), problems)
     if in_flight is not None:
         _check_in_flight(program, in_flight, problems)
     problems.raise_if_any(program)
