@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 VOCABULARY_SIZE = 256
@@ -78,20 +79,27 @@ def _draw(text: bytes, batch_size: int, length: int, num_starts: int, random: Ra
 
 
 def batches(
-    batch_size: int, sequence_length: int, seed: int = 0, text: bytes | None = None
+    batch_size: int,
+    sequence_length: int,
+    seed: int = 0,
+    text: bytes | None = None,
+    device: "torch.device | str | None" = None,
 ) -> Iterator[tuple["Tensor", "Tensor"]]:
     """Yield (inputs_BS, targets_BS) of int64 token ids without end; targets are the inputs shifted by one token.
 
-    B: batch_size, S: sequence_length.
+    B: batch_size, S: sequence_length.  `device`: where the tensors live (default: `lab.device()`, that of the rank).
 
     Raises:
         ValueError: as `windows`.
     """
-    return map(_as_tensors, windows(corpus() if text is None else text, batch_size, sequence_length, seed))
+    slices = windows(corpus() if text is None else text, batch_size, sequence_length, seed)
+    return (_as_tensors(rows, device) for rows in slices)
 
 
-def _as_tensors(rows: list[bytes]) -> tuple["Tensor", "Tensor"]:
+def _as_tensors(rows: list[bytes], device: "torch.device | str | None") -> tuple["Tensor", "Tensor"]:
     import torch  # here, so that the module is importable in milliseconds
 
-    tokens = torch.tensor([list(row) for row in rows])
+    from dualpipe_lab.world import context
+
+    tokens = torch.tensor([list(row) for row in rows], device=context.device() if device is None else device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -82,7 +82,9 @@ class FlashTiles:
         tile = _Buffer(q_groups, self, k.shape[2])
         for rows in self._rows(q.shape[2]):
             q_i = _rows_of(q_groups, rows).to(wide) * scale
-            state, weighted = _one_row_of_tiles(q_i, k_all, v_all, self.key_tiles(rows, k.shape[2], offset), tile)
+            state, weighted = _one_row_of_tiles(
+                q_i, k_all, v_all, self.key_tiles(rows, k.shape[2], offset, q.device), tile
+            )
             weighted.div_(state.total.masked_fill(state.total == 0, 1)[..., None])
             out[:, :, rows], lse[:, :, rows] = (
                 found.unflatten(1, (q_groups.shape[1], rows.stop - rows.start)) for found in (weighted, state.lse)
@@ -106,7 +108,7 @@ class FlashTiles:
             q_i, do_i = _rows_of(q_groups, rows).to(wide) * scale, _rows_of(grad_groups, rows).to(wide)
             lse_i, delta_i = (_rows_of(x, rows)[..., None] for x in (lse_groups, delta))
             dq_i = torch.zeros_like(q_i)
-            for keys, hidden in self.key_tiles(rows, k.shape[2], offset):
+            for keys, hidden in self.key_tiles(rows, k.shape[2], offset, q.device):
                 k_j, v_j = k_all[:, keys], v_all[:, keys]
                 p = _scores(q_i, k_j, hidden, tile).sub_(lse_i).exp_()
                 dv[:, keys].baddbmm_(p.transpose(1, 2), do_i)
@@ -116,14 +118,16 @@ class FlashTiles:
             dq[:, :, rows] = dq_i.mul_(scale).unflatten(1, (q_groups.shape[1], rows.stop - rows.start))
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
 
-    def key_tiles(self, rows: slice, num_keys: int, offset: int | None) -> Iterator[KeyTile]:
+    def key_tiles(
+        self, rows: slice, num_keys: int, offset: int | None, device: torch.device | None = None
+    ) -> Iterator[KeyTile]:
         """Yield the tiles of keys that some of the queries `rows` see; a tile that no query sees is skipped."""
         for first in range(0, num_keys, self.num_keys):
             keys = slice(first, min(first + self.num_keys, num_keys))
             if offset is None or keys.stop - 1 <= rows.start + offset:
                 yield KeyTile(keys, None)
             elif first <= rows.stop - 1 + offset:
-                ones = torch.ones(rows.stop - rows.start, keys.stop - keys.start, dtype=torch.bool)
+                ones = torch.ones(rows.stop - rows.start, keys.stop - keys.start, dtype=torch.bool, device=device)
                 yield KeyTile(keys, ones.triu(rows.start + offset - first + 1))
 
     def _rows(self, num_queries: int) -> Iterator[slice]:
@@ -169,9 +173,7 @@ def _scores(q_i: Tensor, k_j: Tensor, hidden: Tensor | None, tile: _Buffer) -> T
     """Return one tile of S for all heads of a group; hidden scores are -inf."""
     scores = tile.product(q_i, k_j)
     if hidden is not None:
-        scores.view(scores.shape[0], scores.shape[1] // len(hidden), *hidden.shape).masked_fill_(
-            hidden.to(scores.device), NEG_INF
-        )
+        scores.view(scores.shape[0], scores.shape[1] // len(hidden), *hidden.shape).masked_fill_(hidden, NEG_INF)
     return scores
 
 

@@ -5,7 +5,8 @@ order of their sources.
   output        the blocks addressed to this rank, source 0 first: column r of the matrix of counts on rank r
   backward      the same exchange with sends and receives swapped; it returns each row's gradient to the row's source
   bytes sent    sum over the other ranks of rows * bytes per row; with even blocks (e - 1) / e * S
-  counts        8 bytes per number to each other rank, before the rows: a rank cannot know what the others send
+  counts        8 bytes per number to each other rank, before the rows: a rank cannot know what the others send.  They
+                travel where they are: from a GPU by NCCL, and the host waits for them once, to size its buffers
 `dispatch` and `combine` are one exchange in its two directions; each is the backward of the other.
 Every backward is an exchange of all ranks.  So the rows need a gradient on all ranks or on none, and every rank's loss
 has to depend on the rows that it received: a rank that does not reach the backward keeps the others waiting.
@@ -61,7 +62,8 @@ def exchange_counts(counts: Tensor, group: Group | None = None) -> Tensor:
     """Exchange counts before the rows: on rank r, row j of the result is row r of rank j's `counts`.
 
     Args:
-        counts: `counts_NC` of whole numbers; N: ranks of the group, C: numbers for each of them, such as experts.
+        counts: `counts_NC` of whole numbers, on any device; N: ranks of the group, C: numbers for each of them, such as
+            experts.
         group: the ranks (default: the world); all of them call this, also those that send nothing.
     """
     received = torch.empty_like(counts, memory_format=torch.contiguous_format)
@@ -72,13 +74,15 @@ def exchange_counts(counts: Tensor, group: Group | None = None) -> Tensor:
 def exchange_splits(sends: Sequence[int], group: Group | None = None) -> Splits:
     """Return the splits of an exchange in which this rank sends `sends[j]` rows to rank j of the group.
 
+    The numbers are known to the host and read by it, so they travel between CPUs, on GLOO, with any backend.
+
     Raises:
         ValueError: not one number from 0 for each rank.
     """
     size = comm.get_world_size(group)
     if len(sends) != size or min(sends) < 0:
         raise ValueError(f"an all-to-all needs one number of rows from 0 for each of {size} ranks, got {list(sends)}")
-    receives = exchange_counts(torch.tensor([[rows] for rows in sends], dtype=torch.int64), group)
+    receives = exchange_counts(torch.tensor([[rows] for rows in sends], dtype=torch.int64, device="cpu"), group)
     return Splits(tuple(int(rows) for rows in sends), tuple(receives.flatten().tolist()))
 
 

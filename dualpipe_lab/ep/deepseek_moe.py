@@ -26,6 +26,7 @@ from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.ep.router import Routing, TopKRouter, top_experts
+from dualpipe_lab.world.context import device
 
 
 class DeepSeekRouter(TopKRouter):
@@ -61,8 +62,8 @@ class DeepSeekRouter(TopKRouter):
         check_groups(num_experts, num_experts_per_token, num_groups, num_groups_per_token)
         super().__init__(hidden_size, num_experts, num_experts_per_token, "sigmoid", True, scale, dtype)
         self.num_groups, self.num_groups_per_token = num_groups, num_groups_per_token
-        self.register_buffer("bias", torch.zeros(num_experts, dtype=self.weight.dtype))
-        self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64), persistent=False)
+        self.register_buffer("bias", torch.zeros(num_experts, dtype=self.weight.dtype, device=device()))
+        self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64, device=device()), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
         """Route the tokens `x_TD`; T may be 0."""

@@ -34,6 +34,7 @@ from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
+from dualpipe_lab.world.context import device
 
 DROPPED = -1  # the slot of a choice that got none
 
@@ -94,8 +95,8 @@ class GShardMoE(nn.Module):
         self.ep_size = ep.size
         self.capacity = capacity(num_tokens, num_experts, k, capacity_factor)
         self.router = TopKRouter(hidden_size, num_experts, k, normalise=k > 1, dtype=dtype)
-        self.first = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype))
-        self.second = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
+        self.first = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype, device=device()))
+        self.second = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
         shard = Shard(0, start, stop, num_experts)
         self.shards = {"first": shard, "second": shard}
         initialize_parameters(self)
@@ -210,7 +211,7 @@ def queue_positions(indices: Tensor, num_experts: int) -> Tensor:
     load = tokens_per_expert(experts, num_experts)
     begins = load.cumsum(0) - load
     positions = torch.empty_like(experts)
-    positions[order] = torch.arange(len(experts)) - begins[experts[order]]
+    positions[order] = torch.arange(len(experts), device=experts.device) - begins[experts[order]]
     return positions.view(indices.shape[1], -1).t()
 
 

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, logsigmoid
 
 from dualpipe_lab.tp.shard import initialize_parameters
+from dualpipe_lab.world.context import device
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
@@ -78,7 +79,7 @@ class TopKRouter(nn.Module):
         self.num_experts, self.num_experts_per_token = num_experts, num_experts_per_token
         self.scoring: Scoring = scoring
         self.normalise, self.scale = normalise, scale
-        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype, device=device()))
         initialize_parameters(self)
 
     def forward(self, x: Tensor) -> Routing:

@@ -88,7 +88,7 @@ class BalanceLoss(torch.autograd.Function):
         num_experts = logits.shape[-1]
         logs, slopes = log_scores(logits, scoring)
         p = logs.softmax(-1)
-        f = load.to(p.dtype) / max(int(load.sum()), 1)
+        f = (load.double() / load.sum().clamp(min=1)).to(p.dtype)
         price = f * (num_experts / max(num_tokens, 1))  # of one token's share of each expert
         ctx.save_for_backward(p, slopes, price)
         return (p.sum(0) * price).sum()

@@ -31,6 +31,7 @@ from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.tp.swiglu import SwiGLU
+from dualpipe_lab.world import context
 from dualpipe_lab.world.mesh import Mesh
 
 
@@ -76,6 +77,7 @@ class Llama(nn.Module):
             `ring_attention`).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
+        device: of the weights (default: that of the rank).  They are drawn on the CPU, so they are equal everywhere.
 
     Raises:
         ValueError: another axis has more than one rank, a size does not divide where it must, or the layout is missing
@@ -94,6 +96,7 @@ class Llama(nn.Module):
         attend: Attend | None = None,
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
@@ -109,6 +112,7 @@ class Llama(nn.Module):
         tied = self.embedding if config.tied else None
         self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, tied, dtype)
         initialize_parameters(self, seed)
+        self.to(context.device() if device is None else device)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return logits_BSV; V: this rank's shard of the vocabulary.

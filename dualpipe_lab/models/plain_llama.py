@@ -14,6 +14,7 @@ from torch.nn import functional
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.rope import rotation
+from dualpipe_lab.world import context
 
 
 class PlainAttention(nn.Module):
@@ -77,9 +78,17 @@ class PlainLayer(nn.Module):
 
 
 class PlainLlama(nn.Module):
-    """The full Llama in one process, in plain torch; its parameters have the names of `Llama`'s."""
+    """The full Llama in one process, in plain torch; its parameters have the names of `Llama`'s.
 
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype | None = None) -> None:
+    Args:
+        config: sizes.
+        dtype: of the weights.
+        device: of the weights (default: that of the rank).  They are drawn on the CPU, so they are equal everywhere.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         config.check()
         self.embedding = nn.Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype)
@@ -88,10 +97,11 @@ class PlainLlama(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
         if config.tied:
             self.head.weight = self.embedding.weight
+        self.to(context.device() if device is None else device)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return logits_BSV of ids_BS."""
-        positions = torch.arange(ids.shape[1]) if positions is None else positions
+        positions = torch.arange(ids.shape[1], device=ids.device) if positions is None else positions
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x, positions)

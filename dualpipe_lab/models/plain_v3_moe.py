@@ -13,14 +13,18 @@ from torch.nn.functional import cross_entropy, silu
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.models.plain_llama import PlainAttention, PlainMlp
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.world import context
 
 
 class PlainRouter(nn.Linear):
     """A router with sigmoid scores; its bias takes part in the selection only."""
 
+    selection_bias: Tensor
+
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
         super().__init__(config.hidden_size, config.num_experts, False, dtype=dtype)
-        self.config, self.selection_bias = config, torch.zeros(config.num_experts, dtype=dtype)
+        self.config = config
+        self.register_buffer("selection_bias", torch.zeros(config.num_experts, dtype=dtype), persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `weights_TK`, `indices_TK` and `scores_TE` of `x_TD`."""
@@ -89,9 +93,14 @@ class PlainV3Layer(nn.Module):
 
 
 class PlainV3MoE(nn.Module):
-    """The full V3-style model in one process, in plain torch; its parameters have the names of `V3MoE`'s."""
+    """The full V3-style model in one process, in plain torch; its parameters have the names of `V3MoE`'s.
 
-    def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None = None) -> None:
+    Arguments as in `PlainLlama`; the weights of the experts are not drawn but loaded.
+    """
+
+    def __init__(
+        self, config: V3MoEConfig, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         config.check()
         self.config = config
@@ -100,10 +109,11 @@ class PlainV3MoE(nn.Module):
         self.layers = nn.ModuleList(PlainV3Layer(config, is_dense, dtype) for is_dense in dense)
         self.norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
+        self.to(context.device() if device is None else device)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
-        positions, x = torch.arange(ids.shape[1]), self.embedding(ids)
+        positions, x = torch.arange(ids.shape[1], device=ids.device), self.embedding(ids)
         balance = x.new_zeros(())
         for layer in self.layers:
             x, loss = layer(x, positions)

@@ -40,6 +40,7 @@ from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import full_tensor, initialize_parameters, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
+from dualpipe_lab.world import context
 from dualpipe_lab.world.mesh import Mesh
 
 
@@ -88,6 +89,7 @@ class V3MoE(nn.Module):
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
         num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
+        device: as in `Llama`.
 
     Attributes:
         ep: the ranks over which the experts are sharded.
@@ -107,6 +109,7 @@ class V3MoE(nn.Module):
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
         num_nodes: int = 1,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
@@ -124,6 +127,7 @@ class V3MoE(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.eps, self.tp, dtype=dtype)
         self.head = LMHead(config.hidden_size, config.vocabulary_size, self.tp, dtype=dtype)
         initialize_parameters(self, seed)
+        self.to(context.device() if device is None else device)
 
     def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
         """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.

@@ -112,7 +112,7 @@ def rank_loads(weight: Any, placement: ExpertPlacement, num_ranks: int) -> Tenso
     >>> rank_loads([[5.0, 1, 1, 1]], ExpertPlacement(*rebalance_experts([[5.0, 1, 1, 1]], 6, 1, 1, 2)), 2).tolist()
     [[4.333333333333334, 3.666666666666667]]
     """
-    shares = torch.as_tensor(np.asarray(weight, dtype=np.float64)) / placement.counts
+    shares = torch.from_numpy(_on_host(weight)) / placement.counts
     return shares.gather(1, placement.physical_to_logical).unflatten(1, (num_ranks, -1)).sum(-1)
 
 
@@ -122,7 +122,7 @@ def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_g
     Raises:
         ValueError: loads or sizes that do not fit.
     """
-    loads: Loads = np.asarray(weight.cpu() if isinstance(weight, Tensor) else weight, dtype=np.float64)
+    loads = _on_host(weight)
     if loads.ndim != 2 or not loads.size:
         raise ValueError(f"loads are [layers, experts], at least one of each, got shape {tuple(loads.shape)}")
     if not (np.isfinite(loads).all() and (loads >= 0).all()):
@@ -140,6 +140,12 @@ def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_g
     for what, size, by, divisor in shares:
         if size % divisor:
             raise ValueError(f"{what} must be a multiple of {by}, got {size} and {divisor}")
+    return loads
+
+
+def _on_host(weight: Any) -> Loads:
+    """Return loads as an array: the host computes placements, whatever device the loads were counted on."""
+    loads: Loads = np.array(weight.cpu() if isinstance(weight, Tensor) else weight, dtype=np.float64)
     return loads
 
 

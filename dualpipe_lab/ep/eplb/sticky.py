@@ -44,7 +44,7 @@ def rebalance_sticky(
     >>> rebalance_sticky([[6.0, 2, 2, 2]], torch.tensor([[0, 1, 1, 2, 3, 3]]), 2, max_moves=1).physical_to_logical
     tensor([[0, 1, 1, 2, 0, 3]])
     """
-    slots = previous.numpy().astype(np.int64)
+    slots = previous.cpu().numpy().astype(np.int64)
     if slots.ndim != 2 or max_moves < 0:
         raise ValueError(f"the placement is [layers, slots], max_moves at least 0, got {slots.shape} and {max_moves}")
     loads = check(weight, slots.shape[1], 1, num_nodes, num_ranks)

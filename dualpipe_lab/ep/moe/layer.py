@@ -21,6 +21,7 @@ from dualpipe_lab.ep.moe.experts import SwiGLUWeights
 from dualpipe_lab.ep.moe.permutation import plan_routes
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
+from dualpipe_lab.world.context import device
 
 
 class Experts(nn.Module):
@@ -51,9 +52,9 @@ class Experts(nn.Module):
         super().__init__()
         self.ep, self.num_experts = ep or ExpertParallel(), num_experts
         start, stop = self.ep.span(num_experts)
-        self.gate = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
-        self.up = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype))
+        self.gate = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
+        self.up = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
+        self.down = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype, device=device()))
         self.shards = {name: Shard(0, start, stop, num_experts) for name in ("gate", "up", "down")}
         initialize_parameters(self)
 

@@ -69,17 +69,20 @@ def plan_routes(experts: Tensor, num_experts: int, ep: ExpertParallel) -> Routes
     order = slots.argsort(stable=True)
     sends = torch.bincount(slots, minlength=num_experts).view(ep.size, share)
     receives = exchange_counts(sends, ep.group)
-    expert_of_row = (torch.arange(num_experts, device=slots.device) % share).repeat_interleave(receives.flatten())
+    on_host = torch.stack([sends, receives]).cpu()  # the one time that the host waits for the device
+    rows = int(on_host[1].sum())
+    local_expert = torch.arange(num_experts, device=slots.device) % share
+    expert_of_row = local_expert.repeat_interleave(receives.flatten(), output_size=rows)
     expert_major = expert_of_row.argsort(stable=True)
     return Routes(
         num_tokens=experts.shape[0],
         top_k=experts.shape[1],
         order=order,
         inverse=_inverse(order),
-        splits=Splits(tuple(sends.sum(1).tolist()), tuple(receives.sum(1).tolist())),
+        splits=Splits(*(tuple(rows) for rows in on_host.sum(2).tolist())),
         expert_major=expert_major,
         arrival=_inverse(expert_major),
-        counts=tuple(receives.sum(0).tolist()),
+        counts=tuple(on_host[1].sum(0).tolist()),
     )
 
 
@@ -97,14 +100,18 @@ def check_choices(experts: Tensor, num_experts: int) -> None:
         raise ValueError(f"choices are whole numbers of shape [tokens, k], got {experts.dtype} {tuple(experts.shape)}")
     if not experts.numel():
         return
-    lowest, highest = int(experts.min()), int(experts.max())
-    if lowest < 0 or highest >= num_experts:
-        raise ValueError(f"experts are numbered 0 to {num_experts - 1}, got choices from {lowest} to {highest}")
     ranked = experts.sort(1).values
-    twice = (ranked[:, 1:] == ranked[:, :-1]).any(1).nonzero().flatten().tolist()
-    if twice:
-        chosen = experts[twice[0]].tolist()
-        raise ValueError(f"a token chooses k different experts, got {chosen} for token {twice[0]}; take topk's indices")
+    twice = (ranked[:, 1:] == ranked[:, :-1]).any(1)
+    unknown = (experts < 0).any() | (experts >= num_experts).any()
+    if not (unknown | twice.any()):  # one answer for the host to wait for
+        return
+    lowest, highest = int(experts.min()), int(experts.max())
+    if unknown:
+        raise ValueError(f"experts are numbered 0 to {num_experts - 1}, got choices from {lowest} to {highest}")
+    token = int(twice.nonzero()[0])
+    raise ValueError(
+        f"a token chooses k different experts, got {experts[token].tolist()} for token {token}; take topk's indices"
+    )
 
 
 def permute(x: Tensor, routes: Routes) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.overlap.executor import InterruptibleLayer
 from dualpipe_lab.ep.router import TopKRouter, expert_weights
+from dualpipe_lab.world.context import device
 from dualpipe_lab.world.emulate.link import Link
 
 MS = 1_000_000  # nanoseconds
@@ -71,7 +72,7 @@ class LayerWeights:
 
 
 def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> list[LayerWeights]:
-    """Draw the full weights of a model in float64; equal arguments give equal weights.
+    """Draw the full weights of a model in float64; equal arguments give equal weights, on every device.
 
     >>> len(make_weights(3))
     3
@@ -81,9 +82,9 @@ def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> 
         torch.manual_seed(seed)
         return [
             LayerWeights(
-                SelfAttention(s.hidden).double(),
+                SelfAttention(s.hidden).to(device(), torch.float64),
                 TopKRouter(s.hidden, s.experts, s.top_k, normalise=s.top_k > 1).double(),
-                *(torch.randn(s.experts, *shape, dtype=torch.float64) / s.hidden**0.5 for shape in _shapes(s)),
+                *(_draw(s.experts, *shape).div_(s.hidden**0.5).to(device()) for shape in _shapes(s)),
             )
             for _ in range(num_layers)
         ]
@@ -92,17 +93,20 @@ def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> 
 def make_layers(
     weights: Sequence[LayerWeights], ep: ExpertParallel | None = None, even: Sizes | None = None
 ) -> list[InterruptibleLayer]:
-    """Return the layers of a model with the experts sharded.
+    """Return the layers of a model with the experts sharded, on the device of the rank.
 
     Args:
-        weights: the full weights of all layers.
+        weights: the full weights of all layers, on any device; attention and router are moved, not copied.
         ep: the groups of the experts (default: the world holds each expert once).
         even: the sizes of a microbatch, to send its tokens to all experts in turn, whatever the router chooses.
     """
     fixed = None if even is None else even_choices(even)
     ep = ep or ExpertParallel()
     return [
-        InterruptibleLayer(w.attention, w.router, Experts.from_full(w.gate, w.up, w.down, ep), fixed) for w in weights
+        InterruptibleLayer(
+            w.attention.to(device()), w.router.to(device()), Experts.from_full(w.gate, w.up, w.down, ep), fixed
+        )
+        for w in weights
     ]
 
 
@@ -112,7 +116,7 @@ def even_choices(sizes: Sizes) -> Tensor:
     >>> even_choices(Sizes(tokens=3, experts=4, top_k=2)).tolist()
     [[0, 1], [2, 3], [0, 1]]
     """
-    slots = torch.arange(sizes.tokens * sizes.top_k) % sizes.experts
+    slots = torch.arange(sizes.tokens * sizes.top_k, device=device()) % sizes.experts
     return slots.view(sizes.tokens, sizes.top_k)
 
 
@@ -129,6 +133,10 @@ def single_process(weights: Sequence[LayerWeights], x: Tensor, fixed: Tensor | N
         picked = y.gather(1, chosen.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
         x = a + (weights_tk.unsqueeze(-1) * picked).sum(1)
     return x
+
+
+def _draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, device="cpu")  # a GPU has other random numbers
 
 
 def _shapes(s: Sizes) -> tuple[tuple[int, int], ...]:
