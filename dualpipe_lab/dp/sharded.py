@@ -32,7 +32,7 @@ class ZeroOptions:
     Args:
         hyperparameters: of AdamW, or a function of a parameter's name and value that returns them.
         master: keep fp32 weights for 16-bit parameters.
-        rounding_seed: instead, round bf16 weights at random, from this seed; a GPU draws other numbers than a CPU.
+        rounding_seed: instead, round bf16 weights at random, from this seed.
         grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
         bucket_bytes: the largest size of a bucket.
         num_backwards: backward passes of a step, one for each microbatch.  A `PipelineRuntime` says itself when a
@@ -117,8 +117,8 @@ class ShardedAdam:
         self.generator: torch.Generator | None = None
         if options.rounding_seed is not None:  # ranks that hold the same weights must round them alike
             position = comm.get_rank(group) if is_sharded else 0
-            where = next(iter(names)).device  # numbers drawn on the CPU would cross to the GPU in every step
-            self.generator = torch.Generator(where).manual_seed(options.rounding_seed + position)
+            # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
+            self.generator = torch.Generator().manual_seed(options.rounding_seed + position)
         self._names, self._group, self._options, self._is_sharded = names, group, options, is_sharded
 
     def kind(self, parameter: nn.Parameter) -> Kind:

@@ -103,7 +103,7 @@ def _on_host(tensor: Tensor) -> Tensor:
     """Return a tensor in the memory of the CPU; from a GPU through page-locked memory, which torch keeps and reuses."""
     if tensor.device.type == "cpu":
         return tensor
-    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
+    return torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available()).copy_(tensor)
 
 
 def read_header(file: Path) -> Header:

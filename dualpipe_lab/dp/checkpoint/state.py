@@ -108,7 +108,7 @@ def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
     if (here := device()).type != "cpu":
         state[here.type] = _text(accelerator.current().rng_state(here))
     if rounding is not None:
-        state[_rounding_key(rounding)] = _text(rounding.get_state())
+        state["rounding"] = _text(rounding.get_state())
     if "numpy" in sys.modules:
         name, keys, *numbers = sys.modules["numpy"].random.get_state()
         state["numpy"] = [name, keys.tolist(), *numbers]
@@ -122,14 +122,10 @@ def set_random_state(state: dict[str, Any], rounding: torch.Generator | None = N
     torch.set_rng_state(_bytes(state["torch"]))
     if (here := device()).type in state:
         accelerator.current().set_rng_state(_bytes(state[here.type]), here)
-    if rounding is not None and (key := _rounding_key(rounding)) in state:
-        rounding.set_state(_bytes(state[key]))
+    if rounding is not None and "rounding" in state:
+        rounding.set_state(_bytes(state["rounding"]))
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
-
-
-def _rounding_key(rounding: torch.Generator) -> str:
-    return "rounding" if rounding.device.type == "cpu" else f"rounding_{rounding.device.type}"
 
 
 def _text(state: Tensor) -> str:
