@@ -8,10 +8,29 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import stand_in
 from built_pages import HTML
 
 hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("course")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--stand-in", action="store_true", help="run launches through the stand-in for NCCL")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on_gloo(reason): not for NCCL, and not run through its stand-in")
+    if config.getoption("--stand-in"):
+        stand_in.take_over()
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--stand-in"):
+        for item in items:
+            if found := item.get_closest_marker("on_gloo"):
+                item.add_marker(pytest.mark.skip(reason=found.args[0]))
+
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]

@@ -3,7 +3,7 @@
 Chapter: book/appendix/gpus.  In: the tensors of a call and its group.  Out: nothing, or one sentence with the remedy.
 `comm` asks before a call begins, so that a run on GLOO and one on NCCL fail alike, and none of them hangs:
   both    strided tensors (GLOO sums them wrong without an error), tensors of two devices in one call
-  NCCL    a tag, a receive from any rank, 16-bit integers and complex messages, and a message to a rank from which one
+  NCCL    a tag, a receive from any rank, integers of 16 bits, and a message to a rank from which one
           is under way, or the other way round: NCCL runs the messages of a pair of ranks one after the other, in the
           order of the calls, so each rank may wait for what the other has queued behind
 Elsewhere: `check_gpu_single_tensor` in torch's ProcessGroupNCCL.cpp; NCCL manual, "Point-to-point communication".
@@ -21,6 +21,7 @@ _NCCL_TYPES = {
     torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip
+_NO_COMPLEX = ("reduce", "gather", "reduce_scatter", "reduce_scatter_single")  # elsewhere torch sends pairs of reals
 
 
 def runs_on_gloo(tensor: torch.Tensor) -> bool:
@@ -72,12 +73,10 @@ def _carried_types(config: str) -> tuple[str, ...]:
 
 def _check_types(name: str, tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
-        sums_complex = tensor.is_complex() and name in ("all_reduce", "broadcast")  # torch views them as real
-        if tensor.dtype not in _NCCL_TYPES and not sums_complex:
-            raise ValueError(
-                f"{name}: NCCL does not know {tensor.dtype}; send a view, such as tensor.view(torch.uint8) or "
-                "torch.view_as_real(tensor), or use a type of 32 bits"
-            )
+        viewed_as_real = tensor.is_complex() and name not in _NO_COMPLEX
+        if tensor.dtype not in _NCCL_TYPES and not viewed_as_real:
+            remedy = "torch.view_as_real(tensor)" if tensor.is_complex() else "tensor.view(torch.uint8), or 32 bits"
+            raise ValueError(f"{name}: NCCL does not know {tensor.dtype}; pass {remedy}")
 
 
 def check_message(name: str, tensor: torch.Tensor, peer: int | None, tag: int) -> None:

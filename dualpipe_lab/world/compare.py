@@ -72,7 +72,7 @@ def _report(
         raise AssertionError(f"{ranks} and GLOO: results{worst.place} {apart}, at most {tolerance:.1e} allowed")
     per_rank = [median(times[1:] or times) for times in milliseconds]
     calls = len(milliseconds[0]) - 1
-    which = f"median of {calls} calls and of the ranks" if calls else "median of the ranks"
+    which = "median of the ranks" + (f" and of {calls} call{'s' * (calls > 1)} after the first" if calls else "")
     print(
         f"{ranks} agree with GLOO: largest difference {worst.size:.1e} of at most {tolerance:.1e}; "
         f"{median(per_rank):.2f} ms between CUDA events, {which}"

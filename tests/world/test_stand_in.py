@@ -1,0 +1,247 @@
+"""The stand-in for NCCL refuses what CUDA and NCCL refuse; each refusal of it, and of `comm` on it, has a test."""
+
+import pytest
+import stand_in
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dualpipe_lab as lab
+
+
+@pytest.fixture(autouse=True)
+def on_stand_in(monkeypatch):
+    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
+    monkeypatch.delenv(stand_in.SUITE, raising=False)
+
+
+def launch(fn, world_size=2, *args, **options):
+    return lab.launch(fn, world_size, *args, backend="nccl", output="collect", **options)
+
+
+def refusals(*attempts):
+    """The error of each attempt on rank 0, all from one launch: its type, and its text."""
+
+    def fn(rank, world_size):
+        found = []
+        for attempt in attempts:
+            try:
+                attempt(lab.device())
+                found.append("accepted")
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {error}")
+        return found
+
+    return launch(fn, 1)[0]
+
+
+def test_tensors_of_the_device_and_of_the_host_do_not_mix():
+    found = refusals(
+        lambda d: torch.ones(3, device=d) + torch.ones(3),
+        lambda d: torch.ones(2, 2, device=d) @ torch.ones(2, 2),
+        lambda d: torch.ones(3).add_(torch.ones(3, device=d)),
+        lambda d: torch.mul(torch.ones(3, device=d), 2, out=torch.empty(3)),
+        lambda d: nn.Linear(2, 2)(torch.ones(1, 2, device=d)),
+        lambda d: torch.ones(3)[torch.tensor([0], device=d)],
+        lambda d: torch.ones(3, device=d).numpy(),
+        lambda d: setattr(nn.Parameter(torch.ones(2, device=d)), "grad", torch.ones(2)),
+        lambda d: torch.randn(3, device=d, generator=torch.Generator()),
+        lambda d: torch.empty(3, device=d).normal_(generator=torch.Generator()),
+        lambda d: torch.ones(3, device="cuda:5"),
+    )
+    wanted = ["RuntimeError: Expected all tensors to be on the same device"] * 5
+    wanted += ["RuntimeError: indices should be", "TypeError: can't convert cuda:0", "RuntimeError: assigned grad"]
+    wanted += ["RuntimeError: Expected a 'cuda' device type for generator"] * 2 + [
+        "RuntimeError: a rank has one device"
+    ]
+    assert [text[: len(start)] for text, start in zip(found, wanted, strict=True)] == wanted
+
+
+def test_a_tensor_stays_on_the_device_through_all_that_torch_does_with_it():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            assert grad.device == torch.ones(1, device="cuda").device == lab.device()
+            return 2 * grad
+
+    def fn(rank, world_size, x, model):
+        model = nn.Sequential(model, nn.Linear(2, 2).to(lab.device()))
+        optimizer = torch.optim.AdamW(model.parameters())
+        host = torch.ones(1, 2, requires_grad=True)
+        (Double.apply(model(x)) + host.to(lab.device())).sum().backward()
+        optimizer.step()
+        flat = torch.zeros(8, device=lab.device())
+        view = flat[2:6].view(2, 2)
+        flat.untyped_storage().resize_(0)
+        flat.untyped_storage().resize_(32)
+        copied = torch.zeros(3).copy_(torch.ones(3, device=lab.device()))
+        moved = [x, x[0], x.t(), x.clone(), x.double(), x.new_zeros(2), torch.zeros_like(x), view, x[torch.tensor([0])]]
+        moved += [p for p in model.parameters()] + [p.grad for p in model.parameters()]
+        moved += [s["exp_avg"] for s in optimizer.state.values()] + [x + torch.tensor(1.0), torch.cat([x, x])]
+        stayed = [host.grad, x.cpu(), copied, torch.zeros_like(x, device="cpu"), torch.tensor(x.tolist())]
+        return {t.device for t in moved}, {t.device for t in stayed}, x.sum().item(), host.grad
+
+    for rank, (moved, stayed, total, grad) in enumerate(launch(fn, 2, torch.ones(1, 3), nn.Linear(3, 2))):
+        assert (moved, stayed) == ({torch.device("cuda", rank)}, {torch.device("cpu")})
+        assert total == 3.0
+        assert grad.tolist() == [[1.0, 1.0]]
+
+
+def test_what_nccl_refuses_is_refused():
+    """Without `comm`, which says it first: in the words of torch."""
+    wide, bits = torch.ones(2, 4), torch.ones(2, dtype=torch.bool)
+    found = refusals(
+        lambda d: dist.all_reduce(wide.to(d)[:, :2]),
+        lambda d: dist.all_gather_into_tensor(torch.ones(1), torch.ones(1, device=d)),
+        lambda d: dist.all_reduce(torch.ones(2, dtype=torch.int16, device=d)),
+        lambda d: dist.reduce(torch.ones(2, dtype=torch.complex64, device=d), 0),
+        lambda d: dist.all_reduce(torch.ones(2, dtype=torch.int32, device=d), dist.ReduceOp.BAND),
+        lambda d: dist.all_reduce(bits.to(d), dist.ReduceOp.AVG),
+        lambda d: dist.all_reduce(torch.ones(2, device=d).to(torch.float8_e5m2)),
+        lambda d: dist.recv(torch.ones(2, device=d)),
+        lambda d: dist.all_reduce(torch.ones(2, dtype=torch.complex64, device=d)),
+        lambda d: dist.all_reduce(torch.ones(2)),
+    )
+    wanted = [
+        "ValueError: allreduce_: Tensors must be contiguous",
+        "RuntimeError: _allgather_base_: Tensors must be CUDA and dense",
+        "TypeError: Input tensor data type is not supported for NCCL process group: torch.int16",
+        "TypeError: Input tensor data type is not supported for NCCL process group: torch.complex64",
+        "ValueError: Cannot use ReduceOp.BAND with NCCL",
+        "TypeError: Cannot use ReduceOp.AVG with Bool",
+        "TypeError: Unsupported Float8 type for NCCL reduction",
+        "NotImplementedError: ProcessGroupNCCL does not support recvAnysource",
+        "accepted",
+        "accepted",  # tensors of the host travel over GLOO
+    ]
+    assert found == wanted
+
+
+def test_comm_refuses_by_back_end_with_a_remedy():
+    wide = torch.ones(2, 4)
+    found = refusals(
+        lambda d: lab.comm.all_reduce(wide.to(d)[:, :2]),
+        lambda d: lab.comm.all_reduce(wide[:, :2]),
+        lambda d: lab.comm.all_gather_single(torch.ones(2), torch.ones(2, device=d)),
+        lambda d: lab.comm.all_reduce(torch.ones(2, dtype=torch.int16, device=d)),
+        lambda d: lab.comm.reduce(torch.ones(2, dtype=torch.complex64, device=d), 0),
+        lambda d: lab.comm.irecv(torch.ones(2, device=d)),
+        lambda d: lab.comm.irecv(torch.ones(2, device=d), 0, tag=1),
+        lambda d: lab.comm.all_reduce(torch.ones(2)),
+    )
+    remedies = [
+        "pass tensor.contiguous() and copy the result back",
+        "pass tensor.contiguous() and copy the result back",
+        "got cpu and cuda:0; move them with .to(...)",
+        "NCCL does not know torch.int16; pass tensor.view(torch.uint8), or 32 bits",
+        "NCCL does not know torch.complex64; pass torch.view_as_real(tensor)",
+        "got src=None; name the sender",
+        "leave the tag out and post receives in the order of the sends",
+        "accepted",
+    ]
+    assert [text[-len(end) :] for text, end in zip(found, remedies, strict=True)] == remedies
+
+
+def test_a_group_without_a_back_end_for_the_cpu_refuses_its_tensors():
+    def fn(rank, world_size):
+        lab.comm.all_reduce(torch.ones(2), group=dist.new_group([0, 1], backend="standin"))
+
+    with pytest.raises(lab.RankError, match="the group carries tensors on cuda, got one on cpu; move it with"):
+        launch(fn)
+
+
+def exchange(first, second):
+    """Rank 0 begins with its operation `first`, rank 1 with `second`; each waits for both at the end."""
+
+    def fn(rank, world_size):
+        mine, theirs = torch.full((2,), float(rank), device=lab.device()), torch.empty(2, device=lab.device())
+        start = {"send": lambda: dist.isend(mine, 1 - rank), "receive": lambda: dist.irecv(theirs, 1 - rank)}
+        order = sorted(start, key=(first, second)[rank].__ne__)
+        for work in [start[name]() for name in order]:
+            work.wait()
+        return theirs.tolist()
+
+    return launch(fn, timeout=4)
+
+
+def test_messages_of_a_pair_run_in_the_order_of_the_calls():
+    """Without `comm`: where both ranks begin with a receive, or both with a send, each waits for the other."""
+    assert exchange("send", "receive") == [[1.0, 1.0], [0.0, 0.0]]
+    for both in ("send", "receive"):
+        with pytest.raises(lab.RankTimeout):
+            exchange(both, both)
+
+
+def test_a_batch_ends_together_and_blocks_what_comes_after_it():
+    def batched(rank, world_size):
+        mine, theirs = torch.full((2,), float(rank), device=lab.device()), torch.empty(2, device=lab.device())
+        messages = [lab.comm.P2P("irecv", theirs, 1 - rank), lab.comm.P2P("isend", mine, 1 - rank)]
+        for work in lab.comm.batch_isend_irecv(messages):
+            work.wait()
+        return theirs.tolist()
+
+    def posted_ahead(rank, world_size):
+        x, y = torch.ones(2, device=lab.device()), torch.empty(2, device=lab.device())
+        if rank == 0:
+            works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 1)])
+        dist.all_reduce(x)
+        if rank == 1:
+            works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 0)])
+        works[0].wait()
+
+    assert launch(batched) == [[1.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(lab.RankTimeout):
+        launch(posted_ahead, timeout=4)
+
+
+def test_comm_refuses_the_order_that_may_wait_for_itself():
+    def fn(rank, world_size):
+        x = torch.ones(2, device=lab.device())
+        lab.comm.irecv(torch.empty_like(x), 1 - rank)
+        lab.comm.isend(x, 1 - rank)
+
+    with pytest.raises(lab.RankError, match="is not waited for; start both in one batch_isend_irecv, or wait first"):
+        launch(fn)
+
+
+def test_arguments_arrive_on_the_device_and_values_come_back_on_the_cpu():
+    def fn(rank, world_size, x, nested, same):
+        assert same[0] is same[1]
+        places = {t.device for t in (x, nested["a"][0], nested["b"][0], *nested["m"].parameters(), *same)}
+        assert nested["b"][0].is_leaf
+        return places, isinstance(nested["p"], nn.Parameter), {"x": x, "b": [nested["b"][0] * 2]}, nested["m"]
+
+    x, leaf = torch.arange(3.0), torch.ones(2, requires_grad=True)
+    nested = {"a": (x,), "b": [leaf], "m": nn.Linear(2, 1), "p": nn.Parameter(torch.ones(1)), "word": "same"}
+    for rank, (places, is_parameter, value, model) in enumerate(launch(fn, 2, x, nested, [leaf, leaf])):
+        assert places == {torch.device("cuda", rank)}
+        assert is_parameter
+        assert torch.equal(value["x"], x)
+        assert torch.equal(model.weight, nested["m"].weight)
+        assert value["b"][0].device.type == "cpu"
+    assert lab.device() == torch.device("cpu")
+
+
+def test_spans_are_measured_by_events_and_the_clock_waits_for_the_device():
+    def fn(rank, world_size):
+        began = lab.now()
+        with lab.span("F", 0, 0):
+            lab.comm.all_reduce(torch.ones(2, device=lab.device()))
+        lab.comm.barrier()
+        return began, lab.now()
+
+    run = launch(fn)
+    assert run.timeline.source == "measured"
+    for (began, ended), spans in zip(run, run.timeline.spans_by_rank, strict=True):
+        span = next(span for span in spans if span.kind == "F")
+        assert began - 1_000_000 < span.start < span.end < ended + 1_000_000
+
+
+@pytest.mark.parametrize("options", [{"link": lab.Link(gbps=1, latency_ms=1)}, {"clock": "virtual"}])
+def test_emulated_time_is_refused_before_any_process_starts(options):
+    with pytest.raises(ValueError, match=r"emulates another; leave it out, or use backend='gloo'"):
+        launch(print, 2, **options)
