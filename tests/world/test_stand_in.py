@@ -79,8 +79,9 @@ def test_a_tensor_stays_on_the_device_through_all_that_torch_does_with_it():
         flat.untyped_storage().resize_(0)
         flat.untyped_storage().resize_(32)
         copied = torch.zeros(3).copy_(torch.ones(3, device=lab.device()))
-        moved = [x, x[0], x.t(), x.clone(), x.double(), x.new_zeros(2), torch.zeros_like(x), view, x[torch.tensor([0])]]
-        moved += [p for p in model.parameters()] + [p.grad for p in model.parameters()]
+        moved = [x, x[0], x.t(), x.clone(), x.double(), x.new_zeros(2), torch.zeros_like(x), view]
+        moved += [x[torch.tensor([0])]]
+        moved += list(model.parameters()) + [p.grad for p in model.parameters()]
         moved += [s["exp_avg"] for s in optimizer.state.values()] + [x + torch.tensor(1.0), torch.cat([x, x])]
         stayed = [host.grad, x.cpu(), copied, torch.zeros_like(x, device="cpu"), torch.tensor(x.tolist())]
         return {t.device for t in moved}, {t.device for t in stayed}, x.sum().item(), host.grad
