@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 # One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
-NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with solutions/sanitize.cfg \
+NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
   --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
@@ -56,8 +56,8 @@ exercises: $(INSTALLED) ## write the exercises anew from the solutions, and run 
 	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/python tools/make_exercises.py --run
 
-grade: $(INSTALLED) ## grade the notebooks in SUBMISSIONS=folder
-	@$(BIN)/python -m dualpipe_lab grade $(or $(SUBMISSIONS),$(error name the folder: make grade SUBMISSIONS=folder))
+grade: $(INSTALLED) ## grade the notebooks in SUBMISSIONS=folder; NBVAL=1 runs each and compares its outputs
+	@$(BIN)/python -m dualpipe_lab grade $(if $(NBVAL),--nbval) $(or $(SUBMISSIONS),$(error name the folder: make grade SUBMISSIONS=folder))
 
 lint: $(INSTALLED_DEV) ## check style, format and types
 	@echo "==> ruff check" && $(BIN)/ruff check $(SOURCES)

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from dualpipe_course.grading.limits import Limits
+from dualpipe_lab._optional import extra
 
 MAX_SECONDS = 86_400
 EXERCISES = Path(__file__).parents[1] / "exercises"
@@ -24,6 +25,7 @@ def grade(
     at_once: Annotated[int, typer.Option(min=1, max=16, help="submissions graded at the same time")] = 2,
     seconds: Annotated[float, typer.Option(min=1, max=MAX_SECONDS, help="time limit of one exercise")] = Limits.seconds,
     memory: Annotated[int, typer.Option(min=256, help="memory limit of one exercise, MiB")] = Limits.memory_mib,
+    nbval: Annotated[bool, typer.Option("--nbval", help="run each notebook, compare its outputs")] = False,
 ) -> None:
     """Grade every notebook in FOLDER; print a table, write CSV and HTML."""
     from dualpipe_course.grading import report, submissions
@@ -31,6 +33,9 @@ def grade(
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack the letters of a name
         sys.stdout.reconfigure(errors="backslashreplace")
+    if nbval:
+        with extra("grading", "--nbval"):
+            import nbval as _nbval  # noqa: F401
     console = Console()
     started = time.monotonic()
     found = submissions.find(folder, submissions.exercises(exercises), out)
@@ -42,7 +47,7 @@ def grade(
         console.print(f"{line}{graded.points:g} / {graded.out_of}  {graded.seconds:g} s", markup=False, highlight=False)
 
     try:
-        with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh) as grader:
+        with Grader(out, replace(Limits(), seconds=seconds, memory_mib=memory), fresh, nbval) as grader:
             results = grader.grade(found, at_once, note)
     except GradingStopped as error:
         raise ValueError(error) from error

@@ -38,6 +38,7 @@ def test_the_wheel_holds_the_library_and_nothing_of_the_solutions(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} <= {"dualpipe_lab", "dualpipe_course"}
     assert not [name for name in names if re.search(r"solutions|tests|wrong_|right_", name)]
     assert any(name.startswith("dualpipe_lab/viz/static/") for name in names)
+    assert "dualpipe_course/sanitize.cfg" in names
 
 
 @pytest.mark.slow

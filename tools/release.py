@@ -44,7 +44,8 @@ python3 -m venv .venv
 ```
 
 The library alone, without notebooks: `pip install {wheel}`; its extras are `[notebook]`, `[grading]`, `[book]`.
-To grade a folder of notebooks: `dualpipe-lab grade FOLDER --exercises exercises`.
+To grade a folder of notebooks: `dualpipe-lab grade FOLDER --exercises exercises`; with `--nbval` each also runs as a
+whole, and its outputs are compared with the stored ones.
 """
 WITH_BOOK = "the book: open `book/index.html` in a browser, no server and no network needed"
 WITHOUT_BOOK = "not here. This archive was made without the built book: `make book`, then `make release`, adds it"

@@ -5,6 +5,7 @@
   evaluator     runs the pristine check, in a fresh process per exercise; it receives plain values and opaque functions
                 from the worker, and data from ranks
   sandbox       limits time, output, memory and processes of evaluator, worker and ranks, and kills what exceeds them
+  replay        runs a whole notebook in the sandbox by nbval, and compares its stored outputs
   protocol      the form of answers between worker and evaluator
   process_tree  finds, measures and kills all descendants of a process
   grader        distributes the submissions, two at a time, and keeps the results

@@ -22,6 +22,7 @@ from typing import Any
 from dualpipe_course.grading import process_tree
 from dualpipe_course.grading.limits import Limits
 from dualpipe_course.grading.notebook import Task
+from dualpipe_course.grading.replay import Replayed, shows_nothing
 from dualpipe_course.grading.submissions import Submission, library_digest
 from dualpipe_course.registry import find as find_check
 from dualpipe_lab._optional import extra
@@ -47,13 +48,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Graded:
-    """The marks of one submission, and notes on its edited cells."""
+    """The marks of one submission, notes on its edited cells, and what nbval found if it was asked for."""
 
     learner: str
     notebook: str
     digest: str
     marks: list[Mark]
     notes: list[str]
+    replayed: Replayed | None = None
 
     @property
     def points(self) -> float:
@@ -81,8 +83,14 @@ class Grader:
     While it is open, this process adopts and kills processes that submissions leave running: start no others meanwhile.
     """
 
-    def __init__(self, out: Path, limits: Limits = Limits(), fresh: bool = False) -> None:  # noqa: B008 - frozen
-        self._results, self._limits, self._fresh = out / "results", limits, fresh
+    def __init__(
+        self,
+        out: Path,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        fresh: bool = False,
+        nbval: bool = False,
+    ) -> None:
+        self._results, self._limits, self._fresh, self._nbval = out / "results", limits, fresh, nbval
         self._library = library_digest()
         self._sandboxes: list[subprocess.Popen[str]] = []
         self._changing = threading.Lock()  # the list of sandboxes
@@ -177,11 +185,20 @@ class Grader:
     def _one(self, sandbox: "subprocess.Popen[str]", submission: Submission) -> Graded:
         tasks = submission.overlay.tasks
         marks = {task.name: mark for task in tasks if (mark := _without_running(submission, task))}
-        job = {"tasks": [asdict(task) for task in tasks if task.name not in marks], "limits": self._limits.to_dict()}
-        if job["tasks"]:
+        replayed = self._replayed_without_running(submission)
+        job: dict[str, Any] = {
+            "tasks": [asdict(task) for task in tasks if task.name not in marks],
+            "limits": self._limits.to_dict(),
+            "replay": submission.source.decode(errors="replace") if self._nbval and not replayed else "",
+            "replay_seconds": self._limits.seconds * (len(tasks) + 1),
+        }
+        if job["tasks"] or job["replay"]:
             try:
                 for verdict in _verdicts(sandbox, job):
-                    marks[verdict["name"]] = _mark(verdict)
+                    if "replayed" in verdict:
+                        replayed = Replayed(**verdict["replayed"])
+                    else:
+                        marks[verdict["name"]] = _mark(verdict)
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 sandbox.kill()
                 sandbox.wait()
@@ -191,17 +208,29 @@ class Grader:
             raise GradingStopped("the checks in dualpipe_lab changed on disk meanwhile; grade everything again")
         notes = [submission.problem] if submission.problem else submission.overlay.notes
         ordered = [marks[task.name] for task in tasks]
-        return Graded(submission.learner, submission.notebook, submission.digest, ordered, notes)
+        if self._nbval and not replayed:
+            replayed = Replayed("stopped", UNWATCHED)
+        return Graded(submission.learner, submission.notebook, submission.digest, ordered, notes, replayed)
+
+    def _replayed_without_running(self, submission: Submission) -> Replayed | None:
+        """Return what nbval would say about a notebook that needs no run, or None."""
+        if self._nbval and submission.problem:
+            return Replayed("unreadable", submission.problem)
+        if self._nbval and shows_nothing(json.loads(submission.source)):
+            return Replayed("no outputs", "the notebook was saved without outputs: there is nothing to compare")
+        return None
 
     def _known(self, submission: Submission) -> Graded | None:
         if self._fresh:
             return None
         try:
             data = json.loads((self._results / f"{submission.key}.json").read_text(encoding="utf-8"))
-            graded = Graded(**data | {"marks": [Mark(**mark) for mark in data["marks"]]})
+            replayed = Replayed(**data["replayed"]) if data.get("replayed") else None
+            graded = Graded(**data | {"marks": [Mark(**mark) for mark in data["marks"]], "replayed": replayed})
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return graded if graded.digest == submission.digest else None
+        complete = graded.replayed is not None or not self._nbval
+        return graded if graded.digest == submission.digest and complete else None
 
     def _keep(self, submission: Submission, graded: Graded) -> None:
         target = self._results / f"{submission.key}.json"

@@ -1,6 +1,10 @@
-"""The limits of one exercise of a submission."""
+"""The limits of one exercise of a submission, and what is raised beyond one."""
 
 from dataclasses import asdict, dataclass
+
+
+class Stopped(Exception):  # noqa: N818
+    """A submission exceeded a limit; the message addresses the learner."""
 
 
 @dataclass(frozen=True)

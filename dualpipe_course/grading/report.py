@@ -15,6 +15,7 @@ from rich.text import Text
 from dualpipe_course.grading.grader import Graded, Mark
 
 COLUMNS = ("learner", "notebook", "exercise", "points", "out of", "status", "seconds", "message", "notes")
+NBVAL_COLUMNS = ("nbval", "nbval message")
 _SIGNS = {"right": "✓", "wrong": "✗", "stopped": "⊘", "not started": "·", "missing": "?", "unreadable": "?"}
 _STYLE = """body{font:15px system-ui,sans-serif;margin:2rem;color:#222;background:#fff}table{border-collapse:collapse}
 th,td{border:1px solid #bbb;padding:.3rem .6rem;text-align:left;vertical-align:top}td.n{text-align:right}
@@ -27,13 +28,14 @@ pre{margin:0;white-space:pre-wrap;max-width:60rem}details{margin:.2rem 0}.right{
 def screen(results: list[Graded]) -> Table:
     """Return a rich table with one row per submission."""
     table = Table(title="Grades: ✓ right  ✗ wrong  ⊘ stopped  · not started  ? missing or unreadable")
-    for name in ("learner", "notebook", "exercises", "points", "seconds", "notes"):
+    names = ["learner", "notebook", "exercises", "points", "seconds", "notes"]
+    for name in names + ["nbval"] * has_replays(results):
         table.add_column(name, justify="right" if name in ("points", "seconds") else "left")
     for graded in results:
         signs = " ".join(f"{mark.name.rpartition('-')[2]}{_SIGNS[mark.status]}" for mark in graded.marks)
         points = f"{graded.points:g} / {graded.out_of}"
-        names = (plain(graded.learner), graded.notebook or "-")
-        cells = (*names, signs, points, f"{graded.seconds:g}", plain("; ".join(graded.notes)))
+        cells = [plain(graded.learner), graded.notebook or "-", signs, points, f"{graded.seconds:g}"]
+        cells += [plain("; ".join(graded.notes)), *(plain(each.status) for each in [graded.replayed] if each)]
         table.add_row(*map(Text, cells))  # Text: brackets in a name are no markup
     return table
 
@@ -42,11 +44,12 @@ def write_csv(results: list[Graded], path: Path) -> None:
     """Write one row per exercise, and one row for a submission without exercises."""
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(COLUMNS + NBVAL_COLUMNS * has_replays(results))
         for graded in results:
             for mark in graded.marks or [Mark("", 0, 0, "unreadable", "", 0)]:
                 values = (mark.name, mark.points, mark.out_of, mark.status, mark.seconds, mark.message)
-                row = (graded.learner, graded.notebook, *values, "; ".join(graded.notes))
+                nbval = [text for each in [graded.replayed] if each for text in (each.status, each.message)]
+                row = (graded.learner, graded.notebook, *values, "; ".join(graded.notes), *nbval)
                 writer.writerow([_harmless(value) for value in row])
 
 
@@ -54,15 +57,21 @@ def write_html(results: list[Graded], path: Path) -> None:
     """Write one self-contained page: a table, and each message in a foldable element."""
     rows = "\n".join(_row(graded) for graded in results)
     earned, possible = sum(graded.points for graded in results), sum(graded.out_of for graded in results)
+    names = ["learner", "notebook", "points", "seconds", "exercises"] + ["nbval"] * has_replays(results)
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     path.write_text(
         f"{head}<title>Grades</title><style>{_STYLE}</style><h1>Grades</h1>"
         f"<p>{len(results)} submissions, {earned:g} of {possible} points.</p><table><thead><tr>"
-        + "".join(f'<th scope="col">{name}</th>' for name in ("learner", "notebook", "points", "seconds", "exercises"))
+        + "".join(f'<th scope="col">{name}</th>' for name in names)
         + f"</tr></thead><tbody>{rows}</tbody></table></html>\n",
         encoding="utf-8",
         errors="backslashreplace",
     )
+
+
+def has_replays(results: list[Graded]) -> bool:
+    """Whether nbval was asked for: its columns are there for all submissions or for none."""
+    return any(graded.replayed for graded in results)
 
 
 def plain(text: str) -> str:
@@ -84,7 +93,16 @@ def _row(graded: Graded) -> str:
     )
     texts = f"<td>{escape(graded.learner)}</td><td>{escape(graded.notebook or '-')}</td>"
     numbers = f'<td class="n">{graded.points:g} / {graded.out_of}</td><td class="n">{graded.seconds:g}</td>'
-    return f"<tr>{texts}{numbers}<td>{notes}{marks}</td></tr>"
+    return f"<tr>{texts}{numbers}<td>{notes}{marks}</td>{_replayed(graded)}</tr>"
+
+
+def _replayed(graded: Graded) -> str:
+    found = graded.replayed
+    if not found:
+        return ""
+    if not found.message:
+        return f"<td>{escape(found.status)}</td>"
+    return f"<td><details><summary>{escape(found.status)}</summary><pre>{escape(found.message)}</pre></details></td>"
 
 
 def _harmless(value: object) -> object:

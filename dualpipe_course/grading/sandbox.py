@@ -1,7 +1,7 @@
 """The sandbox: starts the evaluator, measures all processes below it, and kills those that exceed their limits.
 
-In: the tasks of one submission per line (JSON, standard input).  Out: one verdict per line, then {"done": true}; each
-line repeats the token of the job.
+In: the tasks of one submission per line (JSON, standard input), and its notebook if nbval shall run it.  Out: one
+verdict per line, then what nbval found, then {"done": true}; each line repeats the token of the job.
 An exercise that exceeds a limit loses its points: its processes are killed, and the next exercise gets new ones.
 """
 
@@ -15,20 +15,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dualpipe_course.grading import process_tree
-from dualpipe_course.grading.limits import Limits
+from dualpipe_course.grading.limits import Limits, Stopped
+from dualpipe_course.grading.replay import Replayed, replay
 
 STARTUP_SECONDS = 180.0  # the fork server imports torch, maybe on a busy machine
 LOOK_SECONDS = 0.05
 MAX_FILE_BYTES = 512 * 2**20
 FORGED = "a verdict that the evaluator did not give was found"
-
-
-class Stopped(Exception):  # noqa: N818
-    """An exercise exceeded a limit; the message addresses the learner."""
 
 
 class EvaluatorProcess:
@@ -124,6 +122,19 @@ class Sandbox:
         shutil.rmtree(self._folder / str(self._number), ignore_errors=True)
         return verdict | {"name": task["name"], "seconds": round(time.monotonic() - started, 2)}
 
+    def replay(self, notebook: str, limits: Limits, seconds: float) -> Replayed:
+        """Run a whole notebook by nbval, beside an evaluator that waits."""
+        self._number += 1
+        folder = self._folder / str(self._number)
+        waiting = self._evaluator.base if self._evaluator else frozenset()
+        try:
+            return replay(notebook, folder, limits, seconds, lambda: self._look(waiting, limits), _limit)
+        except OSError as error:
+            return Replayed("stopped", f"it broke what runs it: {type(error).__name__}")
+        finally:
+            process_tree.kill_descendants(waiting)  # the kernel, and what the learner left running
+            shutil.rmtree(folder, ignore_errors=True)
+
     def close(self) -> None:
         """Kill the evaluator and all its descendants."""
         if self._evaluator:
@@ -156,14 +167,14 @@ class Sandbox:
                 raise Stopped(f"it took more than {seconds:g} s; is there a loop that never ends?")
             if now - looked > LOOK_SECONDS:
                 looked = now
-                self._look(evaluator, limits)
+                self._look(evaluator.base, limits)
 
-    def _look(self, evaluator: EvaluatorProcess, limits: Limits) -> None:
+    def _look(self, waiting: frozenset[int], limits: Limits) -> None:
         if os.getppid() != self._parent:
             self.close()
             raise SystemExit  # the grader is gone
         found = process_tree.descendants()
-        if len(found) - len(evaluator.base) > limits.processes:
+        if len(found) - len(waiting) > limits.processes:
             raise Stopped(f"it started more than {limits.processes} processes; is there an endless fork?")
         if process_tree.resident_mib(found) > limits.memory_mib and process_tree.memory_mib(found) > limits.memory_mib:
             raise Stopped(f"it used more than {limits.memory_mib} MiB of memory")
@@ -186,6 +197,9 @@ def main() -> None:
             for task in job["tasks"]:
                 verdict = sandbox.run(task, Limits(**job["limits"]))
                 print(json.dumps(verdict | {"token": job["token"]}), flush=True)
+            if job["replay"]:
+                found = sandbox.replay(job["replay"], Limits(**job["limits"]), job["replay_seconds"])
+                print(json.dumps({"replayed": asdict(found), "token": job["token"]}), flush=True)
             print(json.dumps({"done": True, "token": job["token"]}), flush=True)
     finally:
         sandbox.close()

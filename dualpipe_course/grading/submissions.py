@@ -7,7 +7,7 @@ The answer tags determine the exercise; without any, the file name does.
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dualpipe_course.grading.notebook import Cell, Overlay, Unreadable, overlay, parse, read, read_bytes, topic_tags
@@ -25,6 +25,7 @@ class Submission:
         digest: hash of the submission, the exercise and the checks.
         overlay: its tasks.
         problem: why it cannot be evaluated, or an empty string.
+        source: the notebook as it was handed in.
     """
 
     learner: str
@@ -33,6 +34,7 @@ class Submission:
     digest: str
     overlay: Overlay
     problem: str = ""
+    source: bytes = field(default=b"", repr=False)
 
 
 def exercises(folder: Path) -> dict[str, list[Cell]]:
@@ -64,7 +66,7 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
 def library_digest() -> str:
     """Return a digest of checks and grading, which must not change while submissions run."""
     digest = hashlib.sha256()
-    for path in sorted(COURSE.rglob("*.py")):
+    for path in sorted([*COURSE.rglob("*.py"), *COURSE.rglob("*.cfg")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -84,7 +86,7 @@ def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], libra
     found = overlay(pristine[name], cells) if name else Overlay([])
     digest = hashlib.sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
     digest.update(data)
-    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem)
+    return Submission(learner, name, _key(relative), digest.hexdigest(), found, problem, data)
 
 
 def _read_inside(path: Path, folder: Path) -> bytes:

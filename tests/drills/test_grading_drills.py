@@ -189,6 +189,7 @@ def test_the_container_can_grade_and_holds_no_solutions(tmp_path):
             (shutil.copytree if source.is_dir() else shutil.copy)(source, place)
     assert "### BEGIN SOLUTION" not in "".join(path.read_text() for path in tmp_path.rglob("*.md"))
     assert {path.name for path in tmp_path.iterdir()}.isdisjoint({"solutions", "tests", ".git", "."})
+    assert {path.parent.name for path in tmp_path.glob("*/__init__.py")} == {"dualpipe_lab", "dualpipe_course"}
     hand_in(tmp_path / "in", b"a", "gpipe")
     command = [sys.executable, "-m", "dualpipe_lab", "grade", "in", "--out", "out"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

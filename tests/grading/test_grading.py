@@ -1,5 +1,7 @@
 """Grading end to end: each misbehaviour costs its own points, nothing is left, a second run skips what is done."""
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -12,17 +14,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.grading import submissions
+from dualpipe_course.grading import report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
 
 ROOT = Path(__file__).parents[2]
 PAGE = "ranks-and-messages"
+ESCAPE = "import subprocess\nsubprocess.Popen(['sleep', '321'], start_new_session=True)\n"
 
 
-def grade(folder, out, **limits):
+def grade(folder, out, nbval=False, **limits):
     found = submissions.find(folder, submissions.exercises(ROOT / "exercises"), out)
-    with Grader(out, Limits(**limits)) as grader:
+    with Grader(out, Limits(**limits), nbval=nbval) as grader:
         scratch = grader._scratch
         results = grader.grade(found)
     assert not scratch.exists()
@@ -55,8 +58,7 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path):
     right = "bytes_sent = [40, 40, 32]"
     texts["right"] = (right, mixed.RIGHT)
     texts["deletes folder"] = (f"import os, shutil\nshutil.rmtree(os.getcwd())\n{right}", mixed.RIGHT)
-    escape = "import subprocess\nsubprocess.Popen(['sleep', '321'], start_new_session=True)\n"
-    texts["leaves a process"] = (escape + right, mixed.RIGHT)
+    texts["leaves a process"] = (ESCAPE + right, mixed.RIGHT)
     for label, (text, _) in texts.items():
         shop.write(label, PAGE, only(shop, PAGE, text), {})
     before = {path: path.read_bytes() for path in shop.folder.rglob("*.ipynb")}
@@ -81,6 +83,51 @@ def test_misbehaviour_costs_its_own_points_and_leaves_nothing(tmp_path):
     (name,) = changed
     assert name.startswith(f"right-{PAGE}-")
     assert again["right"].points == 0
+
+
+def cell(source, shown=""):
+    outputs = [{"output_type": "stream", "name": "stdout", "text": shown}] if shown else []
+    return {
+        "cell_type": "code",
+        "source": source,
+        "metadata": {},
+        "outputs": outputs,
+        "execution_count": 1,
+    }
+
+
+REPLAYS = {
+    "same": [cell("print(6 * 7)", "42\n"), cell("print('took 3 s')", "took 5 s\n")],
+    "differs": [cell("print(6 * 7)", "41\n"), cell("print(1)", "1\n")],
+    "stopped": [cell(f"{ESCAPE}print(1)", "1\n"), cell("while True:\n    pass")],
+    "no outputs": [cell("while True:\n    pass")],
+}
+
+
+@pytest.mark.slow
+def test_nbval_runs_whole_notebooks_in_the_sandbox_and_the_report_has_its_column(tmp_path):
+    shop = mixed.Shop(tmp_path / "in")
+    for status, cells in REPLAYS.items():
+        shop.write(status, PAGE, {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, {})
+    shop.write("unreadable", PAGE, "no notebook", {})
+    children = psutil.Process().children()
+    results = grade(shop.folder, tmp_path / "out", nbval=True, seconds=6)
+    assert {name: graded.replayed.status for name, graded in results.items()} == {name: name for name in results}
+    assert "1 of 2 cells; the first: Notebook cell execution failed\nCell 0" in results["differs"].replayed.message
+    assert "Timeout of 6 seconds" in results["stopped"].replayed.message
+    assert results["same"].replayed.message == ""
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "321"]]
+    assert psutil.Process().children() == children
+
+    known = grade(shop.folder, tmp_path / "out", nbval=True)  # from the folder of results: no kernel starts
+    assert known == results
+    ordered = list(known.values())
+    report.write_csv(ordered, tmp_path / "grades.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "grades.csv").read_text())))
+    assert {row["learner"]: row["nbval"] for row in rows} == {name: name for name in results}
+    report.write_html(ordered, tmp_path / "grades.html")
+    assert "<summary>differs</summary>" in (tmp_path / "grades.html").read_text()
+    assert report.screen(ordered).columns[-1].header == "nbval"
 
 
 def test_a_wrong_folder_is_named(tmp_path):
