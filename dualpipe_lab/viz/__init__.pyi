@@ -13,6 +13,7 @@ from .lanes import Lanes as Lanes
 from .grid import GridDrawing as GridDrawing
 from .steplog import steps as steps
 from .steplog import Steps as Steps
+from .collective_steps import collective_steps as collective_steps
 from .collectives import Holdings as Holdings
 from .collectives import Gallery as Gallery
 from .shards import Shards as Shards

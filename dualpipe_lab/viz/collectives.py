@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Protocol, TypeAlias
 
+from dualpipe_lab.viz.steplog import Steps
+
 Rows: TypeAlias = Sequence[Sequence[float]]  # by rank: the numbers it holds
 
 # Okabe and Ito 2008, colour-blind safe; each with the text colour that has the higher contrast on it
@@ -125,7 +127,7 @@ class Holdings:
 
 
 class Picture(Protocol):
-    """A picture of a gallery: `Holdings`, `Shards` or `GridDrawing`."""
+    """A picture of a gallery: `Holdings`, `Steps`, `Shards` or `GridDrawing`."""
 
     name: str
 
@@ -145,7 +147,12 @@ class Gallery:
         return f"<Gallery of {', '.join(picture.name for picture in self.pictures)}>"
 
     def _repr_html_(self) -> str:
-        boxes = "".join(f'<div style="min-width:0">{picture._repr_html_()}</div>' for picture in self.pictures)
+        # A drawing that plays takes the width that it gets; a picture has its own.
+        sizes = ["flex:1 1 19rem;min-width:0" if isinstance(p, Steps) else "min-width:0" for p in self.pictures]
+        boxes = "".join(
+            f'<div style="{size}">{picture._repr_html_()}</div>'
+            for size, picture in zip(sizes, self.pictures, strict=True)
+        )
         return f'<div style="display:flex;flex-wrap:wrap;gap:1.25rem 2.5rem">{boxes}</div>'
 
 

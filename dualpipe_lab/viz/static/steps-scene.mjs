@@ -14,6 +14,7 @@ export function stepsLayout(spec, width) {
   const chip = Math.max(24, ...states.flat().map(([label]) => widthOf(label)));
   let columns = most <= 4 ? most : Math.ceil(most / 2);
   while (columns > 1 && leastWidth(spec.ranks, cardOf(columns, chip, most)) > width) columns--;
+  columns = Math.ceil(most / Math.ceil(most / columns)); // 2 and 2 rather than 3 and 1
   const card = cardOf(columns, chip, most);
   return { card, ...(spec.ranks <= 8 ? ring(spec.ranks, card, width) : rows(spec.ranks, card, width)) };
 }
