@@ -1,10 +1,12 @@
 """What tests of parallel layers share: seeded numbers, launches that print nothing, and what a rank sends."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 
 import dualpipe_lab as lab
+from dualpipe_lab.comm import work
 from dualpipe_lab.world.context import rank_context
 
 ORACLES = Path(__file__).parent / "oracles"
@@ -37,3 +39,15 @@ def counted(action):
     after = {name: (entry.count, entry.sent) for name, entry in entries.items()}
     changes = {n: tuple(a - b for a, b in zip(after[n], before.get(n, (0, 0)), strict=True)) for n in after}
     return {name: change for name, change in changes.items() if change[0]}
+
+
+def devices_sent():
+    """In a rank: the kinds of devices whose tensors its collectives send from now on, by the name of the collective."""
+    found, check = defaultdict(set), work.check_tensors
+
+    def note(name, group, *tensors):
+        found[name].update(tensor.device.type for tensor in tensors)
+        check(name, group, *tensors)
+
+    work.check_tensors = note
+    return found
