@@ -8,6 +8,7 @@ from html import unescape
 import pytest
 
 from dualpipe_lab import Cost, schedules, simulate
+from dualpipe_lab.ep import overlap
 from dualpipe_lab.pp import closed_forms
 from dualpipe_lab.viz import Holdings, compare, play, steps
 from dualpipe_lab.viz.live.pipeline import schedule_outcome
@@ -153,3 +154,36 @@ def test_without_ipywidgets_a_sentence_says_what_to_install(monkeypatch):
     assert live.note == 'a live cell with controls needs ipywidgets; run: pip install "dualpipe-lab[notebook]".'
     assert live.note in spec_of(live.to_html())["how"]
     assert "<dp-timeline " in live._repr_mimebundle_()["text/html"]
+
+
+def test_costs_of_a_ranks_share_make_schedules_comparable():
+    live = play(["1f1b", "interleaved"], per_rank=True, F=2, I=2, W=2, num_virtual_stages=2)
+    assert live.outcome.numbers["makespan"] == ("66 ticks", "66 ticks")
+    assert live.set(schedule="interleaved").outcome.numbers["makespan"] == ("57 ticks", "57 ticks")
+
+
+def test_a_function_may_return_a_program_and_its_costs():
+    live = play(lambda m: (schedules.one_f_one_b(2, m), Cost(F=2)), m=(1, 3))
+    assert live.outcome.drawing == simulate(schedules.one_f_one_b(2, 1), Cost(F=2))
+    assert live.state["rows"][0] == ["makespan", "8 ticks", ""]
+    assert "accepts" in live.outcome.verdict
+    assert play(lambda m: simulate(schedules.gpipe(2, m)), m=(2, 3)).state["rows"][0][1] == "9 ticks"
+
+
+def test_the_reader_edits_two_streams():
+    live = play(overlap.one_f_one_b_basic(1), t_op=(1, 2), tau=(0, 1, 3))
+    assert live.state["rows"] == [
+        ["makespan", "10 ticks", "10 ticks"],
+        ["compute stream waits", "4 ticks", "4 ticks"],
+        ["the longer of the two sums", "6 ticks", ""],
+    ]
+    split = {"compute": "A_F0 M_F0 M_B0 M_W0 A_B0 A_W0", "comm": "D_F0 C_F0 C_B0 D_B0"}
+    assert live.set(**split).state["rows"][0] == ["makespan", "9 ticks", "10 ticks"]
+    assert live.drawing["tag"] == "dp-timeline"
+    for rows, words in (
+        ({"compute": "A_F0 M_F0 M_BW0"}, "A_B0 is missing"),
+        ({"compute": "A_F0 M_F0 M_BW0 A_BW0 A_F1"}, "A_F1 does not belong"),
+        ({"compute": "A_F0 M_BW0 M_F0 D_F0 A_BW0"}, "D_F0 runs on the comm stream"),
+        ({"compute": "A_BW0 M_BW0 A_F0 M_F0"}, "nothing goes on before A_BW0"),
+    ):
+        assert words in live.set(**{**split, **rows}).error

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.ranking import stage_cost
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.errors import InvalidProgram
@@ -40,10 +41,13 @@ class Outcome(NamedTuple):
     remark: str = ""
 
 
-def schedule_outcome(schedule: str, num_ranks: int, num_microbatches: int, **rest: Any) -> Outcome:
+def schedule_outcome(
+    schedule: str, num_ranks: int, num_microbatches: int, per_rank: bool = False, **rest: Any
+) -> Outcome:
     """Build, validate and simulate a schedule; ValueError for a size or an option that it does not have.
 
     `rest`: costs, and options of the builder; an option that the schedule does not have is left out.
+    `per_rank`: costs are those of a rank's share of the model, so that schedules with several stages per rank compare.
 
     >>> schedule_outcome("1f1b", 4, 8).numbers["makespan"]
     ('33 ticks', '33 ticks')
@@ -51,20 +55,45 @@ def schedule_outcome(schedule: str, num_ranks: int, num_microbatches: int, **res
     one = variant(schedule)
     one = one.with_options({name: value for name, value in rest.items() if name not in _COST_NAMES and one.has(name)})
     cost = Cost(**{name: value for name, value in rest.items() if name in _COST_NAMES})
-    program = validate(one.build(num_ranks, num_microbatches))
-    timeline = simulate(program, cost)
+    program = one.build(num_ranks, num_microbatches)
+    cost = stage_cost(program, cost) if per_rank else cost
+    timeline = simulate(validate(program), cost)
     forms = Forms(one, num_ranks, num_microbatches, cost)
     makespan, peak = forms.makespan(), forms.peak()
     work = sum(timeline.busy_time(rank) for rank in range(num_ranks))
-    numbers = {
-        "makespan": (_ticks(timeline.makespan), _ticks(makespan)),
-        "bubble fraction": (
-            f"{timeline.bubble_fraction:.1%}",
-            "" if makespan is None else f"{float(1 - Fraction(work) / (num_ranks * makespan)):.1%}",
-        ),
-        "peak live activations": (_peak(timeline), "" if peak is None else str(peak)),
-    }
+    derived = (
+        ticks_text(makespan),
+        "" if makespan is None else f"{float(1 - Fraction(work) / (num_ranks * makespan)):.1%}",
+        "" if peak is None else str(peak),
+    )
+    simulated = numbers_of(timeline)
+    numbers = dict(zip(simulated, zip(simulated.values(), derived, strict=True), strict=True))
     return Outcome(timeline, numbers, ACCEPTED, remark=forms.remark)
+
+
+def numbers_of(timeline: Timeline) -> dict[str, str]:
+    """Return makespan, bubble fraction and peak live activations of a simulated timeline, as text."""
+    return {
+        "makespan": ticks_text(timeline.makespan),
+        "bubble fraction": f"{timeline.bubble_fraction:.1%}",
+        "peak live activations": _peak(timeline),
+    }
+
+
+def outcome_of(result: Any) -> Outcome:
+    """Return what a reader's function returned as an `Outcome`.
+
+    A program, or a pair of a program and its costs, is validated and simulated.  A timeline brings its numbers.
+    """
+    if isinstance(result, Outcome):
+        return result
+    parts = result if isinstance(result, tuple) else (result,)
+    if isinstance(parts[0], Program):
+        timeline = simulate(validate(parts[0]), *parts[1:])
+        return Outcome(timeline, numbers_of(timeline), ACCEPTED)
+    if isinstance(parts[0], Timeline) and len(parts) == 1 and parts[0].unit == "ticks":
+        return Outcome(parts[0], numbers_of(parts[0]))
+    return Outcome(*parts)
 
 
 def program_outcome(given: Program) -> Callable[..., Outcome]:
@@ -81,14 +110,8 @@ def program_outcome(given: Program) -> Callable[..., Outcome]:
         timeline = simulate(validate(given.with_ranks(program.ranks)), cost)
         if cost not in start:
             start[cost] = simulate(given, cost)
-        numbers = {
-            name: (words(timeline), words(start[cost]))
-            for name, words in (
-                ("makespan", lambda timeline: _ticks(timeline.makespan)),
-                ("bubble fraction", lambda timeline: f"{timeline.bubble_fraction:.1%}"),
-                ("peak live activations", _peak),
-            )
-        }
+        now, before = numbers_of(timeline), numbers_of(start[cost])
+        numbers = {name: (now[name], before[name]) for name in now}
         return Outcome(timeline, numbers, ACCEPTED, beside="as given")
 
     return outcome
@@ -158,7 +181,8 @@ def _peak(timeline: Timeline) -> str:
     return f"{most} on rank {held.index(most)}" if held.count(most) == 1 else f"{most} on {held.count(most)} ranks"
 
 
-def _ticks(time: Time | None) -> str:
+def ticks_text(time: Time | None) -> str:
+    """Return a time in ticks as words; nothing for None."""
     return "" if time is None else f"{number(time)} tick{'s' * (time != 1)}"
 
 

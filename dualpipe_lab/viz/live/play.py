@@ -15,20 +15,20 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab._optional import MissingExtra
+from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.comparison import Comparison
 from dualpipe_lab.viz.embed import element, timeline_html
-from dualpipe_lab.viz.live import pipeline
+from dualpipe_lab.viz.live import orders, pipeline
 from dualpipe_lab.viz.live.controls import Control, split_controls, words_of
-from dualpipe_lab.viz.live.pipeline import Outcome
 from dualpipe_lab.viz.spec import Spec, timeline_spec
 from dualpipe_lab.viz.steplog import Steps
 
 if TYPE_CHECKING:
     from dualpipe_lab.viz.live.widget import LiveWidget
 
-Played: TypeAlias = str | Sequence[str] | Program | Callable[..., Any]
+Played: TypeAlias = str | Sequence[str] | Program | Order | Callable[..., Any]
 
 STATIC = "DUALPIPE_LAB_STATIC"  # set where pages are built: no widget is made
 _HOW = "Run this cell in a notebook to get its controls: {}."
@@ -48,7 +48,7 @@ class Play:
         self.controls, self.error = list(controls), ""
         self.values: dict[str, Any] = {**fixed, **{control.name: control.start for control in controls}}
         self._function = function
-        self.outcome = _outcome(function(**self.values))
+        self.outcome = pipeline.outcome_of(function(**self.values))
 
     def set(self, **values: Any) -> "Play":
         """Change values as the controls do; what is refused shows its sentence, and the last drawing stays.
@@ -57,14 +57,14 @@ class Play:
 
         >>> live = play("interleaved", num_ranks=(2, 8), num_microbatches=(1, 16))
         >>> live.set(num_ranks=3).outcome.numbers["makespan"]
-        ('60 ticks', '60 ticks')
+        ('54 ticks', '54 ticks')
         """
         known = [control.name for control in self.controls]
         if strange := set(values) - set(known):
             raise ValueError(f"there is no control {min(strange)!r}; use one of {', '.join(known)}")
         self.values |= values
         try:
-            self.outcome, self.error = _outcome(self._function(**self.values)), ""
+            self.outcome, self.error = pipeline.outcome_of(self._function(**self.values)), ""
         except Exception as error:
             self.error = pipeline.sentence(error)
         return self
@@ -76,7 +76,12 @@ class Play:
         rows = [[name, *map(words_of, pair)] for name, pair in zip(self.outcome.numbers, pairs, strict=True)]
         told = {"verdict": self.outcome.verdict, "remark": self.outcome.remark, "error": self.error}
         names = [control.name for control in self.controls]
-        return {"rows": rows, "beside": self.outcome.beside, **told, "costs": "F" in names or "latency" in names}
+        return {
+            "rows": rows,
+            "beside": self.outcome.beside,
+            **told,
+            "costs": any(name in pipeline.COSTS for name in names),
+        }
 
     @property
     def drawing(self) -> Spec:
@@ -129,7 +134,8 @@ class Play:
         return f"<table>{row('th', ['', 'here', state['beside']])}{body}</table><p>{escape(state['verdict'])}</p>"
 
     def __str__(self) -> str:
-        lines = [f"{name} = {value}" for name, value in self.values.items() if "\n" not in str(value)]
+        shown = {control.name: self.values[control.name] for control in self.controls}
+        lines = [f"{name} = {value}" for name, value in shown.items() if "\n" not in str(value)]
         state = self.state
         rows = [
             f"{name}: {value}" + (f" ({state['beside']}: {other})" if other else "")
@@ -141,16 +147,18 @@ class Play:
         return f"<Play of {', '.join(control.name for control in self.controls)}>"
 
 
-def play(what: Played, **controls: Any) -> Play:
+def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
     """Return a drawing with numbers, closed form and verdict that follow sliders and drop-downs.
 
     Args:
-        what: the name of a schedule or a list of names, of which the reader chooses one; a program, whose rows the
-            reader edits; or a function of the controls that returns a drawing, a pair (drawing, numbers by name) or
-            a triple (drawing, numbers, verdict).  A number may be a pair: the value and its closed form.
+        what: the name of a schedule or a list of names, of which the reader chooses one; a program or an order of
+            `ep.overlap`, whose rows the reader edits; or a function of the controls.  The function returns a program,
+            a program and its costs, a drawing, a pair (drawing, numbers by name) or a triple (drawing, numbers,
+            verdict).  A number may be a pair: the value and its closed form.
         controls: a slider (low, high) or (low, start, high); a list or a dictionary to choose from; True or False; a
-            text; any other value stays fixed.  Schedules and programs have sliders for sizes and costs; state
+            text; any other value stays fixed.  Schedules, programs and orders have sliders for sizes and costs; state
             others, options of the builder, or fixed values: `num_ranks=4, F=(1, 6), in_flight=(4, 8)`.
+        per_rank: of schedules: costs are those of a rank's share of the model, not of one stage.
 
     Raises:
         ValueError: unknown schedules, controls that are not in order, and start values that are refused.
@@ -165,18 +173,16 @@ def play(what: Played, **controls: Any) -> Play:
     if isinstance(what, Program):
         given = {"order": pipeline.order_text(what), **pipeline.COSTS, **controls}
         return Play(pipeline.program_outcome(what), *split_controls(given, pipeline.STARTS))
+    if isinstance(what, Order):
+        given = {**orders.rows_of(what), **orders.TICKS, **controls}
+        return Play(orders.order_outcome(what), *split_controls(given, {}))
     if callable(what):
         return Play(what, *split_controls(controls, {}))
     names = pipeline.names_of(what)
     chosen: dict[str, Any] = {"schedule": names} if len(names) > 1 else {}
     found, fixed = split_controls({**chosen, **pipeline.SIZES, **pipeline.COSTS, **controls}, pipeline.STARTS)
-    return Play(pipeline.schedule_outcome, found, {**fixed, **({} if chosen else {"schedule": names[0]})})
-
-
-def _outcome(result: Any) -> Outcome:
-    if isinstance(result, Outcome):
-        return result
-    return Outcome(*result) if isinstance(result, tuple) else Outcome(result)
+    fixed |= {"per_rank": per_rank} if chosen else {"schedule": names[0], "per_rank": per_rank}
+    return Play(pipeline.schedule_outcome, found, fixed)
 
 
 def _drawn(drawing: Any) -> str:
