@@ -18,6 +18,8 @@ CELLS = (
     'slider = ipywidgets.FloatSlider(3, max=100, step=1, description="time")\n'
     'link = ipywidgets.link((slider, "value"), (widget, "time"))\n'
     "ipywidgets.VBox([slider, widget])",
+    'from dualpipe_lab.viz import play\nlive = play(["1f1b", "dualpipe"], num_microbatches=(1, 8, 24))\nlive',
+    "edited = play(schedules.build('gpipe', num_ranks=2, num_microbatches=2))\nedited",
 )
 ONE_F_ONE_B = schedules.build("1f1b", num_ranks=4, num_microbatches=8)
 ELEMENT, WIDGET = ".jp-OutputArea-output > dp-timeline", ".jupyter-widgets dp-timeline"
@@ -118,8 +120,77 @@ def test_a_slider_beside_the_widget_moves_it(lab):
     lab.ask("0", "widget.time = 7")
     lab.until("e => e.time === 7", "the page follows Python", element)
     lab.until("() => document.querySelector('.noUi-handle').ariaValueNow === '7.0'", "the slider follows the widget")
-    lab.page.locator(".noUi-handle").press("ArrowRight")
+    lab.page.locator(".noUi-handle").first.press("ArrowRight")
     lab.until("e => e.time === 8", "the widget follows the slider", element)
+
+
+# ---- live cells
+
+HERE = "e => ({ found: e.table.innerText, told: e.status.innerText, hint: !e.hint.hidden, makespan: e.drawn.makespan })"
+
+
+def live_cell(lab, number=0, is_bound=True):
+    """A live cell, when its controls are there, or when it has said that there are none."""
+    wanted = f"e => e?.drawn?.screen?.cells && !!e.querySelector('.jupyter-widgets') === {str(is_bound).lower()}"
+    find = f"document.querySelectorAll('dp-live')[{number}]"
+    lab.until(f"() => ({wanted})({find})", "the live cell is drawn")
+    return lab.page.locator("dp-live").nth(number).element_handle()
+
+
+def test_the_controls_of_a_live_cell_move_drawing_numbers_and_verdict(lab):
+    cell = live_cell(lab)
+    ranks = lab.page.get_by_role("slider", name="num_ranks").first
+    ranks.press("ArrowRight")
+    timeline = simulate(schedules.build("1f1b", num_ranks=5, num_microbatches=8))
+    lab.until(f"e => e.drawn.makespan === {timeline.makespan}", "the drawing follows", cell)
+    shown = cell.evaluate(HERE)
+    assert f"{timeline.makespan} ticks\t{timeline.makespan} ticks" in shown["found"]
+    assert f"{timeline.bubble_fraction:.1%}" in shown["found"]
+    assert "5 on rank 0" in shown["found"]
+    assert shown["told"].startswith("The validator accepts")
+    assert not shown["hint"]
+    lab.page.get_by_role("combobox", name="schedule").select_option("dualpipe")
+    lab.until("e => e.status.innerText.startsWith('dualpipe needs an even number of ranks, got 5')", "a refusal", cell)
+    assert cell.evaluate("e => e.table.hidden && e.drawn.makespan") == timeline.makespan
+    ranks.press("ArrowLeft")
+    lab.until("e => e.status.innerText.startsWith('The validator') && e.drawn.name === 'DualPipe'", "it is back", cell)
+    lab.told("live.values['num_ranks'], live.error", "(4, '')")
+
+
+def test_the_reader_writes_an_order_and_sees_it_play(lab):
+    cell = live_cell(lab, 1)
+    field = lab.page.get_by_role("textbox", name="order")
+    field.fill("0F0 0B0 0F1 0B1\n1F0 1F1 1B1 1B0")
+    lab.until("e => e.frame.classList.contains('refused')", "a deadlock is told", cell)
+    assert "rank" in cell.evaluate(HERE)["told"]
+    field.fill("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
+    lab.until("e => e.table.innerText.includes('as given') && e.drawn.makespan === 9", "the order is accepted", cell)
+    cell.evaluate("e => e.drawn.scroller.focus()")
+    lab.page.keyboard.press("Home")
+    lab.page.keyboard.press("Space")
+    lab.until("e => e.drawn.time > 2", "it plays", cell)
+    lab.page.keyboard.press("Space")
+    assert lab.page.evaluate("jupyterapp.shell.currentWidget.content.widgets.length") == len(CELLS)  # no key was taken
+
+
+def test_axe_finds_nothing_serious_in_live_cells(lab):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    live_cell(lab)
+    found = axe.Axe().run(lab.page, context="dp-live").response["violations"]
+    assert [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_a_saved_live_cell_shows_its_drawing_and_what_to_run(lab, other):
+    saved = nbformat.read(lab.server.notebooks / "drawings.ipynb", as_version=4)
+    assert sorted(saved.cells[2].outputs[0].data) == ["text/html", "text/plain"]
+    other.open(lab.server.copy("drawings.ipynb", "live.ipynb"))
+    shown = live_cell(other, is_bound=False).evaluate(HERE)
+    assert shown["makespan"] == simulate(schedules.build("1f1b", 4, 8)).makespan
+    assert shown["hint"]
+    assert "33 ticks" in shown["found"]
+
+
+# ---- without a kernel
 
 
 def test_a_saved_drawing_plays_in_a_notebook_that_has_not_run(lab, other):
