@@ -169,6 +169,7 @@ def _check(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorPara
         )
     if targets.is_floating_point():
         raise ValueError(f"targets are whole numbers, got {targets.dtype}; use targets.long()")
+    # on a GPU the host waits for the answer, once per loss: a wrong target would read outside of the logits
     wrong = targets[((targets < 0) | (targets >= vocabulary_size)) & (targets != options.ignored)]
     if wrong.numel():
         raise ValueError(
