@@ -2,7 +2,8 @@
 
 Chapter: book/cp/ring-all-reduce.  In: a group of N ranks.  Out: messages to the next rank and from the previous one.
   one exchange    every rank sends one block and receives one; all links are busy, each in one direction
-Both messages are launched before either is waited for.  If all ranks completed their send first, none would receive.
+Both messages are launched in one batch.  If all ranks completed their send first, none would receive.  Exchanges need
+no tags, which NCCL does not have, also where two are in flight: all ranks launch them in one order.
 Elsewhere: ring-flash-attention `RingComm.send_recv`; torch `_AllToAllRotater`; picotron `ContextCommunicate`.
 """
 
@@ -31,7 +32,7 @@ class Ring:
         """Return the position of the rank whose block this rank holds after `step` exchanges: `step` hops upstream."""
         return (self.position - step) % self.size
 
-    def send_recv(self, send: Tensor, recv: Tensor, tag: int = 0, label: str = "") -> comm.Pending[Tensor]:
+    def send_recv(self, send: Tensor, recv: Tensor, label: str = "") -> comm.Pending[Tensor]:
         """Launch the send of `send` to the next rank and the receive of `recv` from the previous one.
 
         `wait()` returns `recv`, filled.  Before that, `send` must not change.  An empty block is not sent, since both
@@ -42,9 +43,9 @@ class Ring:
         """
         messages = []
         if recv.numel():
-            messages.append(comm.P2P("irecv", recv, self.prev_rank, tag))
+            messages.append(comm.P2P("irecv", recv, self.prev_rank))
         if send.numel():
-            messages.append(comm.P2P("isend", send, self.next_rank, tag, label))
+            messages.append(comm.P2P("isend", send, self.next_rank, label=label))
         return comm.Pending(comm.batch_isend_irecv(messages, self.group), lambda: recv)
 
 

@@ -30,8 +30,6 @@ from dualpipe_lab.cp.ring import Ring, recv_buffer
 from dualpipe_lab.cp.sequence import check_local_shard
 from dualpipe_lab.cp.softmax import NEG_INF, accumulation_dtype, reference
 
-KV, DKV = 0, 1  # tags: both kinds of messages are in flight between the same ranks
-
 
 def ring_attention(
     q: Tensor,
@@ -74,7 +72,7 @@ class _RingAttention(torch.autograd.Function):
             source = ring.source(step)  # the rank whose keys and values are here
             if step + 1 < ring.size:
                 following = recv_buffer(block.kv_shape(k, ring.source(step + 1)), sent)
-                pending = ring.send_recv(kv, following, KV, f"KV {source}")
+                pending = ring.send_recv(kv, following, f"KV {source}")
             if (mask := block.mask(source)) is not None:
                 rows = mask.queries
                 merge(out[:, :, rows], lse[:, :, rows], *block.forward(q, kv, mask))
@@ -97,7 +95,7 @@ class _RingAttention(torch.autograd.Function):
             source = ring.source(step)
             if step + 1 < ring.size:
                 following = recv_buffer(block.kv_shape(k, ring.source(step + 1)), sent)
-                pending = ring.send_recv(kv, following, KV, f"KV {source}")
+                pending = ring.send_recv(kv, following, f"KV {source}")
             mask = block.mask(source)
             grads = None if mask is None else block.backward(grad, q, kv, out, lse, mask)
             if dkv_pending is not None:
@@ -106,7 +104,7 @@ class _RingAttention(torch.autograd.Function):
                 add_gradients(dq, dkv, mask, grads)
             if ring.size > 1:
                 following = recv_buffer(block.kv_shape(k, ring.source(step + 1)), dkv_sent)
-                dkv_pending = ring.send_recv(dkv, following, DKV, f"dKV {source}")
+                dkv_pending = ring.send_recv(dkv, following, f"dKV {source}")
             if step + 1 < ring.size:
                 sent, kv = kv, pending.wait()
         if dkv_pending is not None:
