@@ -7,6 +7,7 @@ apart      two numbers in words, with enough digits to differ, and what an error
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import NamedTuple
 
 TOLERANCE = 1e-12
@@ -34,7 +35,7 @@ class Difference(NamedTuple):
     ratio: float | None
 
     def __str__(self) -> str:
-        cause = f"; {CAUSE}" if _is_like_float32(self.error * TOLERANCE / self.allowed) else ""
+        cause = f"; {CAUSE}" if self.allowed and _is_like_float32(self.error * TOLERANCE / self.allowed) else ""
         return f"differ from one process by up to {self.error:.2g}, allowed is {self.allowed:.0e}{cause}"
 
 
@@ -71,20 +72,22 @@ def close(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     return len(ours) == len(theirs) and all(abs(a - b) <= TOLERANCE * max(1.0, abs(b)) for a, b in pairs)
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:
+def difference(ours: Sequence[float], theirs: Sequence[float], tolerance: float = TOLERANCE) -> Difference | None:
     """Compare as many numbers of ours with theirs; None if they are equal within float64's rounding.
+
+    Another tolerance is relative to the largest finite number; 0 compares every bit.
 
     >>> difference([3.0, 6.0], [1.0, 2.0]).ratio
     3.0
     >>> print(difference([1.0, 2.5], [1.0, 2.0]))
     differ from one process by up to 0.5, allowed is 2e-12
     """
-    scale = max([1.0, *map(abs, theirs)])
-    errors = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
-    if all(error <= TOLERANCE * scale for error in errors):
+    allowed = tolerance * max([1.0, *(abs(value) for value in theirs if isfinite(value))])
+    errors = [0.0 if a == b else abs(a - b) for a, b in zip(ours, theirs, strict=True)]  # -inf is -inf
+    if all(error <= allowed for error in errors):
         return None
-    place = next(i for i, error in enumerate(errors) if not error <= TOLERANCE * scale)  # nan is not equal either
-    return Difference(max(errors), TOLERANCE * scale, place, multiple(ours, theirs))
+    place = next(i for i, error in enumerate(errors) if not error <= allowed)  # nan is not equal either
+    return Difference(max(errors), allowed, place, multiple(ours, theirs))
 
 
 def multiple(ours: Sequence[float], theirs: Sequence[float]) -> float | None:

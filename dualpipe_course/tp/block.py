@@ -4,10 +4,11 @@ Chapter: book/tp/block.  Gradients are judged against one process in float64, me
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.differences import difference
+from dualpipe_course.comparison import Found, Meter, Numbers, Off, check_found
+from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
@@ -42,6 +43,7 @@ _SLIPS = (
         75_497_472: "inputs of products are gathered again, so a rank keeps its part of them alone",
     },
 )
+_BELOW = {"dx": ". What the other ranks found out about these tokens belongs in it, once"}
 
 
 def hint(exercise: int | None = None) -> None:
@@ -89,10 +91,8 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     """Write `finish(grads, sequence_parallel)`: afterwards all gradients are those of one process; one message."""
     needs_function(fn)
     for num_ranks in (1, 2, 4):
-        case = f"on {num_ranks} rank(s)"
-        results = list(
-            on_ranks(_step, num_ranks, Without(fn, "dualpipe_lab.tp.grads:sum_partial_gradients"), case=case)
-        )
+        answer = Without(fn, "dualpipe_lab.tp.grads:sum_partial_gradients")
+        results = on_ranks(_step, num_ranks, answer, case=f"on {num_ranks} rank(s)")
         for place, name in enumerate(CASES):
             _judge([found[place] for found in results], f"{num_ranks} rank(s), {name}")
     return f"all gradients equal one process in {3 * len(CASES)} cases, with one message or none"
@@ -119,13 +119,9 @@ def below(fn: Callable[..., Any]) -> str:
     for num_ranks, shape, wide in sizes:
         shapes = {"x": shape, "first": (wide, shape[-1]), "second": (shape[-1], wide)}
         case = layers.Case(num_ranks, shapes, {"x": -2, "first": 0, "second": 1}, shape, -2)
-        try:
-            results = layers.check_layer(Without(fn, *layers.LIBRARY), _pair, case, one_sum="")
-        except Wrong as wrong:
-            why = ". What the other ranks found out about these tokens belongs in it, once"
-            raise Wrong(wrong.message + why * (": dx " in wrong.message)) from None
+        answer, size = Without(fn, *layers.LIBRARY), layers.num_bytes(shape)
         why = "An all-gather and a reduce-scatter of all tokens each way are enough."
-        layers.check_bytes(results, layers.num_bytes(shape), layers.num_bytes(shape), case, why)
+        layers.check_layer(answer, _pair, case, summed="", forward=size, backward=size, because=why, hints=_BELOW)
     return f"outputs and all gradients equal one process in {len(sizes)} cases, for two halves of a sum each way"
 
 
@@ -137,14 +133,10 @@ CASES = {  # norms of heads, sequence parallelism
 }
 
 
-class Found(NamedTuple):
-    """What one rank has after a step of one case: by name, numbers before and after and those of one process."""
-
-    grads: dict[str, tuple[list[float], list[float], list[float]]]
-    replaced: list[str]  # names under which there is another tensor than before
-    partial: list[str]
-    messages: int
-    sent: int
+_NORMS = ("attention_norm.weight", "mlp_norm.weight", "norm.weight")
+_REPLACED = "is the tensor that it was, and grads has another; the optimizer reads the old one"
+_SUMMAND = "is still a summand: this rank used the weight for its own tokens or heads"
+_COMPLETE = "was complete, and is not any more"
 
 
 def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
@@ -155,7 +147,6 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
     from dualpipe_lab.models.plain_llama import PlainLlama
     from dualpipe_lab.topology import Topology
     from dualpipe_lab.tp.shard import full_state_dict, shards_of
-    from dualpipe_lab.world.context import rank_context
     from dualpipe_lab.world.mesh import Mesh
 
     found, mesh, ids = [], Mesh(Topology([("tp", world_size)])), torch.arange(16).view(2, 8) * 5 % 12
@@ -167,54 +158,42 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
         for one in (model, plain):
             one.loss(ids, (ids + 3) % 12).backward()
         grads, shards = {name: value.grad for name, value in model.named_parameters()}, shards_of(model)
-        before = {name: _plain(grad) for name, grad in grads.items()}
-        entries = rank_context().ledger.entries
-        entries.clear()
-        originals = dict(grads)
+        before, originals, meter = {name: Numbers.of(grad) for name, grad in grads.items()}, dict(grads), Meter()
         fn(grads, is_cut)
-        replaced = [name for name, grad in originals.items() if grads.get(name) is not grad]
+        spent = meter.lap()
         expected = {name: value.grad for name, value in plain.named_parameters()}
-        parts = {name: shards[name].of(grad) if name in shards else grad for name, grad in expected.items()}
-        numbers = {name: (before[name], _plain(originals[name]), _plain(parts[name])) for name in before}
+        own = {name: shards[name].of(grad) if name in shards else grad for name, grad in expected.items()}
+        values, right = ({name: Numbers.of(of[name]) for name in before} for of in (originals, own))
         partial = [name for name in before if name.endswith(("q_norm.weight", "k_norm.weight") + _NORMS * is_cut)]
-        sent = sum(entry.sent for entry in entries.values())
-        found.append(Found(numbers, replaced, partial, sum(entry.count for entry in entries.values()), sent))
+        slips = {}
+        for name, old in before.items():
+            was_right = old is not None and old.equals(right[name])
+            known = {_SUMMAND: old} if name in partial else {_COMPLETE: values[name]} if was_right else {}
+            slips[name] = {_REPLACED: values[name]} if grads.get(name) is not originals[name] else known
+        size = 8 * sum(originals[name].numel() for name in partial)
+        costs = {"sent": spent.bytes, "messages": spent.calls, "partial bytes": size}
+        found.append(Found(values, right, slips, costs))
     return found
 
 
-_NORMS = ("attention_norm.weight", "mlp_norm.weight", "norm.weight")
-
-
 def _judge(results: Sequence[Found], case: str) -> None:
-    num_ranks = len(results)
-    for rank, found in enumerate(results):
-        for name, (before, after, expected) in found.grads.items():
-            if _same(after, expected):
-                continue
-            where = f"{case}: rank {rank}: the gradient of {name} "
-            if name in found.replaced:
-                raise Wrong(where + "is the tensor that it was, and grads has another; the optimizer reads the old one")
-            if name in found.partial and after == before:
-                raise Wrong(where + "is still a summand: this rank used the weight for its own tokens or heads")
-            if name not in found.partial and _same(before, expected):
-                raise Wrong(where + "was complete, and is not any more")
-            if num_ranks > 1 and _same([num_ranks * value for value in after], expected):
-                raise Wrong(where + "is a mean of the ranks' summands; one process adds them up")
-            raise Wrong(where + "differs from one process")
-    size = 8 * sum(len(results[0].grads[name][0]) for name in results[0].partial)
-    needed, messages = 2 * (num_ranks - 1) * size, max(found.messages for found in results)
+    num_ranks, size = len(results), int(results[0].costs["partial bytes"])
+    check_found(results, case, why=_gradient_in_words)
+    messages = max(int(found.costs["messages"]) for found in results)
     if num_ranks > 1 and messages != (1 if size else 0):
         raise Wrong(f"{case}: {messages} messages per rank; {'one is' if size else 'none are'} enough")
-    if (sent := sum(found.sent for found in results)) != needed:
+    needed, sent = 2 * (num_ranks - 1) * size, sum(int(found.costs["sent"]) for found in results)
+    if sent != needed:
         raise Wrong(f"{case}: the ranks sent {sent:,} bytes in all; an all-reduce of the summands sends {needed:,}")
 
 
-def _same(ours: list[float], theirs: list[float]) -> bool:
-    return len(ours) == len(theirs) and difference(ours, theirs) is None
-
-
-def _plain(tensor: "Tensor | None") -> list[float]:
-    return [] if tensor is None else [float(value) for value in tensor.detach().flatten().tolist()]
+def _gradient_in_words(off: Off) -> str:
+    where, num_ranks = f"the gradient of {off.name} ", len(off.by_rank)
+    if off.slip:
+        return where + off.slip
+    if num_ranks > 1 and off.ratio is not None and abs(off.ratio * num_ranks - 1) < TOLERANCE:
+        return where + "is a mean of the ranks' summands; one process adds them up"
+    return where + "differs from one process"
 
 
 def _pair(x: "Tensor", first: "Tensor", second: "Tensor") -> "Tensor":

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.comparison import Limit
+from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
@@ -48,6 +49,18 @@ SIZES = (
     (1, (3, 2), 2), (2, (1, 2), 2), (2, (3, 2), 4), (2, (2, 3, 4), 5),
     (3, (5, 3), 3), (4, (3, 4), 6), (4, (2, 3, 4), 8),
 )  # fmt: skip
+ONE_MESSAGE = (
+    Limit(
+        "backward messages",
+        1,
+        "a rank sent {found} messages in the backward; one carries dx and dz, side by side",
+        scope="largest",
+    ),
+)
+_TOO_EARLY = {
+    "dscale": ". dx is right, so f stands too early: scale is used before it",
+    "dweight": ". Every rank has other rows: their gradients belong to nobody else",
+}
 
 
 def hint(exercise: int | None = None) -> None:
@@ -99,11 +112,16 @@ def layer(fn: Callable[..., Any]) -> str:
         shapes = {"x": shape, "z": z_shape, "weight": (outputs, shape[-1]), "other": (outputs, z_shape[-1])}
         cuts = {"x": None, "z": None, "weight": 0, "other": 0, "bias": 0}
         case = layers.Case(num_ranks, shapes | {"bias": (outputs,)}, cuts, (*shape[:-1], outputs), out_cut=-1)
-        results = layers.check_layer(Without(fn, *layers.LIBRARY), _two_inputs, case, one_sum="dx")
         size = layers.num_bytes(shape) + layers.num_bytes(z_shape)
-        layers.check_bytes(results, 0, size, case, "Only dx and dz are summed, once.")
-        if num_ranks > 1 and (most := max(found.backward_messages for found in results)) > 1:
-            raise Wrong(f"{case}: a rank sent {most} messages in the backward; one carries dx and dz, side by side")
+        layers.check_layer(
+            Without(fn, *layers.LIBRARY),
+            _two_inputs,
+            case,
+            summed="dx",
+            backward=size,
+            because="Only dx and dz are summed, once.",
+            limits=ONE_MESSAGE if num_ranks > 1 else (),
+        )
     return (
         f"outputs and gradients equal one process in {len(SIZES)} cases, a rank without outputs included; one message"
     )
@@ -129,26 +147,10 @@ def scaled(fn: Callable[..., Any]) -> str:
         case = layers.Case(
             num_ranks, shapes, {"x": None, "scale": None, "weight": 0}, (*shape[:-1], outputs), out_cut=-1
         )
-        try:
-            results = layers.check_layer(fn, _scaled, case, one_sum="dx")
-        except Wrong as wrong:
-            raise Wrong(wrong.message + _where(wrong.message)) from None
-        layers.check_bytes(
-            results,
-            0,
-            layers.num_bytes(shape),
-            case,
-            "One sum is enough: behind it, dx and dscale are the same on all ranks.",
-        )
+        why = "One sum is enough: behind it, dx and dscale are the same on all ranks."
+        size = layers.num_bytes(shape)
+        layers.check_layer(fn, _scaled, case, summed="dx", backward=size, because=why, hints=_TOO_EARLY)
     return f"all gradients equal one process in {len(SIZES)} cases, with a single sum"
-
-
-def _where(message: str) -> str:
-    if "dscale" in message:
-        return ". dx is right, so f stands too early: scale is used before it"
-    if "dweight" in message:
-        return ". Every rank has other rows: their gradients belong to nobody else"
-    return ""
 
 
 def _two_inputs(x: "Tensor", z: "Tensor", weight: "Tensor", other: "Tensor", bias: "Tensor") -> "Tensor":

@@ -3,14 +3,35 @@
 Chapter: book/tp/cross-entropy.  Losses are judged against one process in float64, messages by the ledger.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import (
+    Found,
+    Limit,
+    Numbers,
+    Off,
+    Unchanged,
+    check_found,
+    check_limit,
+    compare_on_ranks,
+)
+from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.tp import logits
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+IGNORED, TOKENS = -100, 6
+LIBRARY = tuple(  # switched off while an answer runs
+    f"dualpipe_lab.tp.{name}" for name in ("cross_entropy", "cross_entropy:CrossEntropy.forward", "lm_head")
+)
+CASES = ("equal logits", "random logits", "logits of +-8192", "targets of -100", "no target but -100")
+_MAXIMA = "exponentials to which ranks subtracted different maxima were added up"
 
 
 def hint(exercise: int | None = None) -> None:
@@ -72,10 +93,8 @@ def loss_and_gradient(fn: Callable[..., Any]) -> str:
     """Write `loss_and_gradient(y, targets, first)`: the mean loss and the gradient of this rank's logits."""
     needs_function(fn)
     for num_ranks, vocabulary in ((1, 4), (2, 16), (2, 7), (4, 8), (3, 4)):
-        results = logits.run(fn, num_ranks, vocabulary, logits.CASES, means=True)
-        logits.check_losses(results, vocabulary, logits.CASES)
         why = "Logits stay where they are, and the backward needs no message."
-        logits.check_bytes(results, vocabulary, len(logits.CASES), why)
+        _check_cases(fn, num_ranks, vocabulary, CASES, means=True, because=why)
     return "loss and gradient equal one process on 25 batches, a rank without columns included; 3 numbers per token"
 
 
@@ -94,11 +113,9 @@ def loss_and_gradient(fn: Callable[..., Any]) -> str:
 def losses(fn: Callable[..., Any]) -> str:
     """Repair `losses(y, targets, first)`, which gives too small a loss as soon as the ranks' maxima differ."""
     needs_function(fn)
-    cases = logits.CASES[:3]
     for num_ranks, vocabulary in ((1, 4), (2, 16), (3, 7), (4, 8)):
-        results = logits.run(fn, num_ranks, vocabulary, cases, means=False)
-        logits.check_losses(results, vocabulary, cases)
-        logits.check_bytes(results, vocabulary, len(cases), "One maximum per token is all that is missing.")
+        why = "One maximum per token is all that is missing."
+        _check_cases(fn, num_ranks, vocabulary, CASES[:3], means=False, because=why)
     return "the losses equal one process for any logits, +-8192 included"
 
 
@@ -118,9 +135,9 @@ def gathered(fn: Callable[..., Any]) -> str:
     """Repair `gathered_loss(y, targets)`: gather the logits, return the loss, leave its gradient in `y.grad`."""
     needs_function(fn)
     for num_ranks in (1, 2, 4):
-        case = f"{num_ranks} rank(s)"
-        results = on_ranks(_gathered, num_ranks, Without(fn, *logits.LIBRARY), case=case)
-        logits.check_losses(results, 4 * num_ranks, logits.CASES[1:2])
+        case, answer = f"{num_ranks} rank(s)", Without(fn, *LIBRARY)
+        where = f"{4 * num_ranks} entries on {case}, {CASES[1]}"
+        results = compare_on_ranks(_gathered, num_ranks, answer, case=where, why=_loss_in_words, at=", rank {rank}: ")
         sent = results.ledger.sent() - results.ledger.sent("all_gather_single")
         if sent or results.ledger.count("all_gather_single", 0) != 1:
             raise Wrong(
@@ -130,16 +147,121 @@ def gathered(fn: Callable[..., Any]) -> str:
     return "loss and gradient equal one process on 1, 2 and 4 ranks, and the backward sent nothing"
 
 
-def _gathered(rank: int, world_size: int, fn: Callable[..., Any]) -> list[logits.Found]:
+def _check_cases(
+    fn: Callable[..., Any], num_ranks: int, vocabulary: int, cases: Sequence[str], means: bool, because: str
+) -> None:
+    """Raise `Wrong` unless the answer is right in every case, for three numbers per token that are all-reduced.
+
+    `means` tells what it returns: mean and gradient, or the loss of each token.
+    """
+    where = f"{vocabulary} entries on {num_ranks} rank(s)"
+    results = on_ranks(_run, num_ranks, Without(fn, *LIBRARY), vocabulary, cases, means, case=where)
+    for place, case in enumerate(cases):
+        check_found([found[place] for found in results], f"{where}, {case}", why=_loss_in_words, at=", rank {rank}: ")
+    allowed = 2 * (num_ranks - 1) * 3 * TOKENS * 8 * len(cases)
+    words = (
+        f"the ranks sent {{found:,}} bytes in {len(cases)} call(s); all-reduces of three numbers per token send "
+        f"{{most:,}}. {because}"
+    )
+    check_limit(results, Limit("bytes", allowed, words, least=allowed / 3), where)
+
+
+def _loss_in_words(off: Off) -> str:
+    assert off.found is not None, "return numbers"
+    if off.name == "gradient":
+        return _gradient_in_words(off, off.found)
+    if off.has_other_shape:
+        return f"{len(off.found.flat)} losses, expected {len(off.expected.flat)}"
+    ours, theirs = off.found.flat[off.place], off.expected.flat[off.place]
+    what = f"the loss of token {off.place}" if len(off.expected.flat) > 1 else "the loss"
+    if ours != ours:
+        return f"{what} is not a number, expected {theirs:.6g}"
+    return f"{what} {apart(ours, theirs)}" + f": {off.slip}" * bool(off.slip)
+
+
+def _gradient_in_words(off: Off, found: Numbers) -> str:
+    if off.has_other_shape:
+        rows, columns = (*found.shape, 0, 0)[:2]
+        return f"the gradient has {rows} rows of {columns} columns, expected this rank's"
+    if off.ratio is not None:
+        num_ranks = len(off.by_rank)
+        known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
+        return f"the gradient is {off.ratio:.4g} times that of one process{known}"
+    return f"the numbers of the gradient of the logits {off.difference}"
+
+
+def _batch(case: str, vocabulary: int) -> "tuple[Tensor, Tensor]":
+    """Logits of all entries and targets, of one of `CASES`."""
+    import torch
+
+    generator = torch.Generator().manual_seed(vocabulary)
+    targets = torch.arange(TOKENS) % vocabulary
+    y = torch.zeros(TOKENS, vocabulary, dtype=torch.float64)
+    if case != CASES[0]:
+        y = 3 * torch.randn(TOKENS, vocabulary, generator=generator, dtype=torch.float64)
+    if case == CASES[2]:
+        y[0, -1], y[1, 0], y[2, :], y[3, vocabulary // 2] = 8192, 8192, -8192, -8192
+    if case == CASES[3]:
+        targets[::2] = IGNORED
+    if case == CASES[4]:
+        targets[:] = IGNORED
+    return y, targets
+
+
+def _run(
+    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, cases: Sequence[str], means: bool
+) -> list[Found]:
+    from dualpipe_lab.tp.config import TensorParallel
+
+    own, results = slice(*TensorParallel().span(vocabulary)), []
+    for case in cases:
+        y, targets = _batch(case, vocabulary)
+        given = y[:, own].clone(), targets.clone()
+        unchanged = Unchanged(y=given[0], targets=given[1])
+        returned = fn(*given, own.start)
+        unchanged.check()
+        if means:
+            assert isinstance(returned, tuple), "return two things: the mean loss and the gradient"
+            results.append(_beside(returned[0], returned[1], y, targets, own))
+        else:
+            results.append(_losses_beside(returned, y, targets, world_size))
+    return results
+
+
+def _beside(loss: Any, gradient: Any, y: "Tensor", targets: "Tensor", own: slice) -> Found:
+    """A mean and the gradient of this rank's logits, beside one process."""
+    import torch
     from torch.nn.functional import cross_entropy
 
-    y, targets = logits.batch(logits.CASES[1], 4 * world_size)
-    start, stop = 4 * rank, 4 * rank + 4
-    part, whole = y[:, start:stop].clone().requires_grad_(), y.clone().requires_grad_()
-    loss = float(fn(part, targets).detach())
-    assert part.grad is not None, "y.grad is empty: call backward on a loss that depends on y"
-    expected = cross_entropy(whole, targets)
+    whole = y.clone().requires_grad_()
+    expected = cross_entropy(whole, targets, ignore_index=IGNORED, reduction="sum")
+    expected = expected / max(int((targets != IGNORED).sum()), 1)
     expected.backward()
-    return [
-        logits.Found([loss], part.grad.tolist(), [float(expected.detach())], whole.grad[:, start:stop].tolist(), [])
-    ]
+    return Found(
+        {"loss": Numbers.of(torch.as_tensor(loss).flatten()), "gradient": Numbers.of(torch.as_tensor(gradient))},
+        {"loss": Numbers.of(expected.flatten()), "gradient": Numbers.of(whole.grad[:, own])},
+    )
+
+
+def _losses_beside(losses: Any, y: "Tensor", targets: "Tensor", num_ranks: int) -> Found:
+    """The loss of each token, beside one process, and those of ranks that subtract the maximum of their own columns."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    parts = y.split(-(-y.shape[1] // num_ranks), dim=1)
+    shifted = torch.cat([part - part.amax(1, keepdim=True) for part in parts], dim=1)
+    slip = shifted.exp().sum(1).log() - shifted.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return Found(
+        {"losses": Numbers.of(torch.as_tensor(losses).flatten())},
+        {"losses": Numbers.of(cross_entropy(y, targets, ignore_index=IGNORED, reduction="none"))},
+        {"losses": {_MAXIMA: Numbers.of(slip)}},
+    )
+
+
+def _gathered(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    y, targets = _batch(CASES[1], 4 * world_size)
+    own = slice(4 * rank, 4 * rank + 4)
+    shard = y[:, own].clone().requires_grad_()
+    loss = fn(shard, targets)
+    assert shard.grad is not None, "y.grad is empty: call backward on a loss that depends on y"
+    return _beside(loss, shard.grad, y, targets, own)

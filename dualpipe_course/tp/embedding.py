@@ -4,15 +4,13 @@ Chapter: book/tp/embedding.  Tables and gradients are whole numbers, so every bi
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.differences import shape
-from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.kept import Kept
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
+from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_lab.world.launcher import Results
+from dualpipe_course.trial import check_ints, needs_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,14 +20,6 @@ LIBRARY = tuple(  # switched off while an answer runs
 )
 WIDTH, TOKENS = 3, 12
 CASES = ((1, 4), (2, 6), (2, 7), (4, 11), (3, 4))  # ranks and rows of the table; the last rank of the last has none
-
-
-class Found(NamedTuple):
-    """What one rank found, and what it should be."""
-
-    found: list[list[float]]
-    expected: list[list[float]]
-    slips: dict[str, list[list[float]]]  # what typical slips give
 
 
 def hint(exercise: int | None = None) -> None:
@@ -90,10 +80,7 @@ def look_up(fn: Callable[..., Any]) -> str:
     """Repair `look_up(ids, table, first)`: the rows of all tokens, the same on every rank."""
     needs_function(fn)
     for num_ranks, rows in CASES:
-        case = f"{rows} rows on {num_ranks} rank(s)"
-        results = on_ranks(_look_up, num_ranks, Without(fn, *LIBRARY), rows, case=case)
-        _check(results, case, "row")
-        _check_bytes(results, case, 2 * (num_ranks - 1), "One sum of the looked-up rows is all that travels.")
+        _check(_look_up, fn, num_ranks, rows, 2 * (num_ranks - 1), "One sum of the looked-up rows is all that travels.")
     return "the rows of one table on 1 to 4 ranks, one of them without a row"
 
 
@@ -113,10 +100,7 @@ def gradient(fn: Callable[..., Any]) -> str:
     """Repair `table_gradient(ids, grad, num_rows, first)`: the gradient of this rank's rows."""
     needs_function(fn)
     for num_ranks, rows in CASES:
-        case = f"{rows} rows on {num_ranks} rank(s)"
-        results = on_ranks(_gradient, num_ranks, Without(fn, *LIBRARY), rows, case=case)
-        _check(results, case, "gradient of row")
-        _check_bytes(results, case, 0, "Every rank has the gradients of all tokens; nothing travels.")
+        _check(_gradient, fn, num_ranks, rows, 0, "Every rank has the gradients of all tokens; nothing travels.")
     return "every occurrence counts, on 1 to 4 ranks, and nothing is sent"
 
 
@@ -137,31 +121,40 @@ def tokens(fn: Callable[..., Any]) -> str:
     """Write the function behind `look_up_tokens(ids, table, first)`: this rank's tokens, and their backward."""
     needs_function(fn)
     for num_ranks, rows in CASES:
-        case = f"{rows} rows on {num_ranks} rank(s)"
-        results = on_ranks(_tokens, num_ranks, Without(fn, *LIBRARY), rows, case=case)
-        for part, what in enumerate(("row", "gradient of row", "gradient of row")):
-            _check([found[part] for found in results], case, what)
         why = "A reduce-scatter forward and a gather backward are half a sum each."
-        _check_bytes(results, case, 2 * 2 * (num_ranks - 1), why)
+        _check(_tokens, fn, num_ranks, rows, 2 * 2 * (num_ranks - 1), why)
     return "own tokens forward and all gradients backward, for the bytes of one sum"
 
 
-def _check(results: "Results | list[Found]", case: str, what: str) -> None:
-    for rank, (found, expected, slips) in enumerate(results):
-        where = f"{case}, rank {rank}: "
-        if shape(found) != shape(expected):
-            raise Wrong(f"{where}{what}s of shape {shape(found)}, expected {shape(expected)}")
-        for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-            if ours != theirs:
-                known = next((f": {words}" for words, wrong in slips.items() if wrong == found), "")
-                of = f"the {what} {place}" if what.startswith("gradient") else f"the {what} of token {place}"
-                raise Wrong(f"{where}{of} is {ours}, expected {theirs}{known}")
+def _check(
+    harness: Callable[..., Found], fn: Callable[..., Any], num_ranks: int, rows: int, times: int, because: str
+) -> None:
+    """Raise `Wrong` unless every rank has the rows of one process, for `times` the bytes of all tokens."""
+    needed = times * TOKENS * WIDTH * 8
+    words = f"the ranks sent {{found:,}} bytes in all, expected {{most:,}}. {because}"
+    compare_on_ranks(
+        harness,
+        num_ranks,
+        Without(fn, *LIBRARY),
+        rows,
+        case=f"{rows} rows on {num_ranks} rank(s)",
+        why=_row_in_words,
+        limits=[Limit("bytes", needed, words, needed)],
+        tolerance=0,
+        at=", rank {rank}: ",
+    )
 
 
-def _check_bytes(results: Results, case: str, times: int, why: str) -> None:
-    sent, expected = results.ledger.sent(), times * TOKENS * WIDTH * 8
-    if sent != expected:
-        raise Wrong(f"{case}: the ranks sent {sent:,} bytes in all, expected {expected:,}. {why}")
+def _row_in_words(off: Off) -> str:
+    what = "gradient of row" if off.name.startswith("gradient") else "row"
+    if off.found is None:
+        return f"a tensor of {what}s is needed"
+    if off.has_other_shape:
+        return f"{what}s of shape {list(off.found.shape)}, expected {list(off.expected.shape)}"
+    place = off.place // WIDTH
+    of = f"the {what} {place}" if what == "gradient of row" else f"the {what} of token {place}"
+    known = f": {off.slip}" * bool(off.slip)
+    return f"{of} is {off.found.row(place)}, expected {off.expected.row(place)}{known}"
 
 
 def _batch(rows: int) -> "tuple[Tensor, Tensor, Tensor]":
@@ -188,14 +181,14 @@ def _look_up(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> F
     firsts = range(0, rows, part)
     leaked = table[ids] + sum(table[first] * (ids // part != first // part)[:, None] for first in firsts)
     own = table[start:stop].clone()
-    kept = Kept(ids=ids, table=own)
+    unchanged = Unchanged(ids=ids, table=own)
     found = fn(ids, own, start)
-    kept.check()
+    unchanged.check()
     slips = {
-        "row 0 of another rank's part was added": leaked.tolist(),
-        "the ranks' rows were not added up": _own(ids, table, start, stop).tolist(),
+        "row 0 of another rank's part was added": Numbers.of(leaked),
+        "the ranks' rows were not added up": Numbers.of(_own(ids, table, start, stop)),
     }
-    return Found(found.tolist(), table[ids].tolist(), slips)
+    return Found({"rows": Numbers.of(found)}, {"rows": Numbers.of(table[ids])}, {"rows": slips})
 
 
 def _own(ids: "Tensor", table: "Tensor", start: int, stop: int) -> "Tensor":
@@ -210,13 +203,13 @@ def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> 
     last = table.new_zeros(rows, WIDTH)
     for token in range(TOKENS):
         last[ids[token]] = grad[token]
-    found = fn(ids, grad, stop - start, start)
-    whole = _table_gradient(ids, grad, rows)
-    slips = {"that is the last occurrence alone": last[start:stop].tolist()}
-    return Found(found.tolist(), whole[start:stop].tolist(), slips)
+    found = {"gradient": Numbers.of(fn(ids, grad, stop - start, start))}
+    full = _table_gradient(ids, grad, rows)
+    slips = {"that is the last occurrence alone": Numbers.of(last[start:stop])}
+    return Found(found, {"gradient": Numbers.of(full[start:stop])}, {"gradient": slips})
 
 
-def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tuple[Found, Found, Found]:
+def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
     import torch
 
     from dualpipe_lab.tp.config import TensorParallel
@@ -224,21 +217,25 @@ def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> tu
     start, stop = TensorParallel().span(rows)
     first, last = TensorParallel().span(TOKENS)
     ids, table, grad = _batch(rows)
-    part = table[start:stop].clone().requires_grad_()
-    x = fn(ids, part, start)
+    shard = table[start:stop].clone().requires_grad_()
+    x = fn(ids, shard, start)
     x.backward(grad[first:last])
-    assert part.grad is not None, "the table has no gradient: return it second in backward"
+    assert shard.grad is not None, "the table has no gradient: return it second in backward"
     again = table[start:stop].clone().requires_grad_()
     fn(ids, again, start).sum().backward()  # its gradient is one number, expanded
-    assert again.grad is not None
-    whole, own = table[ids], _own(ids, table, start, stop)
     masked = grad.clone()
     masked[:first], masked[last:] = 0, 0
-    forward = {"the ranks' rows were not added up": own[first:last].tolist()}
-    backward = {"only this rank's tokens are in it": _table_gradient(ids, masked, rows)[start:stop].tolist()}
-    expected = _table_gradient(ids, grad, rows)[start:stop]
-    return (
-        Found(x.detach().tolist(), whole[first:last].tolist(), forward),
-        Found(part.grad.tolist(), expected.tolist(), backward),
-        Found(again.grad.tolist(), _table_gradient(ids, torch.ones_like(grad), rows)[start:stop].tolist(), {}),
+    own_sum, own_tokens = _own(ids, table, start, stop)[first:last], _table_gradient(ids, masked, rows)[start:stop]
+    expected = {
+        "rows": table[ids][first:last],
+        "gradient": _table_gradient(ids, grad, rows)[start:stop],
+        "gradient of a sum": _table_gradient(ids, torch.ones_like(grad), rows)[start:stop],
+    }
+    return Found(
+        {"rows": Numbers.of(x), "gradient": Numbers.of(shard.grad), "gradient of a sum": Numbers.of(again.grad)},
+        {name: Numbers.of(value) for name, value in expected.items()},
+        {
+            "rows": {"the ranks' rows were not added up": Numbers.of(own_sum)},
+            "gradient": {"only this rank's tokens are in it": Numbers.of(own_tokens)},
+        },
     )

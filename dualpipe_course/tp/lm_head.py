@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.differences import apart, close, shape
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import check_ints, needs_function, on_ranks
+from dualpipe_course.trial import check_ints, needs_function
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 TOKENS, WIDTH = 5, 3
 
@@ -81,10 +81,7 @@ def padded(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for num_ranks, vocabulary, level in ((1, 4, 0), (2, 8, 0), (2, 7, 0), (4, 9, 0), (4, 5, 0), (2, 7, -400)):
         case = f"{vocabulary} entries on {num_ranks} rank(s)" + f", logits near {level}" * (level != 0)
-        for rank, (found, expected) in enumerate(on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case)):
-            for name, ours in found.items():
-                if (problem := _why_different(ours, expected[name])) is not None:
-                    raise Wrong(f"{case}, rank {rank}: {name} {problem}")
+        compare_on_ranks(_padded, num_ranks, fn, vocabulary, level, case=case, why=_in_words, at=", rank {rank}: ")
     return "loss and gradients equal one process with 0 to 7 rows of padding"
 
 
@@ -112,36 +109,41 @@ def likeliest(fn: Callable[..., Any]) -> str:
         (2, 600, "bfloat16"),
     ):
         case = f"{vocabulary} entries on {num_ranks} rank(s)" + ", logits in bf16" * (dtype == "bfloat16")
-        results = on_ranks(_likeliest, num_ranks, Without(fn, *library), vocabulary, dtype, case=case)
-        for rank, (found, expected) in enumerate(results):
-            if shape(found) != shape(expected):
-                raise Wrong(f"{case}, rank {rank}: entries of shape {shape(found)}, expected {shape(expected)}")
-            for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-                if ours != theirs:
-                    raise Wrong(f"{case}, rank {rank}: token {place} got entry {ours}, expected {theirs}{_TIES}")
-        sent, allowed = results.ledger.sent(), 2 * (num_ranks - 1) * 2 * TOKENS * 8
-        if sent > allowed or 2 * sent < allowed:
-            raise Wrong(
-                f"{case}: the ranks sent {sent:,} bytes in all; two all-reduces of one number per token: {allowed:,}"
-            )
+        allowed = 2 * (num_ranks - 1) * 2 * TOKENS * 8
+        compare_on_ranks(
+            _likeliest,
+            num_ranks,
+            Without(fn, *library),
+            vocabulary,
+            dtype,
+            case=case,
+            why=_entry_in_words,
+            limits=[Limit("bytes", allowed, _TWO_SUMS, least=allowed / 2)],
+            tolerance=0,
+            at=", rank {rank}: ",
+        )
     return "the smallest of the largest, on 1 to 4 ranks, for two numbers per token"
 
 
-_TIES = "; of equal logits the smallest entry counts, also across ranks"
+_TWO_SUMS = "the ranks sent {found:,} bytes in all; two all-reduces of one number per token: {most:,}"
 
 
-def _why_different(ours: list[float], theirs: list[float]) -> str | None:
-    if len(ours) != len(theirs):
-        return f"has {len(ours)} numbers, expected {len(theirs)}"
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if not close([a], [b]):
-            return f"differs from one process: number {place} {apart(a, b)}"
-    return None
+def _entry_in_words(off: Off) -> str:
+    assert off.found is not None, "return entries"
+    if off.has_other_shape:
+        return f"entries of shape {list(off.found.shape)}, expected {list(off.expected.shape)}"
+    ours, theirs = int(off.found.flat[off.place]), int(off.expected.flat[off.place])
+    rule = "of equal logits the smallest entry counts, also across ranks"
+    return f"token {off.place} got entry {ours}, expected {theirs}; {rule}"
 
 
-def _padded(
-    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, level: int
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _in_words(off: Off) -> str:
+    if off.found is None or off.has_other_shape:
+        return f"{off.name} has {len(off.found.flat) if off.found else 0} numbers, expected {len(off.expected.flat)}"
+    return in_words(off)
+
+
+def _padded(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, level: int) -> Found:
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -160,17 +162,15 @@ def _padded(
     expected = cross_entropy(x @ weight.t(), targets)
     expected.backward()
     d_weight = torch.cat([weight.grad, padding])[first : first + part]
-    return _named(loss, own_x.grad, own.grad), _named(expected, x.grad, d_weight)
+    names = ("the loss", "the gradient of x", "the gradient of the weight")
+    found, right = (
+        dict(zip(names, map(Numbers.of, values), strict=True))
+        for values in ((loss, own_x.grad, own.grad), (expected, x.grad, d_weight))
+    )
+    return Found(found, right)
 
 
-def _named(loss: "Tensor", dx: "Tensor | None", d_weight: "Tensor | None") -> dict[str, list[float]]:
-    found = {"the loss": loss, "the gradient of x": dx, "the gradient of the weight": d_weight}
-    return {name: [] if value is None else value.detach().flatten().tolist() for name, value in found.items()}
-
-
-def _likeliest(
-    rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, dtype: str
-) -> tuple[list[int], list[int]]:
+def _likeliest(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, dtype: str) -> Found:
     import torch
 
     from dualpipe_lab.tp.config import TensorParallel
@@ -181,5 +181,5 @@ def _likeliest(
     y = y.to(getattr(torch, dtype))
     start, stop = TensorParallel().span(vocabulary)
     found = fn(y[:, start:stop].clone(), start)
-    expected = [row.index(max(row)) for row in y.tolist()]
-    return [int(entry) for entry in found], expected
+    entries, expected = [int(entry) for entry in found], [row.index(max(row)) for row in y.tolist()]
+    return Found({"entries": Numbers.of(entries)}, {"entries": Numbers.of(expected)})

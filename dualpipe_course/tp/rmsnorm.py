@@ -41,6 +41,12 @@ _SLIPS = (
 )
 # ranks, shape of x: on 4 ranks 6 features are cut into 2 2 2 0
 SIZES = ((1, (2, 3)), (2, (3, 4)), (2, (2, 2, 5)), (3, (4, 3)), (4, (2, 3, 6)), (4, (1, 8)))
+_OF_CUT_NORM = {
+    "y": ". On all ranks, all features of a token have one root, that of the mean of all squares",
+    "dx": ". A token's dx is at right angles to its x, nearly: the products of all ranks add up to about zero",
+    "dgamma": ". A feature's weight is on one rank, which has this feature of all tokens",
+}
+_OF_ONE_RANK = {"y": ". On one rank no message matters: is EPS under the root, added to the mean of the squares?"}
 
 
 def hint(exercise: int | None = None) -> None:
@@ -91,13 +97,10 @@ def cut_norm(function: Any) -> str:
     fn = Without(lambda *args: function.apply(*args), *layers.LIBRARY, "dualpipe_lab.tp.rms_norm")
     for num_ranks, shape in SIZES:
         case = layers.Case(num_ranks, {"x": shape, "gamma": shape[-1:]}, {"x": -1, "gamma": 0}, shape, -1)
-        try:
-            results = layers.check_layer(_given(fn, shape[-1]), _norm, case, one_sum="")
-        except Wrong as wrong:
-            raise Wrong(wrong.message + _why(wrong.message, num_ranks)) from None
         size = 8 * prod(shape[:-1])
         why = "One float64 number per token is summed on the way forward, and another on the way back."
-        layers.check_bytes(results, size, size, case, why)
+        answer, hints = _given(fn, shape[-1]), _OF_CUT_NORM | (_OF_ONE_RANK if num_ranks == 1 else {})
+        layers.check_layer(answer, _norm, case, summed="", forward=size, backward=size, because=why, hints=hints)
     return f"outputs and gradients equal one process in {len(SIZES)} cases, for one number per token each way"
 
 
@@ -123,23 +126,11 @@ def drifting(fn: Callable[..., Any]) -> str:
             case = layers.Case(num_ranks, shapes, {"normal": cut, "gamma": None}, shape, cut)
             where = "tokens cut" if is_cut else "all tokens on every rank"
             try:
-                results = layers.check_layer(_given(fn, is_cut), _scale, case, one_sum="dgamma")
-                size = layers.num_bytes(shape[-1:]) if is_cut else 0
-                layers.check_bytes(results, 0, size, case, "Only the gradient of the weight may travel.")
+                size, why = layers.num_bytes(shape[-1:]) * is_cut, "Only the gradient of the weight may travel."
+                layers.check_layer(_given(fn, is_cut), _scale, case, summed="dgamma", backward=size, because=why)
             except Wrong as wrong:
                 raise Wrong(f"{where}: {wrong.message}") from None
     return "the weight's gradient equals one process with tokens cut or whole, on 1 to 4 ranks"
-
-
-def _why(message: str, num_ranks: int) -> str:
-    if num_ranks == 1 and ": y differs" in message:
-        return ". On one rank no message matters: is EPS under the root, added to the mean of the squares?"
-    known = {
-        ": y ": ". On all ranks, all features of a token have one root, that of the mean of all squares",
-        ": dx ": ". A token's dx is at right angles to its x, nearly: the products of all ranks add up to about zero",
-        ": dgamma ": ". A feature's weight is on one rank, which has this feature of all tokens",
-    }
-    return next((words for name, words in known.items() if f"{name}differs" in message), "")
 
 
 def _given(fn: Callable[..., Any], last: Any) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function
@@ -45,6 +45,10 @@ SIZES = (
 )  # fmt: skip
 
 DEALT = (*SIZES, (2, (2, 3), 4), (4, (3, 5), 4))  # with 5 outputs on 4 ranks the biases are 2 2 1 0
+_BIASED = {
+    "dbias": ". The output is right, but the bias must learn on every rank as it does on one",
+    "y": ". Subtract the right output: what is left is a multiple of the bias",
+}
 
 
 def hint(exercise: int | None = None) -> None:
@@ -96,9 +100,8 @@ def layer(fn: Callable[..., Any]) -> str:
         shapes = {"x": (*shape[:-1], inputs), "weight": (outputs, inputs), "bias": (outputs,)}
         case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": 0}, shape)
         answer = Without(_First(fn, outputs), *layers.LIBRARY)
-        results = layers.check_layer(answer, _linear, case, one_sum="y")
         why = "Only y is summed, once: a bias travels inside of it."
-        layers.check_bytes(results, layers.num_bytes(shape), 0, case, why)
+        layers.check_layer(answer, _linear, case, summed="y", forward=layers.num_bytes(shape), because=why)
     return f"outputs and gradients equal one process in {len(DEALT)} cases, ranks without a bias included; one sum"
 
 
@@ -118,10 +121,7 @@ def biased(fn: Callable[..., Any]) -> str:
     """Repair a row-parallel layer whose output contains the bias once per rank."""
     needs_function(fn)
     for size in SIZES:
-        try:
-            _judge(fn, *size)
-        except Wrong as wrong:
-            raise Wrong(wrong.message + _why(wrong.message)) from None
+        _judge(fn, *size)
     return f"outputs and gradients equal one process in {len(SIZES)} cases, with a single sum"
 
 
@@ -143,16 +143,9 @@ def _judge(fn: Callable[..., Any], num_ranks: int, shape: tuple[int, ...], input
     x_shape, out_shape = (*shape[:-1], inputs), shape
     shapes = {"x": x_shape, "weight": (shape[-1], inputs), "bias": shape[-1:]}
     case = layers.Case(num_ranks, shapes, {"x": -1, "weight": 1, "bias": None}, out_shape)
-    results = layers.check_layer(fn, _linear, case, one_sum="y")
-    layers.check_bytes(results, layers.num_bytes(out_shape), 0, case, "Only y is summed, once, and no gradient.")
-
-
-def _why(message: str) -> str:
-    if "dbias" in message:
-        return ". The output is right, but the bias must learn on every rank as it does on one"
-    if ": y " in message:
-        return ". Subtract the right output: what is left is a multiple of the bias"
-    return ""
+    why = "Only y is summed, once, and no gradient."
+    size = layers.num_bytes(out_shape)
+    layers.check_layer(fn, _linear, case, summed="y", forward=size, because=why, hints=_BIASED)
 
 
 def _linear(x: "Tensor", weight: "Tensor", bias: "Tensor") -> "Tensor":

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import Unchanged
 from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.kept import Kept
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
@@ -102,9 +102,9 @@ def backward(fn: Callable[..., Any]) -> str:
         weight, features = (ffn, shape[-1]), (shape[-1], ffn)
         shapes = {"x": shape, "gate": weight, "up": weight, "down": features}
         case = layers.Case(num_ranks, shapes, {"x": None, "gate": 0, "up": 0, "down": 1}, shape)
-        results = layers.check_layer(Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), _nearly_gelu, case, one_sum="dx")
+        answer, size = Without(_Layer(fn), *layers.LIBRARY, *BY_HAND), layers.num_bytes(shape)
         why = "Both branches have a part of dx; a rank adds them before it sends, and sends nothing else."
-        layers.check_bytes(results, layers.num_bytes(shape), layers.num_bytes(shape), case, why)
+        layers.check_layer(answer, _nearly_gelu, case, summed="dx", forward=size, backward=size, because=why)
     return f"all gradients equal one process in {len(SIZES)} cases, a rank without features included; one sum"
 
 
@@ -157,9 +157,9 @@ class _Layer:
             @staticmethod
             def backward(ctx: Any, dy: "Tensor") -> Any:
                 _, a, u, *_ = ctx.saved_tensors
-                kept = Kept(a=a, u=u)
+                given = Unchanged(a=a, u=u)
                 found = answer(dy, *ctx.saved_tensors)
-                kept.check()
+                given.check()
                 if not isinstance(found, (tuple, list)) or len(found) != 4:
                     raise TypeError("return four tensors: dx, dgate, dup, ddown")
                 return tuple(found)
