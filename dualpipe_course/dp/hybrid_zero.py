@@ -5,14 +5,20 @@ Chapter: book/dp/hybrid-zero.  Sums are judged on real ranks by their values and
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.dp import two_levels
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.world.record import traffic
+
+if TYPE_CHECKING:
+    from dualpipe_lab.dp.hybrid import NodeBytes
+
 
 NUMBERS = ("MB inside, per rank", "MB to other nodes, per rank", "MB out of a node of flat ZeRO-3", "bytes held")
 EXPECTED = (10_800, 360, 13_500, 4)
@@ -42,6 +48,7 @@ RANKS, NODE, PARAMETERS, BATCH = 32, 8, 4, 16  # of the puzzle; parameters in bi
 ROOM, PER_SEQUENCE = 24, Fraction(3, 2)  # GB
 INSIDE, BETWEEN = 200, 25  # GB/s
 BEST, START = 235, 1860  # ms
+WIDTH = 8  # bytes of a number
 
 
 def hint(exercise: int | None = None) -> None:
@@ -85,7 +92,7 @@ def three_steps(fn: Callable[..., Any]) -> str:
     for per_node, num_nodes, numel in (
         (1, 1, 2), (2, 1, 4), (1, 2, 4), (2, 2, 4), (2, 2, 5), (3, 2, 7), (2, 3, 6), (4, 2, 2),
     ):  # fmt: skip
-        two_levels.check_sum(fn, per_node, num_nodes, numel)
+        _check_sum(fn, per_node, num_nodes, numel)
     return "right on 8 sizes, padded ones included; each rank sends a shard's sum out of its node"
 
 
@@ -105,7 +112,7 @@ def mean_shard(fn: Callable[..., Any]) -> str:
     """Repair the shard of the mean gradient for more than one node."""
     needs_function(fn)
     for per_node, num_nodes in ((2, 1), (2, 2), (1, 2), (1, 3), (3, 2)):
-        two_levels.check_mean(fn, per_node, num_nodes)
+        _check_mean(fn, per_node, num_nodes)
     return "the mean over all ranks on 1, 2 and 3 nodes, and a shard per rank leaves the node"
 
 
@@ -154,3 +161,123 @@ def plan(stage: object, shard_ranks: object, num_microbatches: object) -> str:
             score=partial_score(total, START, BEST),
         )
     return f"{int(total)} ms of sending per step, in {float(held + size * PER_SEQUENCE):g} of {ROOM} GB"
+
+
+def _check_sum(fn: Callable[..., Any], per_node: int, num_nodes: int, numel: int) -> None:
+    """Raise `Wrong` unless x becomes the sum over all ranks, with few bytes out of each node."""
+    shard = -(-numel // per_node)
+    compare_on_ranks(
+        _sum,
+        per_node * num_nodes,
+        fn,
+        per_node,
+        numel,
+        case=f"{num_nodes} node(s) of {per_node} rank(s), {numel} numbers",
+        at=": rank {rank} has ",
+        why=_sum_in_words,
+        limits=_limits(per_node, num_nodes, shard, 2 * (per_node - 1) * shard * WIDTH),
+        tolerance=0,
+    )
+
+
+def _check_mean(fn: Callable[..., Any], per_node: int, num_nodes: int) -> None:
+    """Raise `Wrong` unless every rank gets its shard of the mean over all ranks."""
+    compare_on_ranks(
+        _mean,
+        per_node * num_nodes,
+        fn,
+        per_node,
+        2 * per_node,
+        case=f"{num_nodes} node(s) of {per_node} rank(s)",
+        why=lambda off: _mean_in_words(off, per_node, num_nodes),
+        limits=_limits(per_node, num_nodes, 2, (per_node - 1) * 2 * WIDTH),
+    )
+
+
+def _limits(per_node: int, num_nodes: int, shard: int, inside: int) -> list[Limit]:
+    """Bytes of an all-reduce of one shard out of a node and, less dear, `inside` within it."""
+    chunks = [WIDTH * size for size in traffic.split(shard, num_nodes)]
+    out = (
+        "rank {rank} sent {found} bytes to other nodes, {most} are enough: first sum inside the node, so that each "
+        f"rank has a shard of {shard} number(s) left to sum across"
+    )
+    within = "rank {rank} sent {found} bytes inside its node, {most} are enough: one shard to each neighbour"
+    most = [traffic.all_reduce(chunks, node).sent for node in range(num_nodes) for _ in range(per_node)]
+    return [Limit("to other nodes", most, out, scope="each"), Limit("inside", inside, within, scope="each")]
+
+
+def _sum_in_words(off: Off) -> str:
+    assert off.found is not None, "x is no tensor any more"
+    slip = f"; {off.slip}" * bool(off.slip)
+    return f"{[int(x) for x in off.found.flat]}, expected {[int(x) for x in off.expected.flat]}{slip}"
+
+
+def _mean_in_words(off: Off, per_node: int, num_nodes: int) -> str:
+    if off.found is None or off.has_other_shape:
+        returned = "no tensor" if off.found is None else off.found.flat
+        return f"returned {returned}, expected its shard, 2 of {2 * per_node} numbers"
+    scale = "" if off.ratio is None else _scale(off.ratio, per_node, num_nodes)
+    return f"has {off.found.flat}, expected {off.expected.flat}{scale}"
+
+
+def _numbers(rank: int, numel: int) -> list[int]:
+    """Every rank has other numbers, no mean of which is 0."""
+    return [(rank + 2) * 10 ** (rank % 5) + place * (rank + 1) for place in range(numel)]
+
+
+def _scale(ratio: float, per_node: int, num_nodes: int) -> str:
+    if abs(ratio * num_nodes - 1) < 1e-9:
+        return (
+            f"; 1/{num_nodes} of it: the nodes are divided by twice, and Adam, which ignores the scale, would hide it"
+        )
+    if abs(ratio - num_nodes * per_node) < 1e-9:
+        return "; this is the sum"
+    if abs(ratio - num_nodes) < 1e-9 or abs(ratio - per_node) < 1e-9:
+        return f"; {ratio:.0f} times too large: divide by the ranks of all nodes"
+    return ""
+
+
+def _groups(per_node: int) -> Any:
+    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.world.mesh import Mesh
+
+    topology = Topology([("dp", rank_context().world_size)], ranks_per_node=per_node)
+    mesh = Mesh(topology)
+    return topology, mesh.group("shard"), mesh.group("replica")
+
+
+def _sum(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, numel: int) -> Found:
+    import torch
+
+    from dualpipe_lab.dp.hybrid import count_by_node
+
+    topology, node, across = _groups(per_node)
+    inputs = torch.tensor([_numbers(other, numel) for other in range(world_size)])
+    ledger, x, first = count_by_node(topology), inputs[rank].clone(), rank // per_node * per_node
+    fn(x, node, across)
+    slips = {
+        "this is the sum over its own node": inputs[first : first + per_node].sum(0),
+        "x has not changed, and the sum belongs into x itself": inputs[rank],
+    }
+    values, expected = {"x": Numbers.of(x)}, {"x": Numbers.of(inputs.sum(0))}
+    of_x = {words: Numbers.of(value) for words, value in slips.items()}
+    return Found(values, expected, {"x": of_x}, _costs(ledger.total()))
+
+
+def _mean(rank: int, world_size: int, fn: Callable[..., Any], per_node: int, numel: int) -> Found:
+    import torch
+
+    from dualpipe_lab.dp.hybrid import count_by_node
+
+    topology, node, across = _groups(per_node)
+    inputs = torch.tensor([_numbers(other, numel) for other in range(world_size)], dtype=torch.float64)
+    ledger, grad, first = count_by_node(topology), inputs[rank].clone(), rank % per_node * 2
+    unchanged = Unchanged(grad=grad)
+    found = {"shard": Numbers.of(fn(grad, node, across))}
+    expected = {"shard": Numbers.of(inputs.mean(0)[first : first + 2])}
+    changed = "grad has changed; leave it as it is and return a tensor of your own" if unchanged.first() else ""
+    return Found(found, expected, costs=_costs(ledger.total()), changed=changed)
+
+
+def _costs(sent: "NodeBytes") -> dict[str, float]:
+    return {"to other nodes": sent.inter, "inside": sent.intra}

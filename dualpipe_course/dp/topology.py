@@ -4,12 +4,11 @@ Chapter: book/dp/topology.  Groups are compared with `Topology`, sums on real ra
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from dualpipe_course import check as checks
-from dualpipe_course.dp import cables
-from dualpipe_course.dp.cables import Axes
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
@@ -42,6 +41,10 @@ _RULES = (
 )
 
 BUDGET, START = 1_664, 57_344  # of the puzzle: the least that its limits allow, and what its first answer sends
+Axes: TypeAlias = list[tuple[str, int]]
+
+RANKS, NODE, LAYERS, MICROBATCHES, LAYER = 64, 8, 16, 64, 12  # LAYER: a layer's weights, in activations
+HELD, BUBBLE = 12, Fraction(1, 5)  # the limits: weights per rank, in activations; idle time over all time
 
 
 def hint(exercise: int | None = None) -> None:
@@ -114,9 +117,9 @@ def groups(fn: Callable[..., Any]) -> str:
 )
 def slow_cables(answer: object) -> str:
     """Arrange 64 ranks on nodes of 8 so that a step sends at most 1,664 activations between the nodes."""
-    axes = cables.parse(answer)
-    cables.check_limits(axes)
-    crossing = cables.crossing_bytes(axes)
+    axes = _parse(answer)
+    _check_limits(axes)
+    crossing = _crossing_bytes(axes)
     total = sum(crossing.values())
     if total > BUDGET:
         parts = ", ".join(f"{axis} {float(sent):,g} S" for axis, sent in crossing.items())
@@ -230,3 +233,61 @@ def _sum_along(rank: int, world_size: int, fn: Callable[..., Any], axes: Axes, a
     x = torch.tensor([2**rank])
     fn(x, axes, axis)
     return int(x)
+
+
+def _parse(answer: object) -> Axes:
+    """Return an answer as axes of 64 ranks; raise `Wrong` for anything else."""
+    found = plain(answer)
+    given: list[Any] = found if isinstance(found, list) else [found]
+    if not all(isinstance(axis, (list, tuple)) and len(axis) == 2 and type(axis[1]) is int for axis in given):
+        raise Wrong('this check takes a list of axes, outermost first, such as [("tp", 8), ("pp", 2), ("dp", 4)]')
+    axes = [(str(name), size) for name, size in given]
+    if not {name for name, _ in axes} <= {"tp", "pp", "dp"}:
+        raise Wrong("use the axes tp, pp and dp")
+    try:
+        Topology(axes, world_size=RANKS)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    return axes
+
+
+def _check_limits(axes: Axes) -> None:
+    """Raise `Wrong` for a grid whose weights do not fit, or whose pipelines are idle for too long."""
+    t, p, n = _sizes(axes)
+    held = Fraction(LAYERS * LAYER, t * p)
+    if held > HELD:
+        raise Wrong(f"a rank would hold weights of {float(held):g} S, it has room for {HELD} S: tp * pp is 16 or more")
+    num_microbatches = Fraction(MICROBATCHES, n)
+    bubble = (p - 1) / (num_microbatches + p - 1)
+    if bubble > BUBBLE:
+        raise Wrong(
+            f"{p} stages and {num_microbatches} microbatches: bubble fraction {float(bubble):.3f}, "
+            f"the limit is {float(BUBBLE):g}"
+        )
+
+
+def _sizes(axes: Axes) -> tuple[int, int, int]:
+    sizes = dict(axes)
+    return sizes.get("tp", 1), sizes.get("pp", 1), sizes.get("dp", 1)
+
+
+def _crossing_bytes(axes: Axes) -> dict[str, Fraction]:
+    """What crosses the nodes in a step, by axis, in activations of one microbatch."""
+    grid = Topology(axes, world_size=RANKS)
+    t, p, n = _sizes(axes)
+    num_microbatches = Fraction(MICROBATCHES, n)
+    hop = {
+        "tp": 8 * Fraction(LAYERS, p) * num_microbatches * Fraction(t - 1, t),
+        "dp": 2 * Fraction(n - 1, n) * Fraction(LAYER * LAYERS, p * t),
+        "pp": 2 * num_microbatches,  # an activation one way, its gradient the other
+    }
+    found = {}
+    for axis in grid.names:
+        pairs = [pair for group in grid.groups(axis) for pair in _hops(group, is_ring=axis != "pp")]
+        found[axis] = sum(a // NODE != b // NODE for a, b in pairs) * hop[axis]
+    return found
+
+
+def _hops(group: Sequence[int], is_ring: bool) -> list[tuple[int, int]]:
+    following = [*group[1:], group[0]] if is_ring else group[1:]
+    return list(zip(group, following, strict=False))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.dp import shards
+from dualpipe_course.comparison import Found, Limit, Memory, Numbers, Off, compare_on_ranks
+from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
@@ -32,6 +33,11 @@ _SLIPS = (
 )
 SIZES = (7, 7, 6, 6, 5, 5, 4, 4, 4)  # thousand numbers, of the puzzle
 RANKS, GREEDY, BEST = 4, 15, 12
+RATES, MOMENTUM = (0.5, 0.5, 0.25), 0.75  # powers of two and their sums: no rounding in the reference
+TWO = "", ", second of two tensors that have a state each and take turns"  # of the weights: stepped in turn
+STEPS, TENSORS = len(RATES), len(TWO)
+NUMBER = 8  # bytes of a float64
+_ONE_SUM = "rank {rank} sent {found} bytes; one sum of squares per rank is enough"
 
 
 def hint(exercise: int | None = None) -> None:
@@ -79,7 +85,7 @@ def momentum(fn: Callable[..., Any]) -> str:
     """Write a sharded momentum step: right weights, a shard of state, the traffic of one all-reduce."""
     needs_function(fn)
     for num_ranks, numel in ((1, 3), (2, 4), (2, 5), (3, 2), (4, 5), (2, 35), (3, 35), (4, 35)):
-        shards.check_momentum(fn, num_ranks, numel)
+        _check_momentum(fn, num_ranks, numel)
     return "8 sizes on 1 to 4 ranks: weights of one process, a shard of state each, two halves of an all-reduce"
 
 
@@ -99,7 +105,7 @@ def overlapping_shards(fn: Callable[..., Any]) -> str:
     """Repair the norm of a sharded gradient for sizes that do not divide by the ranks."""
     needs_function(fn)
     for num_ranks, numel in ((1, 3), (2, 4), (2, 5), (3, 5), (4, 5), (3, 1), (4, 35)):
-        shards.check_norm(fn, num_ranks, numel)
+        _check_norm(fn, num_ranks, numel)
     return "every number counts once, on 1 to 4 ranks, empty shards included"
 
 
@@ -127,3 +133,126 @@ def whole_parameters(answer: object) -> str:
         score = partial_score(max(loads), GREEDY, BEST)
         raise Wrong(f"the ranks have {loads} thousand, the heaviest {max(loads)}; {BEST} is possible", score=score)
     return f"{BEST} thousand numbers on every rank, as a flat buffer has; the greedy way gives {GREEDY}"
+
+
+def _check_momentum(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
+    """Raise `Wrong` unless three steps give the weights of one process, with a shard of state and little traffic."""
+    shard = -(-numel // num_ranks)
+    held = (
+        f"for two such tensors rank {{rank}} holds {{found}} bytes between steps that were not there before; two "
+        f"shards of {shard} numbers are {{most}}. A slice of a larger tensor keeps all of it alive"
+    )
+    sent = (
+        f"rank {{rank}} sent {{found}} bytes in {STEPS} steps of two tensors; a reduce-scatter and an all-gather of "
+        "the padded buffers send {most}"
+    )
+    compare_on_ranks(
+        _momentum,
+        num_ranks,
+        fn,
+        numel,
+        case=f"{numel} weights on {num_ranks} rank(s)",
+        at="",
+        why=lambda off: _weight_in_words(off, shard),
+        limits=[
+            Limit("bytes held", TENSORS * shard * NUMBER, held, scope="each"),
+            Limit("bytes", TENSORS * STEPS * 2 * (num_ranks - 1) * shard * NUMBER, sent, scope="each"),
+        ],
+    )
+
+
+def _weight_in_words(off: Off, shard: int) -> str:
+    where = f"{off.name}: after {STEPS} steps on rank {off.rank}, "
+    if off.slip:
+        return where + off.slip
+    assert off.found is not None, "the weights have gone"
+    both = apart(off.found.flat[off.place], off.expected.flat[off.place])
+    owner = f"it lies in rank {off.place // shard}'s shard"
+    return f"{where}weight {off.place} is {both.found}, that of one process {both.expected}{both.why}; {owner}"
+
+
+def _check_norm(fn: Callable[..., Any], num_ranks: int, numel: int) -> None:
+    """Raise `Wrong` unless every rank gets the norm of the whole gradient, for one number of each other rank."""
+    whole = [_element(index) for index in range(numel)]
+    right = sum(value**2 for value in whole) ** 0.5
+
+    def why(off: Off) -> str:
+        assert off.found is not None, "return a number"
+        both = apart(off.found.flat[0], right)
+        return (
+            f"returned {both.found}{both.why}; the whole gradient {whole[:5]} has {both.expected}. Which numbers does "
+            "each rank square?"
+        )
+
+    compare_on_ranks(
+        _norm,
+        num_ranks,
+        fn,
+        numel,
+        case=f"{numel} numbers on {num_ranks} rank(s)",
+        beside=lambda: [{"norm": Numbers((), [right])}] * num_ranks,
+        at=": rank {rank} ",
+        why=why,
+        limits=[Limit("bytes", 2 * NUMBER, _ONE_SUM, scope="each")],
+    )
+
+
+def _element(index: int) -> int:
+    return index % 5 + 1
+
+
+def _momentum(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Found:
+    import torch
+
+    tensors: list[torch.Tensor] = []
+    summands, expected, slips = [], {}, {}
+    for name in TWO:
+        generator = torch.Generator().manual_seed(5 + len(tensors))
+        weights = torch.randn(numel, dtype=torch.float64, generator=generator)
+        grads = torch.randn(STEPS, world_size, numel, dtype=torch.float64, generator=generator)
+        expected[name], slips[name] = _expected(weights, grads, rank)
+        tensors.append(weights)
+        summands.append(grads[:, rank].clone())
+    del grads
+    states: list[dict[str, torch.Tensor]] = [{} for _ in tensors]
+    memory = Memory()
+    for step, lr in enumerate(RATES):
+        for weights, summand, state in zip(tensors, summands, states, strict=True):
+            fn(weights, summand[step], state, lr, MOMENTUM)
+    held = memory.grown()
+    found = {name: Numbers.of(weights) for name, weights in zip(TWO, tensors, strict=True)}
+    return Found(found, expected, slips, {"bytes held": held})
+
+
+def _expected(weights: Any, grads: Any, rank: int) -> tuple[Numbers | None, dict[str, Numbers | None]]:
+    sums = grads.sum(1)
+    slips = {
+        "the mean of the ranks' gradients was used, not their sum": _train(weights, grads.mean(1), MOMENTUM),
+        "every rank used its own gradient, nothing was summed": _train(weights, grads[:, rank], MOMENTUM),
+        "there is no momentum": _train(weights, sums, 0.0),
+        "the weights are those of the start": weights,
+        "lr is inside of the velocity, and lr has halved since": _train(weights, sums, MOMENTUM, is_inside=True),
+    }
+    right = Numbers.of(_train(weights, sums, MOMENTUM))
+    return right, {text: Numbers.of(values) for text, values in slips.items()}
+
+
+def _train(weights: Any, grads: Any, momentum: float, is_inside: bool = False) -> Any:
+    weights, velocity = weights.clone(), weights * 0
+    for lr, grad in zip(RATES, grads, strict=True):
+        velocity = momentum * velocity + grad * (lr if is_inside else 1)
+        weights = weights - velocity * (1 if is_inside else lr)
+    return weights
+
+
+def _norm(rank: int, world_size: int, fn: Callable[..., Any], numel: int) -> Found:
+    import torch
+
+    size = -(-numel // world_size)
+    flat = torch.tensor([float(_element(index)) for index in range(numel)], dtype=torch.float64)
+    unfinished = torch.tensor([not rank * size <= index < (rank + 1) * size for index in range(numel)])
+    flat[unfinished] /= rank + 2  # the others' shards hold some summands only
+    found = fn(flat)
+    if type(found) not in (int, float):
+        return Found({}, refused=f"returned a {type(found).__name__}, not a number; write float(...) around it")
+    return Found({"norm": Numbers((), [float(found)])})

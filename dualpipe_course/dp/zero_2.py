@@ -4,15 +4,19 @@ Chapter: book/dp/zero-2.  Shards are judged against one process that sees every 
 what is left of the whole gradients.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.dp import scattering
+from dualpipe_course.comparison import Found, Limit, Memory, Meter, Numbers, Off, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter, sent_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NUMBERS = ("bytes held", "bytes sent", "peak of gradient bytes")
 EXPECTED = (13200, 25200, 2800)
@@ -38,6 +42,19 @@ _SLIPS = (
 )
 PARAMETERS, RANKS, ROOM, SEQUENCES, ACTIVATIONS, SMALLEST = 8, 16, 40, 32, 2, 4  # billions, GB
 CHOICES = (1, 2, 4, 8, 16, 32)
+NAMES = ("head", "a", "b", "first", "bias")
+BEFORE_FIRST = 3  # buckets that are full when the backward of the first layer begins
+BUCKETS = (("head",), ("a",), ("b",), ("first", "bias"))  # a and b have one shape: mixed up, they still fit
+
+_LEFT = (
+    "rank {rank} still holds {found} bytes of whole gradients after the backward; drop .grad, and any buffer, as soon "
+    "as they have left"
+)
+_EARLY = (
+    "when the backward of the first layer began, rank {rank} had sent {found:g} of the {most} buckets that were full; "
+    "a bucket that waits for the end of the backward keeps its whole gradient alive, as plain data parallelism does"
+)
+_SCATTERS = "{found} reduce-scatters, expected {most}: one for each bucket of each microbatch"
 
 
 def hint(exercise: int | None = None) -> None:
@@ -82,7 +99,7 @@ def buckets(fn: Callable[..., Any]) -> str:
     """Write ZeRO-2's hooks for buckets, sent in one order on all ranks, whose gradients are gone afterwards."""
     needs_function(fn)
     for num_ranks, num_microbatches in ((1, 1), (2, 1), (2, 3), (3, 2), (4, 3)):
-        scattering.check_buckets(fn, num_ranks, num_microbatches)
+        _check_buckets(fn, num_ranks, num_microbatches)
     return "1 to 4 ranks, 1 to 3 microbatches, two orders of experts: shards of one process, nothing left over"
 
 
@@ -102,7 +119,7 @@ def every_microbatch(fn: Callable[..., Any]) -> str:
     """Repair the hook that counts the gradients of early microbatches several times."""
     needs_function(fn)
     for num_ranks, num_microbatches in ((1, 1), (1, 2), (2, 1), (2, 3), (3, 2)):
-        scattering.check_scatter(fn, num_ranks, num_microbatches)
+        _check_scatter(fn, num_ranks, num_microbatches)
     return "each microbatch counts once, and no whole gradient is left after a backward"
 
 
@@ -148,3 +165,155 @@ def _needed(stage: Any, count: int) -> float:
 def _units(stage: Any, count: int) -> int:
     """What a step sends, in halves of an all-reduce."""
     return sent_bytes(stage, 2, 2, count) // 2
+
+
+def _check_buckets(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
+    """Raise `Wrong` unless `fn(buckets, shards)` makes the hooks of ZeRO-2."""
+    scatters = len(BUCKETS) * num_microbatches
+    compare_on_ranks(
+        _with_buckets,
+        num_ranks,
+        fn,
+        num_microbatches,
+        case=f"{num_ranks} rank(s), {num_microbatches} microbatch(es)",
+        at=": on rank {rank}, ",
+        why=_shard_in_words,
+        limits=[
+            Limit("bytes left", 0, _LEFT, scope="each"),
+            Limit("buckets sent early", BEFORE_FIRST, _EARLY, BEFORE_FIRST, scope="each"),
+            Limit("calls of reduce_scatter_single", scatters, _SCATTERS, scatters, scope="each"),
+        ],
+    )
+
+
+def _check_scatter(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
+    """Raise `Wrong` unless `fn(parameter, shard)` adds each microbatch once."""
+    compare_on_ranks(
+        _with_scatter,
+        num_ranks,
+        fn,
+        num_microbatches,
+        case=f"{num_ranks} rank(s), {num_microbatches} microbatch(es)",
+        at=": on rank {rank}, ",
+        why=_shard_in_words,
+        # with one microbatch the same slip shows in the numbers of the next case, which say more
+        limits=[Limit("bytes left", 0, _LEFT, scope="each")] if num_microbatches > 1 else [],
+    )
+
+
+def _shard_in_words(off: Off) -> str:
+    reason = off.slip or "it differs from that of one process; did buckets change places?"
+    return f"the shard of {off.name}: {reason}"
+
+
+def _make() -> dict[str, "Tensor"]:
+    import torch
+
+    generator = torch.Generator().manual_seed(11)
+    shapes = {"head": (3, 5), "a": (5, 5), "b": (5, 5), "first": (5, 7), "bias": (5,)}  # 7 x 5 divides by no 2, 3 or 4
+    return {
+        name: torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def _backward(
+    weights: dict[str, "Tensor"], rank: int, microbatch: int, before_first: Callable[[], None] = lambda: None
+) -> None:
+    """Odd ranks run the experts in the other order; `before_first` is called when the first layer is left alone."""
+    import torch
+
+    generator = torch.Generator().manual_seed(100 * rank + microbatch)
+    x = torch.randn(4, 7, dtype=torch.float64, generator=generator)
+    hidden = torch.tanh(x @ weights["first"].t() + weights["bias"])
+    hidden.register_hook(lambda _: before_first())
+    order = "ab" if rank % 2 == 0 else "ba"
+    parts = {name: torch.tanh(hidden @ weights[name]) for name in order}
+    ((parts["a"] - 2 * parts["b"]) @ weights["head"].t()).square().sum().backward()
+
+
+def _expected(world_size: int, num_microbatches: int) -> list[dict[str, "Tensor"]]:
+    """For each microbatch, the gradients summed over the ranks."""
+    sums = []
+    for microbatch in range(num_microbatches):
+        weights = _make()
+        for rank in range(world_size):
+            _backward(weights, rank, microbatch)
+        sums.append({name: weight.grad.clone() for name, weight in weights.items()})
+    return sums
+
+
+def _cut(grads: dict[str, "Tensor"], names: Sequence[str], rank: int, world_size: int) -> "Tensor":
+    """This rank's shard of some gradients, padded."""
+    import torch
+    from torch.nn.functional import pad
+
+    flat = torch.cat([grads[name].flatten() for name in names])
+    return pad(flat, (0, -len(flat) % world_size)).view(world_size, -1)[rank]
+
+
+def _beside(found: "list[Tensor]", groups: Any, rank: int, world_size: int, num: int, costs: dict[str, float]) -> Found:
+    """Shards by the names in them, beside the right ones and those of typical slips in `num` microbatches."""
+    parts = _expected(world_size, num)
+    weighed = {
+        "right": [1.0] * num,
+        "it is that of the last microbatch alone; add, do not copy": [0.0] * (num - 1) + [1.0],
+        "it is that of the first microbatch alone": [1.0] + [0.0] * (num - 1),
+        "microbatches count several times, early ones most; what .grad still holds is sent again": [
+            float(num - index) for index in range(num)
+        ],
+        "it is divided by the ranks; the loss is divided already": [1.0 / world_size] * num,
+        "it is zero; did anything arrive?": [0.0] * num,
+    }
+    made = {}
+    for text, factors in weighed.items():
+        total = {name: sum(f * part[name] for f, part in zip(factors, parts, strict=True)) for name in NAMES}
+        made[text] = [_cut(total, names, rank, world_size) for names in groups]
+    named, right = [", ".join(names) for names in groups], made.pop("right")
+    return Found(
+        {name: Numbers.of(shard) for name, shard in zip(named, found, strict=True)},
+        {name: Numbers.of(shard) for name, shard in zip(named, right, strict=True)},
+        {name: {text: Numbers.of(values[i]) for text, values in made.items()} for i, name in enumerate(named)},
+        costs,
+    )
+
+
+def _with_buckets(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
+    weights = _make()
+    groups = [[weights[name] for name in names] for names in BUCKETS]
+    shards = [group[0].new_zeros(-(-sum(p.numel() for p in group) // world_size)).detach() for group in groups]
+    left, early = _run(weights, rank, num_microbatches, lambda: fn(groups, shards))
+    costs = {"bytes left": left, "buckets sent early": early / num_microbatches}
+    return _beside(shards, BUCKETS, rank, world_size, num_microbatches, costs)
+
+
+def _with_scatter(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
+    weights = _make()
+    shards = {name: w.new_zeros(-(-w.numel() // world_size)).detach() for name, w in weights.items()}
+
+    def after_each() -> None:
+        for name, weight in weights.items():
+            fn(weight, shards[name])
+
+    left, _ = _run(weights, rank, num_microbatches, lambda: None, after_each)
+    groups, own = [[name] for name in NAMES], [shards[name] for name in NAMES]
+    return _beside(own, groups, rank, world_size, num_microbatches, {"bytes left": left})
+
+
+def _run(
+    weights: dict[str, "Tensor"],
+    rank: int,
+    num_microbatches: int,
+    attach: Callable[[], None],
+    after_each: Callable[[], None] = lambda: None,
+) -> tuple[int, int]:
+    """All microbatches; returns bytes that live afterwards and did not before, and sends before the first layer's."""
+    memory, early, meter = Memory(), 0, Meter()
+    attach()
+    for microbatch in range(num_microbatches):
+        calls: list[int] = []
+        meter.lap()
+        _backward(weights, rank, microbatch, lambda seen=calls: seen.append(meter.lap().calls))  # type: ignore[misc]
+        early += calls[0]
+        after_each()
+    return memory.grown(), early

@@ -6,13 +6,18 @@ what a layer keeps between forward and backward.
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from time import sleep
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.dp import gathering
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 NUMBERS = ("bytes held", "bytes sent", "all-gathers")
 EXPECTED = (16800, 55800, 27)
@@ -35,6 +40,14 @@ _SLIPS = (
 )
 SIZES, WORK, ROOM = (2, 2, 4, 1, 3, 3), (5, 3, 3, 1, 1, 4), 8  # of the puzzle: GB, ticks, GB
 LAZY, BEST = 32, 20
+INS, HIDDEN, OUTS, ROWS, UNITS = 23, 17, 23, 2, 4  # weights of 17 x 23 and 23 x 17, far larger than activations
+NUMBER = 8  # bytes
+_KEPT = (
+    "between forward and backward {found:,} bytes stay that were not there before; activations and shards are {most:,} "
+    "at most. W may not be kept, whole or in pieces; save the shard"
+)
+_GATHERS = "{found} all-gathers, expected {most}: one in each forward and one in each backward"
+_TRAFFIC = "a rank sent {found} bytes; two gathers and a reduce-scatter of each weight send {most}"
 
 
 def hint(exercise: int | None = None) -> None:
@@ -81,7 +94,7 @@ def linear(fn: Callable[..., Any]) -> str:
     """Write a linear layer that gathers its weight in forward and backward and keeps none of it in between."""
     needs_function(fn)
     for num_ranks in (2, 1, 3, 4):
-        gathering.check_linear(fn, num_ranks)
+        _check_linear(fn, num_ranks)
     return "two layers on 1 to 4 ranks: gradients of one process, two gathers and a scatter each, no weight kept"
 
 
@@ -101,7 +114,7 @@ def away(fn: Callable[..., Any]) -> str:
     """Repair the hooks of a unit whose weights are away in its backward."""
     needs_function(fn)
     for num_ranks, num_microbatches in ((1, 1), (2, 1), (2, 2), (3, 2)):
-        gathering.check_connect(fn, num_ranks, num_microbatches)
+        _check_connect(fn, num_ranks, num_microbatches)
     return "gradients of one process, two gathers per unit and microbatch, at most two units whole at once"
 
 
@@ -151,3 +164,221 @@ def _ticks(asked: list[int]) -> int:
             there[unit] = link = max(now, link) + SIZES[unit]
         now = max(now, there[turn]) + work
     return now
+
+
+def _check_linear(fn: Callable[..., Any], num_ranks: int) -> None:
+    """Raise `Wrong` unless two layers of `fn(x, shard, out_features)` give the gradients of one process."""
+    bound = 2 * 3 * (num_ranks - 1) * -(-INS * HIDDEN // num_ranks) * NUMBER
+    kept = Limit("bytes kept", _enough(num_ranks), _KEPT, scope="each")
+    compare_on_ranks(
+        _linear,
+        num_ranks,
+        fn,
+        case=f"two layers on {num_ranks} rank(s)",
+        at=": on rank {rank}, ",
+        why=_gradient_in_words,
+        limits=[
+            *[kept] * (num_ranks > 1),
+            Limit("gathers", 4, _GATHERS, 4, scope="each"),
+            Limit("bytes", bound, _TRAFFIC, scope="largest"),
+        ],
+    )
+
+
+def _gradient_in_words(off: Off) -> str:
+    if off.found is None:
+        return f"{off.name} is missing"
+    return f"{off.name} is {_some(off.found.flat)}, expected {_some(off.expected.flat)}"
+
+
+def _enough(num_ranks: int) -> int:
+    """Bytes of all activations, twice, and of one copy of both shards."""
+    return NUMBER * (2 * ROWS * (INS + 2 * HIDDEN + OUTS) + 2 * -(-INS * HIDDEN // num_ranks))
+
+
+def _check_connect(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
+    """Raise `Wrong` unless `fn(module, unit)` has each unit whole when it works and at no other time."""
+    gathers = 2 * UNITS * num_microbatches
+    words = "{found} gathers, expected {most}: two for each unit and microbatch"
+    compare_on_ranks(
+        _connect,
+        num_ranks,
+        fn,
+        num_microbatches,
+        case=f"{UNITS} units, {num_ranks} rank(s), {num_microbatches} microbatch(es)",
+        at=": on rank {rank}, ",
+        why=_unit_in_words,
+        limits=[
+            Limit("whole at once", 2, "{found} units were whole at once; free each after its forward", scope="each"),
+            Limit("gathers", gathers, words, gathers, scope="each"),
+            Limit("whole in the end", 0, "{found} unit(s) are still whole after the last backward", scope="each"),
+            Limit("forwards of NaN", 0, "a forward under torch.no_grad() gives NaN", scope="each"),
+        ],
+    )
+
+
+def _unit_in_words(off: Off) -> str:
+    if off.found is not None and any(value != value for value in off.found.flat):
+        return (
+            f"the gradients of {off.name} are NaN: a weight was read while it was away. In the backward, when is it "
+            "gathered, and when is it needed?"
+        )
+    return f"the gradients of {off.name} differ from those of one process"
+
+
+def _some(values: list[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values[:3]) + ", ..."
+
+
+def _cut(whole: "Tensor", rank: int, world_size: int) -> "Tensor":
+    from torch.nn.functional import pad
+
+    return pad(whole.flatten(), (0, -whole.numel() % world_size)).view(world_size, -1)[rank].clone()
+
+
+def _linear(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    import torch
+
+    from dualpipe_lab.world.context import rank_context
+
+    generator = torch.Generator().manual_seed(2)
+    weights = [
+        torch.randn(outs, ins, dtype=torch.float64, generator=generator)
+        for outs, ins in ((HIDDEN, INS), (OUTS, HIDDEN))
+    ]
+    inputs = torch.randn(world_size, ROWS, INS, dtype=torch.float64, generator=generator)
+    expected = _one_process(weights, inputs, rank, world_size)
+    shards = [_cut(weight, rank, world_size).requires_grad_() for weight in weights]
+    x = inputs[rank].clone().requires_grad_()
+    weights.clear()
+    y, kept = _watched(lambda: fn(torch.tanh(fn(x, shards[0], HIDDEN)), shards[1], OUTS), _enough(world_size))
+    found = {"the output": Numbers.of(y.flatten())}
+    y.square().sum().backward()
+    grads = {"x.grad": x.grad} | {f"shard.grad of layer {i + 1}": shard.grad for i, shard in enumerate(shards)}
+    found |= {name: None if grad is None else Numbers.of(grad.flatten()) for name, grad in grads.items()}
+    ledger = rank_context().ledger.entries.items()
+    gathers = sum(entry.count for name, entry in ledger if name in ("all_gather", "all_gather_single"))
+    return Found(found, expected, costs={"bytes kept": kept, "gathers": gathers})
+
+
+def _one_process(weights: Any, inputs: "Tensor", rank: int, world_size: int) -> dict[str, Numbers | None]:
+    import torch
+
+    whole = [weight.clone().requires_grad_() for weight in weights]
+    parts = [part.clone().requires_grad_() for part in inputs]
+    outputs = [torch.tanh(part @ whole[0].t()) @ whole[1].t() for part in parts]
+    for y in outputs:
+        y.square().sum().backward()
+    expected = {"the output": outputs[rank], "x.grad": parts[rank].grad}
+    for index, weight in enumerate(whole):
+        expected[f"shard.grad of layer {index + 1}"] = _cut(weight.grad, rank, world_size)
+    return {name: Numbers.of(values.flatten()) for name, values in expected.items()}
+
+
+def _watched(forward: Callable[[], Any], enough: int) -> tuple[Any, int]:
+    """Run a forward; return its output and the bytes that stay, in tensors of real numbers that were not there."""
+    import gc
+
+    from torch.autograd.graph import saved_tensors_hooks
+
+    from dualpipe_lab.dp.measure import live_tensors, storage_bytes
+
+    gc.freeze()  # what is there already is not looked at
+    with saved_tensors_hooks(lambda tensor: (tensor,), lambda held: held[0]):  # what autograd saves, Python sees too
+        y = forward()
+    for _ in range(20):
+        kept = storage_bytes(tensor for tensor in live_tensors() if tensor.is_floating_point())
+        if kept <= enough:
+            break
+        sleep(0.05)  # a back end's thread may still hold what was gathered
+    return y, kept
+
+
+class Unit:
+    """The weights of a module: gathered, freed (then they read as NaN), scattered when all gradients are there."""
+
+    def __init__(self, module: "nn.Module", all_units: list["Unit"]) -> None:
+        import torch
+        from torch.nn.functional import pad
+
+        from dualpipe_lab import comm
+
+        self._parameters = list(module.parameters())
+        self._size, rank = comm.get_world_size(), comm.get_rank()
+        flat = torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+        self._full = pad(flat, (0, -len(flat) % self._size))
+        self._shard = self._full.view(self._size, -1)[rank].clone()
+        self.grad, self.num_gathers, self.most_whole = torch.zeros_like(self._shard), 0, 0
+        self._all, self.is_whole, start = all_units, True, 0
+        for parameter in self._parameters:
+            parameter.data = self._full[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self.free()
+
+    def gather(self) -> None:
+        """Make the weights whole, unless they are."""
+        from dualpipe_lab import comm
+
+        if not self.is_whole:
+            comm.all_gather_single(self._full, self._shard)
+            self.is_whole, self.num_gathers = True, self.num_gathers + 1
+            self.most_whole = max(self.most_whole, sum(unit.is_whole for unit in self._all))
+
+    def free(self) -> None:
+        """Give the weights up."""
+        self._full.fill_(float("nan"))
+        self.is_whole = False
+
+    def _arrived(self, _: object) -> None:
+        if all(parameter.grad is not None for parameter in self._parameters):
+            self._scatter()
+            self.free()
+
+    def _scatter(self) -> None:
+        import torch
+        from torch.nn.functional import pad
+
+        from dualpipe_lab import comm
+
+        flat = torch.cat([parameter.grad.flatten() for parameter in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+        own = torch.empty_like(self._shard)
+        comm.reduce_scatter_single(own, pad(flat, (0, len(self._full) - len(flat))))
+        self.grad += own
+
+
+def _model() -> "nn.Module":
+    import torch
+    from torch import nn
+
+    torch.manual_seed(4)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(UNITS)]).double()
+
+
+def _connect(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
+    import torch
+
+    generator = torch.Generator().manual_seed(6)
+    inputs = torch.randn(num_microbatches, world_size, 3, 5, dtype=torch.float64, generator=generator)
+    plain, model = _model(), _model()
+    plain(inputs.flatten(0, 2)).square().sum().backward()
+    expected = [_cut(torch.cat([p.grad.flatten() for p in module.parameters()]), rank, world_size) for module in plain]
+    units: list[Unit] = []
+    for module in model:
+        units.append(Unit(module, units))
+        fn(module, units[-1])
+    for microbatch in inputs[:, rank]:
+        x = microbatch.clone().requires_grad_()  # or torch warns that a backward hook of the first unit has no inputs
+        model(x).square().sum().backward()
+    costs = {"gathers": sum(unit.num_gathers for unit in units), "whole in the end": sum(u.is_whole for u in units)}
+    costs["whole at once"] = max(unit.most_whole for unit in units)
+    with torch.no_grad():
+        costs["forwards of NaN"] = int(not model(inputs[0, rank]).isfinite().all())
+    names = {f"unit {unit}": unit for unit in reversed(range(UNITS))}  # in the order of the backward
+    return Found(
+        {name: Numbers.of(units[unit].grad) for name, unit in names.items()},
+        {name: Numbers.of(expected[unit]) for name, unit in names.items()},
+        costs=costs,
+    )
