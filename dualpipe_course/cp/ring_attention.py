@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.cp import dealing
 from dualpipe_course.cp.flash_attention import LIBRARY
 from dualpipe_course.cp.rings import Case, check_backward, check_forward, check_home, check_parts
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 
@@ -56,6 +56,12 @@ EQUAL_CASES = (
     Case("zigzag", 16, 4),
 )  # fmt: skip
 PARTS = (Case("contiguous", 4, 1), Case("contiguous", 6, 2), Case("striped", 5, 2), Case("zigzag", 12, 3))
+DOCUMENTS = (16, 8)  # lengths
+RANKS, BUDGET = 4, 46
+LENGTH = sum(DOCUMENTS)
+ROOM = LENGTH // RANKS
+_DOCUMENT = [number for number, size in enumerate(DOCUMENTS) for _ in range(size)]
+BOUND = -(-sum(size * (size + 1) // 2 for size in DOCUMENTS) // RANKS)
 
 
 def hint(exercise: int | None = None) -> None:
@@ -125,10 +131,10 @@ def forward(fn: Callable[..., Any]) -> str:
 )
 def layout(answer: object) -> str:
     """Deal out a sequence of two documents so that the ring's critical path is within the budget."""
-    ranks = dealing.parse(answer)
-    path, budget, bound = dealing.critical_path(ranks), dealing.BUDGET, dealing.BOUND
+    ranks = _parse(answer)
+    path, budget, bound = _critical_path(ranks), BUDGET, BOUND
     if path > budget:
-        steps = list(zip(*dealing.pairs(ranks), strict=True))
+        steps = list(zip(*_pairs(ranks), strict=True))
         slowest = max(range(len(steps)), key=lambda i: max(steps[i]) - min(steps[i]))
         raise Wrong(
             f"the critical path is {path}, the budget {budget}; no layout is below {bound}. Least even is step "
@@ -197,3 +203,45 @@ def backward(fn: Callable[..., Any]) -> str:
     for case in EQUAL_CASES:
         check_backward(Without(fn, *LIBRARY, *RING, *AUTOGRAD), case)
     return f"gradients equal one process in {len(EQUAL_CASES)} cases, at home after as many hops as there are ranks"
+
+
+def _parse(answer: object) -> list[list[int]]:
+    """Return an answer as positions by rank; raise `Wrong` for anything that is no way to deal them out."""
+    found = plain(answer)
+    if not isinstance(found, list) or len(found) != RANKS:
+        raise Wrong(f"this check takes {RANKS} lists of positions, one per rank")
+    ranks: list[list[Any]] = [held if isinstance(held, list) else [held] for held in found]
+    given = [position for held in ranks for position in held]
+    if any(position is ... for position in given):
+        raise Wrong("not answered yet: put the positions of each rank in place of the dots")
+    if not all(type(position) is int for position in given):
+        raise Wrong("positions are whole numbers, from 0")
+    for position in range(LENGTH):
+        if (times := given.count(position)) != 1:
+            raise Wrong(f"position {position} is on {times} ranks; each of 0 to {LENGTH - 1} belongs to one")
+    if len(given) != LENGTH:
+        raise Wrong(f"there are positions 0 to {LENGTH - 1}, got {sorted(set(given) - set(range(LENGTH)))} as well")
+    if (most := max(map(len, ranks))) > ROOM:
+        raise Wrong(f"a rank has room for {ROOM} positions, and one would hold {most}")
+    return ranks
+
+
+def _pairs(ranks: list[list[int]]) -> list[list[int]]:
+    """Visible pairs by rank and step."""
+    return [
+        [sum(_sees(i, j) for i in held for j in ranks[(rank - step) % RANKS]) for step in range(RANKS)]
+        for rank, held in enumerate(ranks)
+    ]
+
+
+def _critical_path(ranks: list[list[int]]) -> int:
+    """The sum over the steps of what the busiest rank computes.
+
+    >>> _critical_path([list(range(rank, 24, 4)) for rank in range(4)])
+    52
+    """
+    return sum(max(step) for step in zip(*_pairs(ranks), strict=True))
+
+
+def _sees(i: int, j: int) -> bool:
+    return j <= i and _DOCUMENT[i] == _DOCUMENT[j]

@@ -6,11 +6,24 @@ Expected numbers come from `formula` and plain lists, in the main process; ranks
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dualpipe_course.comparison import (
+    Found,
+    Limit,
+    Meter,
+    Numbers,
+    Off,
+    Unchanged,
+    Values,
+    check_limit,
+    compare_on_ranks,
+    in_words,
+)
 from dualpipe_course.cp import formula
-from dualpipe_course.cp.formula import Matrix, check_close
+from dualpipe_course.cp.formula import Matrix
+from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.start.ranks import check_messages_only
-from dualpipe_course.trial import call_each, ended, on_ranks
+from dualpipe_course.trial import call_each, ended
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.world.emulate.link import Link
 
@@ -19,6 +32,7 @@ if TYPE_CHECKING:
 
 SIZE = 3
 WORK_MS = 10
+TOLERANCE = 1e-9  # the formula is a loop in Python, with other roundings
 LINK = Link(gbps=1e-3, latency_ms=1)
 IGNORED = -100
 _SYMPTOMS = {
@@ -51,30 +65,41 @@ def check_forward(fn: Callable[..., Any], case: Case) -> None:
     """Raise `Wrong` unless `fn(q, k, v, where, attend)` is causal attention to all keys, with messages behind work."""
     scales = (case.scale, case.scale, 1.0, 1.0)
     q, k, v, do = (formula.draw(seed, case.length, SIZE, scale) for seed, scale in enumerate(scales))
-    results = on_ranks(_forward, case.num_ranks, fn, case, (q, k, v), case=str(case), clock="virtual", link=LINK)
-    expected = formula.attention(q, k, v, do, lambda i, j: j <= i)
-    where = case.where()
-    for rank, (problem, out, lse, _, _) in enumerate(results):
-        if problem:
-            raise Wrong(f"{case}: rank {rank}: {problem}")
-        for name, ours, whole in (("out", out, expected.out), ("lse", lse, expected.lse)):
-            if any(value != value for value in formula.flat(ours)):
-                raise Wrong(f"{case}: rank {rank}: {name} contains NaN; a query may see nothing of a block: lse -inf")
-            check_close(f"{case}: rank {rank}", name, ours, [whole[position] for position in where[rank]])
+    where, hidden = case.where(), case.num_ranks * WORK_MS
     blocks = [2 * SIZE * 8 * len(held) for held in where]
-    for rank, (*_, sent, _) in enumerate(results):
-        needed = sum(blocks) - blocks[(rank + 1) % case.num_ranks] if case.num_ranks > 1 else 0
-        if sent != needed:
-            raise Wrong(
-                f"{case}: rank {rank} sent {sent:,} bytes, and {needed:,} are needed: the keys and values of every "
-                "rank but the next one, once"
-            )
-    latest, hidden = max(result[-1] for result in results), case.num_ranks * WORK_MS
-    if latest > hidden:
-        raise Wrong(
-            f"{case}: done after {latest:g} ms of model time; {case.num_ranks} blocks of {WORK_MS} ms are {hidden} ms. "
-            "Every message is shorter than a block's work: is it under way meanwhile?"
-        )
+    needed = [sum(blocks) - blocks[(rank + 1) % case.num_ranks] for rank in range(case.num_ranks)]
+    sent = (
+        "rank {rank} sent {found:,} bytes, and {most:,} are needed: the keys and values of every rank but the next "
+        "one, once"
+    )
+    late = (
+        f"done after {{found:g}} ms of model time; {case.num_ranks} blocks of {WORK_MS} ms are {hidden} ms. Every "
+        "message is shorter than a block's work: is it under way meanwhile?"
+    )
+    if case.num_ranks == 1:
+        needed = [0]
+
+    def beside() -> list[Values]:
+        right = formula.attention(q, k, v, do, lambda i, j: j <= i)
+        return [{"out": _part_of(right.out, held), "lse": _part_of(right.lse, held)} for held in where]
+
+    compare_on_ranks(
+        _forward,
+        case.num_ranks,
+        fn,
+        case,
+        (q, k, v),
+        case=str(case),
+        beside=beside,
+        why=_forward_in_words,
+        limits=[
+            Limit("sent", needed, sent, needed, scope="each"),
+            Limit("ms", hidden, late, scope="largest"),
+        ],
+        tolerance=TOLERANCE,
+        clock="virtual",
+        link=LINK,
+    )
 
 
 def check_backward(fn: Callable[..., Any], case: Case) -> None:
@@ -82,46 +107,81 @@ def check_backward(fn: Callable[..., Any], case: Case) -> None:
     scales = (case.scale, case.scale, 1.0, 1.0)
     q, k, v, do = (formula.draw(seed, case.length, SIZE, scale) for seed, scale in enumerate(scales))
     right = formula.attention(q, k, v, do, lambda i, j: j <= i)
-    given = (do, q, k, v, right.out, right.lse)
-    results = on_ranks(_backward, case.num_ranks, fn, case, given, case=str(case))
-    where, wholes = case.where(), {"dV": right.dv, "dK": right.dk, "dQ": right.dq}
-    for place, (name, whole) in enumerate(wholes.items()):
-        expected = [[whole[position] for position in held] for held in where]
-        for rank, (problem, grads, _) in enumerate(results):
-            if problem:
-                raise Wrong(f"{case}: rank {rank}: {problem}")
-            if different := formula.why_different(name, grads[place], expected[rank]):
-                elsewhere = [other for other in range(case.num_ranks) if other != rank] if name != "dQ" else []
-                owners = [r for r in elsewhere if not formula.why_different(name, grads[place], expected[r])]
-                symptom = f"; that is the gradient of rank {owners[0]}'s block" if owners else _SYMPTOMS[name]
-                raise Wrong(f"{case}: rank {rank}: {different}{symptom}")
+    wholes = {"dV": right.dv, "dK": right.dk, "dQ": right.dq}
+    expected: list[Values] = [{name: _part_of(of, held) for name, of in wholes.items()} for held in case.where()]
+
+    def why(off: Off) -> str:
+        others = [rank for rank in range(case.num_ranks) if rank != off.rank] if off.name != "dQ" else []
+        owners = [rank for rank in others if off.found and off.found.equals(expected[rank][off.name], TOLERANCE)]
+        of = f"; that is the gradient of rank {owners[0]}'s block" if owners else _SYMPTOMS[off.name]
+        return _in_words(off) + of
+
+    results = compare_on_ranks(
+        _backward,
+        case.num_ranks,
+        fn,
+        case,
+        (do, q, k, v, right.out, right.lse),
+        case=str(case),
+        beside=lambda: expected,
+        why=why,
+        tolerance=TOLERANCE,
+    )
     check_messages_only(results, str(case))
     most = 4 * case.num_ranks * case.length // case.num_ranks * SIZE * 8
-    for rank, (*_, sent) in enumerate(results):
-        if sent > most:
-            raise Wrong(f"{case}: rank {rank} sent {sent:,} bytes; {case.num_ranks} hops of K, V, dK, dV are {most:,}")
+    words = f"rank {{rank}} sent {{found:,}} bytes; {case.num_ranks} hops of K, V, dK, dV are {{most:,}}"
+    check_limit(results, Limit("sent", most, words, scope="each"), str(case))
+
+
+def _forward_in_words(off: Off) -> str:
+    if off.found is not None and any(value != value for value in off.found.flat):
+        return f"{off.name} contains NaN; a query may see nothing of a block: lse -inf"
+    return _in_words(off)
+
+
+def _in_words(off: Off) -> str:
+    if off.found is None or off.has_other_shape or off.difference is None:
+        return in_words(off)
+    ours, theirs = off.found.flat[off.place], off.expected.flat[off.place]
+    return f"{off.name}, number {off.place}, {apart(ours, theirs, off.difference.allowed)}"
+
+
+def _part_of(rows: list[Any], held: Sequence[int]) -> Numbers | None:
+    return Numbers.of([rows[position] for position in held])
 
 
 def check_home(fn: Callable[..., Any], num_ranks: int) -> None:
     """Raise `Wrong` unless `fn(parts)` returns the sum of what all ranks add to the own block."""
-    case = f"{num_ranks} rank(s)"
-    results = on_ranks(_home, num_ranks, fn, num_ranks, case=case)
-    totals = [_total(owner, num_ranks) for owner in range(num_ranks)]
-    for rank, (found, has_changed, sent) in enumerate(results):
-        if found != totals[rank]:
-            raise Wrong(
-                f"{case}: rank {rank} returned {found}, its block's gradient is {totals[rank]}{_owner(found, totals)}"
-            )
-        if has_changed:
-            raise Wrong(f"{case}: rank {rank}: one of the parts has changed; add into what travels, not into them")
-        if sent > (most := num_ranks * _BLOCK_BYTES):
-            raise Wrong(f"{case}: rank {rank} sent {sent} bytes; {num_ranks} hops of a block are {most}, and will do")
+    totals = [Numbers.of(_total(owner, num_ranks)) for owner in range(num_ranks)]
     least = num_ranks * (num_ranks - 1) * _BLOCK_BYTES  # each block is added to by all ranks but its own
-    if (total := sum(sent for *_, sent in results)) < least:
-        raise Wrong(
-            f"{case}: the ranks sent {total} bytes through comm; what the others add to a block comes in "
-            f"{num_ranks - 1} messages at least, so {least} bytes for all blocks"
-        )
+    most = num_ranks * _BLOCK_BYTES
+    hops = f"rank {{rank}} sent {{found}} bytes; {num_ranks} hops of a block are {{most}}, and will do"
+    through = (
+        f"the ranks sent {{found}} bytes through comm; what the others add to a block comes in {num_ranks - 1} "
+        f"messages at least, so {least} bytes for all blocks"
+    )
+
+    def why(off: Off) -> str:
+        found = None if off.found is None else [int(value) for value in off.found.flat]
+        right = [int(value) for value in off.expected.flat]
+        other = f": that is the gradient of rank {totals.index(off.found)}'s block" if off.found in totals else ""
+        return f"returned {found}, its block's gradient is {right}{other}"
+
+    compare_on_ranks(
+        _home,
+        num_ranks,
+        fn,
+        num_ranks,
+        case=f"{num_ranks} rank(s)",
+        beside=lambda: [{"gradient": total} for total in totals],
+        at=": rank {rank} ",
+        why=why,
+        limits=[
+            Limit("sent", most, hops, scope="each"),
+            Limit("sent", num_ranks * most, through, least),
+        ],
+        tolerance=0,
+    )
 
 
 def check_parts(fn: Callable[..., Any], cases: Sequence[Case]) -> None:
@@ -164,15 +224,7 @@ def _tokens(case: Case) -> list[list[int]]:
     return [[100 * row + position + 1 for position in range(case.length)] for row in range(2)]
 
 
-def _sent() -> int:
-    from dualpipe_lab.world.context import rank_context
-
-    return sum(entry.sent for entry in rank_context().ledger.entries.values())
-
-
-def _forward(
-    rank: int, world_size: int, fn: Callable[..., Any], case: Case, whole: tuple[Matrix, ...]
-) -> tuple[Any, ...]:
+def _forward(rank: int, world_size: int, fn: Callable[..., Any], case: Case, full: tuple[Matrix, ...]) -> Found:
     import torch
 
     import dualpipe_lab as lab
@@ -183,31 +235,31 @@ def _forward(
         return s.softmax(1).nan_to_num(0) @ v, s.logsumexp(1)
 
     where = [torch.tensor(held) for held in case.where()]
-    parts = [torch.tensor(x, dtype=torch.float64)[where[rank]] for x in whole]
+    parts = [torch.tensor(x, dtype=torch.float64)[where[rank]] for x in full]
     lab.comm.barrier()
-    began, before = lab.now(), _sent()
+    meter = Meter()
     answer = fn(*parts, where, attend)
-    sent, spent = _sent() - before, (lab.now() - began) / 1e6
+    spent = meter.lap()
     if not isinstance(answer, tuple) or len(answer) != 2:
-        return f"expected (out, lse), got {type(answer).__name__}", None, None, 0, 0
-    return None, *(x.detach().tolist() if isinstance(x, torch.Tensor) else None for x in answer), sent, spent
+        return Found({}, refused=f"expected (out, lse), got {type(answer).__name__}")
+    values = {name: Numbers.of(x) for name, x in zip(("out", "lse"), answer, strict=True)}
+    return Found(values, costs={"sent": spent.bytes, "ms": spent.ms})
 
 
-def _backward(
-    rank: int, world_size: int, fn: Callable[..., Any], case: Case, whole: tuple[Any, ...]
-) -> tuple[str | None, list[Any], int]:
+def _backward(rank: int, world_size: int, fn: Callable[..., Any], case: Case, full: tuple[Any, ...]) -> Found:
     import torch
 
     where = [torch.tensor(held) for held in case.where()]
-    parts = [torch.tensor(x, dtype=torch.float64)[where[rank]] for x in whole]
-    before, given = _sent(), [part.clone() for part in parts]
+    given = [torch.tensor(x, dtype=torch.float64)[where[rank]] for x in full]
+    unchanged, meter = Unchanged(**{str(place): part for place, part in enumerate(given)}), Meter()
     answer = fn(*given, where)
-    sent = _sent() - before
+    sent = meter.lap().bytes
     if not isinstance(answer, tuple) or len(answer) != 3:
-        return f"expected (dq, dk, dv), got {type(answer).__name__}", [], 0
-    if any(not torch.equal(part, old) for part, old in zip(given, parts, strict=True)):
-        return "an argument has changed; add into tensors of your own", [], 0
-    return None, [x.detach().tolist() if isinstance(x, torch.Tensor) else None for x in answer[::-1]], sent
+        return Found({}, refused=f"expected (dq, dk, dv), got {type(answer).__name__}")
+    if unchanged.first():
+        return Found({}, refused="an argument has changed; add into tensors of your own")
+    values = {name: Numbers.of(x) for name, x in zip(("dV", "dK", "dQ"), answer[::-1], strict=True)}
+    return Found(values, costs={"sent": sent})
 
 
 def _part(rank: int, owner: int) -> list[int]:
@@ -219,19 +271,12 @@ def _total(owner: int, num_ranks: int) -> list[int]:
     return [sum(column) for column in zip(*(_part(rank, owner) for rank in range(num_ranks)), strict=True)]
 
 
-def _owner(found: Any, totals: list[list[int]]) -> str:
-    if found in totals:
-        return f": that is the gradient of rank {totals.index(found)}'s block"
-    return ""
-
-
-def _home(rank: int, world_size: int, fn: Callable[..., Any], num_ranks: int) -> tuple[Any, bool, int]:
+def _home(rank: int, world_size: int, fn: Callable[..., Any], num_ranks: int) -> Found:
     import torch
 
     values = [_part(rank, (rank - step) % num_ranks) for step in range(num_ranks)]
     parts = [torch.tensor(value, dtype=torch.float64) for value in values]
-    before = _sent()
-    found = fn(parts)
-    sent = _sent() - before
-    has_changed = any(part.tolist() != value for part, value in zip(parts, values, strict=True))
-    return [int(x) for x in found.tolist()] if isinstance(found, torch.Tensor) else None, has_changed, sent
+    unchanged, meter = Unchanged(**{str(step): part for step, part in enumerate(parts)}), Meter()
+    found = {"gradient": Numbers.of(fn(parts))}
+    changed = "one of the parts has changed; add into what travels, not into them" if unchanged.first() else ""
+    return Found(found, costs={"sent": meter.lap().bytes}, changed=changed)

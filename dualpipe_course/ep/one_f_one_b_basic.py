@@ -4,13 +4,17 @@ Chapter: book/ep/one-f-one-b-basic.  Gradients are judged against autograd on on
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
-from dualpipe_course.ep.roads import CASES, check_backward
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.differences import difference
+from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
-from dualpipe_course.trial import check_ints, needs_function
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NAMES = ("pair", "waiting", "split backward", "bytes")
 EXPECTED = (168, 48, 83, 12288)
@@ -30,6 +34,15 @@ _SLIPS = (
         24576: "float32 has 4 bytes",
     },
 )
+WIDTH = 3
+CASES = ((1, 1), (1, 4), (2, 2), (2, 6), (4, 8))  # ranks, tokens of each
+GRADIENTS = ("dx", "dW_A", "dw_R", "dW_M")
+_WHERE = {
+    "dW_M": "look at what travels to the expert, and at tanh'",
+    "dw_R": "the weight w_M of a token multiplies y_M: what is its gradient, and on whose rows?",
+    "dW_A": "x_M is used three times: by the residual, by the expert, by the router",
+    "dx": "x is used twice: in x_M directly, and through tanh",
+}
 
 
 def hint(exercise: int | None = None) -> None:
@@ -76,7 +89,7 @@ def numbers(answer: object) -> str:
 def way_back(fn: Callable[..., Any]) -> str:
     """Write `backward(W_A, w_R, W_M, saved, dy, exchange)`: dx and the gradients of the three weights."""
     needs_function(fn)
-    check_backward(Without(fn, *AUTOGRAD))
+    _check_backward(Without(fn, *AUTOGRAD))
     return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two all-to-alls"
 
 
@@ -95,5 +108,115 @@ def way_back(fn: Callable[..., Any]) -> str:
 def router(fn: Callable[..., Any]) -> str:
     """Repair a backward whose router gets a wrong gradient."""
     needs_function(fn)
-    check_backward(fn)
+    _check_backward(fn)
     return f"all gradients equal autograd's on one process in {len(CASES)} cases"
+
+
+class Saved(NamedTuple):
+    """What the forward keeps: T tokens of this rank, R rows at its expert, H features.
+
+    Attributes:
+        x, t, x_M: `_TH`: input, tanh(x W_A^T), their sum.
+        w: `w_T`, the router's weight of each token's expert.
+        y_M: `y_TH`, what came back, in the order of the tokens.
+        inputs, h: `_RH`: what arrived at the expert, and tanh of its product.
+        order, back: tokens by expert, and back into their own order.
+    """
+
+    x: "Tensor"
+    t: "Tensor"
+    x_M: "Tensor"  # noqa: N815 - the chapter's symbols
+    w: "Tensor"
+    y_M: "Tensor"  # noqa: N815
+    inputs: "Tensor"
+    h: "Tensor"
+    order: "Tensor"
+    back: "Tensor"
+
+
+def _check_backward(fn: Callable[..., Any]) -> None:
+    """Raise `Wrong` unless all gradients are those of one process, after two all-to-alls."""
+    for num_ranks, tokens in CASES:
+        case = f"{num_ranks} rank(s), {tokens} tokens each"
+        results = on_ranks(_backward, num_ranks, fn, tokens, case=case)
+        for rank, (_, num_exchanges, problem) in enumerate(results):
+            if problem:
+                raise Wrong(f"{case}: rank {rank}: {problem}")
+            if num_exchanges != 2:
+                raise Wrong(f"{case}: rank {rank} exchanged rows {num_exchanges} times; C_B and D_B are 2")
+        expected = on_ranks(_judge, 1, num_ranks, tokens, case="the reference")[0]
+        for name in ("dW_M", "dw_R", "dW_A", "dx"):  # in the order of the backward
+            found = [grads[GRADIENTS.index(name)] for grads, *_ in results]
+            whole = [sum(parts) for parts in zip(*found, strict=True)]
+            for place, theirs in enumerate(expected[name]):
+                ours = found[place] if name in ("dx", "dW_M") else whole
+                if (wrong := difference(ours, theirs)) is not None:
+                    where = f" of rank {place}" if name in ("dx", "dW_M") else ", summed over the ranks,"
+                    raise Wrong(f"{case}: {name}{where} {wrong}; {_WHERE[name]}")
+
+
+def _draw(num_ranks: int, tokens: int) -> tuple[list["Tensor"], "Tensor"]:
+    import torch
+
+    torch.manual_seed(17 * num_ranks + tokens)
+    shapes = (WIDTH, WIDTH), (WIDTH,), (num_ranks, WIDTH, WIDTH)
+    weights = [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
+    return weights, torch.randn(num_ranks, 2, tokens, WIDTH, dtype=torch.float64)
+
+
+def _backward(rank: int, world_size: int, fn: Callable[..., Any], tokens: int) -> tuple[list[list[float]], int, str]:
+    import torch
+
+    from dualpipe_lab import comm
+
+    (w_a, w_r, experts), drawn = _draw(world_size, tokens)
+    x, dy = drawn[rank]
+    count = 0
+
+    def exchange(rows: "Tensor") -> "Tensor":
+        nonlocal count
+        count += 1
+        received = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        comm.all_to_all_single(received, rows.contiguous())
+        return received
+
+    order = torch.arange(tokens).view(-1, world_size).T.flatten()
+    back, t = order.argsort(), torch.tanh(x @ w_a.T)
+    inputs = exchange((x + t)[order])
+    h = torch.tanh(inputs @ experts[rank].T)
+    y_m = exchange(h)[back]
+    saved = Saved(x, t, x + t, torch.sigmoid((x + t) @ w_r), y_m, inputs, h, order, back)
+    count = 0
+    found = fn(w_a, w_r, experts[rank], saved, dy, exchange)
+    if not isinstance(found, (tuple, list)) or len(found) != 4:
+        return [], count, "expected four tensors: dx, dW_A, dw_R, dW_M"
+    for name, grad, like in zip(GRADIENTS, found, (x, w_a, w_r, experts[rank]), strict=True):
+        if not isinstance(grad, torch.Tensor) or grad.shape != like.shape:
+            shape = list(grad.shape) if isinstance(grad, torch.Tensor) else type(grad).__name__
+            return [], count, f"{name} has shape {shape}, expected {list(like.shape)}"
+    return [grad.flatten().tolist() for grad in found], count, ""
+
+
+def _judge(rank: int, world_size: int, num_ranks: int, tokens: int) -> dict[str, list[list[float]]]:
+    import torch
+
+    (w_a, w_r, experts), drawn = _draw(num_ranks, tokens)
+    leaves = [w.requires_grad_() for w in (w_a, w_r, experts)]
+    dx = []
+    for x, dy in drawn:
+        x = x.clone().requires_grad_()
+        x_m = x + torch.tanh(x @ w_a.T)
+        y_m = torch.tanh(torch.einsum("ti,toi->to", x_m, experts[torch.arange(tokens) % num_ranks]))
+        (x_m + torch.sigmoid(x_m @ w_r)[:, None] * y_m).backward(dy)
+        dx.append(_grad(x))
+    return {"dx": dx, "dW_A": [_grad(leaves[0])], "dw_R": [_grad(leaves[1])], "dW_M": list(map(_flat, experts.grad))}
+
+
+def _grad(leaf: "Tensor") -> list[float]:
+    assert leaf.grad is not None
+    return _flat(leaf.grad)
+
+
+def _flat(tensor: "Tensor") -> list[float]:
+    numbers: list[float] = tensor.flatten().tolist()
+    return numbers

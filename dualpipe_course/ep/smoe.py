@@ -3,14 +3,19 @@
 Chapter: book/ep/smoe.  Judged with whole numbers against one process: sums are exact in any order.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.ep.experts import GRIDS, GROUPS, ROUTINGS, check_backward, check_gradients, check_layer
-from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.differences import TOLERANCE, apart
+from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NAMES = ("rows for expert 0", "rows for expert 1", "place on arrival", "place after regroup", "bytes forward")
 EXPECTED = (5, 3, 2, 5, 320)
@@ -26,6 +31,20 @@ _SLIPS = (
         640: "that is the backward as well",
     },
 )
+GROUPS: tuple[tuple[int, ...], ...] = ((2,), (1, 2), (2, 0, 3), (0, 0, 2, 1), (0, 0), (2, 2, 2))
+HIDDEN = 8
+# ranks, experts, tokens of each rank
+ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
+    (1, 4, (5,)),
+    (2, 2, (3, 2)),
+    (2, 4, (3, 2)),
+    (2, 8, (6, 5)),
+    (3, 6, (4, 0, 3)),
+)
+# ep, edp
+GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
+EXPERTS = 4
+INPUT, OUTPUT = 3, 2  # of the grouped product
 
 
 def hint(exercise: int | None = None) -> None:
@@ -78,7 +97,7 @@ def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) ->
     by_rows, by_weights = (Without(fn, *library, *AUTOGRAD) for fn in (input_grad, weight_grad))
     for counts in GROUPS:
         for are_whole in (True, False):
-            check_backward(by_rows, by_weights, counts, are_whole)
+            _check_backward(by_rows, by_weights, counts, are_whole)
     return f"both gradients are right for {len(GROUPS)} groupings, experts without rows included"
 
 
@@ -98,7 +117,7 @@ def regrouped(fn: Callable[..., Any]) -> str:
     """Repair a layer that is right with one expert per rank."""
     needs_function(fn)
     for routing in ROUTINGS:
-        check_layer(fn, *routing)
+        _check_layer(fn, *routing)
     return f"every token has its experts' results in {len(ROUTINGS)} cases, up to 4 experts per rank"
 
 
@@ -118,5 +137,174 @@ def scaled(fn: Callable[..., Any]) -> str:
     """Repair the sum of gradients of a layer whose experts have copies."""
     needs_function(fn)
     for grid in GRIDS:
-        check_gradients(fn, *grid)
+        _check_gradients(fn, *grid)
     return f"all gradients are those of the mean over all tokens on {len(GRIDS)} grids"
+
+
+def _check_backward(
+    input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: Sequence[int], are_whole: bool
+) -> None:
+    """Raise `Wrong` unless dx and dW of a grouped product y = x W^T are those of one expert after another.
+
+    Args:
+        input_grad: the answer for dx.
+        weight_grad: the answer for dW.
+        counts: rows of each expert.
+        are_whole: data are whole numbers, for which every order of sums is exact; otherwise any float64.
+    """
+    needed = 2 * sum(counts) * INPUT * OUTPUT
+    words = (
+        "both gradients are right, with {found} products of numbers; {most} will do. A row meets the matrix of its own "
+        "expert alone"
+    )
+    is_even = len(set(counts)) == 1  # of uneven groups some are padded, perhaps
+    compare_on_ranks(
+        _backward,
+        1,
+        input_grad,
+        weight_grad,
+        list(counts),
+        are_whole,
+        case=f"rows per expert {list(counts)}" + ("" if are_whole else ", any float64 numbers"),
+        at=": ",
+        why=lambda off: _product_in_words(off, counts, are_whole),
+        limits=[Limit("products", needed, words)] if is_even else [],
+        tolerance=0 if are_whole else TOLERANCE,
+    )
+
+
+def _product_in_words(off: Off, counts: Sequence[int], are_whole: bool) -> str:
+    if off.found is None:
+        return f"{off.name} is not a tensor"
+    if off.has_other_shape:
+        return f"{off.name} has shape {list(off.found.shape)}, needs {list(off.expected.shape)}"
+    if not are_whole:
+        both = apart(off.found.flat[off.place], off.expected.flat[off.place])
+        return f"{off.name}, number {off.place}, {both}"
+    of = ""
+    if off.name == "dW":
+        wrong = [expert for expert in range(len(counts)) if off.found.row(expert) != off.expected.row(expert)]
+        of = f", for expert(s) {wrong}"
+    return f"{off.name} differs from one expert after another{of}"
+
+
+def _check_layer(fn: Callable[..., Any], num_ranks: int, num_experts: int, tokens: Sequence[int]) -> None:
+    """Raise `Wrong` unless every token has the results of its two experts: expert i multiplies by i + 1."""
+    case = f"{num_ranks} rank(s), {num_experts} experts, tokens {list(tokens)}"
+    results = compare_on_ranks(_layer, num_ranks, fn, num_experts, tokens, case=case, why=_tokens_in_words, tolerance=0)
+    for rank, found in enumerate(results):
+        counts = 8 * (num_experts // num_ranks) * (num_ranks - 1)
+        leave, come = (int(found.costs[name]) for name in ("rows that leave", "rows that come"))
+        needed, sent = counts + 8 * HIDDEN * (leave + come), results.ledger.sent(rank=rank)
+        if sent > needed + 8 * leave:  # a row may say for which expert it is
+            raise Wrong(
+                f"{case}: rank {rank}: all results are right, and it sent {sent} bytes; {needed} will do: {counts} of "
+                f"counts, {leave} rows for other ranks' experts, {come} results of others' rows. A row travels to its "
+                "experts; no expert travels, nor a row to ranks that it has not chosen"
+            )
+
+
+def _tokens_in_words(off: Off) -> str:
+    if off.found is None or off.has_other_shape:
+        return f"y needs {off.expected.shape[0]} rows of {HIDDEN} numbers"
+    rows = range(off.expected.shape[0])
+    wrong = [token for token in rows if off.found.row(token) != off.expected.row(token)]
+    token = wrong[0]
+    return (
+        f"{len(wrong)} of {len(rows)} tokens have other experts' results; token {token} has {off.found.row(token)}, "
+        f"should have {off.expected.row(token)}"
+    )
+
+
+def _check_gradients(fn: Callable[..., Any], ep: int, edp: int) -> None:
+    """Raise `Wrong` unless `fn` makes all gradients those of the mean over all tokens."""
+    compare_on_ranks(_gradients, ep * edp, fn, ep, edp, case=f"ep {ep} x edp {edp}", why=_gradient_in_words)
+
+
+def _gradient_in_words(off: Off) -> str:
+    what = f"the gradient of the {off.name} "
+    if off.found is None or off.difference is None:
+        return f"{what}is missing"
+    if off.ratio is not None:
+        return f"{what}is {off.ratio:.4g} times that of the mean over the tokens of all ranks"
+    return f"{what}differs from that of the mean over the tokens of all ranks by up to {off.difference.error:.2g}"
+
+
+def _draw(seed: int, *shape: int) -> "Tensor":
+    import torch
+
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def _backward(
+    rank: int,
+    world_size: int,
+    input_grad: Callable[..., Any],
+    weight_grad: Callable[..., Any],
+    counts: list[int],
+    are_whole: bool,
+) -> Found:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shapes = (sum(counts), INPUT), (len(counts), OUTPUT, INPUT), (sum(counts), OUTPUT)
+    rows, weights, grad = (_draw(seed, *shape) * (1 if are_whole else seed / 7) for seed, shape in enumerate(shapes, 1))
+    rows.requires_grad_(), weights.requires_grad_()
+    parts = [x @ weight.t() for x, weight in zip(rows.split(counts), weights, strict=True)]
+    expected = torch.autograd.grad(torch.cat(parts), (rows, weights), grad)
+    with torch.no_grad(), FlopCounterMode(display=False) as flops:
+        dx = input_grad(grad.clone(), weights.detach(), list(counts))
+        dw = weight_grad(grad.clone(), rows.detach(), list(counts))
+    return Found(
+        {"dx": Numbers.of(dx), "dW": Numbers.of(dw)},
+        {name: Numbers.of(value) for name, value in zip(("dx", "dW"), expected, strict=True)},
+        costs={"products": flops.get_total_flops() // 2},
+    )
+
+
+def _layer(rank: int, world_size: int, fn: Callable[..., Any], num_experts: int, tokens: Sequence[int]) -> Found:
+    import torch
+
+    chosen = [_chosen(other, num_experts, number) for other, number in enumerate(tokens)]
+    experts = chosen[rank]
+    x = _draw(rank, tokens[rank], HIDDEN) + 100.0 * (rank + 1)
+    share = num_experts // world_size
+    factors = torch.arange(rank * share, (rank + 1) * share).double() + 1
+    weights = factors.view(-1, 1, 1) * torch.eye(HIDDEN, dtype=torch.float64)
+    ranks_of = [slots.flatten() // share for slots in chosen]
+    come = sum(int((ranks == rank).sum()) for other, ranks in enumerate(ranks_of) if other != rank)
+    y = fn(x.clone(), experts.clone(), weights, num_experts)
+    expected = {"y": Numbers.of(x * (experts + 1).sum(1, keepdim=True))}
+    leave = int((ranks_of[rank] != rank).sum())
+    return Found({"y": Numbers.of(y)}, expected, costs={"rows that leave": leave, "rows that come": come})
+
+
+def _chosen(rank: int, num_experts: int, num_tokens: int) -> "Tensor":
+    import torch
+
+    generator = torch.Generator().manual_seed(rank + 10 * num_experts)
+    return torch.rand(num_tokens, num_experts, generator=generator).topk(2).indices
+
+
+def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp: int) -> Found:
+    """A gradient of 1 per token and parameter: the mean is the share of tokens that come by."""
+    import torch
+
+    from dualpipe_lab.ep.moe import ExpertParallel
+    from dualpipe_lab.topology import Topology
+    from dualpipe_lab.world.mesh import Mesh
+
+    setting = ExpertParallel.of(Mesh(Topology([("dp", edp), ("ep", ep)])))
+    tokens = [3 + r for r in range(world_size)]  # uneven
+    router = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    router.grad = torch.full_like(router, float(tokens[rank]))
+    share = EXPERTS // ep
+    experts = torch.nn.Parameter(torch.zeros(share, 2, dtype=torch.float64))
+    first = rank // ep * ep  # of the ranks whose tokens came here
+    own = [(rank % ep) * share + e + 1.0 for e in range(share)]
+    experts.grad = torch.tensor(own, dtype=torch.float64).view(-1, 1).repeat(1, 2) * sum(tokens[first : first + ep])
+    fn([router], [experts], setting.edp_group, tokens[rank])
+    expected = {"router": torch.ones(2), "experts": torch.tensor(own).view(-1, 1).repeat(1, 2)}
+    found = {"router": router.grad, "experts": experts.grad}
+    values, right = ({name: Numbers.of(value) for name, value in of.items()} for of in (found, expected))
+    return Found(values, right)
