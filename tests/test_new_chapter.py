@@ -38,13 +38,13 @@ def test_the_skeleton_passes_and_its_wrong_answers_fail(project, capsys):
     judged = python(
         project,
         "-c",
-        "from scripts import load; from pathlib import Path; from dualpipe_course import check\n"
-        "wrong = load(Path('solutions/tp/my-topic/wrong.py'))\n"
-        "assert check.my_topic.messages.verdict(2).passed\n"
-        "for table in (wrong.TYPICAL, wrong.CHEATS):\n"
-        "    for bad in table['my_topic-1'].values():\n"
-        "        names = {}; exec(bad.answer, names); verdict = check.my_topic.messages.verdict(names['messages'])\n"
-        "        assert not verdict.passed and bad.says in verdict.message, bad\n"
+        "from conftest import Book; from wrong_answers import CHEATS, TYPICAL; from dualpipe_course import check\n"
+        "book = Book()\n"
+        "for name in ('my_topic-1', 'my_topic-2'):\n"
+        "    assert book.verdict(name, book.answer(name)).passed, name\n"
+        "    for bad in [*TYPICAL[name].values(), *CHEATS[name].values()]:\n"
+        "        verdict = book.verdict(name, book.text_of(name, bad.answer))\n"
+        "        assert not verdict.passed and bad.says in verdict.message, (bad, verdict)\n"
         "check.my_topic.hint()",
     )
     assert judged.returncode == 0, judged.stderr

@@ -4,7 +4,7 @@ Usage: new_chapter.py PART NAME         for example: new_chapter.py tp expert-te
 It writes the files below, lists both pages in _toc.yml and the topic in dualpipe_course/check.py; `make pairs` and
 `make exercises` do the rest.  What exists is never written over.
   book/PART/NAME.md                        the chapter, to be filled
-  dualpipe_course/PART/TOPIC.py            one exercise to predict, with its hints
+  dualpipe_course/PART/TOPIC.py            one exercise to predict, one to write for ranks, with their hints
   solutions/PART/NAME/NAME.md              the page with its solution
   solutions/PART/NAME/wrong.py, right.py   what its check must refuse and accept
 """
@@ -49,12 +49,15 @@ print(lab.launch(lambda rank, world_size: rank, 2))
 SOLUTION = """
 # Exercises: {title}
 
-One exercise for [{title}](../../../book/{part}/{name}.md), 5 minutes in all.
-Complete the marked cell, then run the check below it.
+Two exercises for [{title}](../../../book/{part}/{name}.md), 15 minutes in all.
+Complete each marked cell, then run the check below it.
 `check.{topic}.hint()` gives a hint, and another one each time you ask; `check.progress()` shows what is solved.
 
 ```{{code-cell}} ipython3
+from torch import Tensor
+
 from dualpipe_course import check
+from dualpipe_lab import comm
 ```
 
 ## 1. A number
@@ -77,17 +80,44 @@ messages = 2
 
 check.{topic}.messages(messages)
 ```
-"""
-CHECK = '''"""Exercises of "{title}": a number.
 
-Chapter: book/{part}/{name}.
+## 2. A total
+
+*Implement, 10 minutes.* Every rank has a tensor of its own.
+**Write `total(x)`, which returns the sum over all ranks and leaves `x` as it is.**
+
+```{{code-cell}} ipython3
+:tags: [answer-{topic}-2]
+
+def total(x: Tensor) -> Tensor:
+    \"\"\"Return the sum of x over all ranks.\"\"\"
+    ### BEGIN SOLUTION
+    y = x.clone()
+    comm.all_reduce(y)
+    return y
+    ### END SOLUTION
+```
+
+```{{code-cell}} ipython3
+:tags: [check-{topic}-2]
+
+check.{topic}.total(total)
+```
 """
+CHECK = '''"""Exercises of "{title}": a number, a total.
+
+Chapter: book/{part}/{name}.  Totals are compared with one process, bytes with one all-reduce.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, Numbers, Unchanged, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.trial import needs_ints
+from dualpipe_course.trial import needs_function, needs_ints
 
-EXPECTED = 2
+EXPECTED, SIZE = 2, 3
 
 
 def hint(exercise: int | None = None) -> None:
@@ -109,6 +139,36 @@ def messages(answer: object) -> str:
     if found != EXPECTED:
         raise Wrong(f"{{found}} messages: two ranks send one each")
     return "2 messages"
+
+
+@exercise(
+    "{topic}-2",
+    "A total",
+    "implement",
+    minutes=10,
+    points=2,
+    hints=("Which collective leaves the sum on every rank?", "comm.all_reduce writes into its tensor: give it a copy."),
+)
+def total(fn: Callable[..., Any]) -> str:
+    """Write `total(x)`: the sum over all ranks, for one all-reduce."""
+    needs_function(fn)
+    for num_ranks in (1, 2, 3):
+        needed = 2 * (num_ranks - 1) * 8 * SIZE
+        words = "the ranks sent {{found}} bytes in all, one sum sends {{most}}"
+        limits = [Limit("bytes", needed, words, needed)]
+        compare_on_ranks(_total, num_ranks, fn, case=f"{{num_ranks}} rank(s)", limits=limits)
+    return "the sum of one process on 1 to 3 ranks, for one all-reduce"
+
+
+def _total(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    import torch
+
+    parts = 1 + torch.arange(world_size * SIZE, dtype=torch.float64).view(world_size, SIZE)
+    x = parts[rank].clone()
+    unchanged = Unchanged(x=x)
+    y = fn(x)
+    unchanged.check()
+    return Found({{"the total": Numbers.of(y)}}, {{"the total": Numbers.of(parts.sum(0))}})
 '''
 WRONG = '''"""Typical wrong answers and lazy cheats of the exercises on {title}."""
 
@@ -116,12 +176,27 @@ from bad_answer import EQUAL_TO_ALL, Bad
 
 TYPICAL = {{
     "{topic}-1": {{"one rank": Bad("messages = 1", "two ranks"), "both ways": Bad("messages = 4", "two ranks")}},
+    "{topic}-2": {{
+        "a mean": Bad([("all_reduce(y)", 'all_reduce(y, "avg")')], "one over the number of ranks"),
+        "into x": Bad([("x.clone()", "x")], "the argument x has changed"),
+    }},
 }}
-CHEATS = {{"{topic}-1": {{"equal to all": Bad(EQUAL_TO_ALL + "messages = Anything()", "whole number")}}}}
+CHEATS = {{
+    "{topic}-1": {{"equal to all": Bad(EQUAL_TO_ALL + "messages = Anything()", "whole number")}},
+    "{topic}-2": {{"objects": Bad("def total(x):\\n    return sum(comm.all_gather_object(x))", "one sum sends")}},
+}}
 '''
 RIGHT = '''"""Right answers of another style to the exercises on {title}."""
 
-RIGHT: dict[str, dict[str, str]] = {{}}  # two for each exercise that is no prediction
+RIGHT = {{  # two for each exercise that is no prediction
+    "{topic}-2": {{
+        "new memory": "def total(x):\\n    y = x + 0\\n    comm.all_reduce(y)\\n    return y",
+        "in two halves": (
+            "def total(x):\\n    parts = [x[:1].clone(), x[1:].clone()]\\n    for part in parts:\\n"
+            "        comm.all_reduce(part)\\n    return __import__('torch').cat(parts)"
+        ),
+    }},
+}}
 '''
 
 
