@@ -13,7 +13,7 @@ NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-saniti
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help new-chapter book test lab serve exercises grade lint format bench pairs lock release clean
+.PHONY: help new-chapter book test test-all lab serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: $(INSTALLED_DEV) ## run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(NBVAL) solutions
+
+test-all: $(INSTALLED) ## book and tests on each of Python 3.11, 3.12 and 3.13 that is found, and the container's image
+	@$(BIN)/python tools/test_all.py
 
 lab: $(INSTALLED) ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/book/intro.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -34,6 +34,7 @@ COMMANDS = (
     "release",
     "serve",
     "test",
+    "test-all",
 )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import install_cell  # noqa: E402
+import test_all as all_pythons  # noqa: E402
 
 sys.path.pop(0)
 URL = "https://github.com/someone/course"
@@ -91,14 +93,79 @@ def test_the_configuration_s_address_is_read():
         install_cell.address("title: x\n")
 
 
-def test_binder_has_what_the_library_declares():
+def test_binder_installs_the_lock_and_torch_in_the_library_s_range():
     listed = yaml.safe_load((ROOT / "binder" / "environment.yml").read_text())["dependencies"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["notebook"], *extras["grading"]]
-    assert {re.split(r"[=<>]", name)[0] for name in declared} - {"torch"} <= set(listed)
-    assert "pytorch-cpu" in listed
+    (torch,) = [name for name in project["dependencies"] if name.startswith("torch")]
+    assert listed == ["python=3.11", "pip", torch.replace("torch", "pytorch-cpu")]
+    post_build = (ROOT / "binder" / "postBuild").read_text()
+    assert "--no-deps --require-hashes --requirement requirements.lock" in post_build
     assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    extras = [
+        *project["dependencies"],
+        *(line for name in ("notebook", "grading") for line in project["optional-dependencies"][name]),
+    ]
+    assert {re.split(r"[=<>]", name)[0].lower() for name in extras} - {"torch"} <= locked
+
+
+def test_the_container_copies_files_that_exist_and_installs_the_lock_and_nothing_else():
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    listed = yaml.safe_load((ROOT / "binder" / "environment.yml").read_text())["dependencies"]
+    assert lines[0] == ["FROM", listed[0].replace("=", ":") + "-slim"]
+    copied = {name for words in lines if words[0] == "COPY" for name in words[1:-1] if not name.startswith("--")}
+    assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
+    assert {"dualpipe_lab", "dualpipe_course", "requirements.lock", "tools"} <= copied
+    assert not copied & {".", "solutions", "tests", ".git"}
+    context = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert context == copied
+    (install,) = [words for words in lines if "tools/install.sh" in words]
+    assert install[3:5] == ["/home/learner/venv", "requirements.lock"]
+    assert "pip" not in {word for words in lines for word in words}
+    user = [words[1] for words in lines if words[0] == "USER"]
+    assert user == ["learner"]
+
+
+def test_each_python_is_found_on_the_path_or_among_pyenv_s_and_a_dead_shim_is_not(tmp_path, monkeypatch):
+    def put(path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    put(tmp_path / "bin" / "python3.12", "exit 127")
+    put(tmp_path / "pyenv" / "versions" / "3.12.9" / "bin" / "python", "echo 3.12")
+    put(tmp_path / "pyenv" / "versions" / "3.13.0" / "bin" / "python", "exit 1")
+    on_path = put(tmp_path / "bin" / "python3.11", "echo 3.11")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    monkeypatch.setattr(shutil, "which", lambda name, real=shutil.which: real(name, path=str(tmp_path / "bin")))
+    found = [all_pythons.find(version) for version in all_pythons.VERSIONS]
+    assert found == [on_path, str(tmp_path / "pyenv" / "versions" / "3.12.9" / "bin" / "python"), ""]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.environ.get("DUALPIPE_LAB_BUILD_IMAGE"), reason="DUALPIPE_LAB_BUILD_IMAGE is not set: gigabytes"
+)
+def test_the_container_starts_ranks(tmp_path):
+    program = next(filter(shutil.which, ("docker", "podman")), None)
+    if program is None or subprocess.run([program, "info"], capture_output=True, check=False).returncode:
+        pytest.skip("neither docker nor podman runs here")
+    index = os.environ.get("TORCH_INDEX_URL", "")
+    build = [program, "build", "--quiet", f"--build-arg=TORCH_INDEX_URL={index}", "--tag=dualpipe-lab-test", str(ROOT)]
+    subprocess.run(build, check=True)
+    script = tmp_path / "ranks.py"
+    script.write_text("import dualpipe_lab as lab\nif __name__ == '__main__':\n    print(lab.launch(max, 2))\n")
+    mount = f"--volume={script}:/ranks.py:ro"
+    done = subprocess.run(
+        [program, "run", "--rm", mount, "dualpipe-lab-test", "python", "/ranks.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[2, 2]\n"
 
 
 def test_workflows_run_what_everybody_runs():
