@@ -47,6 +47,13 @@ class Book:
         """The text of an answer cell."""
         return dict(self.cells[folder][name.rpartition("-")[0]])[f"answer-{name}"]
 
+    @staticmethod
+    def shown(name):
+        """What the check cell of a solution's notebook printed when it was stored."""
+        path = path_of(name.rpartition("-")[0], "solutions").with_suffix(".ipynb")
+        (cell,) = (cell for cell in jupytext.read(path).cells if f"check-{name}" in cell.metadata.get("tags", []))
+        return "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+
     def text_of(self, name, answer):
         """The text of an answer: it is one, or replacements in the solution."""
         if isinstance(answer, str):
