@@ -4,6 +4,7 @@ VENV ?= .venv
 PORT ?= 8000
 PYTEST_ARGS ?=
 WORKERS ?= 2
+PAGES ?= 1
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -17,7 +18,7 @@ SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PYTEST_ARGS='-k gpipe'"
+	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PAGES=1  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its lock exactly when the environment has to be renewed.
 $(INSTALLED): requirements.txt requirements.lock
@@ -29,9 +30,9 @@ $(INSTALLED_DEV): requirements-dev.lock $(INSTALLED)
 	@touch $@
 
 book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
-	@echo "==> building the book (chapters whose code and library are unchanged come from the cache)"
+	@echo "==> building the book (chapters whose code and imports are unchanged come from the cache)"
 	@# A failed page is not read again by the next build, which would then pass: forget what was read.
-	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
+	@PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
 
 test: $(INSTALLED_DEV) ## run all tests

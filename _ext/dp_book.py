@@ -1,13 +1,11 @@
-"""What the book needs from Sphinx beyond _config.yml: an honest cache key, local mathematics, no dead buttons.
+"""What the book needs from Sphinx beyond _config.yml: local mathematics, no widgets, no dead buttons.
 
-In: the Sphinx application.  Out: four handlers on its events.
-  config-inited       outputs are cached per state of the library, not only per text of the page; live cells make no
-                      widgets, which a published page could not show
+In: the Sphinx application.  Out: three handlers on its events.
+  config-inited       live cells make no widgets, which a published page could not show
   build-finished      MathJax is copied out of the installed sphinx-mathjax-offline package
   html-page-context   buttons that need the repository's address wait until _config.yml holds one
 """
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -21,23 +19,6 @@ from sphinx.errors import ExtensionError
 ADDRESS_PLACEHOLDER = "/ORG/"
 # All that tex-chtml.js can load: the fonts, TeX packages on demand, and the readers that its menu offers.
 MATHJAX_PARTS = ("tex-chtml.js", "output/chtml", "input/tex/extensions", "a11y", "sre")
-
-
-def digest_of_library(root: Path) -> str:
-    """Hash everything outside a page that its outputs depend on: the library, the locked versions, shared data."""
-    digest = hashlib.sha256()
-    folders = [root / "dualpipe_lab", root / "tests" / "oracles"]
-    files = [root / "requirements.txt", *(file for folder in folders for file in folder.rglob("*"))]
-    for file in sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts):
-        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
-def key_the_cache(app: Sphinx, config: Config) -> None:
-    """Give every state of the library its own execution cache: the cache's own key is the page's code alone."""
-    cache = Path(app.outdir).parent / ".jupyter_cache" / digest_of_library(Path(app.srcdir))
-    config.nb_execution_cache_path = str(cache.resolve())
 
 
 def make_no_widgets(app: Sphinx, config: Config) -> None:
@@ -70,7 +51,6 @@ def hide_dead_buttons(app: Sphinx, page: str, template: str, context: dict[str, 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the handlers; the last one runs after the theme has made its buttons."""
-    app.connect("config-inited", key_the_cache)
     app.connect("config-inited", make_no_widgets)
     app.connect("build-finished", copy_mathjax)
     app.connect("html-page-context", hide_dead_buttons, priority=900)

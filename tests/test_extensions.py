@@ -1,4 +1,4 @@
-"""The book's Sphinx handlers: the cache's key, the buttons, the tables of docstrings."""
+"""The book's Sphinx handlers: the buttons, the tables of docstrings, the glossary's links."""
 
 import re
 import subprocess
@@ -10,56 +10,6 @@ import pytest
 from scripts import load
 
 ROOT = Path(__file__).parents[1]
-CONF = """import sys
-sys.path.insert(0, {ext!r})
-extensions, html_theme, nb_execution_mode, project = ["myst_nb", "dp_book"], "basic", "cache", "p"
-"""
-PAGE = """---
-jupytext: {text_representation: {extension: .md, format_name: myst}}
-kernelspec: {name: python3, display_name: Python 3}
----
-# Page
-
-```{code-cell} ipython3
-from pathlib import Path
-
-with Path("runs").open("a") as runs:
-    runs.write("x")
-print("the library says", Path("dualpipe_lab/word.py").read_text(), "in run", len(Path("runs").read_text()))
-```
-"""
-
-
-def test_the_cache_key_follows_the_library_and_the_lock_file(tmp_path):
-    digest = load(ROOT / "_ext" / "dp_book.py").digest_of_library
-    (tmp_path / "dualpipe_lab" / "__pycache__").mkdir(parents=True)
-    seen = [digest(tmp_path)]
-    for name in ("dualpipe_lab/a.py", "dualpipe_lab/viz.mjs", "requirements.txt"):
-        (tmp_path / name).write_text("one")
-        seen.append(digest(tmp_path))
-        (tmp_path / name).write_text("two")
-        seen.append(digest(tmp_path))
-    assert len(set(seen)) == len(seen)
-    (tmp_path / "dualpipe_lab" / "__pycache__" / "a.pyc").write_text("x")
-    (tmp_path / "dualpipe_course").mkdir()  # a changed hint runs no page again
-    for name in ("README.md", "dualpipe_course/hints.py"):
-        (tmp_path / name).write_text("x")
-    assert digest(tmp_path) == seen[-1]
-
-
-@pytest.mark.slow
-def test_a_cached_rebuild_runs_again_exactly_when_the_library_changes(tmp_path):
-    (tmp_path / "conf.py").write_text(CONF.format(ext=str(ROOT / "_ext")))
-    (tmp_path / "index.md").write_text(PAGE)
-    (tmp_path / "requirements.txt").touch()
-    (tmp_path / "dualpipe_lab").mkdir()
-    found = []
-    for word in ("one", "one", "two"):
-        (tmp_path / "dualpipe_lab" / "word.py").write_text(word)
-        command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", ".", "out/html"]
-        subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
-        found += re.findall(r"says (\w+) in run (\d)", (tmp_path / "out" / "html" / "index.html").read_text())
-    assert found == [("one", "1"), ("one", "1"), ("two", "2")]
 
 
 @pytest.mark.parametrize(("address", "left"), [("https://github.com/ORG/x", 1), ("https://github.com/someone/x", 3)])
