@@ -13,6 +13,9 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 
+# Brought by jupyter-book, and silent about it: one numbers sections when all pages are read, one is for LaTeX.
+UNDECLARED = {"sphinx_multitoc_numbering", "sphinx_jupyterbook_latex"}
+
 
 def allow(app: Sphinx, config: Config) -> None:
     """Set the number of pages at once."""
@@ -22,8 +25,8 @@ def allow(app: Sphinx, config: Config) -> None:
 def spread(app: Sphinx, env: BuildEnvironment, names: list[str]) -> None:
     """Put neighbours into different runs."""
     if app.parallel > 1:
-        if numbering := app.extensions.get("sphinx_multitoc_numbering"):  # it works when all pages have been read
-            numbering.parallel_read_safe = True
+        for extension in UNDECLARED & set(app.extensions):
+            app.extensions[extension].parallel_read_safe = True
         step = isqrt(len(names)) or 1
         names[:] = [name for start in range(step) for name in names[start::step]]
 
