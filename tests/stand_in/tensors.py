@@ -75,17 +75,21 @@ class Operations(TorchDispatchMode):
     def __init__(self, device, suite):
         super().__init__()
         self.device, self.suite = device, suite
+        self.depth = 0  # of functions of torch that have been given tensors of the device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func.namespace == "c10d":
             return nccl.run(func, args, kwargs, is_on_device, tensors_in)
+        if func is aten.detach.default and not isinstance(args[0], torch.Tensor):
+            args = (torch.tensor(args[0], dtype=torch.float64),)  # torch hands a mode a number where one was wrapped
         given = tensors_in(args, kwargs)
         on_device = [tensor for tensor in given if is_on_device(tensor)]
         if on_device:
             self.check(func, args, kwargs, given, on_device)
         result = func(*args, **kwargs)
-        if on_device and func not in CROSSES:
+        is_made_inside = self.depth > 0 and not given  # as the mask that attention makes for itself
+        if (on_device or is_made_inside) and func not in CROSSES:
             for tensor in tensors_in(result):
                 mark(tensor)
         return result
@@ -107,9 +111,9 @@ class Operations(TorchDispatchMode):
 class Functions(TorchFunctionMode):
     """The functions of Python that name a device."""
 
-    def __init__(self, device, suite):
+    def __init__(self, device, suite, operations):
         super().__init__()
-        self.device, self.suite = device, suite
+        self.device, self.suite, self.operations = device, suite, operations
         self.constructors = _device_constructors()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -125,11 +129,17 @@ class Functions(TorchFunctionMode):
             )
         if func in MOVES:
             return MOVES[func](self, *args, **kwargs)
-        if func is torch.Tensor.__deepcopy__:
+        if func is torch.Tensor.__deepcopy__ or (func is torch.Tensor.new_tensor and kwargs.get("device") is None):
             return mark(func(*args, **kwargs), is_on_device(args[0]))
         if kwargs.get("device") is not None or func in self.constructors:
             return self.construct(func, args, kwargs)
-        return func(*args, **kwargs)
+        if not any(map(is_on_device, tensors_in(args, kwargs))):
+            return func(*args, **kwargs)
+        self.operations.depth += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.operations.depth -= 1
 
     def construct(self, func, args, kwargs):
         """Run a function that makes a tensor on the device that it names, or on the default one."""
@@ -213,8 +223,9 @@ def called_by_test():
 def enter(local_rank, suite):
     """Look at every operation of this process from now on; what a test handed to its ranks is on the device."""
     device = torch.device("cuda", local_rank)
-    Operations(device, suite).__enter__()
-    functions = Functions(device, suite)
+    operations = Operations(device, suite)
+    operations.__enter__()
+    functions = Functions(device, suite, operations)
     functions.__enter__()
     _watch_backward(functions)
     if suite:
@@ -226,6 +237,13 @@ def _watch_backward(functions):
     run = torch.autograd._engine_run_backward
 
     def run_watched(*args, **kwargs):
+        depth, functions.operations.depth = functions.operations.depth, 0
+        try:
+            return run_inside(*args, **kwargs)
+        finally:
+            functions.operations.depth = depth
+
+    def run_inside(*args, **kwargs):
         if torch.overrides._get_current_function_mode() is functions:
             return run(*args, **kwargs)
         with functions:
