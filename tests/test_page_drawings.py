@@ -19,7 +19,8 @@ CanvasRenderingContext2D.prototype.fillRect = function (x, y, width, height) {
   filled.push([this.fillStyle, width, height]);
   return fillRect.call(this, x, y, width, height);
 };"""
-CELLS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442")  # theme.mjs; waits are frames without a fill
+# theme.mjs: kinds, then numbers; waits are frames without a fill
+CELLS = ("#0072b2", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#595959")
 # One drawing of everything from start to end, and what was filled for it.
 DRAW_WHOLE = """e => {
   [e.selection, e.zoom, e.time] = ["", 0, e.makespan];
@@ -79,14 +80,16 @@ def simulated(track, costs):
     return simulate(program, Cost(**costs))
 
 
-def spans_of(track):
-    """Every span of a track that shows work: how long it is and of how many actions it consists."""
+def spans_of(track, streams):
+    """What is drawn of a track: how long each span is and of how many actions it consists; with `streams`, messages."""
     if "rows" in track:
         timeline = simulated(track, track["costs"])
     else:
         timeline = Timeline.from_dict({"format": "dualpipe-lab/timeline/1", **track})
     spans = [span for row in timeline.spans_by_rank for span in row if span.kind != "wait"]
-    return [(span.duration, len(span.actions) or 1) for span in spans]
+    sent = [message.arrived - (message.left or message.sent) for message in timeline.messages if streams]
+    shown = [span for span in spans if span.stream == "work" or streams]
+    return [(span.duration, len(span.actions) or 1) for span in shown] + [(duration, 1) for duration in sent]
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -97,7 +100,8 @@ def test_every_action_has_its_cell(opened, viewport):
             continue  # the explorer's own, below
         drawn = element.evaluate(DRAW_WHOLE)
         cells = [(width, height) for colour, width, height in drawn["filled"] if colour in CELLS]
-        spans = [span for track in spec["tracks"] for span in spans_of(track)]
+        streams = element.evaluate("e => e.streams")
+        spans = [span for track in spec["tracks"] for span in spans_of(track, streams)]
         if drawn["pixels"] >= 1.5:
             actions = sum(parts for duration, parts in spans if duration > 0)  # no time, no cell
             assert len(cells) == drawn["cells"] == actions, f"timeline {number} of {opened.path}"

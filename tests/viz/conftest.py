@@ -17,9 +17,9 @@ def node():
     if shutil.which("node") is None:
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium checks the same")
 
-    def run(specs):
+    def run(specs, script="numbers.mjs"):
         lines = "\n".join(json.dumps(spec) for spec in specs) + "\n"
-        command = ["node", str(HERE / "numbers.mjs")]
+        command = ["node", str(HERE / script)]
         result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=60)
         return [json.loads(line) for line in result.stdout.splitlines()]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
 from dualpipe_lab.ep.overlap.order import Op, Order, Ticks, total
 from dualpipe_lab.timeline import COMMUNICATION, WORK, Span, Time, Timeline
+from dualpipe_lab.timeline.data import Source, Unit
 
 # the letters of pipeline schedules: F, I, W and the unsplit B
 _SPAN_KINDS = {"A_F": "F", "M_F": "F", "M_B": "I", "A_B": "I", "M_W": "W", "A_W": "W", "M_BW": "B", "A_BW": "B"}
@@ -51,9 +52,9 @@ class StreamSpans:
             now = span.end
         return found if self.makespan == now else [*found, ("end", self.makespan - now)]
 
-    def timeline(self, name: str, unit: str = "ticks") -> Timeline:
-        """Return a timeline of one rank with two streams, which plays; `unit`: "ticks", or "ns" for a run."""
-        return Timeline(name, [[*self.compute, *self.comm]], unit="ns" if unit == "ns" else "ticks")
+    def timeline(self, name: str, unit: Unit = "ticks", source: Source = "simulated") -> Timeline:
+        """Return a timeline of one rank with two streams, which plays; a run on the virtual clock is in "ns"."""
+        return Timeline(name, [[*self.compute, *self.comm]], source=source, unit=unit)
 
 
 def span_of(order: Order, op: Op, rank: int, start: Time, end: Time) -> Span:

@@ -26,7 +26,7 @@ export function heldNow({ times, counts }, time) {
 
 // [divisor, unit] of a track's memory, by its largest peak.
 export function memoryUnit(track) {
-  if (track.bytes == null) return [1, "live microbatches"];
+  if (track.bytes == null) return [1, "live activations"];
   const most = mostHeld(track);
   return BYTES.find(([divisor]) => most >= divisor) ?? BYTES.at(-1);
 }
@@ -52,7 +52,7 @@ export function drawBandScales(painter, layout, tracks, view) {
     const { bands } = layout.tracks[index];
     if (!bands) return;
     const [divisor, unit] = memoryUnit(track), most = mostHeld(track) / divisor;
-    painter.text(track.bytes == null ? unit : `live activations, ${unit}`, left, bands.top - 5, { size: 11, fill: theme.muted });
+    painter.text(track.bytes == null ? unit : `live activations in ${unit}`, left, bands.top - 5, { size: 11, fill: theme.muted });
     ranksOf(layout, track, view, index).forEach((rank, row) => {
       const top = bands.top + row * (bands.height + bands.gap), step = axisStep(most, bands.height / 18), lines = [];
       painter.rect(left, top, room, bands.height, theme.track);

@@ -16,7 +16,7 @@ export function drawRows(painter, layout, tracks) {
     for (let rank = 0; rank < track.numRanks; rank++) drawIdle(painter, layout, track, rowTop(layout, index, rank));
     if (isOverview(layout, track)) drawOverview(painter, layout, track, index);
     else cells += drawCells(painter, layout, track, index);
-    if (layout.showsLanes) drawLanes(painter, layout, track, index);
+    if (layout.showsLanes) cells += drawLanes(painter, layout, track, index);
     if (layout.row.strip) drawLive(painter, layout, track, index);
   });
   return cells;
@@ -42,30 +42,34 @@ function drawCells(painter, layout, track, index) {
 
 function drawLanes(painter, layout, track, index) {
   const { theme } = painter, { line } = layout.row, width = Math.min(xOf(layout, track.makespan) - layout.left, layout.room);
+  let count = 0;
   lanesOf(track).forEach(({ ranks }, number) => {
     const { y, height } = layout.tracks[index].lanes[number];
     ranks.forEach((lines, rank) => {
       const top = rowTop(layout, index, rank) + y, labels = [];
       painter.rect(layout.left, top, width, height, theme.track);
-      lines.forEach((ids, at) => drawBars(painter, layout, track, ids, top + at * line, labels));
+      lines.forEach((ids, at) => (count += drawBars(painter, layout, track, ids, top + at * line, labels)));
       for (const [text, x, base, size, fill] of labels) painter.text(text, x, base, { size, fill, align: "center" });
     });
   });
+  return isOverview(layout, track) ? 0 : count;
 }
 
 // The bars of one line; neighbours within a pixel are drawn as one.
 function drawBars(painter, layout, track, ids, top, labels) {
   const { line } = layout.row, right = layout.left + layout.room, inset = line > 8 ? 1 : 0;
-  let drawn = -Infinity;
+  let drawn = -Infinity, count = 0;
   for (const id of ids) {
     const from = xOf(layout, startOf(track, id)), to = xOf(layout, endOf(track, id));
     if (to < layout.left || from > right || (to - drawn < 0.7 && to - from < 0.7)) continue;
     const width = Math.max(to - from - (to - from > 4 ? 1 : 0), 0.7), [fill, ink] = colourOfBar(track, id, layout.by);
     painter.rect(from, top + inset, width, line - 2 * inset, fill);
     drawn = from + width;
+    count++;
     const text = isMessage(track, id) ? messageOf(track, id).label : track.labels[id];
     if (text && line >= 12) word(labels, text, from + width / 2, top, width, line, ink);
   }
+  return count;
 }
 
 // Draw one span; its letters are collected in `labels`.  Returns the number of actions drawn.
@@ -107,7 +111,7 @@ function drawWord(painter, layout, track, span, x, y, width, height, labels) {
 }
 
 // The word, or what is left of it where it is too long: its number below it, then without its number (D_F3, D_F) or, for
-// what a message carries, without its stage (2F7, F7).
+// what a message carries, without its stage (2F7, F7); the letter in front remains in the end.
 function word(labels, text, x, y, width, height, ink) {
   const isLow = height < 16, middle = y + height / 2;
   if (height < 11) return;
@@ -122,6 +126,7 @@ function word(labels, text, x, y, width, height, ink) {
   else {
     const short = /^\d+[FBIW]\d+$/.test(text) ? text.replace(/^\d+/, "") : head;
     if (fits(short, 9)) labels.push([short, x, middle + 3, 9, ink]);
+    else if (short.length > 2 && width >= 8) labels.push([short[0], x, middle + 3.5, 10, ink]);
   }
 }
 

@@ -31,7 +31,7 @@ export function layoutOf(tracks, width, zoom, scroll, view = {}) {
   const room = Math.max(width - left - right, 60);
   const hasNames = tracks.some((track) => track.hasNames);
   const readable = ((hasNames ? NAME : LABEL) * makespan) / shortest;
-  const isNarrow = ((hasNames ? NAME - 4 : LEAST) * makespan) / shortest > room;
+  const isNarrow = ((hasNames ? NAME / 2 : LEAST) * makespan) / shortest > room;
   const start = isNarrow && readable <= STRETCH * room ? readable : room;
   const plot = Math.max(room, start * zoom);
   const layout = { width, left, right, room, plot, makespan, row, isWide, scroll, perTime: plot / makespan, tracks: [],

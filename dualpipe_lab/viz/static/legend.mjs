@@ -31,10 +31,10 @@ function coloursBy(tracks, by) {
 
 function kindsOf(tracks) {
   const entries = [], chip = (kind) => `background:${CELLS[kind][0]};color:${CELLS[kind][1]}`;
-  KINDS.forEach((kind, code) => {
-    if (tracks.some((track) => track.kind.includes(code))) entries.push([kind, NAMES[code], chip(kind)]);
-  });
   const words = new Set(tracks.flatMap((track) => [...track.words.values()]).filter((word) => word !== "wait"));
+  KINDS.forEach((kind, code) => {
+    if (words.delete(kind) || tracks.some((track) => track.kind.includes(code))) entries.push([kind, NAMES[code], chip(kind)]);
+  });
   for (const word of words) entries.push(["", word, chip(word in CELLS ? word : "other")]);
   return entries;
 }
