@@ -25,7 +25,7 @@ SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (1, 8, 16)}
 COSTS = {"F": (1, 4), "I": (1, 4), "W": (1, 4), "latency": (0, 4)}
 STARTS = {"num_ranks": 4, "num_microbatches": 8, "F": 1, "I": 1, "W": 1, "B": 2, "num_virtual_stages": 2}
 ACCEPTED = "The validator accepts the program: every gradient is computed once, and no rank waits forever."
-_COST_NAMES = tuple(signature(Cost).parameters)
+COST_NAMES = tuple(signature(Cost).parameters)
 
 
 class Outcome(NamedTuple):
@@ -53,8 +53,8 @@ def schedule_outcome(
     ('33 ticks', '33 ticks')
     """
     one = variant(schedule)
-    one = one.with_options({name: value for name, value in rest.items() if name not in _COST_NAMES and one.has(name)})
-    cost = Cost(**{name: value for name, value in rest.items() if name in _COST_NAMES})
+    one = one.with_options({name: value for name, value in rest.items() if name not in COST_NAMES and one.has(name)})
+    cost = Cost(**{name: value for name, value in rest.items() if name in COST_NAMES})
     program = one.build(num_ranks, num_microbatches)
     cost = stage_cost(program, cost) if per_rank else cost
     timeline = simulate(validate(program), cost)

@@ -80,7 +80,7 @@ class Play:
             "rows": rows,
             "beside": self.outcome.beside,
             **told,
-            "costs": any(name in pipeline.COSTS for name in names),
+            "costs": any(name in pipeline.COST_NAMES for name in names),
         }
 
     @property

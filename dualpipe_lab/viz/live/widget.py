@@ -78,7 +78,7 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no
 
 def _input(control: Control) -> Any:
     """Return the ipywidget of a control."""
-    style = {"description_width": "9.5em"}
+    style = {"description_width": "min(11em, 45%)"}
     about: dict[str, Any] = {"description": control.name, "style": style, "layout": {"width": "auto"}}
     if isinstance(control, Slider):
         return ipywidgets.IntSlider(control.start, control.low, control.high, **about)
@@ -90,7 +90,7 @@ def _input(control: Control) -> Any:
 
 
 def _text(control: Text, about: dict[str, Any]) -> Any:
-    about |= {"layout": {"width": "auto", "grid_area": "auto / 1 / auto / -1"}, "style": {"description_width": "4em"}}
+    about |= {"layout": {"width": "auto", "grid_area": "auto / 1 / auto / -1"}, "style": {"description_width": "6em"}}
     if "\n" in control.start:
         return ipywidgets.Textarea(control.start, rows=1 + control.start.count("\n"), **about)
     return ipywidgets.Text(control.start, **about)

@@ -26,7 +26,10 @@ export class Drawing extends HTMLElement {
   observe(box) {
     this.box = box;
     this.unwatch?.();
-    this.unwatch = watchTheme(() => this.later());
+    this.unwatch = watchTheme(() => {
+      this.later();
+      setTimeout(() => this.later(), 500); // JupyterLab hides everything while it changes its theme
+    });
     this.resizer?.disconnect();
     this.resizer = new ResizeObserver(() => this.later());
     this.resizer.observe(box);
