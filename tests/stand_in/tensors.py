@@ -6,6 +6,7 @@ every operation below them, also those of a backward: it marks results and refus
 """
 
 import sys
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -75,7 +76,15 @@ class Operations(TorchDispatchMode):
     def __init__(self, device, suite):
         super().__init__()
         self.device, self.suite = device, suite
-        self.depth = 0  # of functions of torch that have been given tensors of the device
+        self.makes_on_device = False  # what torch itself makes inside a call on tensors of the device
+
+    @contextmanager
+    def inside(self, on_device):
+        before, self.makes_on_device = self.makes_on_device, on_device
+        try:
+            yield
+        finally:
+            self.makes_on_device = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -88,8 +97,7 @@ class Operations(TorchDispatchMode):
         if on_device:
             self.check(func, args, kwargs, given, on_device)
         result = func(*args, **kwargs)
-        is_made_inside = self.depth > 0 and not given  # as the mask that attention makes for itself
-        if (on_device or is_made_inside) and func not in CROSSES:
+        if (on_device and func not in CROSSES) or (self.makes_on_device and not given):
             for tensor in tensors_in(result):
                 mark(tensor)
         return result
@@ -111,9 +119,9 @@ class Operations(TorchDispatchMode):
 class Functions(TorchFunctionMode):
     """The functions of Python that name a device."""
 
-    def __init__(self, device, suite, operations):
+    def __init__(self, operations):
         super().__init__()
-        self.device, self.suite, self.operations = device, suite, operations
+        self.operations, self.device, self.suite = operations, operations.device, operations.suite
         self.constructors = _device_constructors()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -132,14 +140,10 @@ class Functions(TorchFunctionMode):
         if func is torch.Tensor.__deepcopy__ or (func is torch.Tensor.new_tensor and kwargs.get("device") is None):
             return mark(func(*args, **kwargs), is_on_device(args[0]))
         if kwargs.get("device") is not None or func in self.constructors:
-            return self.construct(func, args, kwargs)
-        if not any(map(is_on_device, tensors_in(args, kwargs))):
+            with self.operations.inside(False):
+                return self.construct(func, args, kwargs)
+        with self.operations.inside(any(map(is_on_device, tensors_in(args, kwargs)))):
             return func(*args, **kwargs)
-        self.operations.depth += 1
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.operations.depth -= 1
 
     def construct(self, func, args, kwargs):
         """Run a function that makes a tensor on the device that it names, or on the default one."""
@@ -224,8 +228,8 @@ def enter(local_rank, suite):
     """Look at every operation of this process from now on; what a test handed to its ranks is on the device."""
     device = torch.device("cuda", local_rank)
     operations = Operations(device, suite)
+    functions = Functions(operations)
     operations.__enter__()
-    functions = Functions(device, suite, operations)
     functions.__enter__()
     _watch_backward(functions)
     if suite:
@@ -237,16 +241,9 @@ def _watch_backward(functions):
     run = torch.autograd._engine_run_backward
 
     def run_watched(*args, **kwargs):
-        depth, functions.operations.depth = functions.operations.depth, 0
-        try:
-            return run_inside(*args, **kwargs)
-        finally:
-            functions.operations.depth = depth
-
-    def run_inside(*args, **kwargs):
-        if torch.overrides._get_current_function_mode() is functions:
-            return run(*args, **kwargs)
-        with functions:
+        active = torch.overrides._get_current_function_mode() is functions
+        on_device = any(map(is_on_device, tensors_in(args)))
+        with functions.operations.inside(on_device), nullcontext() if active else functions:
             return run(*args, **kwargs)
 
     torch.autograd._engine_run_backward = run_watched
