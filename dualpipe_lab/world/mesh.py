@@ -45,8 +45,9 @@ class Mesh(RankCoordinates):
                     self._groups[mine] = group
         return self._groups[mine]
 
-    def device_mesh(self, device: str = "cpu") -> DeviceMesh:
-        """Torch's `DeviceMesh` of the same grid and process groups."""
+    def device_mesh(self, device: str | None = None) -> DeviceMesh:
+        """Torch's `DeviceMesh` of the same grid and process groups, for tensors of the rank's kind of device."""
+        device = device or rank_context().device.type
         grid = torch.arange(self.topology.world_size).view(self.topology.sizes)
         groups = [self.group(axis) for axis in self.topology.names]
         if len(groups) == 1:
