@@ -1,6 +1,10 @@
 """Exercises of "Ring attention": pairs and bytes, a ring forward and backward, a layout of one's own, two bugs.
 
 Chapter: book/cp/ring-attention.  Numbers are judged against the formula, bytes by the ledger, overlap by model time.
+The puzzle shards a packed sequence over the ranks of a ring:
+  a query sees     the keys of its own document, up to itself
+  a step           rank r has the block of rank r - i; it lasts as long as its busiest rank
+  bound            all visible pairs over the ranks, rounded up
 """
 
 from collections.abc import Callable

@@ -1,6 +1,11 @@
 """Exercises of "Topology": a rank's neighbours, groups of several axes, a grid for slow links, a sum along an axis.
 
 Chapter: book/dp/topology.  Groups are compared with `Topology`, sums on real ranks with powers of two.
+The puzzle asks what crosses the nodes in a step, in activations of one microbatch, for L layers of 12 activations' size
+and m = 64 / N microbatches on 64 ranks:
+  tp   a ring, 8 (L/p) m (t-1)/t from each rank to the next     four all-reduces per layer and microbatch
+  dp   a ring, 2 (N-1)/N * 12 L/(p t)                           the gradients once per step
+  pp   a line, 2 m between neighbours                           an activation one way, its gradient the other
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,8 @@
 """Exercises of "1F1B basic": times and bytes of the serial order, a layer's way back, a router's gradient.
 
 Chapter: book/ep/one-f-one-b-basic.  Gradients are judged against autograd on one process.
+One expert per rank, every token at one expert, experts taken in turn: x_M = x + tanh(x W_A^T), w_M = sigmoid(x_M w_R),
+y_M = tanh(x_M W_M^T), y = x_M + w_M y_M.
 """
 
 from collections.abc import Callable

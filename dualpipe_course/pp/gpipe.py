@@ -4,16 +4,26 @@ Chapter: book/pp/gpipe.  Programs are judged by the validator and the simulator,
 float64, live activations by what autograd really keeps.
 """
 
+import gc
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, check_limit, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
-from dualpipe_course.pp import gpipe_step, gradients
+from dualpipe_course.pp import gradients
+from dualpipe_course.pp.gradients import ROWS, WIDTH
 from dualpipe_course.pp.loops import only_whole_backwards
 from dualpipe_course.pp.programs import check_rows, parse
+from dualpipe_course.start.ranks import MS, SENDS, all_waited_for, check_messages_only
+from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
 from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.world.launcher import Results
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 NUMBERS = ("makespan", "bubble per rank", "peak of live activations")
 EXPECTED = (60, 24, 6)
@@ -25,6 +35,16 @@ _MISTAKES = {
     66: "only the first activation and the last gradient make anyone wait longer, once per boundary",
     36: "this is one rank's work; the first and the last microbatch also pass the other stages",
 }
+CHECKPOINT = "torch.utils.checkpoint:checkpoint"
+IN_WORK = 3  # tensors of one microbatch that may be alive when its stage starts: x, and the last y and gradient
+_SAVED = (
+    "on rank {rank} autograd keeps {found} tensors at once, one microbatch needs {most} at most; run the forwards "
+    "under torch.no_grad() and keep only the stage's input"
+)
+_HELD = (
+    f"rank {{rank}} holds {{found}} tensor(s) of {ROWS} x {WIDTH} too many; until its backward a microbatch needs its "
+    "input and nothing else, no output and no hidden layer"
+)
 
 
 def hint(exercise: int | None = None) -> None:
@@ -98,7 +118,7 @@ def recompute_step(fn: Callable[..., Any]) -> str:
     """Run one GPipe step that keeps one input per microbatch and recomputes the rest."""
     needs_function(fn)
     for world_size, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 8), (3, 2)):
-        gpipe_step.check_step(fn, world_size, num_microbatches)
+        _check_step(fn, world_size, num_microbatches)
     return "gradients equal one process, one microbatch's activations live, 2 (p - 1) m messages"
 
 
@@ -169,3 +189,129 @@ def _smaller(rows: tuple[int, ...]) -> Any:
             yield rows[:place] + rows[place + 1 :]
         if number > 1:
             yield (*rows[:place], number - 1, *rows[place + 1 :])
+
+
+def _check_step(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -> None:
+    """Raise `Wrong` unless a step gives the gradients of one process, in GPipe's order, time, memory and messages."""
+    best = 4 * (num_microbatches + num_ranks - 1)
+    words = (
+        "the step takes {found:g} ticks, GPipe's takes {most} (F 1, F again 1, B 2): some rank could work on a "
+        "microbatch that is there, and still waits for others"
+    )
+    case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es)"
+    results = compare_on_ranks(
+        _step,
+        num_ranks,
+        Without(fn, CHECKPOINT),
+        num_microbatches,
+        case=case,
+        beside=lambda: gradients.beside(num_ranks, num_microbatches),
+        why=lambda off: gradients.in_words(off, num_microbatches),
+        clock="virtual",
+    )
+    one = [found.costs["saved by one"] for found in results]
+    for limit in (
+        Limit("saved", one, _SAVED, scope="each"),
+        Limit("excess", 0, _HELD, scope="each"),
+        Limit("ticks", best, words, scope="largest", shows=True),
+    ):
+        check_limit(results, limit, case)
+    _check_messages(results, num_ranks, num_microbatches, case)
+
+
+def _other_order(order: list[int], num_microbatches: int, is_last: bool) -> str:
+    each = list(range(num_microbatches))
+    if order == each + each or (is_last and order == each):
+        return ""
+    if len(order) != 2 * num_microbatches:
+        return (
+            f"ran its stage {len(order)} times, expected {2 * num_microbatches}: once in the forward, and again in the "
+            "backward"
+        )
+    return f"ran its stage on microbatches {order}, expected {each + each}: all forwards, then the same"
+
+
+def _check_messages(results: Results, num_ranks: int, num_microbatches: int, case: str) -> None:
+    check_messages_only(results, case)
+    size = ROWS * WIDTH * 8
+    for rank in range(num_ranks):
+        neighbours = (rank > 0) + (rank < num_ranks - 1)
+        sent = sum(results.ledger.sent(name, rank) for name in SENDS)
+        if sent != neighbours * num_microbatches * size:
+            raise Wrong(
+                f"{case}: rank {rank} sent {sent} bytes, expected {neighbours * num_microbatches * size}: "
+                f"per microbatch and neighbour one message of {ROWS} x {WIDTH} float64"
+            )
+
+
+class _Watch:
+    """Notes on which microbatch a stage starts, and what is held at that moment."""
+
+    def __init__(self, rank: int, num_microbatches: int, inputs: list["Tensor"]) -> None:
+        import torch
+
+        self.order: list[int] = []
+        self.excess, self._before, self._number = 0, 0, num_microbatches
+        with torch.no_grad():
+            for below in range(rank):
+                inputs = [gradients.make_stage(below)(x) for x in inputs]
+        self._inputs = [x.clone() for x in inputs]
+
+    def begin(self) -> None:
+        """Everything that is alive now is the check's own."""
+        from dualpipe_course.pp.saved import held
+
+        held()
+        gc.freeze()  # what is there already need not be looked through at every start
+        self._before = held()
+
+    def number_of(self, x: "Tensor") -> int | None:
+        """The microbatch whose input this is."""
+        import torch
+
+        same = (m for m, known in enumerate(self._inputs) if x.shape == known.shape and torch.allclose(x, known))
+        return next(same, None)
+
+    def starts(self, module: Any, args: tuple["Tensor", ...]) -> None:
+        """Called by the stage before each forward."""
+        from dualpipe_course.pp.saved import held
+        from dualpipe_lab.world.context import rank_context
+
+        number = self.number_of(args[0])
+        self.order.append(-1 if number is None else number)
+        needed = self._number + len(rank_context().in_flight) + IN_WORK
+        if any(grad != [gradients.OLD] * len(grad) for grad in gradients.grads_of(module)):
+            # a backward has been: the inputs may carry their gradients, and the last weights' may have a name
+            needed += len(self.order) + sum(p.numel() for p in module.parameters()) // (ROWS * WIDTH) + 1
+        self.excess = max(self.excess, (held() - self._before) // (ROWS * WIDTH) - needed)
+
+
+def _step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
+    import torch
+    from torch import nn
+
+    from dualpipe_course.pp.saved import Saved
+    from dualpipe_course.pp.timed import Timed
+    from dualpipe_lab.world.context import rank_context
+
+    stage, inputs, targets = gradients.make_stage(rank), *gradients.make_batch([ROWS] * num_microbatches)
+    probe = Saved()
+    with probe:
+        kept = nn.functional.mse_loss(stage(inputs[0].clone().requires_grad_()), targets[0])
+        one = probe.peak + 1  # the division of the loss may keep one more
+        del kept
+    watch, timed = _Watch(rank, num_microbatches, inputs), Timed(stage, forward_ms=1, backward_ms=2)
+    timed.register_forward_pre_hook(watch.starts)
+    saved = Saved(free=lambda x: x.numel() <= 1 or watch.number_of(x) is not None)  # the inputs are to be kept
+    gradients.leave_gradients(stage)
+    torch.manual_seed(100 + rank)
+    like = torch.empty(ROWS, WIDTH, dtype=torch.float64)
+    first, last = rank == 0, rank == world_size - 1
+    watch.begin()
+    with saved:
+        fn(rank, world_size, timed, inputs if first else None, targets if last else None, num_microbatches, like)
+    all_waited_for()
+    ticks = rank_context().clock.now() / MS
+    costs = {"saved": saved.peak, "saved by one": one, "excess": watch.excess, "ticks": ticks}
+    changed = _other_order(watch.order, num_microbatches, last)
+    return gradients.found_in(stage)._replace(costs=costs, changed=changed)

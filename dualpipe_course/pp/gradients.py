@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from dualpipe_course.comparison import Found, Numbers, Off, Values, on_one_process
 from dualpipe_course.differences import TOLERANCE, apart, difference
-from dualpipe_course.exercise import Wrong
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import on_ranks
 
@@ -33,22 +33,32 @@ def without_runtime(fn: Callable[..., Any]) -> Without:
     return Without(fn, "dualpipe_lab.pp.runtime:PipelineRuntime")
 
 
-def check_gradients(results: Sequence[list[list[float]]], num_ranks: int, case: str, num_microbatches: int = 1) -> None:
-    """Raise `Wrong` unless the gradients of each rank's stage are those of one process."""
-    expected = on_ranks(reference, 1, num_ranks, num_microbatches, case="the reference")[0]
-    for rank, found in enumerate(results):
-        _compare(found, expected[rank], f"{case}: rank {rank}", num_microbatches)
+def found_in(module: "nn.Module") -> Found:
+    """On a rank: what a step has added to the gradients of `leave_gradients`."""
+    added = added_to(module)
+    lacks = sum(not part for part in added)
+    flat = [value for part in added for value in part]
+    refused = f"{lacks} of its parameters have no gradient" if lacks else ""
+    return Found({"gradients": Numbers((len(flat),), flat)}, refused=refused)
+
+
+def beside(num_ranks: int, num_microbatches: int = 1) -> list[Values]:
+    """The gradients of each rank's stage, from one process."""
+    stages = on_one_process(reference, num_ranks, num_microbatches)
+    flat = [[value for part in grads for value in part] for grads in stages]
+    return [{"gradients": Numbers((len(values),), values)} for values in flat]
+
+
+def in_words(off: Off, num_microbatches: int = 1) -> str:
+    """How the gradients of a stage differ from those of one process."""
+    assert off.found is not None
+    return _difference([off.found.flat], [off.expected.flat], num_microbatches) or f"its gradients {off.difference}"
 
 
 def accumulate_reports(fn: Callable[..., Any], cases: Sequence[tuple[int, ...]]) -> list[str]:
     """Per case of microbatch sizes, what is wrong with `fn(model, loss_fn, inputs, targets)`, or an empty string."""
     reports: list[str] = on_ranks(_accumulate, 1, fn, list(cases), case="accumulating on one process")[0]
     return reports
-
-
-def _compare(found: list[list[float]], expected: list[list[float]], where: str, num_microbatches: int) -> None:
-    if (problem := _difference(found, expected, num_microbatches)) is not None:
-        raise Wrong(f"{where}: {problem}")
 
 
 def _difference(found: list[list[float]], expected: list[list[float]], num_microbatches: int) -> str | None:

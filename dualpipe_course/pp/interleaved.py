@@ -4,15 +4,15 @@ Chapter: book/pp/interleaved.  Programs are judged by the validator and the simu
 messages that take time, and what each rank holds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.pp import gradients
 from dualpipe_course.pp.loops import check_flush, check_loop
-from dualpipe_course.pp.sizes import try_sizes
-from dualpipe_course.trial import needs_ints, partial_score
+from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.ranking import Score, score
 from dualpipe_lab.pp.schedules.interleaved import interleaved
@@ -29,6 +29,7 @@ UNITS = ("rank(s)", "microbatch(es)", "stage(s) per rank")
 # of the puzzle: 4 ranks, 24 microbatches, 12 layers per rank
 RANKS, MICROBATCHES, LAYERS, ROOM, TICKS, SLOWEST = 4, 24, 12, 8, 1788, 1968
 COST = Cost(F=24, I=24, W=24, latency=4)  # of a rank's whole share
+Size = tuple[int, ...]
 
 
 def hint(exercise: int | None = None) -> None:
@@ -85,7 +86,7 @@ def numbers(answer: object) -> str:
 def program(fn: Callable[..., Any]) -> str:
     """Write the interleaved order for any number of ranks, microbatches and stages per rank."""
     sizes = [(p, m, v) for p in range(1, 5) for m in range(1, 10) for v in (1, 2, 3)]
-    number = try_sizes(fn, [*sizes, (4, 13, 2), (8, 20, 2), (8, 5, 3)], UNITS, check_loop)
+    number = _try_sizes(fn, [*sizes, (4, 13, 2), (8, 20, 2), (8, 5, 3)], UNITS, check_loop)
     return f"{number} sizes: valid, no tick too many with free links and with slow ones, no activation too many"
 
 
@@ -140,7 +141,7 @@ def choice(num_virtual_stages: object, round_size: object) -> str:
 def warmup(fn: Callable[..., Any]) -> str:
     """Repair `one_f_one_b_rows(num_ranks, num_microbatches)`, which holds up to 2p - 1 activations instead of p."""
     sizes = [(p, m) for p in range(1, 6) for m in range(1, 9)]
-    number = try_sizes(fn, [*sizes, (8, 20)], UNITS[:2], check_flush)
+    number = _try_sizes(fn, [*sizes, (8, 20)], UNITS[:2], check_flush)
     return f"{number} sizes: as quick as before, and rank r holds at most p - r activations"
 
 
@@ -151,3 +152,22 @@ def _score(v: int, size: int) -> Score:
 
 def _decimal(value: Time) -> str:
     return f"{float(value):.4g}"
+
+
+def _try_sizes(fn: Callable[..., Any], sizes: Sequence[Size], units: Sequence[str], check: Callable[..., None]) -> int:
+    """Call the learner's builder on every size without the library's; `check(answer, *size)` raises `Wrong`.
+
+    The smallest size that fails is named.  Returns how many there were.
+    """
+    needs_function(fn)
+    sizes = sorted(sizes, key=lambda size: (sum(size), size))
+    results = call_each(gradients.without_library(fn), sizes)
+    for size, (fine, value) in zip(sizes, results, strict=True):
+        case = ", ".join(f"{number} {unit}" for number, unit in zip(size, units, strict=True))
+        if not fine:
+            raise Wrong(ended(case, value))
+        try:
+            check(value, *size)
+        except Wrong as wrong:
+            raise Wrong(f"{case}: {wrong.message}", picture=wrong.picture) from None
+    return len(sizes)

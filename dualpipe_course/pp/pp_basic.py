@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, check_found
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.pp import gradients
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
@@ -112,10 +113,10 @@ def filled(fn: Callable[..., Any]) -> str:
     for num_ranks in (1, 2, 3):
         case = f"{num_ranks} rank(s)"
         results = on_ranks(_one_batch, num_ranks, fn, case=case)
-        for rank, (weight, bias, *_) in enumerate(results):
-            if any(bias) and not any(weight):
+        for rank, found in enumerate(results):
+            if found.costs["worked on zeros"]:
                 raise Wrong(f"{case}: rank {rank} worked on zeros: its bias has a gradient, its first weight has none")
-        gradients.check_gradients(results, num_ranks, case)
+        check_found(results, case, lambda number=num_ranks: gradients.beside(number), gradients.in_words)
         check_messages_only(results, case)
         messages = sum(results.ledger.count(name) for name in SENDS)
         if messages != 2 * (num_ranks - 1):
@@ -165,7 +166,7 @@ def _relay(rank: int, world_size: int, send: Callable[..., Any], recv: Callable[
     return f"got another element {place}: {ours!r} instead of {theirs!r}"
 
 
-def _one_batch(rank: int, world_size: int, fn: Callable[..., Any]) -> list[list[float]]:
+def _one_batch(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     import torch
 
     stage, (inputs, targets) = gradients.make_stage(rank), gradients.make_batch([gradients.ROWS])
@@ -174,4 +175,5 @@ def _one_batch(rank: int, world_size: int, fn: Callable[..., Any]) -> list[list[
     gradients.leave_gradients(stage)
     fn(rank, world_size, stage, x, target, torch.empty_like(inputs[0]))
     all_waited_for()
-    return gradients.added_to(stage)
+    weight, bias, *_ = gradients.added_to(stage)
+    return gradients.found_in(stage)._replace(costs={"worked on zeros": any(bias) and not any(weight)})
