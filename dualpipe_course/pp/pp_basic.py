@@ -4,6 +4,7 @@ Chapter: book/pp/pp-basic.  Bytes and messages come from the ledger, gradients a
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
@@ -116,7 +117,7 @@ def filled(fn: Callable[..., Any]) -> str:
         for rank, found in enumerate(results):
             if found.costs["worked on zeros"]:
                 raise Wrong(f"{case}: rank {rank} worked on zeros: its bias has a gradient, its first weight has none")
-        check_found(results, case, lambda number=num_ranks: gradients.beside(number), gradients.in_words)
+        check_found(results, case, partial(gradients.beside, num_ranks), gradients.in_words)
         check_messages_only(results, case)
         messages = sum(results.ledger.count(name) for name in SENDS)
         if messages != 2 * (num_ranks - 1):
