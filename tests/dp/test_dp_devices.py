@@ -16,6 +16,8 @@ from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 
+pytestmark = pytest.mark.on_gloo("each launch names its back end")
+
 
 @pytest.fixture(autouse=True)
 def on_stand_in(monkeypatch):

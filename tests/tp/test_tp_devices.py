@@ -16,6 +16,8 @@ from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import full_state_dict
 
+pytestmark = pytest.mark.on_gloo("each launch names its back end")
+
 
 @pytest.fixture(autouse=True)
 def on_stand_in(monkeypatch):
