@@ -4,6 +4,7 @@ VENV ?= .venv
 PORT ?= 8000
 PYTEST_ARGS ?=
 WORKERS ?= 2
+STAND_IN ?= all
 PAGES ?= 1
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -14,10 +15,10 @@ NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-saniti
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help new-chapter book test test-all lab serve exercises grade lint format bench pairs lock release clean
+.PHONY: help new-chapter book test test-stand-in test-all lab serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PAGES=1  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its lock exactly when the environment has to be renewed.
@@ -44,6 +45,10 @@ test: $(INSTALLED_DEV) ## run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(NBVAL) solutions
+
+test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one per file)
+	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --stand-in=$(STAND_IN) $(PYTEST_ARGS) $(addprefix tests/,dp tp cp pp ep)
 
 test-all: $(INSTALLED) ## book and tests on each of Python 3.11, 3.12 and 3.13 that is found, and the container's image
 	@$(BIN)/python tools/test_all.py

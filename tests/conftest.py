@@ -16,7 +16,13 @@ hypothesis.settings.load_profile("course")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--stand-in", action="store_true", help="run launches through the stand-in for NCCL")
+    parser.addoption(
+        "--stand-in",
+        choices=("all", "drawn"),
+        nargs="?",
+        const="all",
+        help="run launches on the stand-in for NCCL: of all tests, or of the first in each file that launches",
+    )
 
 
 def pytest_configure(config):
@@ -26,10 +32,14 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--stand-in"):
+    if chosen := config.getoption("--stand-in"):
         for item in items:
             if found := item.get_closest_marker("on_gloo"):
                 item.add_marker(pytest.mark.skip(reason=found.args[0]))
+        if chosen == "drawn":
+            drawn = stand_in.draw(items)
+            config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+            items[:] = drawn
 
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -1,4 +1,4 @@
-"""Run `make book` and `make test` on every Python of the course that is on this machine; say which are not.
+"""Run book, tests and tests on the stand-in for NCCL on every Python of the course that is here; say which are not.
 
 Each Python gets a copy of the working tree and an environment from the lock, in FOLDER/<version>, by default
 _all/<version>; both are kept, so that a second run is quicker.  An image is built where docker or podman runs.
@@ -52,7 +52,7 @@ def run(version: str, python: str, folder: Path) -> bool:
     copy(folder)
     environment = os.environ | {"DUALPIPE_LAB_BUILD_IMAGE": "1"}
     environment.pop("PYTHONPATH", None)
-    for target in ("book", "test"):
+    for target in ("book", "test", "test-stand-in"):
         started = time.monotonic()
         print(f"==> Python {version}: make {target} in {folder}", flush=True)
         done = subprocess.run(["make", target, f"PYTHON={python}"], cwd=folder, env=environment, check=False)

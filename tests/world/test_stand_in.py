@@ -104,6 +104,7 @@ def test_what_nccl_refuses_is_refused():
         lambda d: dist.all_reduce(bits.to(d), dist.ReduceOp.AVG),
         lambda d: dist.all_reduce(torch.ones(2, device=d).to(torch.float8_e5m2)),
         lambda d: dist.recv(torch.ones(2, device=d)),
+        lambda d: dist.isend(torch.ones(2, device=d), 0, tag=3),
         lambda d: dist.all_reduce(torch.ones(2, dtype=torch.complex64, device=d)),
         lambda d: dist.all_reduce(torch.ones(2)),
     )
@@ -116,6 +117,7 @@ def test_what_nccl_refuses_is_refused():
         "TypeError: Cannot use ReduceOp.AVG with Bool",
         "TypeError: Unsupported Float8 type for NCCL reduction",
         "NotImplementedError: ProcessGroupNCCL does not support recvAnysource",
+        "ValueError: NCCL has no tags, got tag=3",
         "accepted",
         "accepted",  # tensors of the host travel over GLOO
     ]
