@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
-from dualpipe_course.differences import apart, close, difference
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
@@ -38,14 +39,7 @@ class Pair(NamedTuple):
     time: int
 
 
-class Loss(NamedTuple):
-    """What a rank found for a case, what one process finds, and the mean of the ranks' means."""
-
-    loss: float
-    gradient: list[list[float]]
-    expected: float
-    expected_gradient: list[list[float]]
-    mean_of_means: float
+_NO_LOGITS = "the ranks sent {found} bytes; the loss needs a sum and a count, and no logits"
 
 
 def hint(exercise: int | None = None) -> None:
@@ -142,12 +136,16 @@ def loss_of_a_sequence(fn: Callable[..., Any]) -> str:
     needs_function(fn)
     for case, counts in SEQUENCES:
         named = f"{case}, {' + '.join(map(str, counts))} labels that count"
-        results = on_ranks(_loss, len(counts), Without(fn, *LIBRARY), counts, case=named)
-        for rank, found in enumerate(results):
-            if (problem := _why(found, len(counts))) is not None:
-                raise Wrong(f"{named}, rank {rank}: {problem}")
-        if (sent := results.ledger.sent()) > 2 * (len(counts) - 1) * 4 * 8:
-            raise Wrong(f"{named}: the ranks sent {sent} bytes; the loss needs a sum and a count, and no logits")
+        compare_on_ranks(
+            _loss,
+            len(counts),
+            Without(fn, *LIBRARY),
+            counts,
+            case=named,
+            why=_loss_in_words,
+            limits=[Limit("bytes", 2 * (len(counts) - 1) * 4 * 8, _NO_LOGITS)],
+            at=", rank {rank}: ",
+        )
     return f"loss and gradient equal one process for {len(SEQUENCES)} ways to spread the labels"
 
 
@@ -214,7 +212,7 @@ def _sequence(counts: tuple[int, ...]) -> "tuple[Tensor, Tensor]":
     return logits, labels
 
 
-def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int, ...]) -> Loss:
+def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int, ...]) -> Found:
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -226,34 +224,29 @@ def _loss(rank: int, world_size: int, fn: Callable[..., Any], counts: tuple[int,
     expected.backward()
     assert leaf.grad is not None
     means = [
-        float(cross_entropy(part, wanted, ignore_index=IGNORED))
+        cross_entropy(part, wanted, ignore_index=IGNORED)
         for part, wanted in zip(logits.split(4), labels.split(4), strict=True)
     ]
-    return Loss(
-        float(torch.as_tensor(loss)),
-        gradient.tolist(),
-        float(expected.detach()),
-        leaf.grad[own].tolist(),
-        sum(means) / len(means),
+    return Found(
+        {"loss": Numbers.of(torch.as_tensor(loss).flatten()), "gradient": Numbers.of(gradient)},
+        {"loss": Numbers.of(expected.flatten()), "gradient": Numbers.of(leaf.grad[own])},
+        {"loss": {"that is the mean of the ranks' means": Numbers.of(torch.stack(means).mean().flatten())}},
     )
 
 
-def _why(found: Loss, num_ranks: int) -> str | None:
-    if not close([found.loss], [found.expected]):
-        if found.loss != found.loss:
-            return f"the loss is not a number, expected {found.expected:.6g}: a mean over nothing is 0 / 0"
-        slip = "; that is the mean of the ranks' means" if abs(found.loss - found.mean_of_means) < 1e-9 else ""
-        return f"the loss {apart(found.loss, found.expected)}{slip}"
-    ours = [value for row in found.gradient for value in row]
-    theirs = [value for row in found.expected_gradient for value in row]
-    if len(ours) != len(theirs):
-        return f"the gradient has {len(ours)} numbers, expected {len(theirs)}"
-    if (off := difference(ours, theirs)) is None:
-        return None
-    if not any(theirs):
+def _loss_in_words(off: Off) -> str:
+    assert off.found is not None, "return tensors"
+    if off.has_other_shape or off.difference is None:
+        return f"the {off.name} has {len(off.found.flat)} numbers, expected {len(off.expected.flat)}"
+    ours, theirs = off.found.flat[off.place], off.expected.flat[off.place]
+    if off.name == "loss":
+        if ours != ours:
+            return f"the loss is not a number, expected {theirs:.6g}: a mean over nothing is 0 / 0"
+        return f"the loss {apart(ours, theirs)}" + f"; {off.slip}" * bool(off.slip)
+    if not any(off.expected.flat):
         return "the loss is right, and there is a gradient where no label counts"
     if off.ratio is not None:
+        num_ranks = len(off.by_rank)
         known = ", the number of ranks" if num_ranks > 1 and abs(off.ratio - num_ranks) < 1e-9 else ""
         return f"the loss is right, the gradient is {off.ratio:.4g} times that of one process{known}"
-    both = apart(ours[off.place], theirs[off.place], off.allowed)
-    return f"the loss is right, number {off.place} of the gradient {both}"
+    return f"the loss is right, number {off.place} of the gradient {apart(ours, theirs, off.difference.allowed)}"
