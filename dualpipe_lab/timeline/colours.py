@@ -22,6 +22,7 @@ PALETTE = {
     "W": ("#009e73", "#000", "W backward, weights"),
     "compute": ("#0072b2", "#fff", "compute"),
     "collective": ("#cc79a7", "#000", "collective"),
+    "message": ("#cc79a7", "#000", "message"),
     WAIT: ("none", "currentColor", "wait"),
 }
 OTHER = ("#f0e442", "#000", "other")
@@ -56,7 +57,7 @@ def colour_named(name: str) -> Colour:
     if found := _NUMBER.fullmatch(name):
         words = {"0": "direction 0", "1": "direction 1 (bar on top)"}[found[2]] if found[1] == "direction" else name
         return Colour(*NUMBERED[int(found[2]) % len(NUMBERED)], words)
-    return Colour(*PALETTE.get(name, (*OTHER[:2], "message" if name == "message" else OTHER[2])))
+    return Colour(*PALETTE.get(name, OTHER))
 
 
 def check_colour_by(by: str) -> ColourBy:
@@ -105,7 +106,7 @@ class Colouring:
         ):
             return name
         carried = _CARRIED.fullmatch(span.label) if span.kind == "message" else None
-        return carried[1] if carried else "collective" if span.kind == "message" else span.kind
+        return carried[1] if carried else span.kind
 
     def names(self, timeline: TimelineData) -> Iterator[str]:
         """Yield the names of all colours in use, in the order of the legend."""

@@ -17,7 +17,7 @@ Lines: TypeAlias = list[list[Span]]  # lines of one stream; spans of one line do
 
 MOST_LINES = 4  # of one stream; more that overlap share the last ones
 MESSAGE = "message"
-_ACTION = re.compile(r"(\d+)[FBIW](\d+)")
+ACTION = re.compile(r"(\d+)[FBIW](\d+)")
 _START = attrgetter("start")
 
 
@@ -30,7 +30,7 @@ def message_spans(messages: Iterable[Message], num_ranks: int) -> list[list[Span
     rows: list[list[Span]] = [[] for _ in range(num_ranks)]
     for message in messages:
         start = message.sent if message.left is None else message.left
-        action = _ACTION.fullmatch(message.label)
+        action = ACTION.fullmatch(message.label)
         stage, microbatch = map(int, action.groups()) if action else (None, None)
         if message.arrived > start:
             place = message.src, start, message.arrived, MESSAGE, stage, microbatch

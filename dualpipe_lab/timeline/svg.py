@@ -96,7 +96,9 @@ def _frame(timeline: TimelineData, width: int, num_lines: dict[str, int]) -> Geo
 
 
 def _label_width(span: Span) -> float:
-    return max((len(text_of(span, action, None)) for action in span.actions), default=len(span.label) or 1) * LETTER + 4
+    return max((len(text_of(span, action, None)) for action in span.actions), default=len(span.label) or 1) * LETTER + (
+        8 if span.extra_label else 4
+    )
 
 
 def _description(timeline: TimelineData) -> str:
@@ -153,8 +155,8 @@ def _lane_names(num_ranks: int, frame: Geometry) -> Iterator[str]:
 def _legend(timeline: TimelineData, frame: Geometry, colouring: Colouring | None, messages: bool) -> Iterator[str]:
     is_cells = colouring is not None
     names = list(dict.fromkeys((colouring or Colouring(timeline)).names(timeline)))
-    if is_cells and messages and "collective" not in names and any(not m.label for m in timeline.messages):
-        names.append("collective")
+    if is_cells and messages and any(not streams.ACTION.fullmatch(message.label) for message in timeline.messages):
+        names.append("message")
     x, y = float(LEFT), frame.height - 12
     for name in names[:_MOST_WORDS]:
         word = colour_named(name).words

@@ -110,16 +110,19 @@ function drawWord(painter, layout, track, span, x, y, width, height, labels) {
   return 1;
 }
 
+// M and W are wider than other letters.
+const textWidth = (text) => text.length * LETTER + 1.6 * (text.match(/[MW]/g)?.length ?? 0);
+
 // The word, or what is left of it where it is too long: its number below it, then without its number (D_F3, D_F) or, for
 // what a message carries, without its stage (2F7, F7); the letter in front remains in the end.
 function word(labels, text, x, y, width, height, ink) {
   const isLow = height < 16, middle = y + height / 2;
   if (height < 11) return;
-  if (!isLow && text.length * LETTER + 4 < width) {
+  if (!isLow && textWidth(text) + 4 < width) {
     labels.push([text, x, middle + 4, 11, ink]);
     return;
   }
-  const fits = (words, size) => words.length * LETTER * (size / 11) + 2 < width;
+  const fits = (words, size) => textWidth(words) * (size / 11) + 1 < width;
   const [, head, digits] = /^(.*?)(\d+)$/.exec(text) ?? [null, text, ""];
   if (fits(text, 10)) labels.push([text, x, middle + 3.5, 10, ink]);
   else if (!isLow && height >= 24 && digits && fits(head, 9)) labels.push([head, x, middle - 2, 9, ink], [digits, x, middle + 9.5, 9, ink]);

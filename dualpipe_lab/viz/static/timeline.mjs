@@ -23,8 +23,8 @@ export class TimelineView extends PlayableDrawing {
   set spec(spec) {
     this.tracks = spec.tracks.map(makeTrack);
     this.zoom = 1;
-    this.view = { time: 0, allMessages: this.tracks.every((track) => track.messages.length <= FEW_MESSAGES),
-      ...viewOf(spec, this.tracks, this.view) };
+    const view = viewOf(spec, this.tracks, this.view), isFew = this.tracks.every((track) => track.messages.length <= FEW_MESSAGES);
+    this.view = { time: 0, allMessages: isFew && !view.lanes, ...view }; // a lane shows messages without arrows
     this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason));
     this.events = undefined;
     this.build();
@@ -69,7 +69,7 @@ export class TimelineView extends PlayableDrawing {
   }
 
   fillLegend() {
-    this.legend.replaceChildren(...legend(entriesOf(this.tracks, this.view.by, this.view.memory)).children);
+    this.legend.replaceChildren(...legend(entriesOf(this.tracks, this.view)).children);
   }
 
   get makespan() {
@@ -94,7 +94,7 @@ export class TimelineView extends PlayableDrawing {
     this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
     this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
     this.choices = choices(this.tracks, () => this.view, (part) => this.choose(part));
-    this.legend = legend(entriesOf(this.tracks, this.view.by, this.view.memory));
+    this.legend = legend(entriesOf(this.tracks, this.view));
     const name = namesOf(this.tracks);
     this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Timeline of ${name}` },
       make("header", {}, make("span", { class: "title" }, name), this.heading),
