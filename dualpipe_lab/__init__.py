@@ -5,12 +5,12 @@ of an IPython kernel the import also starts the fork server in the background, s
 Where IPython runs, notebooks show timelines as pictures from then on.
 """
 
-import os
 import sys
 from multiprocessing import parent_process
 
 from dualpipe_lab._display import attach
 from dualpipe_lab._facade import make_facade
+from dualpipe_lab.world.operating_system import can_fork
 
 __version__ = "0.2.0"
 
@@ -30,5 +30,5 @@ def _is_kernel() -> bool:
     return kernel is not None and kernel.IPKernelApp.initialized() and parent_process() is None
 
 
-if _is_kernel() and os.name == "posix":
+if can_fork() and _is_kernel():
     sys.modules[__name__].warm()

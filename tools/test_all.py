@@ -22,12 +22,13 @@ ROOT = Path(__file__).parents[1]
 def find(version: str) -> str:
     """Return the command of a Python of this version that runs, on the path or among pyenv's; else an empty string."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]
+    candidates = [shutil.which(f"python{version}") or ""]
+    candidates += map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))
     for candidate in filter(None, candidates):  # a shim of pyenv exists for versions that are switched off
         code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
         done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
-            return str(candidate)
+            return candidate
     return ""
 
 

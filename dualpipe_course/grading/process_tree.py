@@ -4,31 +4,17 @@ In: this process.  Out: its descendants as `psutil.Process`.
 On Linux a process can adopt its orphaned descendants, so that a double fork does not leave the tree.
 """
 
-import ctypes
-import signal
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 
 from dualpipe_lab._optional import extra
+from dualpipe_lab.world import operating_system
 
 with extra("grading", "grading"):
     import psutil
 
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-
-
-def adopt_orphans(adopt: bool = True) -> None:
-    """Make this process adopt every descendant whose parent ends (Linux); `adopt=False` ends that."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+adopt_orphans, die_with_parent = operating_system.adopt_orphans, operating_system.die_with_parent
 
 
 def descendants() -> list[psutil.Process]:
@@ -40,8 +26,8 @@ def memory_mib(processes: Iterable[psutil.Process]) -> float:
     """Return the memory of the processes in MiB; a page that several of them share counts once."""
     total = 0
     for process in processes:
-        with suppress(psutil.Error, AttributeError):
-            total += process.memory_full_info().pss
+        with suppress(psutil.Error):
+            total += operating_system.memory_bytes(process)
     return total / 2**20
 
 

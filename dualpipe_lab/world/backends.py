@@ -5,11 +5,10 @@ In: rank, world size, backend.  Out: an initialised default process group.  With
 """
 
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 
-from dualpipe_lab.world import accelerator
+from dualpipe_lab.world import accelerator, operating_system
 
 BACKENDS = ("gloo", "nccl")
 _LONG = timedelta(days=1)  # the watchdog explains a wait long before GLOO would give up on it
@@ -35,15 +34,9 @@ def join(rank: int, world_size: int, backend: str, folder: Path, check: bool) ->
     """Initialise the process group through a file store; only GLOO's loopback sockets listen."""
     import torch.distributed as dist
 
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+    os.environ["GLOO_SOCKET_IFNAME"] = operating_system.loopback()
     if check:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     store = dist.FileStore(str(folder / "rendezvous"), world_size)
     names = accelerator.group_backends(backend)
     dist.init_process_group(names, store=store, rank=rank, world_size=world_size, timeout=_LONG)
-
-
-def loopback() -> str:
-    """Name of the loopback interface: `lo` on Linux, `lo0` on macOS."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), "lo")

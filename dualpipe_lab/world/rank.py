@@ -7,7 +7,6 @@ launcher is gone.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import io
 import os
@@ -24,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from dualpipe_lab._private import LATE_IMPORT, release_fork_server
-from dualpipe_lab.world import accelerator, backends, context, payload
+from dualpipe_lab.world import accelerator, backends, context, operating_system, payload
 from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.emulate.clock import VirtualClock
 from dualpipe_lab.world.emulate.emulator import Emulator, Timestamps
@@ -161,7 +160,8 @@ def _prepare(job: Job) -> tuple[Any, Any]:
     sys.path[:] = job.search_path
     stacks = open(job.folder / f"stack-{job.rank}", "w")  # noqa: SIM115  faulthandler writes to it until the end
     faulthandler.enable(stacks)
-    faulthandler.register(signal.SIGUSR1, stacks)
+    if operating_system.STACK_SIGNAL is not None:
+        faulthandler.register(operating_system.STACK_SIGNAL, stacks)
     payload.install_sources(job.sources)
     import torch
 
@@ -220,9 +220,7 @@ def _die_with_the_fork_server() -> None:
     inherited = release_fork_server()
     if inherited is not None:  # as long as a rank keeps it open, the server lives
         os.close(inherited)
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+    operating_system.die_with_parent()
 
 
 def _flush() -> None:

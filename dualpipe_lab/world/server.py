@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dualpipe_lab._private import LATE_IMPORT, stop_fork_server
+from dualpipe_lab.world import operating_system
 from dualpipe_lab.world.folder import sweep
 from dualpipe_lab.world.supervise.errors import StartupError
 
@@ -70,7 +71,7 @@ def start_method() -> str:
         ValueError: the variable has another value.
         RuntimeError: on Windows, where neither GLOO nor these processes are known to work.
     """
-    if sys.platform == "win32":
+    if not operating_system.can_fork():
         raise RuntimeError("ranks need Linux or macOS; on Windows use WSL2 (appendix: troubleshooting)")
     chosen = os.environ.get(OVERRIDE, "")
     if chosen not in ("", *get_args(StartMethod)):

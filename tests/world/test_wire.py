@@ -9,6 +9,7 @@ import torch
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import carrier
+from dualpipe_lab.world import operating_system
 from dualpipe_lab.world.record import wire
 from dualpipe_lab.world.record.ledger import Ledger, RankLedger
 
@@ -146,7 +147,7 @@ def test_two_kinds_of_sends_share_their_connections():
 def test_where_it_cannot_be_read_the_column_is_absent_and_says_why(monkeypatch):
     assert wire.obstacle("gloo") == ""
     assert "nccl does not send through sockets of this process" in wire.obstacle("nccl")
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(operating_system, "NAME", "darwin")
     assert wire.obstacle("gloo") == "the wire cannot be read on darwin, only on Linux"
     own = RankLedger()
     own.add("all_reduce", 2**20, 2**20, {1})

@@ -4,10 +4,10 @@ Chapter: book/start/time.  In: work in milliseconds, deadlines.  Out: nanosecond
 The wall clock sleeps; the virtual clock only counts, so eight ranks on two cores draw the timeline of eight machines.
 """
 
-import ctypes
-import sys
 import time
 from typing import Literal, Protocol
+
+from dualpipe_lab.world import operating_system
 
 ClockName = Literal["wall", "virtual"]
 
@@ -31,7 +31,7 @@ class WallClock:
 
     def __init__(self, origin_ns: int) -> None:
         self._origin_ns = origin_ns
-        _sharpen_sleep()
+        operating_system.sharpen_sleep()
 
     def now(self) -> int:
         """Nanoseconds since all ranks started."""
@@ -59,10 +59,3 @@ class VirtualClock:
     def wait_until(self, time_ns: int) -> None:
         """Advance the clock to `time_ns`."""
         self._now_ns = max(self._now_ns, time_ns)
-
-
-def _sharpen_sleep() -> None:
-    """Ask Linux to wake sleepers within microseconds (its default allows 50 of them)."""
-    if sys.platform == "linux":
-        set_timer_slack = 29
-        ctypes.CDLL(None).prctl(set_timer_slack, 1_000, 0, 0, 0)

@@ -10,12 +10,12 @@ Elsewhere: `ss -ti` shows the same counters; `nload`, `/proc/net/dev` those of a
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from dualpipe_lab.world import operating_system
 from dualpipe_lab.world.record.operation import Communicator
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ _PATIENCE = 2.0  # seconds for the last bytes to be acknowledged
 
 def obstacle(backend: str) -> str:
     """Reason why the wire cannot be read on this platform; empty if it can."""
-    if sys.platform != "linux":
-        return f"the wire cannot be read on {sys.platform}, only on Linux"
-    return "" if backend == "gloo" else f"{backend} does not send through sockets of this process"
+    if backend != "gloo":
+        return f"{backend} does not send through sockets of this process"
+    return operating_system.wire_obstacle()
 
 
 class Wire:
@@ -92,15 +92,8 @@ class Wire:
 
 def _connections() -> dict[str, int]:
     """TCP connections of this process: a descriptor per socket, by the socket's name."""
-    found = {}
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            name = os.readlink(f"/proc/self/fd/{descriptor}")
-        except OSError:  # the descriptor of the listing itself is closed by now
-            continue
-        if name.startswith("socket:") and _is_connection(int(descriptor)):
-            found[name] = int(descriptor)
-    return found
+    found = operating_system.socket_names().items()
+    return {name: descriptor for descriptor, name in found if _is_connection(descriptor)}
 
 
 def _is_connection(descriptor: int) -> bool:

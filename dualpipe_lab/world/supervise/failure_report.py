@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 import dualpipe_lab
+from dualpipe_lab.world import operating_system
 from dualpipe_lab.world.record import operation_log
 from dualpipe_lab.world.record.rank_status import RankStatus, StackFrame
 from dualpipe_lab.world.server import RankProcess
@@ -91,8 +92,8 @@ class FailureReport:
         """Make ranks that do not answer dump their stacks by a signal: `faulthandler` needs no GIL."""
         for observed in silent:
             observed.statuses.clear()
-            if observed.process.process.is_alive():
-                os.kill(observed.process.process.pid or 0, signal.SIGUSR1)
+            if operating_system.STACK_SIGNAL is not None and observed.process.process.is_alive():
+                os.kill(observed.process.process.pid or 0, operating_system.STACK_SIGNAL)
         time.sleep(0.2)
 
     def _describe(self, observed: ObservedRank) -> str:
