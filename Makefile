@@ -3,6 +3,7 @@ PYTHON ?=
 VENV ?= .venv
 PORT ?= 8000
 PYTEST_ARGS ?=
+NBVAL ?=
 WORKERS ?= 2
 STAND_IN ?= all
 PAGES ?= 1
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 # One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
-NBVAL = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
+REPLAY = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
   --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
@@ -44,7 +45,7 @@ test: $(INSTALLED_DEV) ## run all tests
 	@echo "==> tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
-	@$(NBVAL) solutions
+	@$(REPLAY) solutions
 
 test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one per file)
 	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"

@@ -48,6 +48,12 @@ def test_help_is_the_default_and_lists_every_command():
     assert sorted(re.findall(r"^  make ([\w-]+)", listed.stdout, re.MULTILINE)) == list(COMMANDS)
 
 
+def test_grading_replays_notebooks_only_where_it_is_asked_to():
+    plain, replayed = (run("make", "-n", "grade", "SUBMISSIONS=folder", *more).stdout for more in ((), ("NBVAL=1",)))
+    assert "dualpipe_lab grade  folder" in plain
+    assert "dualpipe_lab grade --nbval folder" in replayed
+
+
 # ---- prerequisites
 
 
