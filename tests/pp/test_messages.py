@@ -9,6 +9,7 @@ from torch import nn
 import dualpipe_lab as lab
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.pp.runtime.rank_plan import choose_lookahead
 from dualpipe_lab.pp.schedules import build
 
 NAMES = ["1f1b", "zero_bubble_h1", "interleaved", "dualpipev", "dualpipe"]
@@ -40,6 +41,12 @@ def test_lookahead_changes_no_result(lookahead):
     _, results = run_all(programs, 2, lookahead=lookahead)
     for program, ranks in zip(programs, results, strict=True):
         check(program, ranks, make_batch(4))
+
+
+def test_no_receive_is_prefetched_where_messages_have_no_tags():
+    assert [choose_lookahead(asked, in_order=True) for asked in (None, 0)] == [0, 0]
+    with pytest.raises(ValueError, match=r"NCCL has no tags.*got lookahead=2; use lookahead=0 or None"):
+        choose_lookahead(2, in_order=True)
 
 
 def test_shapes_are_inferred():

@@ -155,4 +155,5 @@ def test_i_and_w_of_the_first_stage_are_one_walk_where_nothing_stands_between(na
         assert all(map(bitwise, ours, theirs))
         assert (peak, all_splits) == (other, kinds[rank].count("I"))
         assert splits == all_splits - (neighbours if rank == 0 else 0)
-        assert [span.kind for span in together.timeline.spans_by_rank[rank]] == kinds[rank]
+        spans = together.timeline.spans_by_rank[rank]  # on NCCL the ranks connect by a collective first
+        assert [span.kind for span in spans if span.kind != "collective"] == kinds[rank]
