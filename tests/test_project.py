@@ -35,6 +35,7 @@ COMMANDS = (
     "serve",
     "test",
     "test-all",
+    "test-stand-in",
 )
 
 
