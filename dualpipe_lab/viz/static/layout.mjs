@@ -34,7 +34,8 @@ export function layoutOf(tracks, width, zoom, scroll, view = {}) {
   const isNarrow = ((hasNames ? NAME / 2 : LEAST) * makespan) / shortest > room;
   const start = isNarrow && readable <= STRETCH * room ? readable : room;
   const plot = Math.max(room, start * zoom);
-  const layout = { width, left, right, room, plot, makespan, row, isWide, scroll, perTime: plot / makespan, tracks: [],
+  const layout = { width, left, right, room, plot, makespan, row, isWide, perTime: plot / makespan, tracks: [],
+    scroll: Math.max(Math.min(scroll, plot - room), 0), // the box may still be where a wider drawing was
     by: view.by ?? "kind", showsLanes: Boolean(view.lanes), memory: view.memory ?? "none" };
   let y = AXIS;
   for (const track of tracks) {
