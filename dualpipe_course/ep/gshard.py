@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, Meter, Numbers, Off, compare_on_ranks
 from dualpipe_course.differences import shape
 from dualpipe_course.ep import gates
 from dualpipe_course.exercise import Wrong, exercise, hint_of
@@ -116,9 +117,22 @@ def exchange(there: Callable[..., Any], back: Callable[..., Any]) -> str:
     for num_ranks, experts, each in EXCHANGE_CASES:
         where = f"{num_ranks} rank(s), {experts} experts, {each} slot(s) each"
         pair = Without(_Pair(there, back), *LIBRARY)
-        results = on_ranks(_there_and_back, num_ranks, pair, experts, each, case=where)
-        for rank, found in enumerate(results):
-            _check_exchange(f"{where}: rank {rank}", rank, num_ranks, experts, each, found)
+        local = experts // num_ranks
+        needed = 2 * (num_ranks - 1) * local * each * HIDDEN * 8
+        compare_on_ranks(
+            _there_and_back,
+            num_ranks,
+            pair,
+            experts,
+            each,
+            case=where,
+            why=_rows_in_words,
+            limits=[
+                Limit("sent", needed, _BYTES, needed, scope="each"),
+                Limit("messages", 2 * local, _CALLS, scope="each"),
+            ],
+            tolerance=0,
+        )
     return f"rows are where they belong, and come back, in {len(EXCHANGE_CASES)} cases; every row travels once each way"
 
 
@@ -191,49 +205,47 @@ def _why(routed: gates.Routed, found: list[list[int]]) -> str:
     return "; first choices of later tokens come before second choices of earlier ones" if routed.k > 1 else ""
 
 
-def _there_and_back(
-    rank: int, world_size: int, pair: Callable[..., Any], experts: int, each: int
-) -> tuple[list[Any], list[Any], list[Any], tuple[int, int]]:
+_BYTES = "rank {rank}: {found} bytes there and back; {most} are needed, the slots of others' experts twice"
+_CALLS = "rank {rank}: {found} messages there and back; one exchange each way will do, or one per expert of a rank"
+
+
+def _there_and_back(rank: int, world_size: int, pair: Callable[..., Any], experts: int, each: int) -> Found:
     """Rows say where they come from: 100 * origin + the number of their slot."""
     import torch
 
-    from dualpipe_lab.world.context import rank_context
-
-    filled = (100.0 * rank + torch.arange(experts * each).double())[:, None].expand(-1, HIDDEN).clone().requires_grad_()
+    slots, local = torch.arange(experts * each).double(), experts // world_size
+    filled = (100.0 * rank + slots)[:, None].expand(-1, HIDDEN).clone().requires_grad_()
+    meter = Meter()
     rows = pair(True, filled, each)
-    found = rows[..., 0].tolist()
     returned = pair(False, 2 * rows, each)
-    entries = rank_context().ledger.entries.values()
-    traffic = sum(entry.count for entry in entries), sum(entry.sent for entry in entries)
+    spent = meter.lap()
     assert returned.shape == filled.shape, f"from_experts returns {list(returned.shape)}, not {list(filled.shape)}"
-    returned.backward(torch.arange(experts * each).double()[:, None].expand(-1, HIDDEN))
+    returned.backward(slots[:, None].expand(-1, HIDDEN))
     assert filled.grad is not None, "no gradient has come back; use dispatch and combine"
-    return found, returned.tolist(), filled.grad.tolist(), traffic
-
-
-def _check_exchange(where: str, rank: int, num_ranks: int, experts: int, each: int, found: Any) -> None:
-    rows, returned, gradient, traffic = found
-    local = experts // num_ranks
-    expected = [
-        [100.0 * origin + (rank * local + own) * each + slot for origin in range(num_ranks) for slot in range(each)]
-        for own in range(local)
+    own = [
+        [100.0 * origin + (rank * local + expert) * each + slot for origin in range(world_size) for slot in range(each)]
+        for expert in range(local)
     ]
-    if rows != expected:
-        why = "; rows of other experts are among them" if sorted(map(str, rows)) != sorted(map(str, expected)) else ""
-        raise Wrong(f"{where}: 100 * origin + slot of its experts' rows: {rows}, expected {expected}{why}")
-    if returned != [[2 * (100.0 * rank + slot)] * HIDDEN for slot in range(experts * each)]:
-        raise Wrong(f"{where}: the rows have not come back into their slots: {[row[0] for row in returned]}")
-    if gradient != [[2.0 * slot] * HIDDEN for slot in range(experts * each)]:
-        raise Wrong(f"{where}: the gradient of slot n should be 2 n: {[row[0] for row in gradient]}")
-    needed = 2 * (num_ranks - 1) * local * each * HIDDEN * 8
-    if traffic[1] != needed:
-        raise Wrong(
-            f"{where}: {traffic[1]} bytes there and back; {needed} are needed, the slots of others' experts twice"
-        )
-    if traffic[0] > 2 * local:
-        raise Wrong(
-            f"{where}: {traffic[0]} messages there and back; one exchange each way will do, or one per expert of a rank"
-        )
+    return Found(
+        {"rows": Numbers.of(rows[..., 0]), "returned": Numbers.of(returned), "gradient": Numbers.of(filled.grad)},
+        {
+            "rows": Numbers.of(own),
+            "returned": Numbers.of(2 * filled),
+            "gradient": Numbers.of(2 * slots[:, None].expand(-1, HIDDEN)),
+        },
+        costs={"sent": spent.bytes, "messages": spent.calls},
+    )
+
+
+def _rows_in_words(off: Off) -> str:
+    assert off.found is not None, "return tensors"
+    ours, theirs = ([of.row(i) for i in range(of.shape[0])] for of in (off.found, off.expected))
+    if off.name == "rows":
+        why = "; rows of other experts are among them" if sorted(map(str, ours)) != sorted(map(str, theirs)) else ""
+        return f"100 * origin + slot of its experts' rows: {ours}, expected {theirs}{why}"
+    if off.name == "returned":
+        return f"the rows have not come back into their slots: {[row[0] for row in ours]}"
+    return f"the gradient of slot n should be 2 n: {[row[0] for row in ours]}"
 
 
 def _weights(rank: int, world_size: int, fn: Callable[..., Any], cases: list[Any]) -> list[tuple[Any, Any]]:

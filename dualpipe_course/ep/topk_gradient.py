@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dualpipe_course import check as checks
+from dualpipe_course.comparison import Meter
 from dualpipe_course.differences import apart, close
 from dualpipe_course.ep import gates
 from dualpipe_course.exercise import Wrong, exercise, hint_of
@@ -232,17 +233,12 @@ def _share(
 ) -> tuple[float, list[list[float]], int, int]:
     import torch
 
-    from dualpipe_lab.world.context import rank_context
-
-    def sent() -> int:
-        return sum(entry.sent for entry in rank_context().ledger.entries.values())
-
     part = routed.part(sizes, rank)
     logits = torch.tensor(part.logits, dtype=torch.float64).view(-1, routed.num_experts).requires_grad_()
-    began = sent()
+    meter = Meter()
     share = fn(logits, torch.tensor(part.indices, dtype=torch.int64).view(-1, routed.k))
-    middle = sent()
+    forward = meter.lap()
     if share.requires_grad:
         share.backward()
     gradient = torch.zeros_like(logits) if logits.grad is None else logits.grad
-    return float(share.detach()), gradient.tolist(), middle - began, sent() - middle
+    return float(share.detach()), gradient.tolist(), forward.bytes, meter.lap().bytes
