@@ -93,7 +93,7 @@ def test_norms_and_weights_are_those_of_one_process(name):
                 found[stage.__name__, sequence_parallel] = norms, expected_norms, off
         return found
 
-    for found in launch(fn, 4):
+    for found in launch(fn, 4, timeout=120):
         assert len(found) == 8
         for case, (norms, expected, off) in found.items():
             assert norms == pytest.approx(expected, rel=1e-12), case
