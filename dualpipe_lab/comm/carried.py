@@ -26,7 +26,7 @@ _NO_COMPLEX = ("reduce", "gather", "reduce_scatter", "reduce_scatter_single")  #
 
 def runs_on_gloo(tensor: torch.Tensor) -> bool:
     """Whether GLOO carries this tensor."""
-    return str(tensor.device.type) == "cpu"
+    return bool(tensor.is_cpu)
 
 
 def check_tensors(name: str, group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
@@ -45,13 +45,15 @@ def check_tensors(name: str, group: dist.ProcessGroup | None, *tensors: torch.Te
                 f"{name} needs a contiguous tensor, got shape {tuple(tensor.shape)} with strides {tensor.stride()}: "
                 "GLOO reads past the gaps and NCCL refuses it; pass tensor.contiguous() and copy the result back"
             )
-    if len(places := {tensor.device for tensor in tensors}) > 1:
-        names = " and ".join(sorted(map(str, places)))
+    if not tensors:
+        return
+    place = tensors[0].device
+    if len(tensors) > 1 and any(tensor.device != place for tensor in tensors):
+        names = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
         raise ValueError(f"{name}: one call works on tensors of one device, got {names}; move them with .to(...)")
-    for place in places:
-        _check_place(name, group, place)
-        if place.type != "cpu":
-            _check_types(name, tensors)
+    _check_place(name, group, place)
+    if not tensors[0].is_cpu:
+        _check_types(name, tensors)
 
 
 def _check_place(name: str, group: dist.ProcessGroup | None, place: torch.device) -> None:
