@@ -4,6 +4,7 @@ It is the one piece of state that belongs to the process and not to a caller.  `
 `torchrun` the first use makes it.  Every function of `comm` gets it from `rank_context()`.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
@@ -25,6 +26,8 @@ from dualpipe_lab.world.record.wire import Wire
 
 if TYPE_CHECKING:
     import torch
+
+UNKNOWN = -1  # number of a receive from any rank, until its message is here
 
 
 class RankContext:
@@ -59,6 +62,7 @@ class RankContext:
         self.everyone = tuple(range(world_size))
         self.recorder = Recorder(rank)
         self.in_flight: dict[int, object] = {}
+        self._num_receives: Counter[tuple[int, int]] = Counter()  # by peer and stream
         self.quiet = False
         self._open_spans = 0
 
@@ -101,6 +105,8 @@ class RankContext:
         operation.issued_ns = self.clock.now()
         if operation.is_collective:
             self.recorder.status.join(operation)
+        elif not operation.sends:
+            operation.sequence = UNKNOWN if operation.peer is None else self._number(operation, operation.peer)
         if self.emulator:
             self.emulator.stamp(operation)
         if self.log and not self.quiet:  # a pipeline's step infers shapes before it begins
@@ -110,6 +116,8 @@ class RankContext:
     def end(self, operation: Operation, waited_from: int) -> None:
         """Wait until an operation that torch has completed is due on the emulated link, and record its end."""
         status = self.recorder.status
+        if operation.sequence == UNKNOWN and operation.peer is not None:
+            operation.sequence = self._number(operation, operation.peer)
         if self.emulator:
             due = self.emulator.due_ns(operation)
             status.in_flight = due > self.clock.now()
@@ -123,6 +131,12 @@ class RankContext:
         if self.log and operation.slot >= 0:
             self.log.end(operation)
         self.recorder.record(operation, due, later=self.quiet)
+
+    def _number(self, receive: Operation, peer: int) -> int:
+        """Return the number of a receive: messages are matched in the order of the calls, not of the waits."""
+        number = self._num_receives[peer, receive.stream]
+        self._num_receives[peer, receive.stream] = number + 1
+        return number
 
     @contextmanager
     def span(

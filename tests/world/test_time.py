@@ -190,6 +190,30 @@ def test_messages_of_two_groups_of_the_same_ranks_are_told_apart():
     ]
 
 
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
+def test_messages_are_matched_in_the_order_of_the_calls_in_whatever_order_they_are_waited_for(clock):
+    sizes = [1000, 1, 10]
+
+    def fn(rank, world_size):
+        sent = [torch.full((size,), float(size)) for size in sizes]
+        if rank == 0:
+            for work in [comm.isend(tensor, 1) for tensor in sent]:
+                work.wait()
+            return None
+        buffers = [torch.empty(size) for size in sizes]
+        works = [comm.irecv(buffer, 0) for buffer in buffers]
+        for number in (2, 0, 1):
+            works[number].wait()
+        return all(torch.equal(*pair) for pair in zip(sent, buffers, strict=True)), lab.now()
+
+    emulated = {"clock": clock, "link": lab.Link(gbps=0.001, latency_ms=1)} if clock == "virtual" else {}
+    out = lab.launch(fn, 2, **emulated)
+    messages = out.timeline.messages
+    assert out[1][0] and [message.num_bytes for message in messages] == [4000, 4, 40]
+    if clock == "virtual":  # a byte takes 8000 ns, and each message leaves when the one before has left
+        assert [message.arrived for message in messages] == [33_000_000, 33_032_000, 33_352_000]
+
+
 def test_the_wall_clock_link_keeps_its_model_within_three_percent():
     """Never faster; and not slower in the best of 20 messages, for a busy machine delays some of them."""
 

@@ -11,7 +11,7 @@ whatever order they are waited for.  Different groups share no link, not even tw
 import os
 import struct
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 
 from dualpipe_lab.world.emulate.clock import Clock
@@ -30,6 +30,8 @@ class Emulator:
         self._link_free: dict[int, int] = {}  # by destination
         self._group_free: dict[int, int] = {}  # by stream
         self._unscheduled: defaultdict[int, deque[Operation]] = defaultdict(deque)  # by stream, in call order
+        self._early: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # read before they are asked for
+        self._num_read: Counter[tuple[int, int]] = Counter()  # by peer and stream, as those above
 
     def stamp(self, operation: Operation) -> None:
         """Write the timestamp of an operation, before torch starts it."""
@@ -52,8 +54,19 @@ class Emulator:
         if operation.sends:
             return operation.due_ns
         assert operation.peer is not None
-        stamp = self._timestamps.take(operation.peer, operation.stream, self._rank)
-        return self._clock.now() if stamp is None else stamp  # a message sent past `comm` has no stamp
+        stamp = self._arrival_ns(operation.peer, operation.stream, operation.sequence)
+        return self._clock.now() if stamp is None else stamp
+
+    def _arrival_ns(self, peer: int, stream: int, number: int) -> int | None:
+        """Return the timestamp of message `number` of a rank; a wait may ask for a later one first."""
+        early, num_read = self._early[peer, stream], self._num_read
+        while number not in early:
+            stamp = self._timestamps.take(peer, stream, self._rank)
+            num_read[peer, stream] += 1
+            if stamp is None:
+                return None  # a message sent past `comm` has no stamp
+            early[num_read[peer, stream] - 1] = stamp
+        return early.pop(number)
 
     def _schedule(self, operation: Operation) -> None:
         """Compute start and end of a collective; the earlier collectives of its group have theirs already."""

@@ -35,7 +35,8 @@ class Operation:
         peer: global rank at the other end of a message; None for a collective or a receive from any rank.
         sent_to: bytes sent to each rank; None for a ring in the order of the ranks.
         tag: tag of a message.
-        sequence: number of earlier collectives of this communicator on this rank.
+        sequence: number of earlier collectives of this communicator on this rank; of a receive, number of earlier
+            receives from this peer with this group and tag, which is the number of the message that it gets.
         tensor_bytes: bytes of the full tensor.
         group_name: torch's name of the group, the same on all members; empty for the world.
         sends: True for a send, False for a receive, None for a collective.

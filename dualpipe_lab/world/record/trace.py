@@ -1,10 +1,10 @@
 """The trace: spans and messages of each rank with their times, and the timeline of all ranks.
 
 Chapter: book/start/time.  In: spans, sends and receives of every rank, in nanoseconds.  Out: a `Timeline`.
-Sends and receives are matched by sender, receiver, group and tag, in the order of sending (the order of delivery).
+Sends and receives are matched by sender, receiver, group and tag, in the order of the calls (the order of delivery).
 """
 
-from collections import defaultdict, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class _Sent(NamedTuple):
 class _Received(NamedTuple):
     peer: int
     stream: int
+    sequence: int
     time_ns: int
     num_bytes: int
 
@@ -69,7 +70,8 @@ class RankTrace:
     def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
         """Record a received message."""
         if len(self.received) < MAX_EVENTS:
-            self.received.append(_Received(peer, operation.stream, time_ns, operation.traffic.received))
+            number, size = operation.sequence, operation.traffic.received
+            self.received.append(_Received(peer, operation.stream, number, time_ns, size))
 
 
 @dataclass
@@ -88,20 +90,21 @@ class Matching:
 
 
 def match(traces: list[RankTrace]) -> Matching:
-    """Match sends with receives in the order of sending."""
-    arrivals: defaultdict[tuple[int, int, int], deque[_Received]] = defaultdict(deque)
-    for trace in traces:
-        for event in trace.received:
-            arrivals[event.peer, trace.rank, event.stream].append(event)
+    """Match the nth send of a channel with its nth receive, whenever that was waited for."""
+    arrivals = {
+        (event.peer, trace.rank, event.stream, event.sequence): event for trace in traces for event in trace.received
+    }
+    num_sent: Counter[tuple[int, int, int]] = Counter()
     found = Matching()
     for trace in traces:
         for sent in trace.sent:
-            queue = arrivals[trace.rank, sent.peer, sent.stream]
-            if not queue:
+            channel = trace.rank, sent.peer, sent.stream
+            event = arrivals.get((*channel, num_sent[channel]))
+            num_sent[channel] += 1
+            if event is None:
                 what = sent.label or f"{sent.num_bytes} bytes"
                 found.lost.append(f"rank {trace.rank} sent {what} to rank {sent.peer}")
                 continue
-            event = queue.popleft()
             found.messages.append(
                 Message(trace.rank, sent.peer, sent.time_ns, event.time_ns, sent.label, sent.num_bytes, sent.left_ns)
             )
