@@ -15,11 +15,15 @@ from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather
 from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.world.context import device as lab_device
 
 
-def positions(layout: SequenceLayout, rank: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the positions that a rank of the ring holds as an index tensor, for RoPE and masks."""
-    return torch.tensor(layout.positions(rank), dtype=torch.int64, device=device)
+def positions(layout: SequenceLayout, rank: int, device: torch.device | str | None = None) -> Tensor:
+    """Return the positions that a rank of the ring holds as an index tensor, for RoPE and masks.
+
+    `device`: where they are used (default: that of the calling rank).
+    """
+    return torch.tensor(layout.positions(rank), dtype=torch.int64, device=device or lab_device())
 
 
 def shard(x: Tensor, layout: SequenceLayout, rank: int, dim: int = 1) -> Tensor:

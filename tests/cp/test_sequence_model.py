@@ -65,7 +65,6 @@ def one_process():
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.on_gloo("the positions of a layout are on the CPU, and the test's own model does not move them")
 @pytest.mark.parametrize(("dp", "cp"), [(1, 1), (1, 3), (1, 4), (2, 2)])
 def test_gradients_summed_over_cp_and_dp_equal_one_process(dp, cp):
     topology = Topology([("dp", dp), ("cp", cp)])
