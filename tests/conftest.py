@@ -42,6 +42,13 @@ def pytest_collection_modifyitems(config, items):
             items[:] = drawn
 
 
+@pytest.fixture
+def on_stand_in(monkeypatch):
+    """Launches with backend="nccl" run on the stand-in; all others stay on GLOO."""
+    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
+    monkeypatch.delenv(stand_in.SUITE, raising=False)
+
+
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # no name leads anywhere

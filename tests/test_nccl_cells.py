@@ -5,7 +5,6 @@ import re
 
 import chapter_cells
 import pytest
-import stand_in
 
 PAGES = {str(page.relative_to(chapter_cells.BOOK)): page for page in sorted(chapter_cells.BOOK.rglob("*.md"))}
 RANKS = [name for name, page in PAGES.items() if chapter_cells.starts_ranks(page)]
@@ -22,9 +21,7 @@ def test_every_chapter_that_starts_ranks_has_one_cell_for_gpus():
 
 
 @pytest.mark.parametrize("name", [name for name in RANKS if name not in WITHOUT_CELL])
-def test_the_cell_agrees_with_gloo_on_the_stand_in(name, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
-    monkeypatch.delenv(stand_in.SUITE, raising=False)
+def test_the_cell_agrees_with_gloo_on_the_stand_in(name, on_stand_in, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     page = PAGES[name]
     linecache.checkcache(str(page))

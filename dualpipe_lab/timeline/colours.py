@@ -26,6 +26,7 @@ PALETTE = {
     WAIT: ("none", "currentColor", "wait"),
 }
 OTHER = ("#f0e442", "#000", "other")
+# Okabe and Ito 2008, colour-blind safe; each with the text colour that has the higher contrast on it
 NUMBERED = (
     ("#0072b2", "#fff"),
     ("#e69f00", "#000"),

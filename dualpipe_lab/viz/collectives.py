@@ -10,21 +10,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Protocol, TypeAlias
 
+from dualpipe_lab.timeline.colours import NUMBERED
 from dualpipe_lab.viz.steplog import Steps
 
 Rows: TypeAlias = Sequence[Sequence[float]]  # by rank: the numbers it holds
 
-# Okabe and Ito 2008, colour-blind safe; each with the text colour that has the higher contrast on it
-_COLOURS = (
-    ("#0072b2", "#fff"),
-    ("#e69f00", "#000"),
-    ("#009e73", "#000"),
-    ("#cc79a7", "#000"),
-    ("#56b4e9", "#000"),
-    ("#f0e442", "#000"),
-    ("#d55e00", "#000"),
-    ("#595959", "#fff"),
-)
 _ROW, _LABEL, _GAP, _TOP = 26, 48, 30, 46  # px
 _LETTER = 7.0  # px, width of a digit at font size 12
 
@@ -110,7 +100,7 @@ class Holdings:
 
     def _cell(self, value: float, x: float, y: float, width: float, is_new: bool) -> str:
         owner = self._owner(value)
-        fill, ink = ("currentColor", "currentColor") if owner is None else _COLOURS[owner % len(_COLOURS)]
+        fill, ink = ("currentColor", "currentColor") if owner is None else NUMBERED[owner % len(NUMBERED)]
         outline = ' stroke="currentColor" stroke-width="2"' if is_new else ""
         opacity = ' fill-opacity=".12"' if owner is None else ""
         box = f'x="{x + 1.5:.1f}" y="{y - 11}" width="{width - 3:.1f}" height="22" rx="3"'

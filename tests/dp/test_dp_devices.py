@@ -1,7 +1,6 @@
 """On a device of their own, ranks send what lies there: a number of the CPU would make the host wait in every step."""
 
 import pytest
-import stand_in
 import torch
 from models import launch, make_batch
 from runs import devices_sent
@@ -16,13 +15,7 @@ from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 
-pytestmark = pytest.mark.on_gloo("each launch names its back end")
-
-
-@pytest.fixture(autouse=True)
-def on_stand_in(monkeypatch):
-    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
-    monkeypatch.delenv(stand_in.SUITE, raising=False)
+pytestmark = [pytest.mark.on_gloo("each launch names its back end"), pytest.mark.usefixtures("on_stand_in")]
 
 
 def test_every_collective_of_a_step_sends_tensors_of_the_device():

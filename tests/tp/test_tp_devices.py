@@ -1,7 +1,6 @@
 """On a device of its own, a rank's layers make their parameters there, and send nothing that lies elsewhere."""
 
 import pytest
-import stand_in
 import torch
 from llama_runs import SIZES, TOKENS
 from runs import devices_sent, draw, launch
@@ -16,13 +15,7 @@ from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import full_state_dict
 
-pytestmark = pytest.mark.on_gloo("each launch names its back end")
-
-
-@pytest.fixture(autouse=True)
-def on_stand_in(monkeypatch):
-    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
-    monkeypatch.delenv(stand_in.SUITE, raising=False)
+pytestmark = [pytest.mark.on_gloo("each launch names its back end"), pytest.mark.usefixtures("on_stand_in")]
 
 
 def test_a_model_with_every_layer_computes_on_the_device_what_it_computes_on_the_cpu():

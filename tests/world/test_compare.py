@@ -3,16 +3,10 @@
 import re
 
 import pytest
-import stand_in
 import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab.world.differences import largest_difference
-
-
-@pytest.fixture
-def on_stand_in(monkeypatch):
-    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
 
 
 def test_one_line_says_how_far_they_are_apart(on_stand_in, capsys):

@@ -1,18 +1,13 @@
 """The stand-in for NCCL refuses what CUDA and NCCL refuse; each refusal of it, and of `comm` on it, has a test."""
 
 import pytest
-import stand_in
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import dualpipe_lab as lab
 
-
-@pytest.fixture(autouse=True)
-def on_stand_in(monkeypatch):
-    monkeypatch.setenv(stand_in.ACCELERATOR, "stand_in")
-    monkeypatch.delenv(stand_in.SUITE, raising=False)
+pytestmark = pytest.mark.usefixtures("on_stand_in")
 
 
 def launch(fn, world_size=2, *args, **options):
