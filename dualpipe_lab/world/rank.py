@@ -55,6 +55,7 @@ def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err:
     launcher.send("hello", LATE_IMPORT in sys.modules)
     while True:
         job: Job = launcher.receive()
+        launcher.rank = job.rank
         try:
             _serve(job, launcher)
         finally:
@@ -78,6 +79,7 @@ class _Channel:
 
     def __init__(self, channel: "Connection[Any, Any]") -> None:
         self._channel = channel
+        self.rank = -1  # until there is a job
         self._lock = threading.Lock()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=self._listen, name="dualpipe-lab", daemon=True).start()
@@ -94,17 +96,17 @@ class _Channel:
             while True:
                 kind, *content = self._channel.recv()
                 if kind == "where":
-                    self.send("where", rank_status())
+                    self.send("where", rank_status(self.rank))
                 else:
                     self._inbox.put(content[0] if content else None)
         except (EOFError, OSError):
             os.killpg(os.getpgrp(), signal.SIGKILL)  # the launcher is gone: no process of this rank may survive it
 
 
-def rank_status() -> Any:
+def rank_status(rank: int) -> Any:
     """Status of this process, also before it has a context."""
     present = context.peek()
-    return present.status() if present else StatusTracker(-1).snapshot()
+    return present.status() if present else StatusTracker(rank).snapshot()
 
 
 def _serve(job: Job, launcher: _Channel) -> None:
@@ -113,7 +115,7 @@ def _serve(job: Job, launcher: _Channel) -> None:
         backends.join(job.rank, job.world_size, job.config.backend, job.folder, job.config.check)
         wire = Wire(job.world_size) if job.config.reads_wire else None
     except BaseException as error:
-        return launcher.send("failure", *_describe(error), rank_status())
+        return launcher.send("failure", *_describe(error), rank_status(job.rank))
     launcher.send("ready")
     present = _make_context(job, wire, device, origin_ns=launcher.receive())
     context.install(present)
@@ -126,8 +128,8 @@ def _serve(job: Job, launcher: _Channel) -> None:
         result = _packed(fn, value, present)
     except BaseException as error:
         _flush()
-        return launcher.send("failure", *_describe(error), rank_status())
-    return launcher.send("result", result, rank_status())
+        return launcher.send("failure", *_describe(error), rank_status(job.rank))
+    return launcher.send("result", result, rank_status(job.rank))
 
 
 def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
@@ -137,7 +139,7 @@ def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
         TypeError: if the value cannot travel.
     """
     try:
-        return payload.dumps((value, present.ledger, present.trace, rank_status()))
+        return payload.dumps((value, present.ledger, present.trace, rank_status(present.rank)))
     except Exception as error:
         name = getattr(fn, "__name__", "the function")
         raise TypeError(

@@ -9,6 +9,7 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab.world.rank import rank_status
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,11 @@ def test_peers_that_compute_are_stopped_at_once(failing):
     assert "rank 0 of 3 raised KeyError: 'x'" in text
     assert "rank 1: is not in communication" in text
     assert "stopped by the launcher" in text
+
+
+def test_a_rank_that_has_not_begun_is_reported_by_its_number():
+    """Its peer may fail before it: a status is asked of a process that has a job and no context yet."""
+    assert rank_status(1).rank == 1
 
 
 def test_all_failing_ranks_are_reported(failing):
