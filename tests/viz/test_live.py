@@ -107,7 +107,8 @@ def test_a_function_draws_what_it_likes():
 @pytest.mark.parametrize(
     ("controls", "words"),
     [
-        ({"num_ranks": (8, 2)}, "num_ranks: a slider is"),
+        ({"num_ranks": (8, 2)}, r"num_ranks: a slider is .*, got \(8, 2\)$"),
+        ({"num_ranks": (1, "a")}, r"num_ranks: a slider is .*, got \(1, 'a'\)$"),
         ({"F": (1, 2, 3, 4)}, "F: a slider is"),
         ({"schedule": []}, "schedule: a choice needs"),
         ({"num_ranks": (0, 4), "num_microbatches": (0, 0)}, "num_microbatches"),

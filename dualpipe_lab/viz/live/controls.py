@@ -83,12 +83,13 @@ def _control(name: str, value: Any, starts: Mapping[str, Any]) -> Control | None
 
 
 def _slider(name: str, value: tuple[Any, ...], starts: Mapping[str, Any]) -> Slider:
-    if len(value) == 2:
+    numbers = value
+    if len(value) == 2 and all(isinstance(number, int) for number in value):
         low, high = value
-        value = (low, min(max(starts.get(name, low), low), high), high)
-    if len(value) != 3 or not all(isinstance(number, int) for number in value) or not value[0] <= value[1] <= value[2]:
+        numbers = (low, min(max(starts.get(name, low), low), high), high)
+    if len(numbers) != 3 or not all(isinstance(number, int) for number in numbers) or list(numbers) != sorted(numbers):
         raise ValueError(f"{name}: a slider is (low, high) or (low, start, high) in whole numbers, got {value!r}")
-    low, start, high = value
+    low, start, high = numbers
     return Slider(name, low, high, start)
 
 
