@@ -6,14 +6,15 @@ Chapter: book/ep/v3-moe.  In: `x_..D`.  Out: `y_..D`, y = shared(x) + sum over t
               count as -inf (0 would beat a negative score); the k largest of the rest
   weights     w_i = scale s_i / sum over the chosen of s, without the bias; their gradient is that of `router`
   bias        b_i <- b_i + speed sign(mean load - load_i), once per step, on the load of all ranks, without a gradient
-  messages    those of `ep.moe`; per step one all-reduce of E whole numbers per layer, all layers in one message
+  messages    those of `ep.moe`; per step one all-reduce of E whole numbers per layer, all layers in one message;
+              under DualPipe one more such message to the rank with copies of the same stages
 The load is counted in the backward of the weights.  The backward runs once per microbatch, also where the forward runs
 twice (recompute), and it does not run in evaluation.
 Elsewhere: DeepSeek-V3 `Gate` and `MoE`; Megatron `moe_router_enable_expert_bias`; torchtitan `TokenChoiceTopKRouter`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2; Wang et al. 2024 (arXiv 2408.15664) for the bias.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.comm import P2P
+from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.ep.router import Routing, TopKRouter, top_experts
+from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.context import device
 
 
@@ -168,32 +171,84 @@ def group_limited_topk(
 
 
 @torch.no_grad()
-def update_biases(model: nn.Module, speed: float, data: Group | None = None) -> list[Tensor]:
+def update_biases(
+    model: nn.Module | Mapping[int, nn.Module],
+    speed: float,
+    data: Group | None = None,
+    program: Program | None = None,
+    pp: Group | None = None,
+) -> list[Tensor]:
     """Update every router's bias after the last backward of an optimizer step, and reset the load counters.
 
     Args:
-        model: with any number of `DeepSeekRouter`, the same on all ranks.
+        model: with any number of `DeepSeekRouter`, the same on all ranks of `data`; or this rank's stages by number.
         speed: gamma, the change of an expert's bias per step.
-        data: all ranks with different data (default: the world); one message for all layers.
+        data: all ranks with different data and the same layers (default: the world); one message for all layers.
+        program: of the pipeline.  Copies of a stage (DualPipe) count the microbatches of one direction each: their
+            loads are added too, in one message to each rank with a copy.  All ranks of `pp` call this.
+        pp: the ranks of the program (default: the world).
 
     Returns:
-        The `load_E` of all ranks, for each router.
+        The `load_E` of all ranks, for each router; with stages, in the order of their numbers.
 
     Raises:
-        ValueError: a bias of 16 bits, which rounds steps of this size away.
+        ValueError: a bias of 16 bits, which rounds steps of this size away; stages that are not those of the program.
     """
-    routers = [module for module in model.modules() if isinstance(module, DeepSeekRouter)]
-    if not routers:
+    if program is not None:
+        _check_stages(model, program, pp)
+    stages = model if isinstance(model, Mapping) else {0: model}
+    routers = {stage: _routers(stages[stage]) for stage in sorted(stages)}
+    each = [router for found in routers.values() for router in found]
+    if not each:
         return []
-    if narrow := [router.bias.dtype for router in routers if router.bias.dtype.itemsize < 4]:
+    if narrow := [router.bias.dtype for router in each if router.bias.dtype.itemsize < 4]:
         raise ValueError(f"a bias has 32 bits or more, got {narrow[0]}: near 1 its steps are longer than {speed}")
-    loads = torch.cat([router.load for router in routers])
-    comm.all_reduce(loads, group=data)
-    each = list(loads.split([router.num_experts for router in routers]))
-    for router, load in zip(routers, each, strict=True):
+    total = torch.cat([router.load for router in each])
+    comm.all_reduce(total, group=data)
+    if program is not None:
+        sizes = [sum(router.num_experts for router in found) for found in routers.values()]
+        _add_copies(dict(zip(routers, total.split(sizes), strict=True)), program, pp)
+    loads = list(total.split([router.num_experts for router in each]))
+    for router, load in zip(each, loads, strict=True):
         router.bias += bias_step(load, speed).to(router.bias.dtype)
         router.load.zero_()
-    return each
+    return loads
+
+
+def _routers(module: nn.Module) -> list[DeepSeekRouter]:
+    return [child for child in module.modules() if isinstance(child, DeepSeekRouter)]
+
+
+def _check_stages(model: nn.Module | Mapping[int, nn.Module], program: Program, pp: Group | None) -> None:
+    rank = comm.get_rank(pp)
+    placed = sorted({stage for (stage, _), holder in program.placement.items() if holder == rank})
+    if not isinstance(model, Mapping) or sorted(model) != placed:
+        given = f"stages {sorted(model)}" if isinstance(model, Mapping) else f"a {type(model).__name__}"
+        raise ValueError(
+            f"{program.name!r} places stages {placed} on rank {rank}, got {given}; give {{stage: module}} of all these"
+        )
+
+
+def _add_copies(loads: dict[int, Tensor], program: Program, pp: Group | None) -> None:
+    """Add the loads that other ranks of the pipeline have counted in their copies of these stages, in place."""
+    rank, ranks = comm.get_rank(pp), members(pp)
+    shared: dict[int, set[int]] = {}  # by rank of the pipeline: the stages that it holds too
+    for (stage, _), holder in program.placement.items():
+        if stage in loads and holder != rank:
+            shared.setdefault(holder, set()).add(stage)
+    received, messages = {}, []
+    for holder, stages in sorted(shared.items()):
+        local = torch.cat([loads[stage] for stage in sorted(stages)])
+        if len(local):
+            received[holder] = torch.empty_like(local)
+            messages += [P2P("isend", local, ranks[holder], label="expert loads")]
+            messages += [P2P("irecv", received[holder], ranks[holder])]
+    for work in comm.batch_isend_irecv(messages, pp):
+        work.wait()
+    for holder, values in received.items():
+        both = sorted(shared[holder])
+        for stage, part in zip(both, values.split([len(loads[stage]) for stage in both]), strict=True):
+            loads[stage] += part
 
 
 def bias_step(load: Tensor, speed: float) -> Tensor:
