@@ -34,6 +34,10 @@ from .pp.simulator import simulate as simulate
 from .pp.explain import explain as explain
 from .pp.runtime import PipelineRuntime as PipelineRuntime
 
+# One model, every cut
+from .plan import Plan as Plan
+from . import plan as plan
+
 # Timelines
 from .timeline import Timeline as Timeline
 from .timeline import Span as Span

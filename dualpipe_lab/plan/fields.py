@@ -1,0 +1,252 @@
+"""`PlanFields`: the fields of a plan, and what follows from them alone: ranks, grid, program, one line of text.
+
+Chapter: book/together/cuts.  In: sizes of the axes, settings.  Out: a `Topology`, a `Program`, JSON values.
+  world size    pp * dp * cp * tp, times ep where ep is an axis of the grid
+  data ranks    dp, times ep where it is an axis: each has its own sequences; the ranks of cp share them
+Elsewhere: Megatron `parallel_state.initialize_model_parallel` and `--num-layers-per-virtual-pipeline-stage`;
+torchtitan's `ParallelDims`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from math import prod
+from typing import Any, TypeVar
+
+from dualpipe_lab.cp.layouts import LAYOUTS
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.program import Overlap, Program
+from dualpipe_lab.topology import AXES, Topology
+
+PRECISIONS = ("float64", "float32", "bfloat16")
+_COUNTS = ("num_microbatches", "chunks", "ranks_per_node")
+_SWITCHES = ("hybrid", "experts_in_data", "sequence_parallel", "recompute", "overlap")
+Fields = TypeVar("Fields", bound="PlanFields")
+
+
+@dataclass(frozen=True)
+class PlanFields:
+    """The fields of a plan.
+
+    Attributes:
+        pp, dp, cp, tp, ep: ranks along each axis.
+        num_microbatches: of each data rank and step.
+        schedule: a name of `schedules.names()`; without pp the microbatches run one after another.
+        chunks: stages per rank, for schedules that let one choose.
+        zero: 0 to 3, the stage of ZeRO over the ranks of dp, cp and ep together.
+        hybrid: ZeRO shards within a node and replicates across nodes; needs `ranks_per_node`.
+        experts_in_data: the ranks of ep are a slice of those of dp and cp, not an axis of their own.
+        sequence_parallel: between the layers, each rank of tp holds its shard of the tokens.
+        layout: which positions of a sequence each rank of cp holds.
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
+        precision: of weights and gradients; bfloat16 has fp32 master weights.
+        overlap: run the experts of a forward and of a backward as overlapped pairs.
+        layers: the number of layers of each stage (default: `pp.partition`).
+        order: the axes, outermost first; the last one is contiguous in rank.
+        ranks_per_node: consecutive ranks that share a machine.
+
+    Raises:
+        ValueError: a value that has no meaning for any model.
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    num_microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    zero: int = 0
+    hybrid: bool = False
+    experts_in_data: bool = False
+    sequence_parallel: bool = False
+    layout: str = "zigzag"
+    recompute: bool = False
+    precision: str = "float32"
+    overlap: bool = False
+    layers: tuple[int, ...] | None = None
+    order: tuple[str, ...] = ("pp", "dp", "ep", "cp", "tp")
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*AXES, *_COUNTS):
+            value = getattr(self, name)
+            if not _is_count(value) and not (value is None and name in ("chunks", "ranks_per_node")):
+                raise ValueError(f"a plan needs {name} to be an integer of at least 1, got {value!r}; use {name}=1")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"a plan needs {name} to be True or False, got {getattr(self, name)!r}")
+        _check_choice("zero", self.zero, (0, 1, 2, 3))
+        _check_choice("layout", self.layout, LAYOUTS)
+        _check_choice("precision", self.precision, PRECISIONS)
+        object.__setattr__(self, "schedule", registered_name(self.schedule))
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        object.__setattr__(self, "order", tuple(self.order))
+        if sorted(self.order) != sorted(AXES):
+            raise ValueError(f"a plan's order has each of {', '.join(AXES)} once, got {self.order}")
+        if self.layers is None:
+            return
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if not self.layers or not all(map(_is_count, self.layers)):
+            raise ValueError(f"a plan gives every stage a layer at least, got layers={self.layers}; or leave it out")
+
+    @property
+    def has_ep_axis(self) -> bool:
+        """Whether ep is an axis of the grid."""
+        return self.ep > 1 and not self.experts_in_data
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis of the grid, outermost first; also of those with one rank."""
+        return {axis: 1 if axis == "ep" and self.experts_in_data else getattr(self, axis) for axis in self.order}
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return prod(self.sizes.values())
+
+    @property
+    def data_size(self) -> int:
+        """The number of ranks with sequences of their own: dp, times ep where it is an axis."""
+        return self.dp * (self.ep if self.has_ep_axis else 1)
+
+    @property
+    def copy_axes(self) -> tuple[str, ...]:
+        """The axes of the grid along which dense weights are copied and see other data, outermost first."""
+        return tuple(axis for axis, size in self.sizes.items() if size > 1 and axis in ("dp", "ep", "cp"))
+
+    @property
+    def num_copies(self) -> int:
+        """The number of ranks that hold the same dense weights: data ranks, times cp."""
+        return self.data_size * self.cp
+
+    @property
+    def topology(self) -> Topology:
+        """The grid; axes with one rank are left out, but for `dp` where no axis has more.
+
+        Raises:
+            ValueError: `ranks_per_node` does not divide the ranks, or `ep` the ranks of dp and cp.
+        """
+        axes = [(axis, size) for axis, size in self.sizes.items() if size > 1] or [("dp", 1)]
+        if self.ep == 1 or not self.experts_in_data:
+            return Topology(axes, ranks_per_node=self.ranks_per_node)
+        data = self.dp * self.cp
+        if data % self.ep:
+            raise ValueError(
+                f"experts_in_data shards the experts over the ranks of dp and cp, and ep must divide them, got ep "
+                f"{self.ep} and dp {self.dp} x cp {self.cp} = {data}"
+            )
+        over = tuple(axis for axis, _ in axes if axis in ("dp", "cp"))
+        return Topology(axes, edp=data // self.ep, experts_over=over, ranks_per_node=self.ranks_per_node)
+
+    @property
+    def program(self) -> Program | None:
+        """The program of the pipeline; None without pp.
+
+        Raises:
+            ValueError: the schedule cannot have these sizes.
+        """
+        return None if self.pp == 1 else _build(self.schedule, self.pp, self.num_microbatches, self.chunks)
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages of the model; 1 without pp."""
+        program = self.program
+        return 1 if program is None else program.num_stages
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the pipeline has overlapped pairs of a forward and a backward."""
+        program = self.program
+        return program is not None and any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as JSON values.
+
+        >>> PlanFields.from_description(PlanFields(dp=2).describe()) == PlanFields(dp=2)
+        True
+        """
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @classmethod
+    def from_description(cls: type[Fields], description: Mapping[str, Any]) -> Fields:
+        """Return the plan that `describe` has described; a field that is missing has its default.
+
+        Raises:
+            ValueError: an unknown field, or a value that has no meaning.
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(description) - set(known))
+        if unknown:
+            raise ValueError(f"a plan has no field {', '.join(unknown)}; it has {', '.join(known)}")
+        return cls(**description)
+
+    def __str__(self) -> str:
+        parts = [f"{axis} {size}{self._notes(axis)}" for axis, size in self.sizes.items() if size > 1] or ["dp 1"]
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return ", ".join([f"{' x '.join(parts)} = {ranks}", *self._tail(), self.precision])
+
+    def _notes(self, axis: str) -> str:
+        """What belongs to one axis, in parentheses."""
+        notes = {"pp": self._pipeline(), "cp": [self.layout], "dp": self._zero()}.get(axis, [])
+        if axis == "tp" and self.sequence_parallel:
+            notes = ["sequence parallel"]
+        return f" ({', '.join(notes)})" if notes else ""
+
+    def _pipeline(self) -> list[str]:
+        chunks = [] if self.chunks is None else [f"{self.chunks} stages per rank"]
+        layers = [] if self.layers is None else [f"layers {' '.join(map(str, self.layers))}"]
+        return [self.schedule, f"m {self.num_microbatches}", *chunks, *layers]
+
+    def _zero(self) -> list[str]:
+        return [f"{'hybrid ' if self.hybrid else ''}ZeRO-{self.zero}"] if self.zero else []
+
+    def _tail(self) -> list[str]:
+        """What belongs to no axis that has more than one rank."""
+        tail = [f"m {self.num_microbatches}"] if self.pp == 1 and self.num_microbatches > 1 else []
+        tail += self._zero() if self.dp == 1 else []
+        tail += [f"ep {self.ep} within the data ranks"] if self.experts_in_data and self.ep > 1 else []
+        tail += [f"{self.ranks_per_node} ranks per node"] if self.ranks_per_node else []
+        return tail + ["recompute"] * self.recompute + ["overlapped experts"] * self.overlap
+
+
+def registered_name(schedule: str) -> str:
+    """Return a schedule's name as the registry lists it; ValueError for an unknown one.
+
+    >>> registered_name("DualPipe V")
+    'dualpipev'
+    """
+    wanted = schedules.builder(schedule)
+    return next(name for name in schedules.names() if schedules.builder(name) is wanted)
+
+
+@cache
+def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> Program:
+    """Build a program; with `chunks`, of a schedule that has as many stages per rank, or lets one choose."""
+    if chunks is None:
+        return schedules.build(schedule, pp, num_microbatches)
+    if "num_virtual_stages" in schedules.options_of(schedule):
+        return schedules.build(schedule, pp, num_microbatches, num_virtual_stages=chunks)
+    program = schedules.build(schedule, pp, num_microbatches)
+    if program.num_stages != chunks * pp:
+        free = [
+            name for name in schedules.names(synchronous=True) if "num_virtual_stages" in schedules.options_of(name)
+        ]
+        raise ValueError(
+            f"{schedule} has {program.num_stages} stages on {pp} ranks, got chunks={chunks}; leave chunks out, or use "
+            f"one of {', '.join(free)}"
+        )
+    return program
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if type(value) is not type(choices[0]) or value not in choices:
+        raise ValueError(f"a plan's {name} is one of {', '.join(map(str, choices))}, got {value!r}")
