@@ -133,7 +133,10 @@ def test_output_gradients_and_load_are_those_of_one_process(world_size):
         assert seen == [2, 7]  # the shared expert runs after counts and dispatch, and before combine
 
 
-@pytest.mark.parametrize("again", ["not", "torch", "ours"])
+BELOW = "torch's checkpoint looks at the device of saved tensors below the stand-in's mode"
+
+
+@pytest.mark.parametrize("again", ["not", pytest.param("torch", marks=pytest.mark.on_gloo(BELOW)), "ours"])
 def test_a_load_is_counted_once_per_microbatch(again):
     """Also where the forward runs twice, and not at all without a backward."""
 

@@ -155,9 +155,13 @@ def _run_batch(messages):
         return
 
     def action():
-        works = [call(tensors, peer, BATCH_TAG) for _, call, tensors, peer, _ in messages]
-        for work in works:
-            work.wait()
+        try:
+            for work in [call(tensors, peer, BATCH_TAG) for _, call, tensors, peer, _ in messages]:
+                work.wait()
+        except Exception as error:
+            for *_, done in messages:
+                done.set_exception(error)
+            return
         for *_, done in messages:
             done.set_result(None)
 
