@@ -11,7 +11,6 @@ Elsewhere: Megatron `GPTModel`; torchtitan's Llama with its parallelize plan.
 Source: Touvron et al. 2023 (arXiv 2302.13971), section 2.2.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +18,13 @@ from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
+from dualpipe_lab.models.stage_rules import check_sizes
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.embedding import VocabParallelEmbedding
-from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
-from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import initialize_parameters
+from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.swiglu import SwiGLU
-from dualpipe_lab.world import context
 from dualpipe_lab.world.mesh import Mesh
 
 
@@ -42,7 +35,7 @@ class LlamaLayer(nn.Module):
         self, config: LlamaConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
     ) -> None:
         super().__init__()
-        self.attention_norm = _norm(config, tp, dtype)
+        self.attention_norm = make_norm(config, tp, dtype)
         self.attention = GroupedQueryAttention(
             config.hidden_size,
             config.num_heads,
@@ -55,7 +48,7 @@ class LlamaLayer(nn.Module):
             attend,
             dtype,
         )
-        self.mlp_norm = _norm(config, tp, dtype)
+        self.mlp_norm = make_norm(config, tp, dtype)
         self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -64,8 +57,43 @@ class LlamaLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Llama(nn.Module):
-    """A Llama sharded over the ranks of a topology.
+class LlamaStage(TransformerStage):
+    """Some layers of a Llama; the first stage takes ids_BS, the last one returns logits_BSV.
+
+    Args:
+        config: sizes of the full model.
+        sharing: how the model is shared among ranks.
+        layers: numbers of the layers.
+        is_first, is_last: whether the embedding, and whether norm and head are here.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, sharing: Sharing, layers: range, is_first: bool = True, is_last: bool = True
+    ) -> None:
+        how = sharing.tp, sharing.replicas, sharing.attend, sharing.dtype
+        super().__init__(config, sharing, layers, lambda number: LlamaLayer(config, *how), is_first, is_last)
+        self.config = config
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Return the output of this stage, x_BSD or logits_BSV, of ids_BS or x_BSD.
+
+        Args:
+            x: the same on all ranks of a tp group, but for x_BSD under sequence parallelism; with a layout, this rank's
+                shard of each sequence.
+            positions: of the tokens, `positions_S` (default: 0, 1, 2 ..., or those of the layout).
+
+        Raises:
+            ValueError: an unknown token; under sequence parallelism a length that does not divide among the ranks.
+        """
+        positions = self.positions(x.device) if positions is None else positions
+        x = self.enter(x)
+        for layer in self.layers:
+            x = self.run(layer, x, positions)
+        return self.leave(x)
+
+
+class Llama(LlamaStage):
+    """A Llama sharded over the ranks of a topology: the stage that has all layers.
 
     Args:
         config: sizes of the full model.
@@ -77,6 +105,7 @@ class Llama(nn.Module):
             `ring_attention`).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
         device: of the weights (default: that of the rank).  They are drawn on the CPU, so they are equal everywhere.
 
     Raises:
@@ -97,46 +126,18 @@ class Llama(nn.Module):
         dtype: torch.dtype | None = None,
         layout: SequenceLayout | None = None,
         device: torch.device | str | None = None,
+        recompute: bool = False,
     ) -> None:
-        super().__init__()
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
-        self.config, self.mesh, self.layout = config, mesh, layout
-        attend = attend or _attention(mesh, layout)
-        self.tp = tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
-        replicas = kv_replicas(config.num_kv_heads, tp)
-        self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, tp, dtype=dtype)
-        layers = (LlamaLayer(config, tp, replicas, attend, dtype) for _ in range(config.num_layers))
-        self.layers = nn.ModuleList(layers)
-        self.norm = _norm(config, tp, dtype)
-        tied = self.embedding if config.tied else None
-        self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, tied, dtype)
-        initialize_parameters(self, seed)
-        self.to(context.device() if device is None else device)
-
-    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return logits_BSV; V: this rank's shard of the vocabulary.
-
-        Args:
-            ids: `ids_BS`, the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
-            positions: of the tokens, `positions_S` (default: 0, 1, 2 ..., or those of the layout).
-
-        Raises:
-            ValueError: an unknown token; under sequence parallelism a length that does not divide among the ranks.
-        """
-        if self.tp.sequence_parallel:
-            self.config.check(self.tp.size, ids.shape[1])
-        if positions is None and self.layout is not None:
-            positions = positions_of(self.layout, self.mesh.rank("cp"), ids.device)
-        x = self.embedding(ids)
-        for layer in self.layers:
-            x = layer(x, positions)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
+        sharing = Sharing.of(config, mesh, tp, attend, layout, recompute, dtype)
+        super().__init__(config, sharing, range(config.num_layers))
+        self.draw(seed, device)
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of targets_BS, the same on all ranks of a tp group; `options` as in `cross_entropy`."""
-        return self.head.loss_of(self(ids, positions), targets, **options)
+        return self.loss_of(self(ids, positions), targets, **options)
 
 
 def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
@@ -149,19 +150,6 @@ def check_topology(config: LlamaConfig, topology: Topology, layout: SequenceLayo
     others = [f"{name} {topology.size(name)}" for name in ("pp", "ep") if topology.size(name) > 1]
     if others:
         rule = "a Llama is sharded along tp and cp and replicated along dp"
-        raise ValueError(f"{rule}, got {', '.join(others)} in {topology} ranks")
-    cp_size = topology.size("cp")
-    if cp_size != (1 if layout is None else layout.num_ranks):
-        raise ValueError(
-            f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}; "
-            f"make_layout(name, length, num_ranks={cp_size})"
-        )
-    config.check(topology.size("tp"))
-
-
-def _attention(mesh: Mesh, layout: SequenceLayout | None) -> Attend:
-    return causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
-
-
-def _norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:
-    return RMSNorm(config.hidden_size, config.eps, tp, "tokens" if tp.sequence_parallel else "none", dtype)
+        raise ValueError(f"{rule}, got {', '.join(others)} in {topology} ranks; for pp use build_stages")
+    check_layout(topology, layout)
+    check_sizes(config, topology)

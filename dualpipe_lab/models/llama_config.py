@@ -42,6 +42,16 @@ class LlamaConfig:
         """Features of one head."""
         return self.head_size or self.hidden_size // self.num_heads
 
+    @property
+    def layer_costs(self) -> tuple[int, ...]:
+        """The cost of each layer for `pp.partition`: its parameters, all of which every token uses.
+
+        >>> LlamaConfig(hidden_size=8, ffn_size=16, num_layers=2).layer_costs
+        (592, 592)
+        """
+        heads = (self.num_heads, self.num_kv_heads, self.size_of_head)
+        return (layer_parameters(self.hidden_size, self.ffn_size, *heads, 1),) * self.num_layers
+
     def check(self, tp_size: int = 1, num_tokens: int | None = None) -> None:
         """Refuse a number of ranks over which the heads, or under sequence parallelism the tokens, cannot be sharded.
 

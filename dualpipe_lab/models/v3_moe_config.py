@@ -7,9 +7,8 @@ Chapter: book/ep/v3-moe.  In: sizes.  Out: checked sizes, numbers of parameters.
 
 from dataclasses import dataclass
 
-from dualpipe_lab.ep.deepseek_moe import check_groups
-from dualpipe_lab.ep.moe.config import check_divides
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.tp.closed_forms import layer_parameters
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,28 @@ class V3MoEConfig:
             self.num_kv_heads, self.head_size, self.rope_base, self.eps,
         )  # fmt: skip
 
+    @property
+    def layer_costs(self) -> tuple[int, ...]:
+        """The cost of each layer for `pp.partition`: the parameters that a token uses.
+
+        >>> V3MoEConfig(hidden_size=8, expert_ffn_size=4, ffn_size=16, num_experts=4).layer_costs
+        (592, 528, 528)
+        """
+        heads = (self.num_heads, self.num_kv_heads, self.dense.size_of_head)
+        dense = layer_parameters(self.hidden_size, self.ffn_size, *heads, 1)
+        used = self.num_experts_per_token * self.expert_ffn_size + self.shared_ffn_size
+        sparse = layer_parameters(self.hidden_size, used, *heads, 1) + self.num_experts * self.hidden_size
+        return (dense,) * self.num_dense_layers + (sparse,) * (self.num_layers - self.num_dense_layers)
+
     def check(self, tp_size: int = 1, ep_size: int = 1) -> None:
         """Refuse sizes that do not fit together or do not divide among the ranks.
 
         Raises:
             ValueError: naming the rule and the values.
         """
+        from dualpipe_lab.ep.deepseek_moe import check_groups  # here: they import torch, and a config does not
+        from dualpipe_lab.ep.moe.config import check_divides
+
         self.dense.check(tp_size)
         if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0 or self.balance < 0:
             raise ValueError(f"dense layers are some of the layers, and nothing is below 0, got {self}")

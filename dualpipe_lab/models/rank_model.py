@@ -1,0 +1,191 @@
+"""`build_stages`: the stages of a model that one rank holds, for any program; `RankModel`: the stages together.
+
+Chapter: book/tp/block.  In: a config, a `Mesh`, a program.  Out: modules by stage, for `PipelineRuntime`.
+  loss       each rank has its summand: the sum over its valid targets, divided by those of the step on all ranks.  The
+             summands of microbatches and data ranks add up, so `runtime.step` takes weights of 1, and gradients are
+             summed, never averaged
+  mirrors    a stage on two ranks (DualPipe) starts with the same numbers on both, because they are drawn by name
+  tied       the embedding's table stands on the first stage and on the last; `runtime.sum_tied(rank_model.tied)`
+Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pipeline_llm`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab import comm
+from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.models.llama import LlamaStage
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
+from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.runtime.stage import WithLoss
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.shard import full_tensor, shards_of
+from dualpipe_lab.world.context import device as rank_device
+from dualpipe_lab.world.mesh import Mesh
+
+
+class RankModel(nn.Module):
+    """The stages of a model that one rank holds; made by `build_stages`.
+
+    Attributes:
+        config: of the full model.
+        mesh: the ranks.
+        program: of the pipeline; None without one.
+        layers: of every stage of the model.
+        stages: this rank's stages, by number.
+        tied: by stage, the name of the table that first and last stage share; None where they share none.
+        num_tokens, num_sequences: of the step, set by `begin_step`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        mesh: Mesh,
+        program: Program | None,
+        layers: Sequence[range],
+        stages: dict[int, TransformerStage],
+    ) -> None:
+        super().__init__()
+        self.config, self.mesh, self.program, self.layers = config, mesh, program, tuple(layers)
+        self.num_tokens: int | None = None
+        self.num_sequences: int | None = None
+        self.tied = {0: TABLE, len(layers) - 1: HEAD} if _is_tied(config) and len(layers) > 1 else None
+        self._stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
+
+    @property
+    def stages(self) -> dict[int, TransformerStage]:
+        """This rank's stages, by number."""
+        return {int(number): stage for number, stage in self._stages.items()}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits_BSV of ids_BS, where this rank holds the full model's only stage.
+
+        Raises:
+            ValueError: the model has more stages.
+        """
+        if len(self.layers) > 1:
+            raise ValueError(f"the model has {len(self.layers)} stages; run them with PipelineRuntime")
+        output = self.stages[0](ids)
+        return output.output if isinstance(output, WithLoss) else output
+
+    def begin_step(self, num_tokens: int, num_sequences: int | None = None) -> None:
+        """Set by what the losses of a step are divided.
+
+        Args:
+            num_tokens: valid targets of the step, over all microbatches and ranks.
+            num_sequences: of the step, over all microbatches and ranks; the balance loss per sequence needs it.
+        """
+        self.num_tokens, self.num_sequences = num_tokens, num_sequences
+        for stage in self.stages.values():
+            stage.num_sequences = num_sequences
+
+    def loss_fn(self, num_tokens: int | None = None, **options: Any) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the loss of logits and targets for `PipelineRuntime`, whose step then takes weights of 1.
+
+        Args:
+            num_tokens: valid targets of the step, over all ranks (default: those of `begin_step`).
+            options: as in `tp.cross_entropy`.
+        """
+
+        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+            count = self.num_tokens if num_tokens is None else num_tokens
+            return self.stages[len(self.layers) - 1].loss_of(logits, targets, num_tokens=count, **options)
+
+        return loss
+
+    def boundary(self, num_rows: int, length: int) -> Tensor:
+        """Return an example of what stages exchange, `x_BSD`, for microbatches of one shape.
+
+        `num_rows`: sequences in a microbatch; `length`: the tokens of each on one rank of cp.
+        """
+        stage = next(iter(self.stages.values()))
+        tokens = length // stage.tp.size if stage.tp.sequence_parallel else length
+        return torch.empty(num_rows, tokens, self.config.hidden_size, dtype=stage.dtype, device=rank_device())
+
+    def full_state_dict(self, of: str = "parameter") -> dict[str, Tensor]:
+        """Gather every parameter, or with "grad" every gradient, of the full model, by its name there.
+
+        Every rank of the world calls this, after the gradients have been summed; copies of a stage count as equal.
+        A parameter without a gradient is left out, and a tied table comes once, under the embedding's name.
+        """
+        found: dict[str, Tensor] = {}
+        for stage in self.stages.values():
+            found |= self._gathered(stage, of)
+        if self.mesh.size("pp") == 1:
+            return found
+        every = comm.all_gather_object({name: tensor.cpu() for name, tensor in found.items()}, self.mesh.group("pp"))
+        merged: dict[str, Tensor] = {}
+        for part in every:
+            merged = {name: tensor.to(rank_device()) for name, tensor in part.items()} | merged
+        return merged
+
+    def _gathered(self, stage: TransformerStage, of: str) -> Iterator[tuple[str, Tensor]]:
+        shards = shards_of(stage)
+        for name, parameter in stage.named_parameters():
+            tensor = parameter if of == "parameter" else parameter.grad
+            if tensor is not None and name not in stage.tied_names:
+                group = self.mesh.group("ep") if ".experts." in name else stage.tp.group
+                yield name, full_tensor(tensor, shards.get(name), group)
+
+
+def build_stages(
+    config: ModelConfig,
+    mesh: Mesh | Topology,
+    program: Program | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    sequence_parallel: bool = False,
+    layout: SequenceLayout | None = None,
+    recompute: bool = False,
+    device: torch.device | str | None = None,
+) -> RankModel:
+    """Build the stages that a program places on this rank; every rank of the world calls this.
+
+    Args:
+        config: sizes of the full model.
+        mesh: the ranks.
+        program: of the pipeline, for the ranks of `pp`; None for one stage with all layers.
+        layers: the number of layers of each stage (default: as `stage_layers` shares them out).
+        seed: of the weights: equal seeds give the weights of the same full model on every cut.
+        dtype: of the weights.
+        sequence_parallel: as in `TensorParallel`.
+        layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
+        device: of the weights (default: that of the rank).
+
+    Raises:
+        ValueError: as `check_stages`; the layout is missing or for another number of ranks.
+    """
+    mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+    tokens = None if layout is None else layout.size(0)
+    check_stages(config, mesh.topology, program, layers=layers, sequence_parallel=sequence_parallel, num_tokens=tokens)
+    tp = TensorParallel(mesh.group("tp"), sequence_parallel)
+    dense = config if isinstance(config, LlamaConfig) else config.dense
+    sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype)
+    shares = stage_layers(config, 1 if program is None else program.num_stages, layers)
+    stages: dict[int, TransformerStage] = {}
+    for number in stages_of(program, mesh.rank("pp")):
+        ends = number == 0, number == len(shares) - 1
+        stages[number] = _make_stage(config, sharing, shares[number], *ends)
+        stages[number].draw(seed, device)
+    return RankModel(config, mesh, program, shares, stages)
+
+
+def _make_stage(
+    config: ModelConfig, sharing: Sharing, layers: range, is_first: bool, is_last: bool
+) -> TransformerStage:
+    if isinstance(config, LlamaConfig):
+        return LlamaStage(config, sharing, layers, is_first, is_last)
+    raise ValueError(f"stages are built for a LlamaConfig, got {config}")
+
+
+def _is_tied(config: ModelConfig) -> bool:
+    return isinstance(config, LlamaConfig) and config.tied

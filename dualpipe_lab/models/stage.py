@@ -1,0 +1,197 @@
+"""`TransformerStage`: some layers of a model, with the embedding before the first and the head behind the last.
+
+Chapter: book/tp/block.  In: a config, a `Sharing`, a range of layers.  Out: a module.
+  stage      in                       out
+  first      ids_BS                   x_BSD
+  others     x_BSD                    x_BSD
+  last                                logits_BSV of this rank's shard of the vocabulary
+Under sequence parallelism a rank holds S / t tokens between the layers, so stages exchange 1 / t of the bytes.
+A model is the stage that has all layers.  Parameters have their names in the full model and are drawn by them, so every
+cut starts from the same numbers.  Where the head uses the embedding's table and stands on another stage, both stages
+hold the table, and each has the gradient of one of its two uses.
+Elsewhere: Megatron `GPTModel(pre_process=, post_process=)`; torchtitan `pipeline_module_split`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.cp.ring_attention import ring_attention
+from dualpipe_lab.cp.sequence import positions as positions_of
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.pp.runtime.recompute import recompute
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.embedding import VocabParallelEmbedding
+from dualpipe_lab.tp.gqa import Attend, kv_replicas
+from dualpipe_lab.tp.lm_head import LMHead
+from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.tp.shard import initialize_parameters
+from dualpipe_lab.world import context
+from dualpipe_lab.world.mesh import Mesh
+
+HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a model is shared among ranks: the same for all stages of one rank.
+
+    Attributes:
+        mesh: the ranks.
+        tp: the ranks that share a layer, and how.
+        replicas: the ranks that hold the same key heads; None if key heads are not replicated.
+        attend: the attention function.
+        layout: which positions of a sequence each rank of `cp` holds; None for all.
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
+        dtype: of the weights.
+    """
+
+    mesh: Mesh
+    tp: TensorParallel
+    replicas: Group | None
+    attend: Attend
+    layout: SequenceLayout | None = None
+    recompute: bool = False
+    dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: LlamaConfig,
+        mesh: Mesh,
+        tp: TensorParallel | None = None,
+        attend: Attend | None = None,
+        layout: SequenceLayout | None = None,
+        recompute: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> "Sharing":
+        """Make the groups; every rank of the world calls this.
+
+        Raises:
+            ValueError: as `check_layout`.
+        """
+        check_layout(mesh.topology, layout)
+        tp = tp or TensorParallel(mesh.group("tp"))
+        if attend is None:
+            attend = (
+                causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
+            )
+        return cls(mesh, tp, kv_replicas(config.num_kv_heads, tp), attend, layout, recompute, dtype)
+
+
+class TransformerStage(nn.Module):
+    """Layers of a model that one rank runs one after another; the base of the stages of all models.
+
+    Args:
+        config: of attention, embedding and head.
+        sharing: what all stages of this rank share.
+        layers: numbers of the layers in the full model.
+        make_layer: makes a layer, given its number.
+        is_first: whether the embedding is here.
+        is_last: whether the last norm and the head are here.
+
+    Attributes:
+        dtype: of the weights; None for torch's default.
+        num_sequences: of the step, over all ranks; None for those of the microbatch.
+        layers: by their numbers in the full model; they iterate in order.
+        names_start_here: names of parameters within this module are those of the full model.
+        tied_names: names here whose parameter has another name in the full model: that of the table that is tied.
+    """
+
+    names_start_here: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        sharing: Sharing,
+        layers: range,
+        make_layer: Callable[[int], nn.Module],
+        is_first: bool = True,
+        is_last: bool = True,
+    ) -> None:
+        super().__init__()
+        sizes, tp, dtype = (config.vocabulary_size, config.hidden_size), sharing.tp, sharing.dtype
+        self._config = config
+        self.mesh, self.layout, self.tp, self.recompute = sharing.mesh, sharing.layout, tp, sharing.recompute
+        self.dtype = dtype
+        self.num_sequences: int | None = None
+        self.embedding = VocabParallelEmbedding(*sizes, tp, dtype=dtype) if is_first else None
+        self.layers = nn.ModuleList()
+        for number in layers:
+            self.layers.add_module(str(number), make_layer(number))
+        self.norm = make_norm(config, tp, dtype) if is_last else None
+        table = self.embedding if config.tied else None
+        self.head = LMHead(config.hidden_size, config.vocabulary_size, tp, table, dtype) if is_last else None
+        self.tied_names = {HEAD: TABLE} if config.tied and is_last and not is_first else {}
+
+    def draw(self, seed: int, device: torch.device | str | None = None) -> None:
+        """Draw all parameters by their names in the full model, and move them to a device."""
+        initialize_parameters(self, seed)
+        if self.tied_names:
+            initialize_parameters(nn.ModuleDict({"embedding": self.head}), seed)
+        self.to(context.device() if device is None else device)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the input of this stage's layers: of the first stage, the embedding of the ids.
+
+        Raises:
+            ValueError: under sequence parallelism, a length that does not divide among the ranks.
+        """
+        if self.embedding is None:
+            return x
+        if self.tp.sequence_parallel:
+            self._config.check(self.tp.size, x.shape[1])
+        out: Tensor = self.embedding(x)
+        return out
+
+    def run(self, layer: nn.Module, *inputs: Any) -> Any:
+        """Run a layer; with `recompute`, keep its inputs alone."""
+        return recompute(layer, *inputs) if self.recompute else layer(*inputs)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the output of this stage, given that of its layers: of the last stage, the logits."""
+        if self.norm is None or self.head is None:
+            return x
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def positions(self, device: torch.device) -> Tensor | None:
+        """Return the positions of this rank's tokens in their sequence; None for 0, 1, 2 ..."""
+        return None if self.layout is None else positions_of(self.layout, self.mesh.rank("cp"), device)
+
+    def loss_of(self, logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """Compute the loss of the last stage's logits; `options` as in `tp.cross_entropy`.
+
+        Raises:
+            ValueError: the head is on another stage.
+        """
+        if self.head is None:
+            raise ValueError("the last stage has the head and computes the loss; this stage has layers alone")
+        return self.head.loss_of(logits, targets, **options)
+
+
+def make_norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:
+    """Make a norm; under sequence parallelism the gradient of its weight is summed over the ranks' tokens."""
+    return RMSNorm(config.hidden_size, config.eps, tp, "tokens" if tp.sequence_parallel else "none", dtype)
+
+
+def check_layout(topology: Topology, layout: SequenceLayout | None) -> None:
+    """Refuse a layout that is missing along cp, or made for another number of ranks; needs no rank.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    cp_size = topology.size("cp")
+    if cp_size != (1 if layout is None else layout.num_ranks):
+        raise ValueError(
+            f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}; "
+            f"make_layout(name, length, num_ranks={cp_size})"
+        )

@@ -1,0 +1,143 @@
+"""Which layers of a model each stage of a pipeline has, and the rules of it; needs no rank and no torch.
+
+Chapter: book/tp/block.  In: a config, a topology, a program.  Out: the layers of each stage, or a refusal.
+  cost of a layer   the parameters that a token uses there: an expert counts k times, and a lookup costs nothing
+  cost of the head  V h, on the last stage
+A stage may be on several ranks (DualPipe: on s and P - 1 - s).
+Elsewhere: Megatron `--decoder-first-pipeline-num-layers`; torchtitan `module_fqns_per_model_part`.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.pp.partition import partition
+from dualpipe_lab.pp.program import F, Overlap, Program
+from dualpipe_lab.topology import Topology
+
+ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig
+
+
+def stage_layers(config: ModelConfig, num_stages: int, layers: Sequence[int] | None = None) -> tuple[range, ...]:
+    """Return the layers of each stage: the split with the least load on the slowest stage, or the one that is given.
+
+    `layers`: the number of layers of each stage; the first and the last may have none.  Raises ValueError for more
+    stages than layers, and for numbers that do not add up to the model's.
+
+    >>> stage_layers(LlamaConfig(num_layers=5), 2)
+    (range(0, 3), range(3, 5))
+    >>> stage_layers(LlamaConfig(num_layers=5), 2, layers=(1, 4))
+    (range(0, 1), range(1, 5))
+    """
+    if layers is not None:
+        return _given(config, num_stages, layers)
+    if num_stages == 1:
+        return (range(config.num_layers),)
+    if config.num_layers < num_stages:
+        raise ValueError(
+            f"a stage has a layer, got {config.num_layers} layers for {num_stages} stages; use at most "
+            f"{config.num_layers} stages, or {num_stages} layers"
+        )
+    return partition(config.layer_costs, num_stages, head=config.vocabulary_size * config.hidden_size).stages
+
+
+def _given(config: ModelConfig, num_stages: int, layers: Sequence[int]) -> tuple[range, ...]:
+    if len(layers) != num_stages or sum(layers) != config.num_layers or min(layers) < 0 or 0 in layers[1:-1]:
+        raise ValueError(
+            f"layers are given for each of {num_stages} stages, from 1 between the ends, {config.num_layers} in all, "
+            f"got {tuple(layers)}; leave them out for {stage_sizes(config, num_stages)}"
+        )
+    return tuple(range(start, stop) for start, stop in pairwise(accumulate(layers, initial=0)))
+
+
+def stage_sizes(config: ModelConfig, num_stages: int) -> tuple[int, ...]:
+    """Return the number of layers of each stage, as `stage_layers` shares them out."""
+    return tuple(map(len, stage_layers(config, num_stages)))
+
+
+def stages_of(program: Program | None, pp_rank: int = 0) -> tuple[int, ...]:
+    """Return the stages that a program places on a rank; without a program, stage 0.
+
+    >>> from dualpipe_lab import schedules
+    >>> stages_of(schedules.dualpipe(4, 8), 1)
+    (1, 2)
+    """
+    return (0,) if program is None else tuple(sorted({action.stage for action in program.actions(pp_rank)}))
+
+
+def check_stages(
+    config: ModelConfig,
+    topology: Topology,
+    program: Program | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    sequence_parallel: bool = False,
+    num_tokens: int | None = None,
+    overlap: bool = False,
+) -> None:
+    """Refuse a model that cannot be sharded over a topology, or that has no layers for the stages of a program.
+
+    Args:
+        config: sizes of the full model.
+        topology: the ranks.
+        program: of the pipeline, one for the ranks of `pp`; None without a pipeline.
+        layers: the number of layers of each stage (default: as `stage_layers` shares them out).
+        sequence_parallel: as in `TensorParallel`.
+        num_tokens: of a sequence on one rank of `cp`, if it is known.
+        overlap: whether the experts of overlapped pairs are to overlap.
+
+    Raises:
+        ValueError: naming the rule, the values and what to use instead.
+    """
+    check_sizes(config, topology)
+    check_program(topology, program)
+    stage_layers(config, 1 if program is None else program.num_stages, layers)
+    if sequence_parallel:
+        _attention(config).check(topology.size("tp"), num_tokens)
+    if overlap and (program is None or not any(isinstance(step, Overlap) for rank in program.ranks for step in rank)):
+        raise ValueError(
+            f"experts overlap in pairs of a forward and a backward, got {program.name if program else 'no pipeline'}; "
+            "use dualpipe, dualpipev or a schedule whose name begins with paired"
+        )
+    if overlap and isinstance(config, LlamaConfig):
+        raise ValueError("overlap is for layers with experts, got a LlamaConfig; leave it out, or use a V3MoEConfig")
+
+
+def check_sizes(config: ModelConfig, topology: Topology) -> None:
+    """Refuse sizes that do not divide among the ranks of tp and ep, and copies of experts that are not counted.
+
+    Raises:
+        ValueError: naming the rule and the values.
+    """
+    ep_size = topology.size("ep")
+    if isinstance(config, LlamaConfig):
+        if ep_size > 1:
+            raise ValueError(f"a Llama has no experts to shard, got ep {ep_size} in {topology} ranks; use dp instead")
+        config.check(topology.size("tp"))
+        return
+    left_out = [axis for axis in ("dp", "cp") if topology.size(axis) > 1 and axis not in topology.experts_over]
+    if topology.edp and left_out:
+        raise ValueError(f"edp counts all replicas, got {topology} ranks with experts_over={topology.experts_over}")
+    config.check(topology.size("tp"), ep_size)
+
+
+def check_program(topology: Topology, program: Program | None) -> None:
+    """Refuse a program that is written for another number of ranks than the topology has along pp.
+
+    Raises:
+        ValueError: naming both numbers, or a stage that no rank runs.
+    """
+    pp_size, num_ranks = topology.size("pp"), 1 if program is None else program.num_ranks
+    if pp_size != num_ranks:
+        got = "no program" if program is None else f"{program.name} for {num_ranks}"
+        raise ValueError(
+            f"a pipeline has a program for its ranks, got {got} in {topology} ranks; build it for {pp_size}"
+        )
+    if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
+        raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
+
+
+def _attention(config: ModelConfig) -> LlamaConfig:
+    return config if isinstance(config, LlamaConfig) else config.dense

@@ -1,0 +1,132 @@
+"""What the tests of whole models share: a batch for all data ranks, one step on any cut, and plain torch's."""
+
+import torch
+from runs import A1
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.cp.sequence import shard
+from dualpipe_lab.dp.data_parallel import num_valid_tokens
+from dualpipe_lab.ep.moe import expert_parameters
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.rank_model import build_stages
+from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.tp.shard import initialize_parameters
+
+ROWS, LENGTH, SEED = 2, 8, 5
+
+
+def batch(vocabulary, num_microbatches, num_data=1):
+    """Ids and targets, `_NMBS`: every microbatch has another number of valid targets, and one has none."""
+    generator = torch.Generator().manual_seed(num_microbatches)
+    ids, targets = torch.randint(vocabulary, (2, num_data, num_microbatches, ROWS, LENGTH), generator=generator)
+    for number, part in enumerate(targets.flatten(0, 1)):
+        part.view(-1)[: 3 * number % (2 * LENGTH)] = -100
+    targets[0, 1 % num_microbatches] = -100
+    return ids, targets
+
+
+def plain(config, num_microbatches, num_data=1, edit=None):
+    """Loss and gradients of one process on the whole batch, from weights drawn by name."""
+    model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, torch.float64)
+    initialize_parameters(model, SEED)
+    if edit:
+        edit(model)
+    ids, targets = batch(config.vocabulary_size, num_microbatches, num_data)
+    loss = model.loss(ids.flatten(0, 2), targets.flatten(0, 2))
+    loss.backward()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    return {"loss": loss.detach()} | grads
+
+
+def data_axes(mesh, axes=("dp", "ep", "cp")):
+    return tuple(axis for axis in mesh.topology.names if axis in axes)
+
+
+def build(config, mesh, program, layout=None, **options):
+    layout = layout and make_layout(layout, LENGTH, mesh.size("cp"))
+    return build_stages(config, mesh, program, seed=SEED, dtype=torch.float64, layout=layout, **options)
+
+
+def step(model, explicit=True):
+    """One step of a rank: loss and raw gradients of the full model."""
+    mesh, program = model.mesh, model.program
+    number, axes = program.num_microbatches, data_axes(mesh, ("dp", "ep"))
+    data = mesh.group(*data_axes(mesh))
+    ids, targets = batch(model.config.vocabulary_size, number, _size(mesh, axes))
+    ids, targets = (tensor[_number(mesh, axes)] for tensor in (ids, targets))
+    if mesh.size("cp") > 1:
+        layout = next(iter(model.stages.values())).layout
+        ids, targets = (shard(tensor, layout, mesh.rank("cp"), dim=-1) for tensor in (ids, targets))
+    model.begin_step(num_valid_tokens(targets, data), number * ROWS * _size(mesh, axes))
+    total = _run(model, program, ids, targets, explicit)
+    comm.all_reduce(total, group=data)
+    sum_gradients(model)
+    return {"loss": total} | model.full_state_dict("grad")
+
+
+def _run(model, program, ids, targets, explicit):
+    boundary = model.boundary(ROWS, ids.shape[-1]) if explicit else None
+    mirrored = program.num_directions == 2
+    runtime = PipelineRuntime(
+        program, model.stages, model.loss_fn(), boundary, group=model.mesh.group("pp"), sum_mirrors=mirrored
+    )
+    result = runtime.step(list(ids), list(targets), weights=[1.0] * program.num_microbatches)
+    if model.tied:
+        runtime.sum_tied(model.tied)
+    losses = [*result.losses.values(), *result.stage_losses.values()]
+    total = torch.stack([torch.zeros((), dtype=torch.float64), *losses]).sum()
+    comm.all_reduce(total, group=model.mesh.group("pp"))
+    return total
+
+
+def sum_gradients(model):
+    """Sum over the ranks with other data: experts over their copies, everything else over all of them."""
+    mesh, experts = model.mesh, {id(parameter) for parameter in expert_parameters(model)}
+    edp = mesh.group("edp") if mesh.topology.edp else mesh.group(*data_axes(mesh, ("dp", "cp")))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        comm.all_reduce(parameter.grad, group=edp if id(parameter) in experts else mesh.group(*data_axes(mesh)))
+
+
+def _size(mesh, axes):
+    size = 1
+    for axis in axes:
+        size *= mesh.size(axis)
+    return size
+
+
+def _number(mesh, axes):
+    number = 0
+    for axis in axes:
+        number = number * mesh.size(axis) + mesh.rank(axis)
+    return number
+
+
+def worst(found, expected):
+    """The largest distance relative to a tensor's largest number, and its name; infinite for other names."""
+    if found.keys() != expected.keys():
+        return float("inf"), str(sorted(found.keys() ^ expected.keys()))
+    far = {
+        name: float((found[name] - value).abs().max() / max(float(value.abs().max()), 1e-30))
+        for name, value in expected.items()
+    }
+    name = max(far, key=far.get)
+    return far[name], name
+
+
+def assert_exact(launched):
+    """Every rank's every case is within the limit."""
+    assert launched
+    for rank, found in enumerate(launched):
+        assert found
+        for case, (error, name) in found.items():
+            assert error <= A1, f"rank {rank}, {case}: {name} is off by {error:.1e}"
+    print("worst", max(error for found in launched for error, _ in found.values()))
+
+
+def launch(fn, world_size, *args):
+    return lab.launch(fn, world_size, *args, output="collect", timeout=300)
