@@ -149,7 +149,12 @@ class PlanFields:
         Raises:
             ValueError: the schedule cannot have these sizes.
         """
-        return None if self.pp == 1 else _build(self.schedule, self.pp, self.num_microbatches, self.chunks)
+        if self.pp == 1:
+            return None
+        built = _build(self.schedule, self.pp, self.num_microbatches, self.chunks)
+        if isinstance(built, str):
+            raise ValueError(built)
+        return built
 
     @property
     def num_stages(self) -> int:
@@ -214,6 +219,7 @@ class PlanFields:
         return tail + ["recompute"] * self.recompute + ["overlapped experts"] * self.overlap
 
 
+@cache
 def registered_name(schedule: str) -> str:
     """Return a schedule's name as the registry lists it; ValueError for an unknown one.
 
@@ -225,22 +231,32 @@ def registered_name(schedule: str) -> str:
 
 
 @cache
-def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> Program:
-    """Build a program; with `chunks`, of a schedule that has as many stages per rank, or lets one choose."""
-    if chunks is None:
-        return schedules.build(schedule, pp, num_microbatches)
-    if "num_virtual_stages" in schedules.options_of(schedule):
-        return schedules.build(schedule, pp, num_microbatches, num_virtual_stages=chunks)
-    program = schedules.build(schedule, pp, num_microbatches)
-    if program.num_stages != chunks * pp:
-        free = [
-            name for name in schedules.names(synchronous=True) if "num_virtual_stages" in schedules.options_of(name)
-        ]
-        raise ValueError(
-            f"{schedule} has {program.num_stages} stages on {pp} ranks, got chunks={chunks}; leave chunks out, or use "
-            f"one of {', '.join(free)}"
-        )
-    return program
+def is_synchronous(schedule: str) -> bool:
+    """Return whether a schedule computes the gradient with one version of the weights."""
+    return schedules.is_synchronous(schedule)
+
+
+@cache
+def _lets_choose(schedule: str) -> bool:
+    """Whether a schedule has as many stages per rank as one likes."""
+    return "num_virtual_stages" in schedules.options_of(schedule)
+
+
+@cache
+def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> Program | str:
+    """Build a program with `chunks` stages per rank, or say why there is none: a search asks again and again."""
+    options = {"num_virtual_stages": chunks} if chunks is not None and _lets_choose(schedule) else {}
+    try:
+        program = schedules.build(schedule, pp, num_microbatches, **options)
+    except ValueError as error:
+        return str(error)
+    if chunks is None or program.num_stages == chunks * pp:
+        return program
+    free = ", ".join(name for name in schedules.names(synchronous=True) if _lets_choose(name))
+    return (
+        f"{schedule} has {program.num_stages} stages on {pp} ranks, got chunks={chunks}; leave chunks out, or use one "
+        f"of {free}"
+    )
 
 
 def _is_count(value: object) -> bool:

@@ -5,9 +5,16 @@ Pure data: no torch, no rank.
 Elsewhere: Megatron's command line of parallel sizes; torchtitan's `ParallelDims` and its `[parallelism]` section.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.rules import first_problem, stage_layers
+from dualpipe_lab.plan.search import legal_plans, nearest_plan
+
+if TYPE_CHECKING:
+    from dualpipe_lab.plan.rules import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -22,3 +29,87 @@ class Plan(PlanFields):
     >>> plan.world_size, plan.data_size, plan.num_stages
     (8, 2, 2)
     """
+
+    def check(self, config: "ModelConfig", sequence_length: int | None = None, num_ranks: int | None = None) -> None:
+        """Refuse a plan under which a model cannot be trained; needs no rank.
+
+        Args:
+            config: sizes of the full model, a `LlamaConfig` or a `V3MoEConfig`.
+            sequence_length: of the data; None leaves out what depends on it.
+            num_ranks: of the world, if it is known.
+
+        Raises:
+            ValueError: the rule, the values, and the nearest legal plan.
+
+        >>> from dualpipe_lab.models import LlamaConfig
+        >>> try:
+        ...     Plan(tp=3).check(LlamaConfig(num_heads=4))
+        ... except ValueError as error:
+        ...     print(str(error).split("; ")[1])
+        the nearest plan of 3 ranks that fits is dp 3 = 3 ranks, float32
+        """
+        problem = first_problem(self, config, sequence_length)
+        if num_ranks is not None and num_ranks != self.world_size:
+            problem = f"{self} is a plan for {self.world_size} ranks, the world has {num_ranks}"
+        if problem is None:
+            return
+        world_size = self.world_size if num_ranks is None else num_ranks
+        nearest = self.nearest(config, sequence_length, world_size)
+        remedy = f"no plan of {world_size} ranks fits this model"
+        if nearest is not None:
+            remedy = f"the nearest plan of {world_size} ranks that fits is {nearest}"
+        raise ValueError(f"{problem}; {remedy}")
+
+    def nearest(
+        self, config: "ModelConfig", sequence_length: int | None = None, num_ranks: int | None = None
+    ) -> "Plan | None":
+        """Return the plan that fits a model with the fewest and smallest changes; None if there is none.
+
+        Args:
+            config: as for `check`.
+            sequence_length: as for `check`.
+            num_ranks: of the plan that is returned (default: as many as this one has).
+
+        >>> from dualpipe_lab.models import LlamaConfig
+        >>> print(Plan(pp=4, schedule="dualpipe", num_microbatches=6).nearest(LlamaConfig(num_layers=4)))
+        pp 4 (dualpipe, m 8) = 4 ranks, float32
+        """
+        return nearest_plan(self, config, sequence_length, num_ranks)
+
+    @classmethod
+    def all(
+        cls,
+        config: "ModelConfig",
+        num_ranks: int,
+        sequence_length: int | None = None,
+        zeros: Sequence[int] = (0, 1, 2, 3),
+        schedule_names: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> Iterator["Plan"]:
+        """Yield every plan of so many ranks that fits a model, in a fixed order.
+
+        Args:
+            config: as for `check`.
+            num_ranks: pp * dp * cp * tp, times ep where it is an axis.
+            sequence_length: as for `check`.
+            zeros: the stages of ZeRO to list.
+            schedule_names: for pp above 1 (default: every synchronous schedule).
+            settings: the other fields of all plans.
+
+        >>> from dualpipe_lab.models import LlamaConfig
+        >>> for plan in Plan.all(LlamaConfig(), 2, zeros=[0], schedule_names=["gpipe"]):
+        ...     print(plan)
+        tp 2 = 2 ranks, float32
+        cp 2 (zigzag) = 2 ranks, float32
+        dp 2 = 2 ranks, float32
+        pp 2 (gpipe, m 1) = 2 ranks, float32
+        """
+        return legal_plans(cls(**settings), config, num_ranks, sequence_length, zeros, schedule_names)
+
+    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the number of layers of every stage.
+
+        >>> Plan(pp=2, schedule="interleaved").stage_layers(6)
+        (1, 1, 2, 2)
+        """
+        return stage_layers(self, num_layers)

@@ -1,0 +1,170 @@
+"""The rules that a plan and a model keep together, each as a sentence with the values; `None` where nothing is wrong.
+
+Chapter: book/together/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
+The rules stand in four groups.  A group reads the sizes of the axes and its own fields, and no field of another group,
+so that `dualpipe_lab.plan.search` can choose the fields of each group on their own.
+  grid       pp, dp, cp, tp, ep, experts_in_data
+  pipeline   num_microbatches, schedule, chunks, layers, overlap
+  sequence   sequence_parallel, layout
+  zero       zero, hybrid, ranks_per_node
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.plan.fields import PlanFields, is_synchronous
+from dualpipe_lab.pp.partition import partition
+
+if TYPE_CHECKING:
+    from dualpipe_lab.models.llama_config import LlamaConfig
+    from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+
+    ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig  # the second imports torch, so it is named for types alone
+
+Rule: TypeAlias = Callable[[PlanFields, "ModelConfig", int | None], str | None]
+
+
+def grid(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+    """Return what is wrong with the sizes of the axes."""
+    try:
+        _check_config(plan, config)
+        _ = plan.topology.world_size if plan.ranks_per_node is None else _without_nodes(plan).topology
+    except ValueError as error:
+        return str(error)
+    if plan.pp > config.num_layers:
+        return f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}"
+    balance: float = getattr(config, "balance", 0.0)
+    if plan.cp > 1 and balance:
+        return (
+            f"a balance loss per sequence needs whole sequences, got cp {plan.cp} and balance={balance}; use balance=0"
+        )
+    return None
+
+
+def pipeline(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+    """Return what is wrong with the schedule, its microbatches or its stages."""
+    if not is_synchronous(plan.schedule):
+        return (
+            f"training needs one version of the weights per step, and {plan.schedule} updates them in between; use a "
+            "synchronous schedule"
+        )
+    if plan.pp == 1 and plan.chunks is not None:
+        return f"chunks are stages per rank of pp, got chunks={plan.chunks} and pp 1"
+    try:
+        num_stages = plan.num_stages
+    except ValueError as error:
+        return str(error)
+    return _stages(plan, config.num_layers, num_stages) or _overlap(plan, config)
+
+
+def sequence(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+    """Return what is wrong with how a sequence is sharded along cp and tp."""
+    if sequence_length is None:
+        return None
+    try:
+        shares = _shares(plan, sequence_length)
+    except ValueError as error:
+        return str(error)
+    uneven = next((size for size in shares if size % plan.tp), None)
+    if plan.sequence_parallel and uneven is not None:
+        return f"sequence parallelism shards the tokens of a rank evenly along tp, got {uneven} tokens and tp {plan.tp}"
+    return None
+
+
+def zero(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+    """Return what is wrong with the stage of ZeRO and its shards."""
+    nodes = plan.ranks_per_node
+    if nodes is not None and plan.world_size % nodes:
+        return f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks"
+    if plan.zero and plan.num_copies == 1:
+        return f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
+    if plan.zero > 1 and plan.pp > 1 and getattr(config, "tied", False):
+        return (
+            f"ZeRO-{plan.zero} shards a gradient before two stages can add theirs of the tied embedding, got "
+            f"zero={plan.zero}, pp {plan.pp} and tied=True; use zero=0 or 1"
+        )
+    return _hybrid(plan) if plan.hybrid else None
+
+
+GROUPS: tuple[Rule, ...] = (grid, pipeline, sequence, zero)
+
+
+def first_problem(plan: PlanFields, config: "ModelConfig", sequence_length: int | None = None) -> str | None:
+    """Return the first rule that a plan breaks, or None."""
+    found = (rule(plan, config, sequence_length) for rule in GROUPS)
+    return next((problem for problem in found if problem is not None), None)
+
+
+def stage_layers(plan: PlanFields, num_layers: int) -> tuple[int, ...]:
+    """Return the number of layers of every stage: as the plan gives them, or as `pp.partition` does."""
+    return plan.layers or partition(num_layers, plan.num_stages).sizes
+
+
+def has_experts(config: "ModelConfig") -> bool:
+    """Whether a model has layers of experts."""
+    num_dense_layers: int = getattr(config, "num_dense_layers", config.num_layers)
+    return config.num_layers > num_dense_layers
+
+
+def _check_config(plan: PlanFields, config: "ModelConfig") -> None:
+    config.check(plan.tp, plan.ep) if hasattr(config, "num_experts") else config.check(plan.tp)
+    if plan.ep > 1 and not has_experts(config):
+        raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
+
+
+def _without_nodes(plan: PlanFields) -> PlanFields:
+    """The same plan without nodes: `zero` judges those."""
+    return PlanFields.from_description(plan.describe() | {"ranks_per_node": None})
+
+
+def _stages(plan: PlanFields, num_layers: int, num_stages: int) -> str | None:
+    if num_stages > num_layers:
+        return f"every stage needs a layer, got {num_layers} layers for the {num_stages} stages of {plan.schedule}"
+    if plan.layers is None:
+        return None
+    if len(plan.layers) != num_stages or sum(plan.layers) != num_layers:
+        return (
+            f"layers= shares out all layers to all stages, got {plan.layers} for {num_layers} layers in {num_stages} "
+            "stages"
+        )
+    return None
+
+
+def _overlap(plan: PlanFields, config: "ModelConfig") -> str | None:
+    if not plan.overlap:
+        return None
+    if not has_experts(config):
+        return "overlap hides the all-to-alls of experts, and this model has none, got overlap=True"
+    if not plan.has_pairs:
+        where = f"{plan.schedule} has none" if plan.pp > 1 else "a single stage has none"
+        return f"overlap needs pairs of a forward and a backward, and {where}; use dualpipe, dualpipev or paired_1f1b"
+    return None
+
+
+def _shares(plan: PlanFields, sequence_length: int) -> list[int]:
+    """The tokens of a sequence that each rank of cp holds."""
+    if sequence_length < 1:
+        raise ValueError(f"a sequence has a token at least, got a length of {sequence_length}")
+    if plan.cp == 1:
+        return [sequence_length]
+    layout = make_layout(plan.layout, sequence_length, plan.cp)
+    return [layout.size(rank) for rank in range(plan.cp)]
+
+
+def _hybrid(plan: PlanFields) -> str | None:
+    if plan.ranks_per_node is None:
+        return "hybrid ZeRO shards within a node, got ranks_per_node=None; give the ranks of a node"
+    if not plan.zero:
+        return "hybrid says where ZeRO shards, got zero=0; use zero=1, 2 or 3"
+    try:
+        topology = plan.topology
+        size = topology.size("shard") if "dp" in topology.names else 1
+    except ValueError as error:
+        return str(error)
+    if size in (1, plan.dp):
+        return (
+            f"hybrid ZeRO needs a dp group with several ranks on each of several nodes, got {size} of its {plan.dp} "
+            f"ranks on a node of {plan.ranks_per_node}"
+        )
+    return None

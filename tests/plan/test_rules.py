@@ -1,0 +1,256 @@
+"""Every rule of a plan and a model: one message with the rule, the values and a plan that fits."""
+
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualpipe_lab as lab
+from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_lab.plan.rules import first_problem
+from dualpipe_lab.plan.search import distance, factorisations
+
+LLAMA = LlamaConfig(num_layers=8, num_heads=8, num_kv_heads=4)
+V3 = V3MoEConfig(num_layers=8, num_heads=8, num_kv_heads=4, balance=0.0)
+FIELDS = [name for name in lab.Plan().describe() if name not in ("order", "recompute", "precision")]
+
+REFUSED = [  # plan, config, length of a sequence, the rule with its values, the nearest plan
+    ({"tp": 3}, LLAMA, None, "num_heads must divide among the ranks, got 8 on 3 ranks", "dp 3 = 3 ranks"),
+    (
+        {"dp": 2, "tp": 3},
+        replace(LLAMA, num_heads=6, num_kv_heads=2, head_size=8),
+        None,
+        "key heads must divide among the ranks, or ranks among key heads, got 2 heads on 3 ranks",
+        "dp 3 x tp 2 = 6 ranks",
+    ),
+    ({"ep": 2}, LLAMA, None, "ep shards experts, and this model has none, got ep 2", "dp 2 = 2 ranks"),
+    ({"ep": 3}, V3, None, "experts must divide among the ranks, got 8 experts on 3 ranks", "dp 3 = 3 ranks"),
+    ({"dp": 3, "ep": 2, "experts_in_data": True}, V3, None, "ep must divide them, got ep 2 and dp 3", "dp 3 = 3 ranks"),
+    (
+        {"pp": 16, "dp": 2},
+        LLAMA,
+        None,
+        "every stage needs a layer, got 8 layers for pp 16",
+        r"pp 8 \(1f1b, m 1\) x dp 4",
+    ),
+    (
+        {"cp": 2},
+        replace(V3, balance=1e-4),
+        None,
+        "needs whole sequences, got cp 2 and balance=0.0001",
+        "dp 2 = 2 ranks",
+    ),
+    (
+        {"schedule": "pipedream", "pp": 2},
+        LLAMA,
+        None,
+        "needs one version of the weights per step",
+        r"pp 2 \(1f1b, m 1\)",
+    ),
+    ({"chunks": 2}, LLAMA, None, "chunks are stages per rank of pp, got chunks=2 and pp 1", "dp 1 = 1 rank"),
+    (
+        {"pp": 3, "schedule": "dualpipe", "num_microbatches": 6},
+        LLAMA,
+        None,
+        "dualpipe needs an even number of ranks, got 3",
+        r"pp 3 \(1f1b, m 6\)",
+    ),
+    (
+        {"pp": 2, "schedule": "dualpipe", "num_microbatches": 5},
+        LLAMA,
+        None,
+        "dualpipe needs an even number of microbatches, half for each direction, got 5",
+        r"pp 2 \(dualpipe, m 6\)",
+    ),
+    (
+        {"pp": 4, "schedule": "dualpipev", "num_microbatches": 3},
+        LLAMA,
+        None,
+        "dualpipev needs at least two microbatches per rank, got 3 for 4 ranks",
+        r"pp 4 \(1f1b, m 3\)",
+    ),
+    (
+        {"pp": 4, "schedule": "interleaved", "chunks": 3, "num_microbatches": 4},
+        LLAMA,
+        None,
+        "got 8 layers for the 12 stages of interleaved",
+        r"pp 4 \(interleaved, m 4, 2 stages per rank\)",
+    ),
+    (
+        {"pp": 2, "schedule": "zbv", "chunks": 3},
+        LLAMA,
+        None,
+        "zbv has 4 stages on 2 ranks, got chunks=3",
+        r"pp 2 \(zbv, m 1, 2 stages per rank\)",
+    ),
+    (
+        {"pp": 2, "layers": (3, 4)},
+        LLAMA,
+        None,
+        r"layers= shares out all layers to all stages, got \(3, 4\) for 8 layers in 2 stages",
+        r"pp 2 \(1f1b, m 1\)",
+    ),
+    ({"overlap": True, "dp": 2}, LLAMA, None, "this model has none, got overlap=True", "dp 2 = 2 ranks, float32"),
+    (
+        {"overlap": True, "pp": 2, "num_microbatches": 4},
+        V3,
+        None,
+        "overlap needs pairs of a forward and a backward, and 1f1b has none",
+        r"pp 2 \(1f1b, m 4\) = 2 ranks, float32",
+    ),
+    ({"cp": 2}, LLAMA, 18, "18 positions do not divide", r"cp 2 \(striped\)"),
+    (
+        {"tp": 4, "sequence_parallel": True},
+        LLAMA,
+        18,
+        "shards the tokens of a rank evenly along tp, got 18 tokens and tp 4",
+        "tp 4 = 4 ranks",
+    ),
+    ({"dp": 2}, LLAMA, 0, "a sequence has a token at least, got a length of 0", None),
+    ({"zero": 1}, LLAMA, None, "ZeRO-1 shards over the ranks of dp, cp and ep that copy a weight", "dp 1 = 1 rank"),
+    (
+        {"zero": 3, "pp": 2, "dp": 2},
+        replace(LLAMA, tied=True),
+        None,
+        "of the tied embedding, got zero=3, pp 2 and tied=True; use zero=0 or 1",
+        r"pp 2 \(1f1b, m 1\) x dp 2 \(ZeRO-1\)",
+    ),
+    (
+        {"zero": 1, "hybrid": True, "dp": 4},
+        LLAMA,
+        None,
+        "hybrid ZeRO shards within a node, got ranks_per_node=None",
+        r"dp 4 \(ZeRO-1\)",
+    ),
+    (
+        {"hybrid": True, "dp": 4, "ranks_per_node": 2},
+        LLAMA,
+        None,
+        "got zero=0; use zero=1, 2 or 3",
+        "dp 4 = 4 ranks, 2 ranks",
+    ),
+    (
+        {"zero": 1, "hybrid": True, "dp": 2, "tp": 2, "ranks_per_node": 2},
+        LLAMA,
+        None,
+        "several ranks on each of several nodes, got 1 of its 2 ranks on a node of 2",
+        r"dp 2 \(ZeRO-1\) x tp 2",
+    ),
+    (
+        {"dp": 4, "ranks_per_node": 3},
+        LLAMA,
+        None,
+        "ranks_per_node must divide the ranks, got 3 and 4 ranks",
+        "dp 4 = 4 ranks",
+    ),
+    ({"tp": 2}, replace(LLAMA, hidden_size=60), None, "hidden_size must divide by num_heads, got 60 and 8", None),
+]
+
+
+@pytest.mark.parametrize(("fields", "config", "length", "rule", "nearest"), REFUSED)
+def test_a_broken_rule_is_told_with_the_nearest_plan(fields, config, length, rule, nearest):
+    plan = lab.Plan(**fields)
+    remedy = rf"no plan of {plan.world_size} ranks fits" if nearest is None else rf"that fits is {nearest}"
+    with pytest.raises(ValueError, match=rf"(?s){rule}.*; .*{remedy}"):
+        plan.check(config, length)
+
+
+def test_a_world_of_another_size_gets_a_plan_of_its_size():
+    with pytest.raises(
+        ValueError, match=r"is a plan for 8 ranks, the world has 4; the nearest plan of 4 ranks .* dp 4 ="
+    ):
+        lab.Plan(dp=8).check(LLAMA, num_ranks=4)
+    lab.Plan(dp=8).check(LLAMA, num_ranks=8)
+
+
+def test_a_number_of_ranks_that_nothing_fits_is_told():
+    config = replace(LLAMA, num_layers=1)
+    with pytest.raises(ValueError, match="no plan of 7 ranks fits this model"):
+        lab.Plan(tp=7).check(replace(config, hidden_size=60))
+    tokens = replace(LLAMA, num_layers=2, hidden_size=64)
+    assert lab.Plan(tp=7).nearest(tokens) == lab.Plan(dp=7)
+
+
+plans = st.builds(
+    lab.Plan,
+    pp=st.integers(1, 4),
+    dp=st.integers(1, 3),
+    cp=st.integers(1, 3),
+    tp=st.integers(1, 3),
+    ep=st.integers(1, 3),
+    num_microbatches=st.integers(1, 9),
+    schedule=st.sampled_from(lab.schedules.names()),
+    chunks=st.none() | st.integers(1, 3),
+    zero=st.integers(0, 3),
+    hybrid=st.booleans(),
+    experts_in_data=st.booleans(),
+    sequence_parallel=st.booleans(),
+    layout=st.sampled_from(("contiguous", "zigzag", "striped")),
+    overlap=st.booleans(),
+    ranks_per_node=st.none() | st.integers(1, 4),
+)
+configs = st.sampled_from([LLAMA, replace(LLAMA, tied=True), V3, replace(V3, balance=0.1), replace(V3, num_layers=3)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(plans, configs, st.none() | st.integers(1, 24))
+def test_the_nearest_plan_is_legal_and_a_legal_plan_is_its_own(plan, config, length):
+    nearest = plan.nearest(config, length)
+    assert nearest is not None, "copies along dp always fit these models"
+    nearest.check(config, length, plan.world_size)
+    assert nearest == plan.nearest(config, length)
+    if first_problem(plan, config, length) is None:
+        assert nearest == plan
+    else:
+        assert nearest != plan
+        with pytest.raises(ValueError, match="that fits is"):
+            plan.check(config, length)
+
+
+def test_nothing_legal_is_nearer_than_the_nearest():
+    """Against every plan of 4 ranks with the same settings: the groups of rules may be searched one by one."""
+    wrong = lab.Plan(tp=3, num_microbatches=5, zero=2, pp=2, schedule="dualpipe", layout="contiguous")
+    found = wrong.nearest(LLAMA, 12, num_ranks=4)
+    every = [
+        candidate
+        for m in range(3, 7)
+        for layout in ("contiguous", "zigzag", "striped")
+        for candidate in lab.Plan.all(LLAMA, 4, 12, num_microbatches=m, layout=layout, schedule="dualpipe")
+    ]
+    assert len(every) > 500
+    assert distance(wrong, found, FIELDS) == min(distance(wrong, candidate, FIELDS) for candidate in every)
+
+
+@pytest.mark.parametrize("config", [LLAMA, V3])
+def test_all_plans_are_legal_distinct_and_complete(config):
+    found = list(lab.Plan.all(config, 8, 32, num_microbatches=8))
+    assert len(set(found)) == len(found)
+    for plan in found[::7]:
+        plan.check(config, 32, 8)
+    axes = {(plan.pp, plan.dp, plan.cp, plan.tp, plan.ep) for plan in found if not plan.experts_in_data}
+    allowed = {sizes for sizes in factorisations(8, 5) if sizes[4] == 1 or config is V3}
+    assert axes == allowed
+    assert {plan.schedule for plan in found} == set(lab.schedules.names(synchronous=True))
+    assert any(plan.experts_in_data for plan in found) is (config is V3)
+    for plan in found:
+        assert plan.zero == 0 or plan.num_copies > 1
+
+
+def test_all_is_lazy():
+    assert next(lab.Plan.all(LLAMA, 4096, num_microbatches=1)).world_size == 4096
+
+
+@given(st.integers(1, 60), st.integers(1, 4))
+def test_factorisations_are_all_ordered_products(number, factors):
+    found = list(factorisations(number, factors))
+    assert found == sorted(set(found))
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    assert found == [sizes for sizes in product(divisors, repeat=factors) if prod(sizes) == number]
+
+
+def test_stages_get_the_plan_s_layers_or_an_even_share():
+    assert lab.Plan(pp=2, layers=(3, 5)).stage_layers(8) == (3, 5)
+    assert lab.Plan(pp=2, schedule="dualpipev", num_microbatches=4).stage_layers(6) == (1, 1, 2, 2)
