@@ -25,13 +25,24 @@ from dualpipe_lab.ep.overlap import (
     weight_grads_alone,
 )
 from dualpipe_lab.ep.overlap import closed_forms as forms
-from dualpipe_lab.ep.overlap.order import BACKWARD, COMM, COMPUTE, FORWARD, every_op
+from dualpipe_lab.ep.overlap.order import (
+    BACKWARD,
+    COMM,
+    COMPUTE,
+    FORWARD,
+    PLAIN,
+    ROUTED,
+    SHARED,
+    every_op,
+    ops_of_layers,
+)
 
 TICKS = st.fixed_dictionaries({kind: st.integers(0, 9) for kind in (*COMPUTE, *COMM)}).map(lambda t: ticks_of(**t))
 PAIRS = st.one_of(
     st.integers(1, 5).map(one_f_one_b_basic),
     st.builds(one_f_one_b_overlap, st.integers(1, 5), split=st.booleans()),
 )
+LAYERS = st.lists(st.sampled_from([ROUTED, SHARED, PLAIN]), min_size=1, max_size=5)
 
 
 def test_closed_forms_equal_the_simulation():
@@ -67,6 +78,45 @@ def test_a_simulation_obeys_streams_and_needs(order, ticks):
     assert sum(wait for _, wait in streams.waits()) == streams.idle
 
 
+@settings(max_examples=60)
+@given(LAYERS, LAYERS, st.booleans(), TICKS)
+def test_any_layers_make_a_legal_pair_whose_time_obeys_streams_and_needs(up, down, split, ticks):
+    order = one_f_one_b_overlap(up, split=split, backward_layers=down)
+    check_pair(order, up, down)
+    host_calls(order)
+    streams, times = simulate(order, ticks), slow_times(order, ticks)
+    found = {span.label: (span.start, span.end) for span in (*streams.compute, *streams.comm)}
+    assert found == {str(op): time for op, time in times.items() if time[0] != time[1]}
+    assert lower_bound(order, ticks) <= streams.makespan <= sum(stream_totals(order, ticks))
+    serial = simulate(forward_alone(up), ticks).makespan + simulate(backward_alone(down, split=split), ticks).makespan
+    if set(up) | set(down) == {PLAIN}:
+        assert streams.makespan == serial
+
+
+@settings(max_examples=40)
+@given(LAYERS)
+def test_halves_alone_have_every_operation_of_any_layers(layers):
+    both = input_grads_alone(layers).pieces | weight_grads_alone(layers).pieces
+    assert both == backward_alone(layers).pieces == backward_alone(layers, split=False).pieces
+    assert both == set(ops_of_layers(layers, False))
+    assert forward_alone(layers).pieces == set(ops_of_layers(layers, True))
+    for order in (forward_alone(layers), input_grads_alone(layers), weight_grads_alone(layers)):
+        host_calls(order)
+
+
+def test_a_shared_expert_runs_beside_the_dispatch_and_beside_the_gradient_of_combine():
+    ticks = ticks_of(2, 2)
+    assert simulate(forward_alone([SHARED]), ticks).makespan == simulate(forward_alone([ROUTED]), ticks).makespan
+    assert (
+        simulate(input_grads_alone([SHARED]), ticks).makespan == simulate(input_grads_alone([ROUTED]), ticks).makespan
+    )
+    early = "A_F0 M_F0 A_F1 S_F0"
+    with pytest.raises(InvalidOrder, match="A_F1 comes before S_F0"):
+        host_calls(Order.parse("early", early, "D_F0 C_F0"))
+    with pytest.raises(InvalidOrder, match="A_B0 comes before S_B0"):
+        host_calls(Order.parse("early", "M_B0 A_B0 S_B0", "C_B0 D_B0"))
+
+
 def slow_times(order, ticks):
     """When each operation starts and ends, by asking again until nothing changes."""
     makers, times = order.makers(), {}
@@ -74,11 +124,22 @@ def slow_times(order, ticks):
         for row in (order.compute, order.comm):
             for place, op in enumerate(row):
                 before = row[place - 1 : place] if place else ()
-                before += (makers[op.needs],) if op.needs in makers else ()
+                before += tuple(makers[other] for other in slow_needs(op, makers) if other in makers)
                 if op not in times and all(other in times for other in before):
                     start = max((times[other][1] for other in before), default=0)
                     times[op] = start, start + ticks[op.kind]
     return times
+
+
+def slow_needs(op, makers):
+    """Operands by the layers' data flow: what has the name of an operand and is in the order."""
+    layer = op.layer
+    if op.kind in ("A_F", "P_F"):
+        return [parse_ops(f"{kind}{layer - 1}")[0] for kind in ("C_F", "P_F", "S_F") if layer]
+    if op.kind in ("C_B", "S_B", "P_B", "S_BW", "P_BW"):
+        return [parse_ops(f"{kind}{layer + 1}")[0] for kind in ("A_B", "P_B")]
+    more = parse_ops(f"S_B{layer}") if op.kind in ("A_B", "A_BW") else ()
+    return [op.needs, *more]
 
 
 @given(PAIRS, TICKS)
@@ -191,6 +252,13 @@ def test_a_pair_must_be_whole():
 def test_layers_are_counted(bad):
     for build in (one_f_one_b_basic, one_f_one_b_overlap, forward_alone, backward_alone):
         with pytest.raises(ValueError, match="whole number of layers"):
+            build(bad)
+
+
+@pytest.mark.parametrize("bad", [[], ["ADM"], ["P", "X"]])
+def test_letters_are_those_of_layers(bad):
+    for build in (one_f_one_b_basic, one_f_one_b_overlap, forward_alone, backward_alone):
+        with pytest.raises(ValueError, match="one layer or more, each ADMC, ASDMC or P"):
             build(bad)
 
 

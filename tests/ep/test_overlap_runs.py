@@ -218,9 +218,21 @@ def test_wrong_calls_are_named():
     lab.launch(fn, 1)
 
 
-def test_the_hook_refuses_stages_that_are_in_one_piece():
-    stages = [Stage(index, nn.Identity()) for index in (0, 3)]
-    tasks = [ReadyAction(stage, lab.Action(stage.index, kind, 1)) for stage, kind in zip(stages, "FB", strict=True)]
-    with pytest.raises(TypeError, match="make stages 0 and 3 InterruptibleStages"):
-        overlapped_forward_backward(*tasks)
+def test_a_pair_of_stages_in_one_piece_runs_one_after_the_other():
+    def fn(rank, world_size):
+        torch.manual_seed(0)
+        stages, x = [Stage(index, nn.Linear(4, 4).double()) for index in (1, 3)], torch.randn(2, 4, dtype=torch.float64)
+        found = []
+        for hook in (run_pair_serially, overlapped_forward_backward):
+            stages[1].module.zero_grad()
+            stages[1].forward(0, (x,))
+            up = ReadyAction(stages[0], lab.Action(1, "F", 1), (x,))
+            down = ReadyAction(stages[1], lab.Action(3, "B", 0), (x,))
+            hook(up, down)
+            found.append([*up.result, *down.result, *(p.grad.clone() for p in stages[1].module.parameters())])
+            assert not stages[1].num_live
+        return found
+
+    serial, overlapped = lab.launch(fn, 1)[0]
+    assert all(map(torch.equal, serial, overlapped))
     assert issubclass(InvalidOrder, ValueError)

@@ -22,9 +22,11 @@ from .host import Call as Call
 from .host import host_calls as host_calls
 
 # Their execution on real ranks
-from .executor import InterruptibleLayer as InterruptibleLayer
+from .layer import InterruptibleLayer as InterruptibleLayer
+from .plain import PlainLayer as PlainLayer
 from .executor import MicrobatchPass as MicrobatchPass
 from .executor import execute as execute
 from .stage import InterruptibleStage as InterruptibleStage
+from .v3 import interruptible_stage as interruptible_stage
 from .stage import overlapped_forward_backward as overlapped_forward_backward
 from . import emulated as emulated

@@ -1,177 +1,56 @@
-"""The executor: the forward of one microbatch and the backward of another through interruptible MoE layers.
+"""The executor: the forward of one microbatch and the backward of another through interruptible layers.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`, a `MicrobatchPass` for each half.  Out: `y_TD`, `dx_TD`, `.grad`.
-A layer is split into ten pieces.  Each computes, or launches an all-to-all, and stores its tensors for a later piece:
-  A  a = attention(x), with its residual; weights and experts = router(a)
-  D  k copies of each token to the ranks of its experts        M  the experts of this rank        C  results back
-  y = a + sum over j of w_j Y_j
-The backward of attention is autograd's, split into I and W; all others are written out (`dualpipe_lab.ep.moe`).
-Between M_B and M_W a microbatch holds the inputs and output gradients of the experts' products, between A_B and A_W
-the intermediates of the attention's split backward.
+Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`, a `MicrobatchPass` for each half.  Out: outputs, gradients.
   outputs and gradients   the same bits for every order: an order decides when an operation runs, not what it computes
   time                    on the virtual clock, that of `simulate`, to the nanosecond
 An all-to-all is launched as soon as its input is ready, and waited for right before its output is used.
+The pieces themselves are in `layer` (layers with experts) and `plain` (layers in one piece).
 Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch import Tensor
 
-from dualpipe_lab.comm import Pending
-from dualpipe_lab.ep import moe
-from dualpipe_lab.ep.all_to_all import start_rows
 from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
 from dualpipe_lab.ep.overlap.order import Op, Order, Ticks
 from dualpipe_lab.ep.overlap.simulator import StreamSpans, span_kind, span_of
-from dualpipe_lab.ep.router import TopKRouter
-from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 from dualpipe_lab.timeline import Span, Time
 from dualpipe_lab.world.context import rank_context
 
+# the method of a layer's pass for each kind; some take the layer's input or its output's gradient
+_PIECES = {
+    "A_F": "attention", "D_F": "dispatch", "S_F": "shared", "M_F": "experts", "C_F": "combine",
+    "C_B": "combine_grad", "S_B": "shared_input_grad", "S_W": "shared_weight_grad", "M_B": "experts_input_grad",
+    "M_W": "experts_weight_grad", "D_B": "dispatch_grad", "A_B": "attention_input_grad", "A_W": "attention_weight_grad",
+    "P_F": "forward", "P_B": "input_grad", "P_W": "weight_grad",
+}  # fmt: skip
+_TAKES_INPUT, _TAKES_OUTPUT_GRAD, _RETURNS_INPUT_GRAD = ("A_F", "P_F"), ("C_B", "S_B", "P_B"), ("A_B", "P_B")
 
-class InterruptibleLayer(nn.Module):
-    """An MoE transformer layer whose forward and backward can be interrupted at every all-to-all.
 
-    Args:
-        attention: from `x_TD` to `a_TD`: attention, its norm and its residual; any module.
-        router: of all experts, the same on every rank.
-        experts: the sharded experts.
-        fixed: `experts_TK` where a token's experts do not depend on it: ranks exchange no counts at run time, so the
-            all-to-alls of a pair are its only messages.  All ranks construct the layer then.
+class Layer(Protocol):
+    """A layer of a stage: an `InterruptibleLayer`, a `PlainLayer`, or another with the same methods.
+
+    Attributes:
+        letters: of its pieces: "ADMC", "ASDMC" or "P".
     """
 
-    def __init__(
-        self, attention: nn.Module, router: TopKRouter, experts: moe.Experts, fixed: Tensor | None = None
-    ) -> None:
-        super().__init__()
-        self.attention, self.router, self.experts = attention, router, experts
-        self._routes = None if fixed is None else self._plan(fixed)
-        if fixed is not None:
-            router.choose = lambda logits: fixed  # type: ignore[method-assign]
+    letters: str
 
-    def begin(self) -> "LayerPass":
-        """Return the pass of one microbatch through this layer."""
-        return LayerPass(self)
-
-    def routes_of(self, experts: Tensor) -> moe.Routes:
-        """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
-        return self._plan(experts) if self._routes is None else self._routes
-
-    def _plan(self, experts: Tensor) -> moe.Routes:
-        return moe.plan_routes(experts, self.experts.num_experts, self.experts.ep)
+    def begin(self, weight: float = 1) -> Any:
+        """Return the pass of one microbatch, of this weight in the loss, through this layer."""
 
 
-class LayerPass:
-    """One microbatch in one layer: the ten pieces, in the order of their dependencies.
+class Pass(Protocol):
+    """One microbatch in the layers of a stage: a `MicrobatchPass`, or a stage that runs in one piece."""
 
-    The pieces that launch an all-to-all return at once; `wait` is called before the next piece.
-    """
+    def run(self, op: Op) -> None:
+        """Run a compute operation, or launch an all-to-all."""
 
-    def __init__(self, layer: InterruptibleLayer) -> None:
-        self.layer, self.group = layer, layer.experts.ep.group
-        self._held: dict[str, Any] = {}
-        self._pending: Pending[Tensor] | None = None
-
-    def wait(self) -> None:
-        """Complete the all-to-all that was launched last."""
-        assert self._pending is not None
-        self._pending.wait()
-
-    def attention(self, x: Tensor) -> None:
-        """A_F: attention and router."""
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            a = self.layer.attention(x)
-            routing = self.layer.router(a)
-        roots = [get_gradient_edge(a), get_gradient_edge(routing.weights)]
-        routes = self.layer.routes_of(routing.indices)
-        self._held = {
-            "split": SplitBackward(roots, [x]), "a": a.detach(), "weights": routing.weights.detach(),
-            "routes": routes,
-        }  # fmt: skip
-
-    def dispatch(self) -> None:
-        """D_F: launch the dispatch."""
-        routes = self._held["routes"]
-        self._launch(moe.permute(self._held["a"], routes), back=False)
-
-    def experts(self) -> None:
-        """M_F: the experts of this rank."""
-        routes = self._held["routes"]
-        rows = moe.regroup(self._received(), routes)
-        y, self._held["for_input_grad"] = moe.experts_forward(rows, routes.counts, self.layer.experts.weights)
-        self._held["y"] = moe.ungroup(y, routes)
-
-    def combine(self) -> None:
-        """C_F: launch the combine."""
-        self._launch(self._held.pop("y"), back=True)
-
-    def output(self) -> Tensor:
-        """Return `y_TD`: the weighted sum of the experts' results plus the residual."""
-        if "output" not in self._held:
-            held = self._held
-            held["y_TKD"] = moe.unpermute(self._received(), held["routes"])
-            held["output"] = held.pop("a") + moe.weighted_sum(held["y_TKD"], held["weights"])
-        output: Tensor = self._held["output"]
-        return output
-
-    def combine_grad(self, dy: Tensor) -> None:
-        """C_B: compute the gradient of the router's weights, and launch the exchange of the results' gradients."""
-        held = self._held
-        self.output()  # if no later layer has asked for it
-        del held["output"]
-        rows, held["dweights"] = moe.weighted_sum_grad(dy, held.pop("y_TKD"), held.pop("weights"))
-        held["da"] = dy
-        self._launch(moe.unpermute_grad(rows, held["routes"]), back=False)
-
-    def experts_input_grad(self) -> None:
-        """M_B: the input gradient of the experts."""
-        held, weights = self._held, self.layer.experts.weights
-        grad = moe.regroup(self._received(), held["routes"])
-        dx, held["for_weight_grad"] = moe.experts_input_grad(grad, weights, held.pop("for_input_grad"))
-        held["dx"] = moe.ungroup(dx, held["routes"])
-
-    def experts_weight_grad(self) -> None:
-        """M_W: accumulate the weight gradients of the experts."""
-        found = moe.experts_weight_grad(self._held.pop("for_weight_grad"))
-        for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
-            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-
-    def dispatch_grad(self) -> None:
-        """D_B: launch the exchange of the rows' gradients."""
-        self._launch(self._held.pop("dx"), back=True)
-
-    def attention_input_grad(self) -> Tensor:
-        """A_B: return `dx_TD`, the input gradient of attention and router."""
-        held = self._held
-        da = held.pop("da") + moe.permute_grad(self._received(), held.pop("routes"))
-        (dx,) = held["split"].input_grad([da, held.pop("dweights")])
-        assert dx is not None, "the attention has a residual"
-        return dx
-
-    def attention_weight_grad(self) -> None:
-        """A_W: accumulate the weight gradients of attention and router."""
-        self._held.pop("split").weight_grad()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the backward has ended and no tensor is held."""
-        return not self._held
-
-    def _launch(self, rows: Tensor, back: bool) -> None:
-        splits = self._held["routes"].splits
-        self._pending = start_rows(rows, splits.transposed if back else splits, self.group)
-
-    def _received(self) -> Tensor:
-        """Return the received rows and drop the handle, which holds them too."""
-        assert self._pending is not None
-        pending, self._pending = self._pending, None
-        return pending.wait()
+    def wait(self, op: Op) -> None:
+        """Complete an all-to-all."""
 
 
 class MicrobatchPass:
@@ -179,23 +58,31 @@ class MicrobatchPass:
 
     Args:
         layers: in the order of the forward.
-        x: `x_TD`, the input of the first one.
+        x: `x_..D`, the input of the first one, or token ids where that is an embedding.
+        weight: of the microbatch in the loss; the layers' own losses are multiplied by it.
 
     Attributes:
-        dy: `dy_TD`, the gradient of the output; set it before the backward.
-        dx: `dx_TD`, the gradient of the input; None until A_B of layer 0 has run.
+        dy: `dy_..D`, the gradient of the output; set it before the backward.
+        dx: `dx_..D`, the gradient of the input; None until the backward of layer 0 has run, and for token ids.
     """
 
-    def __init__(self, layers: Sequence[InterruptibleLayer], x: Tensor) -> None:
-        self._passes = [layer.begin() for layer in layers]
+    def __init__(self, layers: Sequence[Layer], x: Tensor, weight: float = 1) -> None:
+        self._passes = [layer.begin(weight) for layer in layers]
         self._x: Tensor | None = x
         self.dy: Tensor | None = None
         self.dx: Tensor | None = None
 
     @property
     def output(self) -> Tensor:
-        """`y_TD`, after the wait for C_F of the last layer."""
-        return self._passes[-1].output()
+        """`y_..D`, after the wait for C_F of the last layer."""
+        output: Tensor = self._passes[-1].output()
+        return output
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The weighted losses of all layers, summed; None if no layer has one."""
+        losses = [one.loss for one in self._passes if one.loss is not None]
+        return sum(losses[1:], losses[0]) if losses else None
 
     @property
     def is_over(self) -> bool:
@@ -212,23 +99,20 @@ class MicrobatchPass:
         self._passes[op.layer].wait()
 
     def _run(self, op: Op) -> None:
-        here, kind = self._passes[op.layer], op.kind
-        if kind == "A_F":
-            here.attention(self._input_of(op.layer))
-        elif kind == "C_B":
-            here.combine_grad(self._output_grad_of(op.layer))
-        elif kind == "A_B":
-            self.dx = here.attention_input_grad()
+        piece = getattr(self._passes[op.layer], _PIECES[op.kind])
+        if op.kind in _TAKES_INPUT:
+            piece(self._input_of(op.layer))
+        elif op.kind in _TAKES_OUTPUT_GRAD:
+            found = piece(self._output_grad_of(op.layer))
         else:
-            {
-                "D_F": here.dispatch, "M_F": here.experts, "C_F": here.combine,
-                "M_B": here.experts_input_grad, "M_W": here.experts_weight_grad, "D_B": here.dispatch_grad,
-                "A_W": here.attention_weight_grad,
-            }[kind]()  # fmt: skip
+            found = piece()
+        if op.kind in _RETURNS_INPUT_GRAD:
+            self.dx = found
 
     def _input_of(self, layer: int) -> Tensor:
         if layer:
-            return self._passes[layer - 1].output()
+            y: Tensor = self._passes[layer - 1].output()
+            return y
         assert self._x is not None
         x, self._x = self._x, None
         return x
@@ -242,8 +126,8 @@ class MicrobatchPass:
 
 def execute(
     order: Order,
-    forward: MicrobatchPass | None = None,
-    backward: MicrobatchPass | None = None,
+    forward: Pass | None = None,
+    backward: Pass | None = None,
     ticks: Ticks | None = None,
     traced: bool = True,
     calls: Sequence[Call] | None = None,
@@ -291,7 +175,7 @@ class _Recorder:
         self.compute: list[Span] = []
         self.comm: list[Span] = []
 
-    def run(self, op: Op, microbatch: MicrobatchPass) -> None:
+    def run(self, op: Op, microbatch: Pass) -> None:
         clock = self.context.clock
         named = self.context.span(span_kind(op), op.layer, self.order.microbatch(op), str(op))
         with named if self.traced else nullcontext():
@@ -301,7 +185,7 @@ class _Recorder:
                 clock.wait_until(started + int(self.ticks[op.kind]))
         self.record(self.compute, op, started, clock.now())
 
-    def wait(self, op: Op, microbatch: MicrobatchPass) -> None:
+    def wait(self, op: Op, microbatch: Pass) -> None:
         known = len(self.context.trace.collectives)
         microbatch.wait(op)
         for span in self.context.trace.collectives[known:]:  # none if it took no time

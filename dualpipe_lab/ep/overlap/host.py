@@ -51,8 +51,7 @@ class _Host:
     def calls(self) -> Iterator[Call]:
         yield from self.issue()
         for op in self.order.compute:
-            needed = self.makers.get(op.needs)
-            if needed is not None and needed not in self.done:
+            for needed in self.missing(op):
                 yield from self.wait_for(op, needed)
             yield Call(RUN, op)
             self.done.add(op)
@@ -65,11 +64,14 @@ class _Host:
         """Issue the next operations of the comm row while their operands are ready."""
         while self.issued < len(self.order.comm):
             op = self.order.comm[self.issued]
-            needed = self.makers.get(op.needs)
-            if needed is not None and needed not in self.done:
+            if self.missing(op):
                 return
             self.issued += 1
             yield Call(ISSUE, op)
+
+    def missing(self, op: Op) -> list[Op]:
+        """Return the operations whose results an operation takes, and which have not ended."""
+        return [needed for needed in self.order.operands(op, self.makers) if needed not in self.done]
 
     def wait_for(self, op: Op, needed: Op) -> Iterator[Call]:
         if not needed.is_comm:
@@ -86,7 +88,8 @@ class _Host:
         self.waited = max(self.waited, until)
 
     def stuck(self, next_comm: Op, before: str) -> None:
+        needed = (*self.missing(next_comm), next_comm.needs)[0]
         raise InvalidOrder(
             f"{self.order.name}: nothing goes on before {before}: next on the comm stream is {next_comm}, which needs "
-            f"{next_comm.needs}, and that has not run"
+            f"{needed}, and that has not run"
         )

@@ -1,20 +1,24 @@
-"""`Order`: the operations of one forward and one backward through MoE layers, in order on two streams, as data.
+"""`Order`: the operations of one forward and one backward through transformer layers, on two streams, as data.
 
 Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: text such as `M_F2`, experts forward of layer 2.
 Out: two rows of operations, immutable and checked.
   forward    A_F attention and router    D_F dispatch         M_F experts (the MLP)   C_F combine
   backward   C_B gradient of combine     M_B, M_W experts: inputs, weights
              D_B gradient of dispatch    A_B, A_W attention: inputs, weights
+  shared     S_F, S_B, S_W: a shared expert, beside the dispatch and beside the gradient of combine
+  plain      P_F, P_B, P_W: a layer without all-to-alls in one piece: embedding, dense layer, head
   unsplit    M_BW is M_B and M_W in one piece, A_BW is A_B and A_W: the input gradient is ready after both halves
+A layer is named by the letters of its forward: ADMC, ASDMC with a shared expert, P.
 D and C are all-to-alls and run on the communication stream; all other operations run on the compute stream.
 A stream runs its row in order: an operation starts when the one before it in its row and the one whose result it takes
-have ended.  An operand that neither row computes was computed before: the input, the loss.
+have ended.  The output of a layer with a shared expert is C_F and S_F, and its A_B needs D_B and S_B.  An operand that
+neither row computes was computed before: the input, the loss.
 Elsewhere: DeepSeek-V3 figure 4 (ATTN, DISPATCH, MLP, COMBINE; B and W); Megatron `TransformerLayerNode`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -22,18 +26,26 @@ from dualpipe_lab.timeline import Time
 
 FORWARD = ("A_F", "D_F", "M_F", "C_F")
 BACKWARD = ("C_B", "M_B", "M_W", "D_B", "A_B", "A_W")
-UNSPLIT = {"M_BW": ("M_B", "M_W"), "A_BW": ("A_B", "A_W")}
+UNSPLIT = {f"{part}_BW": (f"{part}_B", f"{part}_W") for part in "MASP"}
 COMM = ("D_F", "C_F", "C_B", "D_B")
-COMPUTE = ("A_F", "M_F", "M_B", "M_W", "A_B", "A_W")
+COMPUTE = ("A_F", "M_F", "M_B", "M_W", "A_B", "A_W", "S_F", "S_B", "S_W", "P_F", "P_B", "P_W")
+ROUTED, SHARED, PLAIN = "ADMC", "ASDMC", "P"  # layers, by the letters of their forward
 
 Ticks: TypeAlias = Mapping[str, Time]  # by kind
-# the operation whose result a kind takes: its kind, and its layer relative to this one
-_NEEDS = {
-    "A_F": ("C_F", -1), "D_F": ("A_F", 0), "M_F": ("D_F", 0), "C_F": ("M_F", 0),
-    "C_B": ("A_B", 1), "M_B": ("C_B", 0), "M_W": ("M_B", 0), "D_B": ("M_B", 0), "A_B": ("D_B", 0), "A_W": ("A_B", 0),
-    "M_BW": ("C_B", 0), "A_BW": ("D_B", 0),
+Layers: TypeAlias = int | Sequence[str]  # a number of routed layers, or the letters of each layer
+# the operands of a kind: for each, the operations that may make it, their kind and their layer relative to this one
+_INPUT = ((("C_F", -1), ("P_F", -1)), (("S_F", -1),))
+_OUTPUT_GRAD = ((("A_B", 1), ("P_B", 1)),)
+_NEEDS: dict[str, tuple[tuple[tuple[str, int], ...], ...]] = {
+    "A_F": _INPUT, "P_F": _INPUT,
+    **{kind: (((maker, 0),),) for kind, maker in {
+        "D_F": "A_F", "S_F": "A_F", "M_F": "D_F", "C_F": "M_F",
+        "M_B": "C_B", "M_W": "M_B", "D_B": "M_B", "A_W": "A_B", "S_W": "S_B", "P_W": "P_B", "M_BW": "C_B",
+    }.items()},
+    **dict.fromkeys(("C_B", "S_B", "P_B", "S_BW", "P_BW"), _OUTPUT_GRAD),
+    **dict.fromkeys(("A_B", "A_BW"), ((("D_B", 0),), (("S_B", 0),))),
 }  # fmt: skip
-_OP = re.compile(r"(A_F|D_F|M_F|C_F|C_B|M_BW|M_B|M_W|D_B|A_BW|A_B|A_W)([0-9]+)")
+_OP = re.compile(r"(D_F|C_F|C_B|D_B|[AMSP]_(?:F|BW|B|W))([0-9]+)")
 
 
 class Op(NamedTuple):
@@ -57,7 +69,7 @@ class Op(NamedTuple):
     @property
     def is_forward(self) -> bool:
         """Whether the operation belongs to the forward microbatch of a pair."""
-        return self.kind in FORWARD
+        return self.kind.endswith("_F")
 
     @property
     def pieces(self) -> tuple["Op", ...]:
@@ -70,12 +82,14 @@ class Op(NamedTuple):
 
     @property
     def needs(self) -> "Op":
-        """The operation whose result this one takes; for the first and last layer it may be outside of the order.
+        """The operation whose result this one takes between routed layers; it may be outside of the order.
+
+        `Order.operands` knows shared experts and layers in one piece too.
 
         >>> str(Op("A_F", 2).needs), str(Op("C_B", 2).needs), str(Op("D_B", 2).needs)
         ('C_F1', 'A_B3', 'M_B2')
         """
-        kind, step = _NEEDS[self.kind]
+        kind, step = _NEEDS[self.kind][0][0]
         return Op(kind, self.layer + step)
 
 
@@ -94,7 +108,7 @@ def parse_ops(text: str) -> tuple[Op, ...]:
         if match is None:
             raise ValueError(
                 f"position {position}: {word!r} is not an operation; write a kind and a layer, such as M_F2, with a "
-                f"kind of {' '.join((*FORWARD, *BACKWARD, *UNSPLIT))}"
+                f"kind of {' '.join((*COMM, *COMPUTE, *UNSPLIT))}"
             )
         found.append(Op(match[1], int(match[2])))
     return tuple(found)
@@ -195,6 +209,20 @@ class Order:
         """Map every piece to the operation of a row that contains it: `M_B1` may be a part of `M_BW1`."""
         return {piece: op for op in (*self.compute, *self.comm) for piece in op.pieces}
 
+    def operands(self, op: Op, makers: Mapping[Op, Op] | None = None) -> list[Op]:
+        """Return the operations of the rows whose results an operation takes; `makers` as `makers()` returns them.
+
+        >>> order = Order.parse("dense, then routed", "P_F0 A_F1 S_F1 M_F1", "D_F1 C_F1", forward=0)
+        >>> [str(op) for op in order.operands(Op("A_F", 1))]
+        ['P_F0']
+        """
+        known = self.makers() if makers is None else makers
+        found = []
+        for alternatives in _NEEDS[op.kind]:
+            made = (known.get(Op(kind, op.layer + step)) for kind, step in alternatives)
+            found += [maker for maker in made if maker is not None][:1]
+        return found
+
     def microbatch(self, op: Op) -> int | None:
         """Return the microbatch that an operation works on."""
         return self.forward if op.is_forward else self.backward
@@ -204,8 +232,13 @@ class Order:
         return "\n".join([self.name, *(f"  {name:8} {' '.join(map(str, row))}".rstrip() for name, row in rows)])
 
 
-def check_pair(order: Order, num_layers: int) -> None:
+def check_pair(order: Order, layers: Layers, backward_layers: Layers | None = None) -> None:
     """Refuse an order that is not one full forward and one full backward.
+
+    Args:
+        order: any order.
+        layers: of the forward: a number of routed layers, or the letters of each.
+        backward_layers: of the backward, if they differ.
 
     Raises:
         InvalidOrder: naming the first operation that is missing or extra.
@@ -214,13 +247,44 @@ def check_pair(order: Order, num_layers: int) -> None:
     Traceback (most recent call last):
     dualpipe_lab.ep.overlap.order.InvalidOrder: half: a pair of 1 layers contains C_B0, this order does not
     """
-    expected = every_op((*FORWARD, *BACKWARD), num_layers)
-    found = order.pieces
-    for op in expected:
+    up, down = letters_of(layers), letters_of(layers if backward_layers is None else backward_layers)
+    forward, backward = ops_of_layers(up, True), ops_of_layers(down, False)
+    found, size = order.pieces, f"{len(up)}" if len(up) == len(down) else f"{len(up)} and {len(down)}"
+    for op in sorted([*forward, *backward], key=lambda op: op.layer):
         if op not in found:
-            raise InvalidOrder(f"{order.name}: a pair of {num_layers} layers contains {op}, this order does not")
-    if strange := found - set(expected):
-        raise InvalidOrder(f"{order.name}: a pair of {num_layers} layers does not contain {min(strange)}")
+            raise InvalidOrder(f"{order.name}: a pair of {size} layers contains {op}, this order does not")
+    if strange := found - {*forward, *backward}:
+        raise InvalidOrder(f"{order.name}: a pair of {size} layers does not contain {min(strange)}")
+
+
+def letters_of(layers: Layers) -> tuple[str, ...]:
+    """Return the letters of each layer.
+
+    Raises:
+        ValueError: no layer, or letters that no layer has.
+
+    >>> letters_of(2), letters_of(["P", "ASDMC"])
+    (('ADMC', 'ADMC'), ('P', 'ASDMC'))
+    """
+    if isinstance(layers, Sequence) and not isinstance(layers, str):
+        if not layers or not set(layers) <= {ROUTED, SHARED, PLAIN}:
+            raise ValueError(
+                f"an order needs one layer or more, each {ROUTED}, {SHARED} or {PLAIN}, got {list(layers)}"
+            )
+        return tuple(layers)
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise ValueError(f"an order needs a whole number of layers from 1, got {layers!r}")
+    return (ROUTED,) * layers
+
+
+def ops_of_layers(letters: Sequence[str], is_forward: bool) -> list[Op]:
+    """Return the operations of the forward or of the backward through layers, unsplit ones as their two halves.
+
+    >>> [str(op) for op in ops_of_layers(["P", "ADMC"], is_forward=False)]
+    ['P_B0', 'P_W0', 'C_B1', 'M_B1', 'M_W1', 'D_B1', 'A_B1', 'A_W1']
+    """
+    kinds = (*FORWARD, "S_F", "P_F") if is_forward else (*BACKWARD, "S_B", "S_W", "P_B", "P_W")
+    return [Op(kind, layer) for layer, each in enumerate(letters) for kind in kinds if kind[0] in each]
 
 
 def every_op(kinds: Iterable[str], num_layers: int) -> list[Op]:

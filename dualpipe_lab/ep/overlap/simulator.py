@@ -15,7 +15,9 @@ from dualpipe_lab.timeline import COMMUNICATION, WORK, Span, Time, Timeline
 from dualpipe_lab.timeline.data import Source, Unit
 
 # the letters of pipeline schedules: F, I, W and the unsplit B
-_SPAN_KINDS = {"A_F": "F", "M_F": "F", "M_B": "I", "A_B": "I", "M_W": "W", "A_W": "W", "M_BW": "B", "A_BW": "B"}
+_SPAN_KINDS = {
+    f"{part}_{half}": kind for part in "AMSP" for half, kind in zip(("F", "B", "W", "BW"), "FIWB", strict=True)
+}
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,7 @@ def simulate(order: Order, ticks: Ticks) -> StreamSpans:
     for op in _operations(host_calls(order)):
         row = rows[op.is_comm]
         free = row[-1].end if row else 0
-        needed = makers.get(op.needs)
-        start = max(free, ends[needed]) if needed is not None else free
+        start = max([free, *(ends[needed] for needed in order.operands(op, makers))])
         ends[op] = start + ticks[op.kind]
         row.append(span_of(order, op, 0, start, ends[op]))
     return StreamSpans(*(tuple(span for span in row if span.duration) for row in rows))

@@ -92,11 +92,10 @@ class SplitBackward:
         Data parallelism may ask for the gradients of some weights first (`Synchronizer.weight_grad_order`).
         """
         computed = [(one.weights, False, partial(_run_weight_branches, one)) for one in self._intermediates]
-        early = [([weight], True, partial(_accumulate, weight, grad)) for weight, grad in self._early_grads]
+        early = [([weight], True, partial(accumulate_grad, weight, grad)) for weight, grad in self._early_grads]
         for weights, is_made, accumulate in sorted([*computed, *early], key=lambda part: _turn(part[0])):
             for weight in weights:
-                for owner in synchronizers_of(weight):
-                    owner.before_weight_grad(weight, is_made)
+                announce_weight_grad(weight, is_made)
             accumulate()
         self._intermediates, self._early_grads = [], []
 
@@ -117,11 +116,23 @@ def _kept_grads(grads: dict[int, Tensor], incoming: Sequence[Tensor | None]) -> 
     return tuple(grads.get(output_nr) for output_nr in range(len(incoming)))
 
 
-def _accumulate(weight: Tensor, grad: Tensor) -> None:
-    """Add a gradient that autograd has computed to `.grad`, and call the hooks that wait for that."""
+def announce_weight_grad(weight: Tensor, is_made: bool) -> None:
+    """Tell data parallelism that a W computes a weight's gradient now, or adds one that I has made (`is_made`)."""
+    for owner in synchronizers_of(weight):
+        owner.before_weight_grad(weight, is_made)
+
+
+def accumulate_grad(weight: Tensor, grad: Tensor, is_new: bool = False) -> None:
+    """Add a gradient that is computed already to `.grad`, and call the hooks that wait for that.
+
+    Args:
+        weight: a parameter.
+        grad: its gradient.
+        is_new: nothing else holds this tensor: it may become `.grad` itself.
+    """
     with torch.no_grad():
         if weight.grad is None:
-            weight.grad = grad.clone()  # autograd may have given one tensor to two weights
+            weight.grad = grad if is_new else grad.clone()  # autograd may have given one tensor to two weights
         else:
             weight.grad += grad
     for hook in accumulation_hooks(weight):

@@ -1,0 +1,142 @@
+"""`interruptible_stage`: a stage of a V3-style model, embedding and head included, as a stage that can be interrupted.
+
+Chapter: book/ep/one-f-one-b-overlap.  In: a stage of `models.build_stages`.  Out: an `InterruptibleStage` for the
+pipeline runtime, which trains the same parameters under the same names.
+  layer with experts   A: attention, both norms, router, balance loss; S: the shared expert; D, M, C: routed experts
+  dense layer          P
+  embedding            P, before the first layer
+  norm and head        P, behind the last layer; the loss follows
+Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, and those of the
+two halves of a pair come in the same order on every rank, because all execute one order.
+The load of a router is counted in A_B, once per microbatch.
+Elsewhere: Megatron `build_transformer_layer_callables` in fine_grained_callables.py.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from dualpipe_lab.ep.moe import MoE, Routes
+from dualpipe_lab.ep.overlap.executor import Layer
+from dualpipe_lab.ep.overlap.layer import LayerPass, Routed, fix_routes, plan
+from dualpipe_lab.ep.overlap.order import ROUTED, SHARED, Ticks
+from dualpipe_lab.ep.overlap.plain import PlainLayer
+from dualpipe_lab.ep.overlap.stage import InterruptibleStage
+from dualpipe_lab.ep.router_losses import sequence_loss
+from dualpipe_lab.pp.runtime.recompute import recompute
+
+
+class V3Stage(Protocol):
+    """What is needed of a stage of a V3-style model; those of `models.build_stages` have it.
+
+    Attributes:
+        config: sizes of the full model, with the coefficient `balance`.
+        embedding, norm, head: None where another stage has them.
+        layers: modules with `attention_norm`, `attention`, `mlp_norm` and `mlp`; an `mlp` with experts is an `MoE`.
+        num_sequences: of the step, over all ranks; None for those of the microbatch.
+        recompute: keep only the input of each layer, and rerun its forward in the backward.
+    """
+
+    config: Any
+    embedding: nn.Module | None
+    layers: nn.ModuleList
+    norm: nn.Module | None
+    head: nn.Module | None
+    num_sequences: int | None
+    recompute: bool
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the embedding of the ids."""
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+
+    def positions(self, device: Any) -> Tensor | None:
+        """Return the positions of this rank's tokens in their sequence; None for 0, 1, 2 ..."""
+
+
+def interruptible_stage(
+    module: V3Stage,
+    index: int,
+    ticks: Ticks | None = None,
+    fill: bool = True,
+    fixed: Tensor | None = None,
+) -> InterruptibleStage:
+    """Return a stage of a V3-style model for `overlapped_forward_backward`; it shares the module's parameters.
+
+    Args:
+        module: a stage of `models.build_stages`.
+        index: its number.
+        ticks: as for `InterruptibleStage`.
+        fill: as for `InterruptibleStage`.
+        fixed: `experts_TK` of every microbatch, as for `InterruptibleLayer`; all ranks call this then.
+
+    Raises:
+        ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here.
+    """
+    layers: list[Layer] = [] if module.embedding is None else [PlainLayer(module.enter)]
+    layers += _layers(module, fixed)
+    if module.head is not None:
+        layers.append(PlainLayer(module.leave))
+    assert isinstance(module, nn.Module), "a stage is a module"
+    return InterruptibleStage(index, layers, ticks, fill, module)
+
+
+def _layers(stage: V3Stage, fixed: Tensor | None) -> Iterable[Layer]:
+    for name, layer in stage.layers.named_children():
+        if not isinstance(layer.mlp, MoE):
+            yield PlainLayer(partial(_run_dense, stage, layer))
+            continue
+        if getattr(layer.mlp, "nodes", None) is not None:
+            raise ValueError(f"layer {name} dispatches node by node, which cannot be interrupted; use num_nodes=1")
+        yield InterruptibleV3Layer(stage, layer, fixed)
+
+
+def _run_dense(stage: V3Stage, layer: nn.Module, x: Tensor) -> Tensor:
+    inputs = x, stage.positions(x.device)
+    y, _ = recompute(layer, *inputs) if stage.recompute else layer(*inputs)
+    output: Tensor = y
+    return output
+
+
+class InterruptibleV3Layer:
+    """A V3 layer with experts, as pieces; the parameters stay those of the layer.
+
+    Args:
+        stage: the stage that the layer is in.
+        layer: the layer.
+        fixed: as for `InterruptibleLayer`.
+    """
+
+    def __init__(self, stage: V3Stage, layer: nn.Module, fixed: Tensor | None = None) -> None:
+        self._stage, self._layer = stage, layer
+        assert isinstance(layer.mlp, MoE), "see _layers"
+        self.experts, self.shared = layer.mlp.experts, layer.mlp.shared
+        self.letters = ROUTED if self.shared is None else SHARED
+        self._routes = None if fixed is None else fix_routes(layer.mlp.router, self.experts, fixed)
+
+    def begin(self, weight: float = 1) -> LayerPass:
+        """Return the pass of one microbatch through this layer."""
+        return LayerPass(self, weight)
+
+    def route(self, x: Tensor) -> Routed:
+        """Compute A: attention, norm and router of `x_BSD`, and the balance loss per sequence."""
+        routed: Routed = recompute(self._route, x) if self._stage.recompute else self._route(x)
+        return routed
+
+    def routes_of(self, experts: Tensor) -> Routes:
+        """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
+        return plan(self.experts, experts) if self._routes is None else self._routes
+
+    def _route(self, x: Tensor) -> Routed:
+        layer, stage = self._layer, self._stage
+        a = x + layer.attention(layer.attention_norm(x), stage.positions(x.device))
+        n = layer.mlp_norm(a).flatten(0, -2)
+        routing = layer.mlp.router(n)
+        balance = stage.config.balance
+        if not balance:
+            return Routed(a, n, routing)
+        loss = sequence_loss(routing.logits, routing.indices, x.shape[1], stage.num_sequences)
+        return Routed(a, n, routing, balance * loss)
