@@ -21,6 +21,14 @@ from .grad_norm import global_norm as global_norm
 from .grad_norm import clip_factor as clip_factor
 from .mixed_precision import LossScaler as LossScaler
 
+# What a model declares: copies and shards of each parameter
+from .declaration import Declared as Declared
+from .declaration import declare as declare
+from .declaration import Copies as Copies
+from .declaration import Declaration as Declaration
+from .declaration import copy_axes as copy_axes
+from .declaration import check_mesh as check_mesh
+
 # ZeRO: sharded optimizer state, gradients, weights
 from .layout import Layout as Layout
 from .layout import reshard as reshard

@@ -31,12 +31,17 @@ class Bucket:
         parameters: in the order in which they lie in the buffer.
         num_shards: the buffer is padded to a multiple of this.
         dtype: the type of the gradients (default: that of the parameters).
+        group: the ranks that its gradients are summed over.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], num_shards: int = 1, dtype: torch.dtype | None = None
+        self,
+        parameters: Sequence[nn.Parameter],
+        num_shards: int = 1,
+        dtype: torch.dtype | None = None,
+        group: Group | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters, self.group = list(parameters), group
         self.layout = Layout([parameter.numel() for parameter in self.parameters], num_shards)
         self.dtype = dtype or self.parameters[0].dtype
         self.device = self.parameters[0].device
@@ -91,9 +96,12 @@ def start_reduce_scatter(flat: Tensor, group: Group | None) -> Pending[Tensor]:
     return Pending([comm.reduce_scatter_single(shard, flat, group=group, async_op=True)], lambda: shard)
 
 
-def start_all_gather(flats: Sequence[Tensor], group: Group | None) -> Pending[None]:
-    """Launch the all-gather of every rank's shard into the flat buffers, in place."""
-    works = [comm.all_gather_single(flat, local_shard(flat, group), group, async_op=True) for flat in flats]
+def start_all_gather(buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Pending[None]:
+    """Launch the all-gather of every rank's shard into the buckets' flat buffers, in place."""
+    works = [
+        comm.all_gather_single(flat, local_shard(flat, bucket.group), bucket.group, async_op=True)
+        for bucket, flat in zip(buckets, flats, strict=True)
+    ]
     return Pending(works, lambda: None)
 
 
@@ -136,3 +144,13 @@ def assign_buckets(
             buckets[-1].append(parameter)
             num_bytes += size
     return buckets
+
+
+def make_buckets(
+    chosen: Iterable[Sequence[nn.Parameter]],
+    dtype: torch.dtype | None,
+    group_of: Callable[[nn.Parameter], Group | None],
+) -> list[Bucket]:
+    """Make a bucket of each list of parameters, padded for the ranks that its gradients are summed over."""
+    groups = ((parameters, group_of(parameters[0])) for parameters in chosen)
+    return [Bucket(parameters, comm.get_world_size(group), dtype, group) for parameters, group in groups]

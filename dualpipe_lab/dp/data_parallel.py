@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.dp.declaration import Copies, broadcast_over, sharing_ranks
 from dualpipe_lab.world.context import device, rank_context
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
@@ -22,15 +23,14 @@ IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functio
 def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
     """Broadcast the parameters and buffers of the group's first rank to every rank.
 
+    Where ranks hold other shards or experts, `Declaration(module, mesh).broadcast()` does it among copies alone.
+
     Raises:
         ValueError: as `check_copies`.
     """
     check_copies(module, group)
-    first = members(group)[0]
     for tensor in [*module.parameters(), *module.buffers()]:
-        contiguous = tensor.detach().contiguous()
-        comm.broadcast(contiguous, first, group)
-        tensor.detach().copy_(contiguous)
+        broadcast_over(tensor, Copies(group))
 
 
 def check_copies(module: nn.Module, group: Group | None = None) -> None:
@@ -43,19 +43,18 @@ def check_copies(module: nn.Module, group: Group | None = None) -> None:
     for name, layer in module.named_modules():
         if not getattr(layer, "shards", None):
             continue
-        sharers = layer if hasattr(layer, "group") else getattr(layer, "ep", None) or getattr(layer, "tp", None)
-        me = rank_context().rank
-        others = set(ranks) & set(members(getattr(sharers, "group", None))) - {me} if sharers else set()
+        others = set(ranks) & set(sharing_ranks(layer)) - {rank_context().rank}
         if others:
             remedy = (
                 "give tensor parallel layers the ranks along dp alone"
                 if hasattr(layer, "tp")
-                else "give the experts an optimizer of their own over the ranks with the same ones (`copies` of their "
-                "ExpertParallel, or a group of one), everything else another, and the steps of both one norm"
+                else "give the experts an optimizer of their own over the ranks with the same ones (`edp_group` of "
+                "their ExpertParallel, or a group of one), everything else another, and the steps of both one norm"
             )
             raise ValueError(
                 f"data parallelism is for copies, and ranks {sorted(others)} of the group {list(ranks)} hold other "
-                f"parts of {name or 'the module'} ({type(layer).__name__}); {remedy}"
+                f"parts of {name or 'the module'} ({type(layer).__name__}); give an optimizer the Mesh in place of the "
+                f"group, and it sums each parameter over its own copies, or {remedy}"
             )
 
 

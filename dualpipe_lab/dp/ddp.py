@@ -18,12 +18,20 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, assign_buckets, register_grad_hook, start_all_reduce
+from dualpipe_lab.dp.buckets import (
+    BUCKET_BYTES,
+    Bucket,
+    assign_buckets,
+    make_buckets,
+    register_grad_hook,
+    start_all_reduce,
+)
 from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.dp.synchronizer import Synchronizer
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.world.mesh import Mesh
 
 
 class Ddp(ShardedOptimizer):
@@ -37,11 +45,22 @@ class Ddp(ShardedOptimizer):
 
     reducer: "GradientReducer"
 
-    def __init__(self, module: nn.Module, group: Group | None = None, options: ZeroOptions | None = None) -> None:
-        super().__init__(module, group, options)
-        options = self.options
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group | Mesh | None = None,
+        options: ZeroOptions | None = None,
+        program: Program | None = None,
+    ) -> None:
+        super().__init__(module, group, options, program)
         self.reducer = GradientReducer(
-            module.parameters(), group, options.num_backwards, options.bucket_bytes, options.grad_dtype, self.adam.kind
+            module.parameters(),
+            self.group,
+            self.options.num_backwards,
+            self.options.bucket_bytes,
+            self.options.grad_dtype,
+            self.adam.kind,
+            group_of=self.adam.group_of,
         )
         for bucket in self.reducer.buckets:
             self.adam.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
@@ -72,6 +91,8 @@ class GradientReducer(Synchronizer):
         kind: parameters of different kinds do not share a bucket.
         start_reduce: launches the sum of one flat buffer over the group (default: an all-reduce; ZeRO-1 passes
             a reduce-scatter).
+        group_of: the ranks to sum a parameter over, where that is a part of the group: those with the same experts.
+            Parameters of one kind have one such group.
 
     Raises:
         ValueError: no parameter needs a gradient; `num_backwards` is below 1.
@@ -86,11 +107,12 @@ class GradientReducer(Synchronizer):
         dtype: torch.dtype | None = None,
         kind: Callable[[nn.Parameter], Hashable] = lambda parameter: parameter.dtype,
         start_reduce: Callable[[Tensor, Group | None], Pending[Tensor]] = start_all_reduce,
+        group_of: Callable[[nn.Parameter], Group | None] | None = None,
     ) -> None:
         if num_backwards < 1:
             raise ValueError(f"a step has at least 1 backward, got num_backwards={num_backwards}")
-        size, unique = comm.get_world_size(group), dict.fromkeys(parameters)
-        self.buckets = [Bucket(chosen, size, dtype) for chosen in assign_buckets(unique, bucket_bytes, kind)]
+        chosen = assign_buckets(dict.fromkeys(parameters), bucket_bytes, kind)
+        self.buckets = make_buckets(chosen, dtype, group_of or (lambda parameter: group))
         if not self.buckets:
             raise ValueError("no parameter needs a gradient; a frozen module needs no reducer")
         self.num_backwards, self.group, self._start_reduce = num_backwards, group, start_reduce
@@ -138,7 +160,7 @@ class GradientReducer(Synchronizer):
                 self._missing[self._bucket_of[parameter]] -= 1
         while (index := len(self._pending)) < len(self.buckets) and not self._missing[index]:
             self._fill(self.buckets[index])
-            self._pending.append(self._start_reduce(self.flats[index], self.group))
+            self._pending.append(self._start_reduce(self.flats[index], self.buckets[index].group))
 
     def finish(self) -> list[Tensor]:
         """Launch the sums that are missing, wait for all, and return the summed gradient of each bucket.

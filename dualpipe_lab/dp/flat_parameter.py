@@ -40,8 +40,8 @@ class FlatParameter:
         on_change: Callable[[bool], None] = lambda is_held: None,
         owner: Synchronizer | None = None,
     ) -> None:
-        self._group = group
-        self.bucket, self._on_change = Bucket(parameters, comm.get_world_size(group), grad_dtype), on_change
+        self._group, self._on_change = group, on_change
+        self.bucket = Bucket(parameters, comm.get_world_size(group), grad_dtype, group)
         self.is_trained = self.bucket.parameters[0].requires_grad
         dtype, numel = self.bucket.parameters[0].dtype, self.bucket.layout.padded_numel
         self._full = torch.zeros(numel, dtype=dtype, device=self.bucket.device)

@@ -22,7 +22,10 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, HyperparametersOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.data_parallel import broadcast_module
+from dualpipe_lab.dp.declaration import Copies, Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.world.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class ZeroOptions:
         axes_of: the axes of `norm_groups` that a parameter is a shard along, by its name and value (default: all);
             None if the norm leaves it out, because another rank counts the same gradient.
         norm_groups: this rank's groups along the model's own axes (tp, pp, ep); the norm spans them.
+        hybrid: with a mesh, shard within its nodes and replicate across them.
+
+    With a `Mesh` in place of the group, the module's declaration says what `replicas`, `axes_of` and `norm_groups` say.
     """
 
     hyperparameters: Hyperparameters | HyperparametersOf = field(default_factory=Hyperparameters)
@@ -52,6 +58,7 @@ class ZeroOptions:
     replicas: Group | None = None
     axes_of: Callable[[str, nn.Parameter], Collection[str] | None] | None = None
     norm_groups: Mapping[str, Group | None] = field(default_factory=dict)
+    hybrid: bool = False
 
 
 class Scaler(Protocol):
@@ -90,13 +97,18 @@ class Kind(NamedTuple):
 
 @dataclass
 class LocalShard:
-    """Elements `start` to `stop` of a bucket, with their optimizer state: what this rank updates."""
+    """Elements `start` to `stop` of a bucket, with their optimizer state: what this rank updates.
+
+    `axes` are those of the norm's groups that it is a shard along, None if the norm leaves it out; `replicas` are the
+    ranks that update the same elements in hybrid ZeRO.
+    """
 
     bucket: Bucket
     start: int
     stop: int
     adam: AdamShard
     axes: frozenset[str] | None
+    replicas: Group | None = None
 
 
 class ShardedAdam:
@@ -107,10 +119,16 @@ class ShardedAdam:
         group: the ranks that the shards are spread over.
         options: as for every stage of ZeRO.
         is_sharded: False if this rank's shards are the full buffers, as in DDP.
+        declaration: on a mesh, says which ranks have copies of a parameter, and which of them counts it.
     """
 
     def __init__(
-        self, names: Mapping[nn.Parameter, str], group: Group | None, options: ZeroOptions, is_sharded: bool
+        self,
+        names: Mapping[nn.Parameter, str],
+        group: Group | None,
+        options: ZeroOptions,
+        is_sharded: bool,
+        declaration: Declaration | None = None,
     ) -> None:
         self.shards: list[LocalShard] = []
         self.num_steps = 0
@@ -120,27 +138,50 @@ class ShardedAdam:
             # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
             self.generator = torch.Generator().manual_seed(options.rounding_seed + position)
         self._names, self._group, self._options, self._is_sharded = names, group, options, is_sharded
+        self._declaration = declaration
+        self.norm_groups = {"mesh": None} if declaration else {**options.norm_groups, "shard": group}
 
     def kind(self, parameter: nn.Parameter) -> Kind:
         """Return what a parameter must have in common with its neighbours in a buffer."""
         options, name = self._options, self._names[parameter]
         chosen = options.hyperparameters
         hyperparameters = chosen if isinstance(chosen, Hyperparameters) else chosen(name, parameter)
+        if self._declaration is not None:
+            return Kind(parameter.dtype, hyperparameters, self._declaration.kind(parameter))
         axes = options.axes_of(name, parameter) if options.axes_of else options.norm_groups
         return Kind(parameter.dtype, hyperparameters, None if axes is None else frozenset(axes))
 
+    def copies_of(self, parameter: nn.Parameter) -> Copies:
+        """Return the ranks that hold the same parameter and see other data."""
+        if self._declaration is not None:
+            return self._declaration.copies(parameter)
+        return Copies(self._group, self._options.replicas)
+
+    def group_of(self, parameter: nn.Parameter) -> Group | None:
+        """Return the ranks that a parameter's gradient is summed over, and that its shards are spread over."""
+        return self.copies_of(parameter).group
+
     def add_shard(self, bucket: Bucket, working: Tensor, start: int, stop: int) -> None:
         """Make the optimizer state of elements `start` to `stop` of a bucket, whose weights are `working`."""
-        kind = self.kind(bucket.parameters[0])
+        first = bucket.parameters[0]
+        kind, replicas = self.kind(first), self.copies_of(first).replicas
         master = self._options.master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self.generator if working.dtype == torch.bfloat16 else None
         adam = AdamShard(working, kind.hyperparameters, master, generator)
-        self.shards.append(LocalShard(bucket, start, stop, adam, kind.axes))
+        self.shards.append(LocalShard(bucket, start, stop, adam, self._norm_axes(first), replicas))
+
+    def _norm_axes(self, parameter: nn.Parameter) -> frozenset[str] | None:
+        """The axes of `norm_groups` that this rank's shard is summed along; None if another rank counts it."""
+        if self._declaration is not None:  # of all ranks of the mesh, one counts it
+            return frozenset({"mesh"}) if self._declaration.counts(parameter, self._is_sharded) else None
+        axes = self.kind(parameter).axes
+        return axes if axes is None or not self._is_sharded else axes | {"shard"}
 
     def add_shards(self, buckets: Iterable[Bucket], flats: Iterable[Tensor]) -> None:
         """Make the optimizer state of this rank's shard of every flat buffer."""
         for bucket, flat in zip(buckets, flats, strict=True):
-            self.add_shard(bucket, local_shard(flat, self._group), *bucket.layout.span(comm.get_rank(self._group)))
+            shard = local_shard(flat, bucket.group)
+            self.add_shard(bucket, shard, *bucket.layout.span(comm.get_rank(bucket.group)))
 
     def update(
         self,
@@ -183,13 +224,9 @@ class ShardedAdam:
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
-        groups = {**self._options.norm_groups, "shard": self._group}
-        parts = [
-            (grad, shard.axes | {"shard"} if self._is_sharded else shard.axes)
-            for shard, grad in zip(self.shards, gradients, strict=True)
-            if shard.axes is not None
-        ]
-        return global_norm(parts, groups, p)
+        held = zip(self.shards, gradients, strict=True)
+        parts = [(grad, shard.axes) for shard, grad in held if shard.axes is not None]
+        return global_norm(parts, self.norm_groups, p)
 
 
 class Reducer(Protocol):
@@ -205,26 +242,45 @@ class Reducer(Protocol):
 class ShardedOptimizer:
     """An optimizer composed of a reducer and a `ShardedAdam`: what `Ddp`, `Zero1`, `Zero2` and `Zero3` share.
 
+    Args:
+        module: this rank's part of the model.
+        group: the ranks that hold copies of the module; or the `Mesh`, and then every parameter is summed and sharded
+            over its own copies, as the module declares: experts over edp, all others over the data axes.
+        options: of the stage of ZeRO.
+        program: of the pipeline, with a mesh that has one; its placement says which stages are mirrored.
+
     Attributes:
         adam: updates this rank's shards.
         reducer: sums the gradients over the group.
         is_sharded: whether a rank updates one shard of each buffer, or all of it.
 
     Raises:
-        ValueError: ranks of the group hold other experts, or other shards of a layer, than this rank.
+        ValueError: ranks of the group hold other experts, or other shards of a layer, than this rank; as `Declaration`.
     """
 
     is_sharded = True
     reducer: Reducer
 
-    def __init__(self, module: nn.Module, group: Group | None, options: ZeroOptions | None) -> None:
-        options = options or ZeroOptions()
-        for copies in (group,) if options.replicas is None else (group, options.replicas):
-            broadcast_module(module, copies)
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group | Mesh | None,
+        options: ZeroOptions | None,
+        program: Program | None = None,
+    ) -> None:
+        options, self.declaration = options or ZeroOptions(), None
+        if isinstance(group, Mesh):
+            _check_options(options)
+            self.declaration = Declaration(module, group, options.hybrid, program)
+            self.declaration.broadcast()
+            group = self.declaration.dense.group
+        else:
+            for copies in (group,) if options.replicas is None else (group, options.replicas):
+                broadcast_module(module, copies)
         self.module, self.group, self.options = module, group, options
         self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)
         self.names = {parameter: name for name, parameter in module.named_parameters()}
-        self.adam = ShardedAdam(self.names, group, options, self.is_sharded)
+        self.adam = ShardedAdam(self.names, group, options, self.is_sharded, self.declaration)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
 
     @property
@@ -246,11 +302,14 @@ class ShardedOptimizer:
         """Complete the sums and return this rank's shards of them, one tensor for each of `local_shards`."""
         if self._finished is None:
             self._finished = self.reducer.finish()
-            if self.options.replicas is not None:
-                works = [comm.all_reduce(grad, group=self.options.replicas, async_op=True) for grad in self._finished]
-                for work in works:
-                    assert work is not None
-                    work.wait()
+            works = [
+                comm.all_reduce(grad, group=shard.replicas, async_op=True)
+                for shard, grad in zip(self.local_shards, self._finished, strict=True)
+                if shard.replicas is not None
+            ]
+            for work in works:
+                assert work is not None
+                work.wait()
         return self._finished
 
     def grad_norm(self, p: float = 2.0) -> float:
@@ -291,7 +350,15 @@ def full_gradients(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
         full = grad.clone()
         if optimizer.is_sharded:
             full = torch.zeros(shard.bucket.layout.padded_numel, dtype=grad.dtype, device=grad.device)
-            comm.all_gather_single(full, grad.contiguous(), optimizer.group)
+            comm.all_gather_single(full, grad.contiguous(), shard.bucket.group)
         names = [optimizer.names[parameter] for parameter in shard.bucket.parameters]
         found |= dict(zip(names, shard.bucket.views(full), strict=True))
     return found
+
+
+def _check_options(options: ZeroOptions) -> None:
+    if options.replicas is not None or options.axes_of is not None or options.norm_groups:
+        raise ValueError(
+            "with a mesh the module's declaration says what replicas=, axes_of= and norm_groups= say; leave them out, "
+            "and use hybrid=True for replicas across nodes"
+        )

@@ -14,6 +14,8 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import start_all_gather, start_reduce_scatter
 from dualpipe_lab.dp.ddp import GradientReducer
 from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.world.mesh import Mesh
 
 
 class Zero1(ShardedOptimizer):
@@ -25,16 +27,23 @@ class Zero1(ShardedOptimizer):
 
     reducer: GradientReducer
 
-    def __init__(self, module: nn.Module, group: Group | None = None, options: ZeroOptions | None = None) -> None:
-        super().__init__(module, group, options)
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group | Mesh | None = None,
+        options: ZeroOptions | None = None,
+        program: Program | None = None,
+    ) -> None:
+        super().__init__(module, group, options, program)
         self.reducer = GradientReducer(
             module.parameters(),
-            group,
+            self.group,
             self.options.num_backwards,
             self.options.bucket_bytes,
             self.options.grad_dtype,
             self.adam.kind,
             start_reduce_scatter,
+            self.adam.group_of,
         )
         self.reducer.name = "Zero1"
         self.flats = [bucket.flatten_weights() for bucket in self.reducer.buckets]
@@ -60,4 +69,4 @@ class Zero1(ShardedOptimizer):
 
     def all_gather_weights(self) -> None:
         """All-gather the updated shards into the flat buffers, of which the parameters are views."""
-        start_all_gather(self.flats, self.group).wait()
+        start_all_gather(self.reducer.buckets, self.flats).wait()

@@ -25,12 +25,15 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import (
     Bucket,
     assign_buckets,
+    make_buckets,
     register_grad_hook,
     start_all_gather,
     start_reduce_scatter,
 )
 from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.dp.synchronizer import GradShard, Synchronizer
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.world.mesh import Mesh
 
 
 class Zero2(ShardedOptimizer):
@@ -42,15 +45,21 @@ class Zero2(ShardedOptimizer):
 
     reducer: "BucketReducer"
 
-    def __init__(self, module: nn.Module, group: Group | None = None, options: ZeroOptions | None = None) -> None:
-        super().__init__(module, group, options)
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group | Mesh | None = None,
+        options: ZeroOptions | None = None,
+        program: Program | None = None,
+    ) -> None:
+        super().__init__(module, group, options, program)
         chosen = assign_buckets(module.parameters(), self.options.bucket_bytes, self.adam.kind)
         if not chosen:
             raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
-        self.buckets = [Bucket(parameters, self.group_size, self.options.grad_dtype) for parameters in chosen]
+        self.buckets = make_buckets(chosen, self.options.grad_dtype, self.adam.group_of)
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
         self.adam.add_shards(self.buckets, self.flats)
-        self.reducer = BucketReducer(self.buckets, group, self.options.num_backwards)
+        self.reducer = BucketReducer(self.buckets, self.group, self.options.num_backwards)
 
     def step(
         self,
@@ -72,7 +81,7 @@ class Zero2(ShardedOptimizer):
 
     def all_gather_weights(self) -> None:
         """All-gather the updated shards into the flat buffers, of which the parameters are views."""
-        start_all_gather(self.flats, self.group).wait()
+        start_all_gather(self.buckets, self.flats).wait()
 
 
 class BucketReducer(Synchronizer):
@@ -118,7 +127,7 @@ class BucketReducer(Synchronizer):
         """Launch the reduce-scatter of a bucket; the one before is completed first, so that two are in memory."""
         self._complete()
         buffer = self._filling.pop(index)[0] if index in self._filling else self.buckets[index].allocate()
-        self._in_flight = index, start_reduce_scatter(buffer, self.group)
+        self._in_flight = index, start_reduce_scatter(buffer, self.buckets[index].group)
         del self._missing[index]
 
     def _complete(self) -> None:
@@ -178,7 +187,7 @@ class BucketReducer(Synchronizer):
         """Return, by parameter, the elements of the sums that this rank keeps."""
         found: dict[nn.Parameter, GradShard] = {}
         for bucket, shard in zip(self.buckets, self.shards, strict=True):
-            found |= bucket.grad_shards(shard, comm.get_rank(self.group))
+            found |= bucket.grad_shards(shard, comm.get_rank(bucket.group))
         return found
 
     def _begin_by_itself(self) -> None:

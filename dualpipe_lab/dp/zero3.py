@@ -30,6 +30,8 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
 from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.dp.synchronizer import GradShard, Synchronizer
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.world.mesh import Mesh
 
 
 class Zero3(ShardedOptimizer):
@@ -42,11 +44,12 @@ class Zero3(ShardedOptimizer):
         module: the model; parameters in no unit, and in several units (tied weights), belong to the root, which is
             gathered throughout a forward and a backward.
         units: submodules in the order of the forward, none inside of another.
-        group: the ranks that the weights are sharded over.
+        group: the ranks that the weights are sharded over, or a `Mesh`, as for every stage.
         options: as for every stage; `bucket_bytes` and `num_backwards` are not used.
         reshard_after_forward: free the units between forward and backward.
         on_change: called with a unit's number, that of the root being `len(units)`, and whether the memory of its
             full weights has been allocated (True) or freed.
+        program: as for every stage.
 
     Raises:
         ValueError: no parameter needs a gradient, a unit is none of the module's or lies inside of another.
@@ -59,14 +62,15 @@ class Zero3(ShardedOptimizer):
         self,
         module: nn.Module,
         units: Sequence[nn.Module],
-        group: Group | None = None,
+        group: Group | Mesh | None = None,
         options: ZeroOptions | None = None,
         reshard_after_forward: bool = True,
         on_change: Callable[[int, bool], None] = lambda unit, is_held: None,
+        program: Program | None = None,
     ) -> None:
         _check_units(units, group)
-        super().__init__(module, group, options)
-        self.reducer = UnitReducer(module, group, self.names, reshard_after_forward)
+        super().__init__(module, group, options, program)
+        self.reducer = UnitReducer(module, self.group, self.names, reshard_after_forward)
         for index, parameters in enumerate(_assign_units(module, units)):
             self.reducer.add_unit([*units, module][index], self._flatten(parameters, partial(on_change, index)))
         if not self.local_shards:
@@ -106,10 +110,12 @@ class Zero3(ShardedOptimizer):
         """Make one flat parameter for each run of parameters of one kind, and its optimizer state."""
         flats = []
         for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
-            flat = FlatParameter(list(run), self.group, self.options.grad_dtype, on_change, self.reducer)
+            same = list(run)
+            group = self.adam.group_of(same[0])
+            flat = FlatParameter(same, group, self.options.grad_dtype, on_change, self.reducer)
             flats.append(flat)
             if is_trained:
-                self.adam.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(self.group_rank))
+                self.adam.add_shard(flat.bucket, flat.shard, *flat.bucket.layout.span(comm.get_rank(group)))
         return flats
 
 
@@ -277,7 +283,7 @@ class UnitReducer(Synchronizer):
         found: dict[nn.Parameter, GradShard] = {}
         for flat in self.flats:
             if flat.grad is not None:
-                found |= flat.bucket.grad_shards(flat.grad, comm.get_rank(self.group))
+                found |= flat.bucket.grad_shards(flat.grad, comm.get_rank(flat.bucket.group))
         return found
 
     def _order(self, unit: "_Unit") -> int:

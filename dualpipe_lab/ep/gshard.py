@@ -97,7 +97,7 @@ class GShardMoE(nn.Module):
         self.router = TopKRouter(hidden_size, num_experts, k, normalise=k > 1, dtype=dtype)
         self.first = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype, device=device()))
         self.second = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
-        shard = Shard(0, start, stop, num_experts)
+        shard = Shard(0, start, stop, num_experts, mesh_axis="ep")
         self.shards = {"first": shard, "second": shard}
         initialize_parameters(self)
 

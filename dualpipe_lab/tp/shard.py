@@ -22,7 +22,8 @@ from dualpipe_lab.comm.groups import Group
 class Shard(NamedTuple):
     """Elements `start` to `stop` along `axis` of a full tensor that has `size` elements there.
 
-    Of a shard that several ranks hold, all but the first are marked `is_replica`.
+    Of a shard that several ranks hold, all but the first are marked `is_replica`.  `mesh_axis` is the axis of the mesh
+    whose ranks hold the other shards.
     """
 
     axis: int
@@ -30,6 +31,7 @@ class Shard(NamedTuple):
     stop: int
     size: int
     is_replica: bool = False
+    mesh_axis: str = "tp"
 
     def of(self, full: Tensor) -> Tensor:
         """Return this shard of the full tensor, as a view.

@@ -53,6 +53,7 @@ def test_experts_are_not_overwritten(name):
         assert [same for same, _ in found] == [True, True]
         for _, text in found:
             assert f"ranks [{1 - rank}] of the group [0, 1] hold other parts" in text
+            assert "give an optimizer the Mesh in place of the group" in text
             assert "give the experts an optimizer of their own" in text
 
 

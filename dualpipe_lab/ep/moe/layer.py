@@ -55,7 +55,7 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
         self.up = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
         self.down = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype, device=device()))
-        self.shards = {name: Shard(0, start, stop, num_experts) for name in ("gate", "up", "down")}
+        self.shards = {name: Shard(0, start, stop, num_experts, mesh_axis="ep") for name in ("gate", "up", "down")}
         initialize_parameters(self)
 
     @classmethod

@@ -1,0 +1,324 @@
+"""What a model says about its parameters, and the ranks of a mesh that hold copies of each: who sums what with whom.
+
+Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `Declared`; by kind of copies the ranks.
+  parameter            sharded along        gradient summed over          in the norm
+  norms, routers       -                    dp, cp and an ep axis         once
+  linear layers        tp                   the same                      every shard
+  key heads < tp       tp, t / a_kv each    the same                      the first copy of a head
+  experts              ep                   edp: ranks with the same      every shard, once along tp
+  stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
+  tied weights         -                    as above, and their stages    the first stage's
+A layer names its `shards` once; broadcast, sums, norm, ZeRO, averages and checkpoints all read them here.
+Each element of the full model is counted by one rank of the world, so a norm is one message.
+Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.topology import Topology
+from dualpipe_lab.tp.shard import Shard, shards_of
+from dualpipe_lab.world.mesh import Mesh
+
+DATA_AXES = ("dp", "ep", "cp")  # ranks that differ along these have the same dense weights and other tokens
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a module says about one parameter.
+
+    Attributes:
+        name: in the full model.
+        shape: of the full tensor.
+        shard: which part of it this rank holds; None for all of it.
+        axes: along which other ranks hold other parts: "tp" or "ep".
+        stage: of the pipeline; None where there is none.
+        holders: the ranks of the pipeline that hold this stage; two are mirrors, which add their gradients.
+        tied: an earlier stage holds the same weight, and counts it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    shard: Shard | None = None
+    axes: tuple[str, ...] = ()
+    stage: int | None = None
+    holders: tuple[int, ...] = ()
+    tied: bool = False
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether several ranks of the pipeline hold it."""
+        return len(self.holders) > 1
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether another shard or stage has the same gradient, and counts it: of a key head, of a tied weight."""
+        return self.tied or (self.shard is not None and self.shard.is_replica)
+
+
+def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0) -> dict[nn.Parameter, Declared]:
+    """Return what a module says about each of its parameters; it needs no process and sends nothing.
+
+    Names count from the nearest enclosing module with `names_start_here = True`, which stages and models set, so that a
+    stage's are those of the full model; else from the module.  `module.stages` numbers the stages of a pipeline, and
+    `module.tied` names, by stage, the weight that several stages hold.
+
+    Args:
+        module: this rank's part of the model.
+        program: of the pipeline, whose placement says which ranks hold a stage.
+        pp_rank: of this rank, for a module that is itself the one stage of its rank.
+
+    Raises:
+        ValueError: the program places several stages on this rank, and the module does not number them.
+
+    >>> layer = nn.Linear(3, 2, bias=False)
+    >>> layer.shards = {"weight": Shard(axis=0, start=2, stop=4, size=6)}
+    >>> declared = declare(nn.Sequential(layer))[layer.weight]
+    >>> declared.name, declared.shape, declared.axes
+    ('0.weight', (6, 3), ('tp',))
+    """
+    starts = [name for name, part in module.named_modules() if name and getattr(part, "names_start_here", False)]
+    shards, tied = shards_of(module), _tied(module)
+    holders, stage_of = _holders(program), _stage_of(module, program, pp_rank)
+    found = {}
+    for name, parameter in module.named_parameters():
+        shard, stage = shards.get(name), stage_of.get(parameter)
+        start = max((prefix for prefix in starts if name.startswith(f"{prefix}.")), key=len, default="")
+        found[parameter] = Declared(
+            name.removeprefix(f"{start}."),
+            tuple(parameter.shape) if shard is None else shard.full_shape(parameter),
+            shard,
+            () if shard is None or shard.stop - shard.start == shard.size else (shard.mesh_axis,),
+            stage,
+            () if stage is None else holders.get(stage, ()),
+            parameter in tied,
+        )
+    return found
+
+
+class Copies(NamedTuple):
+    """The ranks that hold the same parameters as this one and see other data.
+
+    Attributes:
+        group: over which gradients are summed, and which ZeRO shards over.
+        replicas: with hybrid ZeRO the ranks with the same shard, whose gradients are summed once per step; else None.
+    """
+
+    group: Group | None
+    replicas: Group | None = None
+
+    def is_first(self, is_sharded: bool) -> bool:
+        """Return whether this rank counts what it holds, and no other copy does."""
+        return (is_sharded or comm.get_rank(self.group) == 0) and (
+            self.replicas is None or comm.get_rank(self.replicas) == 0
+        )
+
+
+class Declaration:
+    """What a module declares, on a mesh: for each parameter the ranks with copies, and which of them counts it.
+
+    Every rank of the world makes it, for the process groups.
+
+    Args:
+        module: this rank's part of the model.
+        mesh: of the world.
+        hybrid: shard within nodes and replicate across them.
+        program: of the pipeline, where the mesh has one.
+
+    Attributes:
+        parameters: what the module says about each.
+        dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
+
+    Raises:
+        ValueError: layers are sharded over other ranks than the mesh says, gradients stay partial, a pipeline has no
+            program or another number of ranks, `edp=` leaves out ranks with other data, or copies lie unevenly on
+            the nodes.
+    """
+
+    def __init__(self, module: nn.Module, mesh: Mesh, hybrid: bool = False, program: Program | None = None) -> None:
+        _check_program(mesh, program)
+        check_mesh(module, mesh)
+        self.module, self.mesh = module, mesh
+        self.parameters = declare(module, program, mesh.rank("pp"))
+        make = _node_copies if hybrid else _copies
+        self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
+
+    def copies(self, parameter: nn.Parameter) -> Copies:
+        """Return the ranks with copies of a parameter."""
+        return self.experts if "ep" in self.parameters[parameter].axes else self.dense
+
+    def kind(self, parameter: nn.Parameter) -> frozenset[str]:
+        """Return what parameters in one buffer have in common: the same on all copies, so that their buffers match."""
+        declared, here = self.parameters[parameter], self.mesh.rank("pp")
+        is_mirror = declared.mirrored and declared.holders[0] != here
+        return frozenset(declared.axes) | {
+            name for name, holds in (("replica", declared.is_replica), ("mirror", is_mirror)) if holds
+        }
+
+    def counts(self, parameter: nn.Parameter, is_sharded: bool) -> bool:
+        """Return whether this rank's values of a parameter count in the norm of the full model.
+
+        Args:
+            parameter: of the module.
+            is_sharded: whether ZeRO shards it over its copies.
+        """
+        kind = self.kind(parameter)
+        if kind & {"replica", "mirror"} or ("tp" not in kind and self.mesh.rank("tp") > 0):
+            return False
+        return self.copies(parameter).is_first(is_sharded)
+
+    def broadcast(self) -> None:
+        """Broadcast every parameter and buffer from the first of its copies."""
+        for parameter in self.parameters:
+            broadcast_over(parameter, self.copies(parameter))
+        for buffer in self.module.buffers():
+            broadcast_over(buffer, self.dense)
+
+
+def copy_axes(topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes along which dense parameters are copied, and those along which experts are; needs no rank.
+
+    >>> copy_axes(Topology([("dp", 2), ("ep", 2), ("cp", 2), ("tp", 2)]))
+    (('dp', 'ep', 'cp'), ('dp', 'cp'))
+    >>> copy_axes(Topology([("dp", 4), ("tp", 2)], edp=2))
+    (('dp',), ('edp',))
+
+    Raises:
+        ValueError: `edp=` counts other ranks than those with other data.
+    """
+    dense = tuple(axis for axis in DATA_AXES if axis in topology.names)
+    if not topology.edp:
+        return dense, tuple(axis for axis in dense if axis != "ep")
+    if {axis for axis in topology.experts_over if topology.size(axis) > 1} != {
+        a for a in dense if topology.size(a) > 1
+    }:
+        raise ValueError(
+            f"edp= counts the copies of an expert among all ranks with other data, got {topology} ranks with "
+            f"experts_over={topology.experts_over}; use experts_over={dense}"
+        )
+    return dense, ("edp",)
+
+
+def broadcast_over(tensor: Tensor, copies: Copies) -> None:
+    """Broadcast a tensor from the first of its copies, in place."""
+    for group in [copies.group] if copies.replicas is None else [copies.group, copies.replicas]:
+        contiguous = tensor.detach().contiguous()
+        comm.broadcast(contiguous, members(group)[0], group)
+        tensor.detach().copy_(contiguous)
+
+
+def check_mesh(module: nn.Module, mesh: Mesh) -> None:
+    """Refuse a module whose layers are sharded over other ranks than a mesh says.
+
+    Raises:
+        ValueError: as it says; sums and norms would be wrong.
+    """
+    for name, layer in module.named_modules():
+        if getattr(layer, "partial", None):
+            raise ValueError(
+                f"{name or 'the module'} ({type(layer).__name__}) leaves gradients partial, which data parallelism "
+                "would sum before they are complete; use TensorParallel(coalesce=False)"
+            )
+        for axis in {shard.mesh_axis for shard in getattr(layer, "shards", {}).values()}:
+            ranks, along = sharing_ranks(layer), mesh.ranks(axis)
+            if ranks and ranks != along:
+                raise ValueError(
+                    f"{name or 'the module'} ({type(layer).__name__}) is sharded over ranks {list(ranks)}, and "
+                    f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}")'
+                )
+
+
+def sharing_ranks(layer: nn.Module) -> tuple[int, ...]:
+    """Return the ranks that hold the shards of a layer, as its group, `ep` or `tp` says; none if it does not say."""
+    sharers = layer if hasattr(layer, "group") else getattr(layer, "ep", None) or getattr(layer, "tp", None)
+    return members(sharers.group) if sharers else ()
+
+
+def _copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
+    return Copies(mesh.group(*axes))
+
+
+def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
+    """The copies on this rank's node, and the ranks with the same shard on the others."""
+    size, mine = mesh.topology.ranks_per_node, mesh.ranks(*axes)
+    if size is None:
+        raise ValueError(
+            f"hybrid ZeRO shards within nodes, got {mesh.topology} ranks; give the topology ranks_per_node="
+        )
+    shards: list[tuple[int, ...]] = []
+    replicas: list[tuple[int, ...]] = []
+    for ranks in _all_groups(mesh.topology, axes):
+        nodes = sorted({rank // size for rank in ranks})
+        parts = [tuple(rank for rank in ranks if rank // size == node) for node in nodes]
+        if len({len(part) for part in parts}) != 1:
+            over = " x ".join(axes)
+            raise ValueError(
+                f"{over} group {list(ranks)} lies unevenly on nodes of {size} ranks: {parts}; shard over all copies "
+                "(hybrid=False), or use another ranks_per_node"
+            )
+        shards += parts
+        replicas += zip(*parts, strict=True)
+    within, across = (_make(parts, mesh.global_rank) for parts in (shards, replicas))
+    return Copies(within, across if len(members(within)) < len(mine) else None)
+
+
+def _make(all_ranks: list[tuple[int, ...]], rank: int) -> Group:
+    """Make groups, as every rank of the world does, and return the one with this rank."""
+    made = [comm.new_group(ranks) for ranks in all_ranks]
+    return next(group for group, ranks in zip(made, all_ranks, strict=True) if rank in ranks)
+
+
+def _all_groups(topology: Topology, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    present = tuple(axis for axis in axes if axis in topology.names or topology.size(axis) > 1)
+    return topology.groups(*present) if present else tuple((rank,) for rank in range(topology.world_size))
+
+
+def _check_program(mesh: Mesh, program: Program | None) -> None:
+    size = mesh.size("pp")
+    if program is None and size > 1:
+        raise ValueError(
+            f"{mesh.topology} ranks have a pipeline, whose program says which ranks hold a stage; give program="
+        )
+    if program is not None and program.num_ranks != size:
+        raise ValueError(f"program {program.name!r} is for {program.num_ranks} ranks, {mesh.topology} has pp {size}")
+
+
+def _holders(program: Program | None) -> dict[int, tuple[int, ...]]:
+    """The ranks of the pipeline that hold each stage."""
+    found: dict[int, set[int]] = {}
+    for (stage, _), rank in program.placement.items() if program else ():
+        found.setdefault(stage, set()).add(rank)
+    return {stage: tuple(sorted(ranks)) for stage, ranks in found.items()}
+
+
+def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping[int, nn.Module]:
+    named: Mapping[int, nn.Module] | None = getattr(module, "stages", None)
+    if named is not None or program is None:
+        return named or {}
+    here = [stage for stage, ranks in _holders(program).items() if pp_rank in ranks]
+    if len(here) != 1:
+        raise ValueError(
+            f"rank {pp_rank} of program {program.name!r} holds stages {here}, and {type(module).__name__} does not say "
+            "which is which; give it `stages`, a mapping from each number to its module"
+        )
+    return {here[0]: module}
+
+
+def _stage_of(module: nn.Module, program: Program | None, pp_rank: int) -> dict[nn.Parameter, int]:
+    stages = _stages(module, program, pp_rank)
+    return {parameter: int(index) for index in reversed(stages) for parameter in stages[index].parameters()}
+
+
+def _tied(module: nn.Module) -> set[nn.Parameter]:
+    """The weights that an earlier stage holds too."""
+    names: Mapping[int, str] = getattr(module, "tied", None) or {}
+    stages: Mapping[int, nn.Module] = getattr(module, "stages", {})
+    first, *others = sorted(names) or [-1]
+    found = {stages[index].get_parameter(names[index]) for index in others if index in stages}
+    return found - ({stages[first].get_parameter(names[first])} if first in stages else set())
