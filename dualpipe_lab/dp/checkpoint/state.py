@@ -1,12 +1,15 @@
 """The sharded state dict of a rank: its shards of tensors, each with its region; and its state of random numbers.
 
 Chapter: book/dp/io.  In: an optimizer.  Out: named, flat views; loading writes into the same views.
+The place of a parameter in the full model is read from its module: layers name their `shards` (tensor parallel layers,
+experts), and names count from the nearest enclosing module with `names_start_here = True`, such as a pipeline's stage.
 Elsewhere: Megatron `sharded_state_dict`; torch.distributed.checkpoint.state_dict.
 """
 
 import base64
 import random
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.tp.shard import shards_of
 from dualpipe_lab.world import accelerator
 from dualpipe_lab.world.context import device
 
@@ -34,6 +38,7 @@ class ShardSpec(NamedTuple):
 
 
 ShardSpecOf = Callable[[str, Tensor], ShardSpec]
+_SAMPLE = 64  # elements that tell copies from other layers
 
 
 class SavedShard(NamedTuple):
@@ -48,8 +53,10 @@ class SavedShard(NamedTuple):
 def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> Iterator[SavedShard]:
     """Yield this rank's shards of the model and its optimizer; replicas yield equal shards.
 
-    Weights come in their best precision: from the master copy if there is one.
+    Weights come in their best precision: from the master copy if there is one.  Without `shard_spec_of`, the modules'
+    own declarations give the places.
     """
+    shard_spec_of = shard_spec_of or declared_spec_of(optimizer.module)
     seen: set[nn.Parameter] = set()
     for held in optimizer.local_shards:
         state = held.adam.state_dict()
@@ -67,9 +74,37 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
             yield _saved_shard("buffer", name, buffer, buffer.detach().view(-1), 0, shard_spec_of)
 
 
-def _frozen(
-    optimizer: ShardedOptimizer, seen: set[nn.Parameter], shard_spec_of: ShardSpecOf | None
-) -> Iterator[SavedShard]:
+def declared_spec_of(module: nn.Module) -> ShardSpecOf:
+    """Return the places that modules declare: the `shards` of layers, and names from where `names_start_here`.
+
+    >>> stage = nn.ModuleDict({"layers": nn.ModuleDict({"3": nn.Linear(2, 2)})})
+    >>> stage.names_start_here = True
+    >>> declared_spec_of(nn.ModuleList([stage]))("0.layers.3.weight", torch.zeros(2, 2)).name
+    'layers.3.weight'
+    """
+    shards, starts = shards_of(module), {"": ""}
+    for prefix, child in module.named_modules():
+        starts_here = getattr(child, "names_start_here", False)
+        starts[prefix] = f"{prefix}." if starts_here and prefix else starts[prefix.rpartition(".")[0]]
+
+    def spec_of(name: str, tensor: Tensor) -> ShardSpec:
+        full_name, shard = name.removeprefix(starts[name.rpartition(".")[0]]), shards.get(name)
+        return ShardSpec(full_name) if shard is None else ShardSpec(full_name, shard.axis, shard.start, shard.size)
+
+    return spec_of
+
+
+def sample_checksum(view: Tensor) -> int:
+    """Return the CRC-32 of some elements, spread over a flat tensor: copies have the same, other layers another one.
+
+    >>> sample_checksum(torch.zeros(1000)) == sample_checksum(torch.arange(1000.0))
+    False
+    """
+    sample = view.detach()[:: max(1, view.numel() // _SAMPLE)].cpu().contiguous()
+    return zlib.crc32(sample.view(torch.uint8).numpy().data)
+
+
+def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], shard_spec_of: ShardSpecOf) -> Iterator[SavedShard]:
     """Yield the parameters without optimizer state."""
     if isinstance(optimizer, Zero3):
         for flat in optimizer.flats:
@@ -86,9 +121,9 @@ def _frozen(
 
 
 def _saved_shard(
-    kind: str, name: str, owner: Tensor, view: Tensor, first: int, shard_spec_of: ShardSpecOf | None
+    kind: str, name: str, owner: Tensor, view: Tensor, first: int, shard_spec_of: ShardSpecOf
 ) -> SavedShard:
-    place = shard_spec_of(name, owner) if shard_spec_of else ShardSpec(name)
+    place = shard_spec_of(name, owner)
     shape = list(owner.shape)
     region = full_region(tuple(shape))
     if shape:

@@ -1,0 +1,150 @@
+"""A checkpoint reads from the modules which part of the full model a rank has: experts, tp, stages, copies of them."""
+
+from itertools import product
+
+import pytest
+import torch
+from declared_model import ModelStage, RankModel, build, local, step
+from models import launch
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, ShardSpec, latest, load, save
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.sharded import full_weights
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.ep.moe import ExpertParallel
+from dualpipe_lab.tp.config import TensorParallel
+
+PLANS = {
+    "dp 2 x ep 2": ([("dp", 2), ("ep", 2)], False),
+    "ep 4": ([("ep", 4)], False),
+    "ep 2 x tp 2": ([("ep", 2), ("tp", 2)], False),
+    "pp 2 x dp 2": ([("pp", 2), ("dp", 2)], False),
+    "pp 2 x ep 2, mirrored": ([("pp", 2), ("ep", 2)], True),
+}
+ONE = ([("dp", 1)], False)
+KINDS = {"Zero1": Zero1, "Zero2": Zero2, "Ddp": Ddp}
+
+
+def saving(rank, world_size, folder, plans):
+    """Two steps on each plan, then a checkpoint."""
+    for kind in KINDS:
+        for name, plan in plans.items():
+            model, optimizer = build(KINDS[kind], *plan)
+            for number in range(2):
+                step(model, optimizer, number)
+            save(folder / kind / name, 2, optimizer)
+
+
+def loading(rank, world_size, folder, plans):
+    """Whether each checkpoint gives the weights and biases of two steps, and after a third one those of three."""
+    found = {}
+    for target, kind in product(plans, KINDS):
+        plan = plans[target]
+        reference, stepping = build(KINDS[kind], *plan)
+        weights = []
+        for number in range(3):
+            step(reference, stepping, number)
+            weights.append(full_weights(stepping))
+        for name in PLANS:
+            model, optimizer = build(KINDS[kind], *plan, seed=7)
+            load(latest(folder / kind / name), optimizer)
+            same = [optimizer.num_steps == 2, equal(full_weights(optimizer), weights[1])]
+            same.append(equal(model.biases(), reference.biases()))
+            step(model, optimizer, 2)  # the moments count here
+            found[target, kind, name] = [*same, equal(full_weights(optimizer), weights[2])]
+    return found
+
+
+def equal(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Checkpoints of every plan and kind of optimizer."""
+    folder = tmp_path_factory.mktemp("plans")
+    launch(saving, 4, folder, PLANS, timeout=120)
+    return folder
+
+
+def test_every_plan_goes_on_from_the_checkpoint_of_every_other(folder):
+    """Bitwise: gradients are drawn by name, so every plan has the same arithmetic."""
+    for num_ranks, plans in ((4, PLANS), (1, {"one rank": ONE})):
+        for found in launch(loading, num_ranks, folder, plans, timeout=120):
+            assert len(found) == len(plans) * len(KINDS) * len(PLANS)
+            assert all(all(same) for same in found.values()), found
+
+
+def test_a_checkpoint_has_the_full_model_once(folder):
+    """Names, shapes and moments are those of one rank, and each selection bias is in one file."""
+
+    def one(rank, world_size):
+        model, optimizer = build(Ddp, *ONE)
+        for number in range(2):
+            step(model, optimizer, number)
+        names = {p: model.full_name(name) for p, name in optimizer.names.items()}
+        state = {f"buffer/{name}": bias for name, bias in model.biases().items()}
+        for held in optimizer.local_shards:
+            for kind, flat in held.adam.state_dict().items():
+                for parameter, view in zip(held.bucket.parameters, held.bucket.views(flat), strict=True):
+                    state[f"{kind}/{names[parameter]}"] = view.clone()
+        return state
+
+    (state,) = launch(one, 1)
+    assert {name.split("/")[0] for name in state} == {"parameter", "exp_avg", "exp_avg_sq", "buffer"}
+    for kind in KINDS:
+        for name in PLANS:
+            checkpoint = Checkpoint(latest(folder / kind / name))
+            assert equal({key: checkpoint.read(key) for key in checkpoint.names()}, state), (kind, name)
+            biases = checkpoint.names("buffer/")
+            assert [len(checkpoint.index.tensors[bias].shards) for bias in biases] == [1] * 4
+
+
+def refusal(rank, folder, model):
+    alone = [comm.new_group([r]) for r in range(2)][rank]
+    try:
+        save(folder, 1, Zero1(model, alone))
+    except CheckpointError as error:
+        return str(error)
+
+
+def test_what_one_name_cannot_hold_is_refused(tmp_path):
+    """Stages without names: of other shapes, or of one shape and other values; a part of the experts alone."""
+
+    def fn(rank, world_size):
+        torch.manual_seed(rank)
+        mesh = lab.Mesh(lab.Topology([("ep", 2)]))
+        none, ep = TensorParallel(mesh.group("tp")), ExpertParallel(mesh.group("ep"))
+        stage = ModelStage([rank], none, ep, named=False)
+        with torch.no_grad():
+            stage.layers["0"].norm.weight.add_(rank)
+        found = [refusal(rank, tmp_path, nn.Sequential(nn.Linear(2, 2 + rank))), refusal(rank, tmp_path, stage)]
+        found.append(refusal(rank, tmp_path, nn.Linear(2, 2)))  # drawn by rank: two layers, or copies that drifted
+        model = RankModel([("ep", 2)])
+        try:
+            save(tmp_path / str(rank), 1, Zero1(model, mesh.group("dp")), group=mesh.group("dp"))  # this rank alone
+        except CheckpointError as error:
+            found.append(str(error))
+        return found
+
+    for shapes, stages, values, part in launch(fn, 2):
+        assert "is float32 (3,) on rank 1 and float32 (2,) on another; give each its own name" in shapes
+        assert "tensor parameter/layers.0.norm.weight has other values on rank 1 than on rank 0" in stages
+        assert "tensor parameter/bias has other values on rank 1 than on rank 0; if they are copies" in values
+        assert "have 30 elements, and the tensor has 60: some are missing or held twice; save with all ranks" in part
+        assert all("or by `names_start_here` of the stages and `shards`" in text for text in (shapes, values, part))
+    assert not list(tmp_path.glob("**/step-*"))
+
+
+def test_a_place_that_is_given_overrides_the_declared_one(tmp_path):
+    def fn(rank, world_size):
+        model, optimizer = build(Zero1, [("dp", 2)])
+        path = save(tmp_path, 1, optimizer, shard_spec_of=lambda name, tensor: ShardSpec(f"mine.{name}"))
+        weights = local(model, "stages.0.layers.0.norm.weight", torch.empty(3), "weight None")
+        return torch.equal(Checkpoint(path).read("parameter/mine.stages.0.layers.0.norm.weight"), weights)
+
+    assert launch(fn, 2) == [True, True]
