@@ -90,8 +90,10 @@ class PlanFields:
         if self.layers is None:
             return
         object.__setattr__(self, "layers", tuple(self.layers))
-        if not self.layers or not all(map(_is_count, self.layers)):
-            raise ValueError(f"a plan gives every stage a layer at least, got layers={self.layers}; or leave it out")
+        if not self.layers or any(not _is_count(size) and size != 0 for size in self.layers):
+            raise ValueError(
+                f"a plan gives every stage its number of layers, got layers={self.layers}; or leave it out"
+            )
 
     @property
     def has_ep_axis(self) -> bool:

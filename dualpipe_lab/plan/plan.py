@@ -7,14 +7,12 @@ Elsewhere: Megatron's command line of parallel sizes; torchtitan's `ParallelDims
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import first_problem, stage_layers
+from dualpipe_lab.plan.rules import first_problem
 from dualpipe_lab.plan.search import legal_plans, nearest_plan
-
-if TYPE_CHECKING:
-    from dualpipe_lab.plan.rules import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Plan(PlanFields):
     (8, 2, 2)
     """
 
-    def check(self, config: "ModelConfig", sequence_length: int | None = None, num_ranks: int | None = None) -> None:
+    def check(self, config: ModelConfig, sequence_length: int | None = None, num_ranks: int | None = None) -> None:
         """Refuse a plan under which a model cannot be trained; needs no rank.
 
         Args:
@@ -61,7 +59,7 @@ class Plan(PlanFields):
         raise ValueError(f"{problem}; {remedy}")
 
     def nearest(
-        self, config: "ModelConfig", sequence_length: int | None = None, num_ranks: int | None = None
+        self, config: ModelConfig, sequence_length: int | None = None, num_ranks: int | None = None
     ) -> "Plan | None":
         """Return the plan that fits a model with the fewest and smallest changes; None if there is none.
 
@@ -79,7 +77,7 @@ class Plan(PlanFields):
     @classmethod
     def all(
         cls,
-        config: "ModelConfig",
+        config: ModelConfig,
         num_ranks: int,
         sequence_length: int | None = None,
         zeros: Sequence[int] = (0, 1, 2, 3),
@@ -106,10 +104,11 @@ class Plan(PlanFields):
         """
         return legal_plans(cls(**settings), config, num_ranks, sequence_length, zeros, schedule_names)
 
-    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the number of layers of every stage.
+    def stage_layers(self, config: ModelConfig) -> tuple[range, ...]:
+        """Return the layers of every stage.
 
-        >>> Plan(pp=2, schedule="interleaved").stage_layers(6)
-        (1, 1, 2, 2)
+        >>> from dualpipe_lab.models import LlamaConfig
+        >>> Plan(pp=2, layers=(1, 4)).stage_layers(LlamaConfig(num_layers=5))
+        (range(0, 1), range(1, 5))
         """
-        return stage_layers(self, num_layers)
+        return stage_layers(config, self.num_stages, self.layers)

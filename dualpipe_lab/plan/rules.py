@@ -10,22 +10,16 @@ so that `dualpipe_lab.plan.search` can choose the fields of each group on their 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.fields import PlanFields, is_synchronous
-from dualpipe_lab.pp.partition import partition
 
-if TYPE_CHECKING:
-    from dualpipe_lab.models.llama_config import LlamaConfig
-    from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-
-    ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig  # the second imports torch, so it is named for types alone
-
-Rule: TypeAlias = Callable[[PlanFields, "ModelConfig", int | None], str | None]
+Rule: TypeAlias = Callable[[PlanFields, ModelConfig, int | None], str | None]
 
 
-def grid(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with the sizes of the axes."""
     try:
         _check_config(plan, config)
@@ -42,7 +36,7 @@ def grid(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -
     return None
 
 
-def pipeline(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with the schedule, its microbatches or its stages."""
     if not is_synchronous(plan.schedule):
         return (
@@ -55,10 +49,10 @@ def pipeline(plan: PlanFields, config: "ModelConfig", sequence_length: int | Non
         num_stages = plan.num_stages
     except ValueError as error:
         return str(error)
-    return _stages(plan, config.num_layers, num_stages) or _overlap(plan, config)
+    return _stages(plan, config, num_stages) or _overlap(plan, config)
 
 
-def sequence(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with how a sequence is sharded along cp and tp."""
     if sequence_length is None:
         return None
@@ -72,7 +66,7 @@ def sequence(plan: PlanFields, config: "ModelConfig", sequence_length: int | Non
     return None
 
 
-def zero(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -> str | None:
+def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with the stage of ZeRO and its shards."""
     nodes = plan.ranks_per_node
     if nodes is not None and plan.world_size % nodes:
@@ -90,24 +84,19 @@ def zero(plan: PlanFields, config: "ModelConfig", sequence_length: int | None) -
 GROUPS: tuple[Rule, ...] = (grid, pipeline, sequence, zero)
 
 
-def first_problem(plan: PlanFields, config: "ModelConfig", sequence_length: int | None = None) -> str | None:
+def first_problem(plan: PlanFields, config: ModelConfig, sequence_length: int | None = None) -> str | None:
     """Return the first rule that a plan breaks, or None."""
     found = (rule(plan, config, sequence_length) for rule in GROUPS)
     return next((problem for problem in found if problem is not None), None)
 
 
-def stage_layers(plan: PlanFields, num_layers: int) -> tuple[int, ...]:
-    """Return the number of layers of every stage: as the plan gives them, or as `pp.partition` does."""
-    return plan.layers or partition(num_layers, plan.num_stages).sizes
-
-
-def has_experts(config: "ModelConfig") -> bool:
+def has_experts(config: ModelConfig) -> bool:
     """Whether a model has layers of experts."""
     num_dense_layers: int = getattr(config, "num_dense_layers", config.num_layers)
     return config.num_layers > num_dense_layers
 
 
-def _check_config(plan: PlanFields, config: "ModelConfig") -> None:
+def _check_config(plan: PlanFields, config: ModelConfig) -> None:
     config.check(plan.tp, plan.ep) if hasattr(config, "num_experts") else config.check(plan.tp)
     if plan.ep > 1 and not has_experts(config):
         raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
@@ -118,20 +107,15 @@ def _without_nodes(plan: PlanFields) -> PlanFields:
     return PlanFields.from_description(plan.describe() | {"ranks_per_node": None})
 
 
-def _stages(plan: PlanFields, num_layers: int, num_stages: int) -> str | None:
-    if num_stages > num_layers:
-        return f"every stage needs a layer, got {num_layers} layers for the {num_stages} stages of {plan.schedule}"
-    if plan.layers is None:
-        return None
-    if len(plan.layers) != num_stages or sum(plan.layers) != num_layers:
-        return (
-            f"layers= shares out all layers to all stages, got {plan.layers} for {num_layers} layers in {num_stages} "
-            "stages"
-        )
+def _stages(plan: PlanFields, config: ModelConfig, num_stages: int) -> str | None:
+    try:
+        stage_layers(config, num_stages, plan.layers)
+    except ValueError as error:
+        return str(error)
     return None
 
 
-def _overlap(plan: PlanFields, config: "ModelConfig") -> str | None:
+def _overlap(plan: PlanFields, config: ModelConfig) -> str | None:
     if not plan.overlap:
         return None
     if not has_experts(config):

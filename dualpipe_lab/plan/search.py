@@ -12,14 +12,12 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
 from math import log2
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import Rule, first_problem, grid, has_experts, pipeline, sequence, zero
 from dualpipe_lab.pp import schedules
-
-if TYPE_CHECKING:
-    from dualpipe_lab.plan.rules import ModelConfig
 
 AnyPlan = TypeVar("AnyPlan", bound=PlanFields)
 _AXES = ("pp", "dp", "cp", "tp", "ep")
@@ -62,7 +60,7 @@ def _distance(steps: Mapping[str, float]) -> Distance:
 
 
 def nearest_plan(
-    plan: AnyPlan, config: "ModelConfig", sequence_length: int | None = None, num_ranks: int | None = None
+    plan: AnyPlan, config: ModelConfig, sequence_length: int | None = None, num_ranks: int | None = None
 ) -> AnyPlan | None:
     """Return the legal plan with the fewest, smallest changes; None if no plan of so many ranks fits the model."""
     world_size = plan.world_size if num_ranks is None else num_ranks
@@ -79,7 +77,7 @@ def nearest_plan(
 
 def legal_plans(
     plan: AnyPlan,
-    config: "ModelConfig",
+    config: ModelConfig,
     num_ranks: int,
     sequence_length: int | None = None,
     zeros: Sequence[int] = (0, 1, 2, 3),
@@ -97,7 +95,7 @@ def legal_plans(
                 yield found
 
 
-def _grids(plan: AnyPlan, config: "ModelConfig", num_ranks: int) -> Iterator[AnyPlan]:
+def _grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPlan]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for sizes in factorisations(num_ranks, len(_AXES)):
         pp, dp, cp, tp, ep = sizes
@@ -114,7 +112,7 @@ def _grids(plan: AnyPlan, config: "ModelConfig", num_ranks: int) -> Iterator[Any
 
 
 def _settle(
-    plan: PlanFields, grid_plan: AnyPlan, config: "ModelConfig", sequence_length: int | None
+    plan: PlanFields, grid_plan: AnyPlan, config: ModelConfig, sequence_length: int | None
 ) -> tuple[Distance, AnyPlan] | None:
     """Choose the fields of each group of rules; None if a group has no legal choice in this grid."""
     chosen = _settle_pipeline(plan, grid_plan.pp, config)
@@ -129,7 +127,7 @@ def _settle(
 
 
 @lru_cache(maxsize=64)
-def _settle_pipeline(plan: PlanFields, pp: int, config: "ModelConfig") -> "_Choice | None":
+def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig) -> "_Choice | None":
     """Choose the fields of the pipeline, which depend on pp alone; programs take time to build."""
     _, choices = _choices(plan, pp, config.num_layers)[0]
     return _first_legal(pipeline, choices, replace(plan, pp=pp), config, None)
@@ -143,7 +141,7 @@ class _Choice(NamedTuple):
 
 
 def _first_legal(
-    rule: Rule, choices: list[_Choice], plan: PlanFields, config: "ModelConfig", sequence_length: int | None
+    rule: Rule, choices: list[_Choice], plan: PlanFields, config: ModelConfig, sequence_length: int | None
 ) -> _Choice | None:
     """Return the nearest choice that keeps a rule."""
     return next((one for one in choices if rule(replace(plan, **one.fields), config, sequence_length) is None), None)

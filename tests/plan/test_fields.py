@@ -108,7 +108,7 @@ def test_the_program_is_the_registry_s():
         ({"hybrid": 1}, "hybrid to be True or False, got 1"),
         ({"layout": "ring"}, "layout is one of contiguous, zigzag, striped, got 'ring'"),
         ({"precision": "fp8"}, "precision is one of float64, float32, bfloat16, got 'fp8'"),
-        ({"layers": (2, 0)}, r"every stage a layer at least, got layers=\(2, 0\)"),
+        ({"layers": (2, -1)}, r"every stage its number of layers, got layers=\(2, -1\)"),
         ({"order": ("pp", "dp")}, r"order has each of pp, dp, cp, tp, ep once, got \('pp', 'dp'\)"),
     ],
 )

@@ -76,7 +76,7 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         {"pp": 4, "schedule": "interleaved", "chunks": 3, "num_microbatches": 4},
         LLAMA,
         None,
-        "got 8 layers for the 12 stages of interleaved",
+        "a stage has a layer, got 8 layers for 12 stages",
         r"pp 4 \(interleaved, m 4, 2 stages per rank\)",
     ),
     (
@@ -90,7 +90,7 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         {"pp": 2, "layers": (3, 4)},
         LLAMA,
         None,
-        r"layers= shares out all layers to all stages, got \(3, 4\) for 8 layers in 2 stages",
+        r"layers are given for each of 2 stages, from 1 between the ends, 8 in all, got \(3, 4\)",
         r"pp 2 \(1f1b, m 1\)",
     ),
     ({"overlap": True, "dp": 2}, LLAMA, None, "this model has none, got overlap=True", "dp 2 = 2 ranks, float32"),
@@ -251,6 +251,8 @@ def test_factorisations_are_all_ordered_products(number, factors):
     assert found == [sizes for sizes in product(divisors, repeat=factors) if prod(sizes) == number]
 
 
-def test_stages_get_the_plan_s_layers_or_an_even_share():
-    assert lab.Plan(pp=2, layers=(3, 5)).stage_layers(8) == (3, 5)
-    assert lab.Plan(pp=2, schedule="dualpipev", num_microbatches=4).stage_layers(6) == (1, 1, 2, 2)
+def test_stages_get_the_plan_s_layers_or_those_of_equal_cost():
+    assert [len(stage) for stage in lab.Plan(pp=2, layers=(0, 8)).stage_layers(LLAMA)] == [0, 8]
+    v_shaped = lab.Plan(pp=2, schedule="dualpipev", num_microbatches=4)
+    assert [len(stage) for stage in v_shaped.stage_layers(LLAMA)] == [2, 2, 2, 2]
+    lab.Plan(pp=2, layers=(0, 8)).check(LLAMA)
