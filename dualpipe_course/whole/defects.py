@@ -1,0 +1,238 @@
+"""Twelve defects that real systems shipped, each planted in a training run by replacing one of the run's methods.
+
+Chapter: book/whole/museum.  In: a run of `training_run`.  Out: the same run with one defect; `DEFECTS` lists them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dualpipe_course.whole.model_parallel_run import ContextParallel, Experts, Pipeline, TensorParallel
+from dualpipe_course.whole.training_log import (
+    BYTES,
+    COPIES,
+    CURVE,
+    EXPERTS,
+    FIRST_LOSS,
+    MEMORY,
+    NORM,
+    TIME,
+    TWINS,
+    Log,
+    RankLog,
+)
+from dualpipe_course.whole.training_run import (
+    LINK,
+    MICROBATCHES,
+    DataParallel,
+    FullySharded,
+    Microbatch,
+    Resumed,
+    TrainingRun,
+)
+from dualpipe_lab import comm, cp, dp, ep
+from dualpipe_lab.world.launcher import launch
+
+
+class MeanOfMeans(DataParallel):
+    """Each microbatch is divided by its own number of targets, and the means are averaged."""
+
+    def loss(self, ids: Tensor, targets: Tensor, total: int) -> Tensor:
+        """Divide by what is here."""
+        own = int((targets != dp.IGNORED).sum())
+        return super().loss(ids, targets, own * MICROBATCHES * comm.get_world_size(self.data))
+
+
+class SameBatches(DataParallel):
+    """Every data rank reads the first rank's share."""
+
+    def data_rank(self) -> int:
+        """The first, on every rank."""
+        return 0
+
+
+class SumEveryMicrobatch(DataParallel):
+    """Gradients are summed over the ranks after each microbatch, and the sums are added up."""
+
+    kept: list[Tensor] | None = None
+
+    def backward(self, share: Tensor) -> None:
+        """Add the gradients, and sum them at once."""
+        super().backward(share)
+        new = [flat.clone() for flat in self.ddp.reducer.finish()]
+        self.kept = new if self.kept is None else [old + grad for old, grad in zip(self.kept, new, strict=True)]
+        self.ddp.zero_grad()
+
+    def sum_gradients(self) -> None:
+        """The sums are there already."""
+
+    def norm(self) -> float:
+        """The norm of the sums."""
+        return self.ddp.adam.norm(self.kept or [], 2.0) / self.scaler.scale
+
+    def update(self, norm: float) -> None:
+        """Unscale, clip and update."""
+        self.ddp.adam.update(self.kept or [], max_norm=self.max_norm, scaler=self.scaler)
+        self.kept = None
+
+
+class OneBucket(DataParallel):
+    """One bucket holds all gradients, so their sum begins when the backward is over."""
+
+    bucket_bytes = 2**30
+
+
+class ClipScaled(DataParallel):
+    """The gradient is clipped while the loss scale is still in it."""
+
+    def norm(self) -> float:
+        """The norm with the loss scale in it."""
+        return self.ddp.grad_norm()
+
+    def update(self, norm: float) -> None:
+        """Clip, then unscale and update."""
+        for flat in self.ddp.finished_gradients():
+            flat *= dp.clip_factor(norm, self.max_norm)
+        self.ddp.step(scaler=self.scaler)
+        self.ddp.zero_grad()
+
+
+class StaleMasters(Resumed):
+    """A load of weights leaves the optimizer's fp32 masters as they were."""
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Take the weights, and nothing else."""
+        self.model.load_state_dict(weights)
+
+
+class KeptUnits(FullySharded):
+    """The full weights of a unit are not freed after its forward."""
+
+    reshard_after_forward = False
+
+
+class KeyCopiesApart(TensorParallel):
+    """The gradients of a key head's copies are not summed; each copy sees its rank's query heads alone."""
+
+    def sum_gradients(self) -> None:
+        """Left out."""
+
+
+class OwnKeysAgain(ContextParallel):
+    """In the backward of ring attention every block is computed with the keys and values of the rank itself."""
+
+    def kernel(self) -> cp.Kernel:
+        """A kernel that forgets the other ranks' keys."""
+        return _OwnKeys()
+
+
+class _OwnKeys(cp.FlashTiles):
+    """The kernel of one call of ring attention; the rank's own block comes first."""
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, offset: int | None, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        first: tuple[Tensor, Tensor] = self.__dict__.setdefault("first", (k, v))
+        k, v = (own[:, :, : k.shape[2]] for own in first)
+        return super().backward(grad, q, k, v, out, lse, offset, scale)
+
+
+class ExpertsTimesRanks(Experts):
+    """An expert's gradient is averaged over its copies, everything else over all data ranks."""
+
+    def sum_gradients(self) -> None:
+        """Sum, then divide the experts by too little."""
+        super().sum_gradients()
+        for parameter in ep.expert_parameters(self.model):
+            if parameter.grad is not None:
+                parameter.grad *= self.mesh.topology.size("ep")
+
+
+class NormWithoutExperts(Experts):
+    """The norm counts the experts of one rank alone."""
+
+    def norm(self) -> float:
+        """The norm without the second rank's experts."""
+        is_counted = self.mesh.rank("ep") == 0
+        gradients = [pair for pair in ep.counted_gradients(self.model) if is_counted or not pair[1]]
+        return dp.global_norm(gradients, self.norm_groups())
+
+
+class UndividedPipeline(Pipeline):
+    """The pipeline starts its backwards from the sum of the losses; only the log is divided by the targets."""
+
+    def loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The sum, undivided."""
+        return dp.token_loss(logits, targets, 1)
+
+    def accumulate(self, batch: list[Microbatch]) -> Tensor:
+        """Run the program, and divide the loss afterwards."""
+        return super().accumulate(batch) / self.total
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One piece of the museum.
+
+    Attributes:
+        run: the run with the defect; its base class is the sound run.
+        shows: the symptoms against the sound run.
+        sources: where it was reported or repaired, looked up in November 2026.
+    """
+
+    run: type[TrainingRun]
+    shows: frozenset[str]
+    sources: tuple[str, ...]
+
+    @property
+    def sound(self) -> type[TrainingRun]:
+        """The run without the defect."""
+        return self.run.__bases__[0]
+
+
+def _defect(run: type[TrainingRun], shows: set[str], *sources: str) -> Defect:
+    return Defect(run, frozenset(shows), tuple(f"https://github.com/{source}" for source in sources))
+
+
+DEFECTS = (
+    _defect(MeanOfMeans, {FIRST_LOSS, CURVE, NORM}, "huggingface/transformers/pull/34191"),
+    _defect(SameBatches, {FIRST_LOSS, CURVE, NORM, TWINS}, "stanford-crfm/mistral/issues/194"),
+    _defect(SumEveryMicrobatch, {BYTES, TIME}, "NVIDIA/cosmos-framework/issues/161"),
+    _defect(OneBucket, {TIME}, "NVIDIA/apex/issues/33"),
+    _defect(ClipScaled, {NORM, CURVE}, "Lightning-AI/pytorch-lightning/issues/9599", "NVIDIA/apex/pull/1512"),
+    _defect(StaleMasters, {CURVE}, "deepspeedai/DeepSpeed/pull/4141", "deepspeedai/DeepSpeed/pull/762"),
+    _defect(KeptUnits, {MEMORY, BYTES, TIME}, "pytorch/pytorch/issues/149029", "pytorch/pytorch/issues/154655"),
+    _defect(KeyCopiesApart, {NORM, CURVE, COPIES, BYTES, TIME}, "bigcode-project/Megatron-LM/pull/37"),
+    _defect(OwnKeysAgain, {NORM, CURVE}, "huggingface/diffusers/issues/14265"),
+    _defect(
+        ExpertsTimesRanks,
+        {NORM, EXPERTS, CURVE},
+        "deepspeedai/DeepSpeed/issues/5618",
+        "deepspeedai/DeepSpeed/pull/6546",
+    ),
+    _defect(NormWithoutExperts, {NORM, CURVE}, "NVIDIA/Megatron-LM/pull/5916"),
+    _defect(UndividedPipeline, {NORM, CURVE}, "pytorch/torchtitan/issues/2972"),
+)
+
+
+def records(rank: int, world_size: int, runs: Sequence[type[TrainingRun]], first_seed: int = 0) -> list[RankLog]:
+    """Train some runs one after another: what `launch` calls on two ranks, on the virtual clock and `LINK`."""
+    return [_record(run, first_seed) for run in runs]
+
+
+def _record(run: type[TrainingRun], first_seed: int) -> RankLog:
+    made = run()
+    made.first_seed = first_seed
+    return made.train()
+
+
+def train(runs: Sequence[type[TrainingRun]], first_seed: int = 0) -> list[Log]:
+    """Train some runs on two ranks and return the log of each; the virtual clock makes it the same everywhere.
+
+    Args:
+        runs: classes of runs, sound or defective.
+        first_seed: of the data; other data give other numbers and the same symptoms.
+    """
+    found = launch(records, 2, runs, first_seed, clock="virtual", link=LINK, timeout=120)
+    return [Log(ranks) for ranks in zip(*found, strict=True)]
