@@ -8,6 +8,10 @@ from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.sharded import full_gradients
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters
 from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
@@ -29,6 +33,7 @@ CONFIG = V3MoEConfig(
     expert_ffn_size=6, balance=0.3,
 )  # fmt: skip
 ROWS, LENGTH = 2, 8
+OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2}
 HOOKS = {"overlapped": overlapped_forward_backward, "serial": run_pair_serially}
 
 
@@ -119,7 +124,7 @@ def make_stages(config, mesh, program, layers, again):
     }
 
 
-def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=False, fill=True):
+def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=False, fill=True, zero=None):
     """Return errors of loss, evaluation and gradients; the loads of this rank's routers, once per rank of tp."""
     mesh = lab.Mesh(lab.Topology(axes))
     program = schedules.build(name, mesh.size("pp"), number)
@@ -135,6 +140,8 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
         stage.num_sequences = num_data * number * ROWS
     stages = {s: m if s in plain else interruptible_stage(m, s, fill=fill) for s, m in modules.items()}
 
+    optimizer = zero and OPTIMIZERS[zero](nn.ModuleDict({str(s): m for s, m in modules.items()}), mesh.group("dp"))
+
     def loss_fn(logits, targets):
         return modules[len(layers) - 1].head.loss_of(logits, targets, num_tokens=num_tokens)
 
@@ -147,6 +154,8 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
     loads = loads_of(modules) if mesh.rank("tp") == 0 else {}
     evaluation = runtime.evaluate(list(ids), list(targets), ones)
     assert not any(stage.num_live for stage in runtime._stages.values())
+    if optimizer:
+        keep_sums(optimizer, modules)
     expected, grads, _ = one_process(config, number, num_data)
     data = mesh.group(*(axis for axis in ("dp", "ep", "cp") if axis in mesh.topology.names), "pp")
     found = sum_of([*result.losses.values(), *result.stage_losses.values()], data)
@@ -155,7 +164,7 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
     if config.balance == 0:
         errors["evaluation"] = float(abs(heads[0] - heads[1]))
     for module in modules.values():
-        errors |= gradient_errors(module, mesh, grads)
+        errors |= gradient_errors(module, mesh, grads, () if optimizer else ("dp",))
     return errors, loads
 
 
@@ -174,16 +183,24 @@ def loads_of(modules):
     }
 
 
-def gradient_errors(module, mesh, grads):
+def keep_sums(optimizer, modules):
+    """Put the sums along dp into `.grad`, in full."""
+    found = full_gradients(optimizer)
+    for number, module in modules.items():
+        for name, parameter in module.named_parameters():
+            parameter.grad = found[f"{number}.{name}"]
+
+
+def gradient_errors(module, mesh, grads, dp):
     """Sum this stage's gradients over the ranks with other data, and compare them with their shards."""
     shards, experts = shards_of(module), {id(p) for p in expert_parameters(module)}
     errors = {}
     for name, parameter in module.named_parameters():
-        axes = ("dp", "cp") if id(parameter) in experts else ("dp", "ep", "cp")
+        axes = (*dp, "cp") if id(parameter) in experts else (*dp, "ep", "cp")
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         comm.all_reduce(grad, group=mesh.group(*(axis for axis in axes if axis in mesh.topology.names)))
         expected = grads[name] if name not in shards else shards[name].of(grads[name])
-        errors[name] = float((grad - expected).abs().max() / max(1.0, float(expected.abs().max())))
+        errors[name] = float((grad - expected).abs().max() / max(1e-30, float(expected.abs().max())))
     return errors
 
 

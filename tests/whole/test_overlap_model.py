@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
-from overlap_models import CONFIG, added, one_process, run, worst
+from overlap_models import CONFIG, LENGTH, V3Stage, added, one_process, run, worst
 
 import dualpipe_lab as lab
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.ep.overlap import interruptible_stage
 
 LIMIT = 1e-12
 
@@ -44,3 +47,45 @@ def test_dualpipe_with_experts_has_the_gradients_of_one_process():
         ],
         num_data=2,
     )
+
+
+def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
+    whole = replace(CONFIG, balance=0.0)  # a loss per sequence needs whole sequences
+    check(
+        8,
+        [
+            (CONFIG, [("pp", 4), ("ep", 2)], "dualpipe", 8, [2, 1, 1, 1], {}),
+            (CONFIG, [("pp", 2), ("ep", 2), ("tp", 2)], "dualpipe", 4, [2, 3], {}),
+            (whole, [("pp", 2), ("ep", 2), ("cp", 2)], "dualpipe", 4, [2, 3], {}),
+            (CONFIG, [("pp", 2), ("ep", 2), ("tp", 2)], "dualpipev", 4, [2, 1, 1, 1], {"again": True}),
+            (whole, [("pp", 2), ("ep", 2), ("cp", 2)], "dualpipev", 4, [1, 1, 2, 1], {"plain": (2,)}),
+        ],
+        num_data=2,
+    )
+
+
+def test_data_parallelism_sees_the_gradients_of_every_piece():
+    axes = [("pp", 2), ("dp", 2), ("ep", 2)]
+    check(
+        8,
+        [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Ddp", "Zero1", "Zero2")]
+        + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero2"})],
+        num_data=4,
+    )
+
+
+def test_zero_3_is_refused():
+    def fn(rank, world_size):
+        mesh = lab.Mesh(lab.Topology([("ep", 1)]))
+        module = V3Stage(CONFIG, mesh, range(2), (True, False))
+        stage, ids = interruptible_stage(module, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
+        stage.forward(0, (ids,))
+        stage.passes.clear()
+        optimizer = Zero3(module, list(module.layers))
+        with pytest.raises(ValueError, match="use Ddp, Zero1 or Zero2 for overlapped experts, or a plain stage"):
+            stage.forward(0, (ids,))
+        with pytest.raises(ValueError, match="ZeRO-3 gathers weights when a module is called"):
+            interruptible_stage(module, 0)
+        assert optimizer.num_steps == 0
+
+    lab.launch(fn, 1)

@@ -34,6 +34,9 @@ class InterruptibleStage(Stage):
         ticks: nanoseconds of every kind of compute, as for `execute`.
         fill: overlap the all-to-alls of an unpaired backward with its own weight gradients.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
+
+    Raises:
+        ValueError: weights that ZeRO-3 gathers when modules are called.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class InterruptibleStage(Stage):
         self.layers, self.ticks, self._fill = list(layers), ticks, fill
         self.letters = [layer.letters for layer in layers]
         self.passes: dict[int, MicrobatchPass] = {}
+        self._check_weights()
 
     @property
     def num_live(self) -> int:
