@@ -11,7 +11,8 @@ A product of means is not the mean of products, so the balance loss of all token
 Per rank: the local load and number of tokens; no message.  Global: both from `sum_over_ranks`, one all-reduce of E + 1
 integers.  Then each rank's result is a share, the shares add up to the loss of one process with all tokens, and the
 gradients are exactly that process's.  The backward sends no message, because f is a constant.
-A sequence lies on one rank, so the shares of its loss add up over ranks and microbatches without a message.
+The shares of the loss per sequence add up over ranks and microbatches: without a message where a sequence lies on one
+rank.  Along cp its ranks sum their counts, B E integers of 8 bytes per layer and microbatch, for f; P stays local.
 Elsewhere: GShard's is 1 / E^2 times the balance loss, with the load of first choices alone; Switch's is it, with k = 1;
 DeepSeek-V3's is the sequence loss, with sigmoid scores; Megatron `aux_loss`, `seq_aux_loss`, `global_aux_loss`.
 Source: Fedus et al. 2022 (arXiv 2101.03961), section 2.2; Zoph et al. 2022 (arXiv 2202.08906), section 3;
@@ -51,17 +52,21 @@ def z_loss(logits: Tensor, num_tokens: int | None = None) -> Tensor:
     return out
 
 
-def sequence_loss(logits: Tensor, indices: Tensor, length: int, num_sequences: int | None = None) -> Tensor:
+def sequence_loss(
+    logits: Tensor, indices: Tensor, length: int, num_sequences: int | None = None, group: Group | None = None
+) -> Tensor:
     """Return DeepSeek-V3's balance loss per sequence: the mean over sequences of E sum_e f_e P_e, a scalar.
 
     f_e is the share of the sequence's choices that went to expert e, a constant; P_e the mean share of its scores.
     V3's equation counts the k largest unbiased scores instead of the experts that were chosen.
 
     Args:
-        logits: `logits_TE`, the full sequences of this rank one after another.
+        logits: `logits_TE`, the sequences of this rank one after another.
         indices: `indices_TK`.
-        length: tokens of a sequence.
+        length: tokens of a sequence on this rank.
         num_sequences: of all ranks, if they are more than this rank's; then the result is a share.
+        group: the ranks that share each sequence (cp), all of which call this; the result is then this rank's share of
+            its loss.  None: every sequence lies on one rank.
 
     Raises:
         ValueError: the tokens are not a multiple of `length`.
@@ -69,7 +74,7 @@ def sequence_loss(logits: Tensor, indices: Tensor, length: int, num_sequences: i
     if length < 1 or len(logits) % length:
         raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
     count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
-    out: Tensor = SequenceLoss.apply(logits, indices, length, count)
+    out: Tensor = SequenceLoss.apply(logits, indices, length, count, group)
     return out
 
 
@@ -122,18 +127,23 @@ class SequenceLoss(torch.autograd.Function):
     """The balance loss of each sequence; the choices are constants, the gradient is that of the scores."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int) -> Tensor:
-        num_experts = logits.shape[-1]
+    def forward(ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int, group: Group | None) -> Tensor:
+        num_experts, top_k = logits.shape[-1], indices.shape[-1]
         logs, slopes = log_scores(logits, "sigmoid")
         p = logs.softmax(-1)
-        hits = torch.zeros_like(p).scatter_(-1, indices, 1.0)
-        f = hits.unflatten(0, (-1, length)).mean(1) / indices.shape[-1]
-        price = (f * (num_experts / length / count)).repeat_interleave(length, 0)  # of one token's share
+        hits = torch.zeros_like(p, dtype=torch.int64).scatter_(-1, indices, 1)
+        hits = hits.unflatten(0, (-1, length)).sum(1)  # hits_BE
+        if group is not None:
+            comm.all_reduce(hits, group=group)
+        num_hits = hits.sum(1, keepdim=True)  # top_k of every token of the full sequence
+        f = hits.double() / num_hits
+        price = f * (num_experts * top_k / count / num_hits)
+        price = price.to(p.dtype).repeat_interleave(length, 0)  # of one token's share of each expert
         ctx.save_for_backward(p, slopes, price)
         return (p * price).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         p, slopes, price = ctx.saved_tensors
-        return normalised_grad(p, slopes, grad * price), None, None, None
+        return normalised_grad(p, slopes, grad * price), None, None, None, None

@@ -10,6 +10,7 @@ Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pip
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.ep.deepseek_moe import update_biases
+from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.models.llama import LlamaStage
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
+from dualpipe_lab.models.v3_moe import V3Stage, data_group, expert_parallel
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
@@ -37,6 +41,7 @@ class RankModel(nn.Module):
         config: of the full model.
         mesh: the ranks.
         program: of the pipeline; None without one.
+        data: the ranks with the same weights and other tokens; of an expert, the ranks of `ep` hold other weights.
         layers: of every stage of the model.
         stages: this rank's stages, by number.
         tied: by stage, the name of the table that first and last stage share; None where they share none.
@@ -53,6 +58,7 @@ class RankModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.program, self.layers = config, mesh, program, tuple(layers)
+        self.data, self.pp, self.ep = data_group(mesh), mesh.group("pp"), mesh.group("ep")
         self.num_tokens: int | None = None
         self.num_sequences: int | None = None
         self.tied = {0: TABLE, len(layers) - 1: HEAD} if _is_tied(config) and len(layers) > 1 else None
@@ -108,6 +114,14 @@ class RankModel(nn.Module):
         tokens = length // stage.tp.size if stage.tp.sequence_parallel else length
         return torch.empty(num_rows, tokens, self.config.hidden_size, dtype=stage.dtype, device=rank_device())
 
+    def update_biases(self, speed: float) -> list[Tensor]:
+        """Update the selection biases of all routers, and return the loads over all ranks of each router here.
+
+        Every rank calls this after the last backward of a step; loads of mirrored stages are added first.
+        """
+        loads: list[Tensor] = update_biases(self.stages, speed, self.data, self.program, self.pp)
+        return loads
+
     def full_state_dict(self, of: str = "parameter") -> dict[str, Tensor]:
         """Gather every parameter, or with "grad" every gradient, of the full model, by its name there.
 
@@ -119,7 +133,7 @@ class RankModel(nn.Module):
             found |= self._gathered(stage, of)
         if self.mesh.size("pp") == 1:
             return found
-        every = comm.all_gather_object({name: tensor.cpu() for name, tensor in found.items()}, self.mesh.group("pp"))
+        every = comm.all_gather_object({name: tensor.cpu() for name, tensor in found.items()}, self.pp)
         merged: dict[str, Tensor] = {}
         for part in every:
             merged = {name: tensor.to(rank_device()) for name, tensor in part.items()} | merged
@@ -130,7 +144,7 @@ class RankModel(nn.Module):
         for name, parameter in stage.named_parameters():
             tensor = parameter if of == "parameter" else parameter.grad
             if tensor is not None and name not in stage.tied_names:
-                group = self.mesh.group("ep") if ".experts." in name else stage.tp.group
+                group = self.ep if ".experts." in name else stage.tp.group
                 yield name, full_tensor(tensor, shards.get(name), group)
 
 
@@ -145,6 +159,7 @@ def build_stages(
     sequence_parallel: bool = False,
     layout: SequenceLayout | None = None,
     recompute: bool = False,
+    num_nodes: int = 1,
     device: torch.device | str | None = None,
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
@@ -159,6 +174,7 @@ def build_stages(
         sequence_parallel: as in `TensorParallel`.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
+        num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
         device: of the weights (default: that of the rank).
 
     Raises:
@@ -171,20 +187,20 @@ def build_stages(
     dense = config if isinstance(config, LlamaConfig) else config.dense
     sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers)
-    stages: dict[int, TransformerStage] = {}
+    make, stages = _stage_maker(config, sharing, num_nodes), {}
     for number in stages_of(program, mesh.rank("pp")):
         ends = number == 0, number == len(shares) - 1
-        stages[number] = _make_stage(config, sharing, shares[number], *ends)
+        stages[number] = make(shares[number], *ends)
         stages[number].draw(seed, device)
     return RankModel(config, mesh, program, shares, stages)
 
 
-def _make_stage(
-    config: ModelConfig, sharing: Sharing, layers: range, is_first: bool, is_last: bool
-) -> TransformerStage:
+def _stage_maker(config: ModelConfig, sharing: Sharing, num_nodes: int) -> Callable[..., TransformerStage]:
     if isinstance(config, LlamaConfig):
-        return LlamaStage(config, sharing, layers, is_first, is_last)
-    raise ValueError(f"stages are built for a LlamaConfig, got {config}")
+        return partial(LlamaStage, config, sharing)
+    ep = expert_parallel(sharing.mesh)
+    nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
+    return partial(V3Stage, config, sharing, ep=ep, nodes=nodes)
 
 
 def _is_tied(config: ModelConfig) -> bool:

@@ -7,6 +7,8 @@ Unlike V3, attention is grouped-query instead of latent, and only the next token
   parameter             sharded along    gradients summed over
   experts               ep               edp: the ranks with the same experts and other tokens
   everything else       tp               dp, ep and cp together
+Under sequence parallelism a rank of tp holds its shard of the tokens between the layers; a router and its experts work
+on all of them, on every rank of tp, as without it.  Along cp, the ranks of a sequence sum its counts for the loss.
 Each rank divides its loss by the counts of the full step, so that gradients are summed and never averaged.
 Weights are drawn in full, by their names, and then sharded: every topology starts from the same numbers.
 `dualpipe_lab.models.plain_v3_moe` is the same model in plain torch, with the same names.
@@ -14,33 +16,30 @@ Elsewhere: Megatron `GPTModel` with `MoELayer`; torchtitan's DeepSeek-V3; DeepSe
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), sections 2.1.2 and 4.2.
 """
 
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
 from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, reduce_gradients
 from dualpipe_lab.ep.node_dispatch import NodeGroups
+from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
+from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
+from dualpipe_lab.models.stage_rules import check_sizes
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.pp.runtime.recompute import recompute
+from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.embedding import VocabParallelEmbedding
-from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention, kv_replicas
+from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.grads import norm_axes
-from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import full_tensor, initialize_parameters, shards_of
+from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
+from dualpipe_lab.tp.shard import full_tensor, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
-from dualpipe_lab.world import context
 from dualpipe_lab.world.mesh import Mesh
 
 
@@ -56,28 +55,91 @@ class V3Layer(nn.Module):
         replicas: Group | None,
         attend: Attend,
         dtype: torch.dtype | None,
+        cp: Group | None = None,
     ) -> None:
         super().__init__()
         hidden, heads = config.hidden_size, (config.num_heads, config.num_kv_heads, config.head_size)
-        self.attention_norm = RMSNorm(hidden, config.eps, tp, dtype=dtype)
+        self.tp, self.cp, self.has_balance = tp, cp, config.balance > 0
+        self.attention_norm = make_norm(config.dense, tp, dtype)
         self.attention = GroupedQueryAttention(hidden, *heads, tp, replicas, config.rope_base, False, attend, dtype)
-        self.mlp_norm = RMSNorm(hidden, config.eps, tp, dtype=dtype)
+        self.mlp_norm = make_norm(config.dense, tp, dtype)
         self.mlp = SwiGLU(hidden, config.ffn_size, tp, dtype) if ep is None else _experts(config, tp, ep, nodes, dtype)
 
     def forward(
         self, x: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer."""
+        """Return `y_BSD` of `x_BSD`, and the balance loss per sequence; None in a dense layer, or without one."""
         x = x + self.attention(self.attention_norm(x), positions)
         normal = self.mlp_norm(x)
         if not isinstance(self.mlp, DeepSeekMoE):
             return x + self.mlp(normal), None
+        if self.tp.sequence_parallel:  # a router needs full sequences, so all ranks of tp route all tokens, as without
+            normal = gather_from_ranks(normal, TOKENS, self.tp.group)
         y, routing = self.mlp.with_routing(normal)
-        return x + y, sequence_loss(routing.logits, routing.indices, x.shape[1], num_sequences)
+        if self.tp.sequence_parallel:
+            y = slice_to_ranks(y, TOKENS, self.tp.group)
+        return x + y, self.balance(routing, normal.shape[1], num_sequences)
+
+    def balance(self, routing: Routing, length: int, num_sequences: int | None = None) -> Tensor | None:
+        """Return the balance loss per sequence of a routing, for sequences with `length` tokens here; None without."""
+        if not self.has_balance:
+            return None
+        return sequence_loss(routing.logits, routing.indices, length, num_sequences, self.cp)
 
 
-class V3MoE(nn.Module):
-    """A V3-style model sharded over the ranks of a topology.
+class V3Stage(TransformerStage):
+    """Some layers of a V3-style model; the first stage takes ids_BS, the last one returns logits_BSV.
+
+    Args:
+        config: sizes of the full model.
+        sharing: how the model is shared among ranks.
+        layers: numbers of the layers.
+        is_first, is_last: whether the embedding, and whether norm and head are here.
+        ep: the ranks over which the experts are sharded (default: those of the mesh).
+        nodes: as in `DeepSeekMoE`.
+    """
+
+    def __init__(
+        self,
+        config: V3MoEConfig,
+        sharing: Sharing,
+        layers: range,
+        is_first: bool = True,
+        is_last: bool = True,
+        ep: ExpertParallel | None = None,
+        nodes: NodeGroups | None = None,
+    ) -> None:
+        ep = ep or expert_parallel(sharing.mesh)
+        cp = sharing.mesh.group("cp") if sharing.mesh.size("cp") > 1 else None
+
+        def make(number: int) -> V3Layer:
+            experts = None if number < config.num_dense_layers else ep
+            how = sharing.replicas, sharing.attend, sharing.dtype
+            return V3Layer(config, sharing.tp, experts, nodes, *how, cp)
+
+        super().__init__(config.dense, sharing, layers, make, is_first, is_last)
+        self.config, self.ep = config, ep
+
+    def forward(self, x: Tensor) -> WithLoss:
+        """Return the output of this stage, x_BSD or logits_BSV, of ids_BS or x_BSD, and its share of the balance loss.
+
+        The share is weighted by the coefficient, and divided by `num_sequences`.
+        """
+        y, balance = self.run_layers(x, self.num_sequences)
+        return WithLoss(y, self.config.balance * balance)
+
+    def run_layers(self, x: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the output of this stage, and the balance losses per sequence, summed over its layers."""
+        positions, x = self.positions(x.device), self.enter(x)
+        balance = x.new_zeros(())
+        for layer in self.layers:
+            x, loss = self.run(layer, x, positions, num_sequences)
+            balance = balance if loss is None else balance + loss
+        return self.leave(x), balance
+
+
+class V3MoE(V3Stage):
+    """A V3-style model sharded over the ranks of a topology: the stage that has all layers.
 
     Args:
         config: sizes of the full model.
@@ -90,6 +152,7 @@ class V3MoE(nn.Module):
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
         num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
         device: as in `Llama`.
+        sequence_parallel: between the layers, each rank of tp holds its shard of the tokens; experts see all of them.
 
     Attributes:
         ep: the ranks over which the experts are sharded.
@@ -110,41 +173,25 @@ class V3MoE(nn.Module):
         layout: SequenceLayout | None = None,
         num_nodes: int = 1,
         device: torch.device | str | None = None,
+        sequence_parallel: bool = False,
     ) -> None:
-        super().__init__()
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
-        self.config, self.mesh, self.layout, self.recompute = config, mesh, layout, recompute
-        self.tp, self.ep, self.data = TensorParallel(mesh.group("tp")), _expert_parallel(mesh), _data_group(mesh)
-        attend = attend or (
-            causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
-        )
-        replicas = kv_replicas(config.num_kv_heads, self.tp)
-        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, self.ep)
-        self.embedding = VocabParallelEmbedding(config.vocabulary_size, config.hidden_size, self.tp, dtype=dtype)
-        experts = [None if index < config.num_dense_layers else self.ep for index in range(config.num_layers)]
-        self.layers = nn.ModuleList(V3Layer(config, self.tp, ep, nodes, replicas, attend, dtype) for ep in experts)
-        self.norm = RMSNorm(config.hidden_size, config.eps, self.tp, dtype=dtype)
-        self.head = LMHead(config.hidden_size, config.vocabulary_size, self.tp, dtype=dtype)
-        initialize_parameters(self, seed)
-        self.to(context.device() if device is None else device)
+        tp, ep, data = TensorParallel(mesh.group("tp"), sequence_parallel), expert_parallel(mesh), data_group(mesh)
+        sharing = Sharing.of(config.dense, mesh, tp, attend, layout, recompute, dtype)
+        nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
+        super().__init__(config, sharing, range(config.num_layers), ep=ep, nodes=nodes)
+        self.data = data
+        self.draw(seed, device)
 
-    def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, num_sequences: int | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return `logits_BSV` of `ids_BS`, and the balance losses per sequence of this rank, summed over the layers.
 
         Args:
             ids: the same on all ranks of a tp group; with a layout, this rank's shard of each sequence.
             num_sequences: of the step, over all ranks (default: those here).
         """
-        positions = None if self.layout is None else positions_of(self.layout, self.mesh.rank("cp"), ids.device)
-        x = self.embedding(ids)
-        balance = x.new_zeros(())
-        for layer in self.layers:
-            again = self.recompute and torch.is_grad_enabled()
-            inputs = x, positions, num_sequences
-            x, loss = recompute(layer, *inputs) if again else layer(*inputs)
-            balance = balance if loss is None else balance + loss
-        return self.head(self.norm(x)), balance
+        return self.run_layers(ids, num_sequences)
 
     def loss(
         self, ids: Tensor, targets: Tensor, num_tokens: int | None = None, num_sequences: int | None = None
@@ -158,7 +205,7 @@ class V3MoE(nn.Module):
             num_sequences: of the step, over all ranks (default: those here).
         """
         logits, balance = self(ids, num_sequences)
-        return self.head.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
+        return self.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over ranks with other data, and those of experts over their replicas.
@@ -197,19 +244,13 @@ def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayo
 
     Raises:
         ValueError: an axis `pp`, a size that does not divide where it must, a layout that is missing along cp or for
-            another number of ranks, a loss per sequence along cp, or `edp=` that leaves out an axis of data.
+            another number of ranks, or `edp=` that leaves out an axis of data.
     """
     if topology.size("pp") > 1:
-        raise ValueError(f"a V3MoE is sharded along ep, tp and cp and replicated along dp, got pp in {topology} ranks")
-    cp_size = topology.size("cp")
-    if cp_size != (1 if layout is None else layout.num_ranks):
-        raise ValueError(f"{topology} ranks share a sequence along cp {cp_size}, got layout={layout}")
-    if cp_size > 1 and config.balance:
-        raise ValueError(f"a loss per sequence needs whole sequences, got {topology} ranks; use balance=0")
-    left_out = [axis for axis in ("dp", "cp") if topology.size(axis) > 1 and axis not in topology.experts_over]
-    if topology.edp and left_out:
-        raise ValueError(f"edp counts all replicas, got {topology} ranks with experts_over={topology.experts_over}")
-    config.check(topology.size("tp"), topology.size("ep"))
+        rule = "a V3MoE is sharded along ep, tp and cp and replicated along dp"
+        raise ValueError(f"{rule}, got pp in {topology} ranks; for pp use build_stages")
+    check_layout(topology, layout)
+    check_sizes(config, topology)
 
 
 def _experts(
@@ -218,16 +259,18 @@ def _experts(
     groups = config.num_groups, config.num_groups_per_token
     sizes = config.hidden_size, config.num_experts, config.num_experts_per_token
     router = DeepSeekRouter(*sizes, *groups, config.scale, dtype)
+    tp = replace(tp, sequence_parallel=False)  # it computes on the router's tokens
     shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
     return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype, nodes)
 
 
-def _data_group(mesh: Mesh) -> Group:
+def data_group(mesh: Mesh) -> Group:
+    """Return the ranks with the same weights and other tokens: those of dp, cp and of an axis ep."""
     return mesh.group(*(axis for axis in ("dp", "ep", "cp") if axis in mesh.topology.names))
 
 
-def _expert_parallel(mesh: Mesh) -> ExpertParallel:
-    """The ranks over which the experts are sharded, and the ranks with replicas of the same experts."""
+def expert_parallel(mesh: Mesh) -> ExpertParallel:
+    """Return the ranks over which the experts are sharded, and the ranks with replicas of the same experts."""
     if mesh.topology.edp:
         return ExpertParallel(mesh.group("ep"), mesh.group("edp"))
     return ExpertParallel(mesh.group("ep"), mesh.group(*(a for a in ("dp", "cp") if a in mesh.topology.names)))

@@ -62,9 +62,10 @@ def plain(config, state):
     return {"loss": loss.detach(), "norm": norm} | grads
 
 
-def step(mesh, config, layout=None, again=False, num_nodes=1):
+def step(mesh, config, layout=None, is_sequence_parallel=False, **options):
     """Two microbatches of a step, where there are rows for two."""
-    model = V3MoE(config, mesh, recompute=again, dtype=torch.float64, layout=layout, num_nodes=num_nodes)
+    options |= {"layout": layout, "sequence_parallel": is_sequence_parallel}
+    model = V3MoE(config, mesh, dtype=torch.float64, **options)
     for place, router in enumerate(routers(model)):
         router.bias.copy_(biases(place, config.num_experts))
     state = model.full_state_dict()
@@ -89,17 +90,17 @@ def step(mesh, config, layout=None, again=False, num_nodes=1):
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_loss_gradients_and_biases_are_those_of_one_process(name):
+@pytest.mark.parametrize(
+    ("name", "is_sequence_parallel"), [*((name, False) for name in TOPOLOGIES), ("ep 2 x tp 2", True)]
+)
+def test_loss_gradients_and_biases_are_those_of_one_process(name, is_sequence_parallel):
     topology = TOPOLOGIES[name]
-    is_cut = topology.size("cp") > 1
-    config = replace(CONFIG, balance=0.0) if is_cut else CONFIG
-    layout = make_layout("zigzag", 8, 2) if is_cut else None
+    layout = make_layout("zigzag", 8, 2) if topology.size("cp") > 1 else None
 
     def fn(rank, world_size):
         torch.manual_seed(rank)
-        state, found, loads, moved = step(lab.Mesh(topology), config, layout)
-        expected = plain(config, state)
+        state, found, loads, moved = step(lab.Mesh(topology), CONFIG, layout, is_sequence_parallel)
+        expected = plain(CONFIG, state)
         far = {key: distance(found.get(key), value) for key, value in expected.items()}
         return far, sorted(set(found) - set(expected)), [load.tolist() for load in loads], moved
 
@@ -128,7 +129,7 @@ def test_one_copy_per_node_gives_the_same():
 
 def test_recomputation_counts_no_load_twice_and_changes_no_bit():
     def fn(rank, world_size):
-        return [step(lab.Mesh(TOPOLOGIES["ep 2"]), CONFIG, again=again)[1:] for again in (False, True)]
+        return [step(lab.Mesh(TOPOLOGIES["ep 2"]), CONFIG, recompute=again)[1:] for again in (False, True)]
 
     for kept, again in launch(fn, 2):
         assert all(torch.equal(again[0][name], value) for name, value in kept[0].items())
@@ -176,9 +177,6 @@ def test_what_cannot_be_cut_is_refused_before_any_process_starts(changes, topolo
         check_topology(replace(CONFIG, **changes), topology)
 
 
-def test_along_cp_a_loss_per_sequence_and_copies_that_are_left_out_are_refused():
-    layout = make_layout("zigzag", 8, 2)
-    with pytest.raises(ValueError, match="use balance=0"):
-        check_topology(CONFIG, lab.Topology([("cp", 2)]), layout)
+def test_copies_that_are_left_out_are_refused():
     with pytest.raises(ValueError, match="edp counts all replicas"):
-        check_topology(replace(CONFIG, balance=0), lab.Topology([("dp", 2), ("cp", 2)], edp=2), layout)
+        check_topology(CONFIG, lab.Topology([("dp", 2), ("cp", 2)], edp=2), make_layout("zigzag", 8, 2))
