@@ -7,12 +7,15 @@ Elsewhere: Megatron's command line of parallel sizes; torchtitan's `ParallelDims
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import first_problem
 from dualpipe_lab.plan.search import legal_plans, nearest_plan
+from dualpipe_lab.plan.sums import SumsTable, sums_of
+from dualpipe_lab.viz.grid import GridDrawing
 
 
 @dataclass(frozen=True)
@@ -112,3 +115,35 @@ class Plan(PlanFields):
         (range(0, 1), range(1, 5))
         """
         return stage_layers(config, self.num_stages, self.layers)
+
+    def sums(self, config: ModelConfig) -> SumsTable:
+        """Return who sums what with whom, for every kind of parameter of a model.
+
+        Raises:
+            ValueError: as `check`.
+
+        >>> from dualpipe_lab.models import LlamaConfig
+        >>> table = Plan(dp=2, tp=2, zero=1).sums(LlamaConfig())
+        >>> print(table.of("norms").sums[0], table.of("norms").norm, sep="; ")
+        dp (0 2 and 1 more); tp rank 0, each its shard
+        """
+        self.check(config)
+        return sums_of(self, config)
+
+    def grid(self, axis: str | None = None, rank: int = 0) -> GridDrawing:
+        """Return the drawing of the grid with one group highlighted; it prints as text and displays as SVG.
+
+        Args:
+            axis: of the group (default: the first one with several ranks).
+            rank: one of the group.
+
+        >>> print(Plan(dp=2, tp=2).grid("tp", rank=2))
+        dp 2 x tp 2 = 4 ranks; the tp group of rank 2: 2, 3
+              tp 0  tp 1
+        dp 0     0     1
+        dp 1   [2]   [3]
+        """
+        return GridDrawing(self.topology, axis or self.topology.names[0], rank)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(str(self))}</p>{self.grid()._repr_html_()}"

@@ -1,0 +1,212 @@
+"""`sums_of`: who sums what with whom: for every kind of parameter its shards, copies, sums, norm and optimizer state.
+
+Chapter: book/together/sums.  In: a plan, a config.  Out: a table, one row per kind.
+  a weight's gradient is summed over every axis along which ranks have other tokens and the same weight
+  tp          a sharded weight has its full gradient; a copied one has a part of it wherever the tokens or the heads
+              are sharded, which every backward sums, and the same gradient everywhere else
+  mirrors     a stage on two ranks of pp adds both halves of the microbatches
+  the norm    counts every element of the full model once: of copies, the first one's
+Elsewhere: Megatron `finalize_model_grads`; `param_is_not_tensor_parallel_duplicate` in its norm.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.rules import has_experts
+
+_HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One sum of a gradient.
+
+    Attributes:
+        along: the axes, or `mirrors`, `key heads` (copies of one within tp), `tied stages`.
+        ranks: of the first group.
+        num_groups: with other parts of the model, or other copies.
+    """
+
+    along: str
+    ranks: tuple[int, ...]
+    num_groups: int
+
+    def __str__(self) -> str:
+        others = f" and {self.num_groups - 1} more" if self.num_groups > 1 else ""
+        return f"{self.along} ({' '.join(map(str, self.ranks))}{others})"
+
+
+@dataclass(frozen=True)
+class ParameterSums:
+    """One kind of parameter: where it lies, and who sums its gradient.
+
+    Attributes:
+        kind: of parameter.
+        sharded: the axes along which ranks hold different parts.
+        copied: the axes along which ranks hold the same part.
+        sums: of its gradient, in their order.
+        norm: the ranks that count it.
+        state: where its optimizer state lies.
+    """
+
+    kind: str
+    sharded: tuple[str, ...]
+    copied: tuple[str, ...]
+    sums: tuple[Sum, ...]
+    norm: str
+    state: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of the table."""
+        sums = ", then ".join(map(str, self.sums)) or "-"
+        return self.kind, _axes(self.sharded), _axes(self.copied), sums, self.norm, self.state
+
+
+@dataclass(frozen=True)
+class SumsTable:
+    """Who sums what with whom, under one plan; it prints as a table."""
+
+    title: str
+    rows: tuple[ParameterSums, ...]
+
+    def of(self, kind: str) -> ParameterSums:
+        """Return the row of a kind; ValueError for another kind."""
+        for row in self.rows:
+            if row.kind == kind:
+                return row
+        raise ValueError(f"there is no row {kind!r}; there are {', '.join(row.kind for row in self.rows)}")
+
+    def __str__(self) -> str:
+        table = [_HEADER, *(row.cells() for row in self.rows)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        return "\n".join(line.rstrip() for line in [self.title, *lines])
+
+    def _repr_html_(self) -> str:
+        style = 'style="text-align:left;padding:0.2rem 0.8rem"'
+        head = "".join(f"<th {style}>{name}</th>" for name in _HEADER)
+        body = "".join(
+            "<tr>" + "".join(f"<td {style}>{escape(cell)}</td>" for cell in row.cells()) + "</tr>" for row in self.rows
+        )
+        caption = f"<caption>{escape(self.title)}</caption>"
+        return f'<table class="dp-sums">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def sums_of(plan: PlanFields, config: ModelConfig) -> SumsTable:
+    """Return who sums what with whom when a model is trained under a plan that fits it."""
+    return SumsTable(str(plan), tuple(_Rows(plan, config).rows()))
+
+
+class _Rows:
+    def __init__(self, plan: PlanFields, config: ModelConfig) -> None:
+        self.plan, self.config, self.topology, self.program = plan, config, plan.topology, plan.program
+        self.axes = tuple(axis for axis, size in plan.sizes.items() if size > 1)
+        self.last = plan.num_stages - 1
+
+    def rows(self) -> Iterator[ParameterSums]:
+        """Yield a row for each kind of parameter that the model has."""
+        config, plan = self.config, self.plan
+        tied = isinstance(config, LlamaConfig) and config.tied
+        kv_copies = max(plan.tp // config.num_kv_heads, 1)
+        yield self.row("tied embedding" if tied else "embedding", "tp", stages=(0, self.last) if tied else (0,))
+        yield self.row("queries and output" if kv_copies > 1 else "attention", "tp")
+        if kv_copies > 1:
+            yield self.row("keys and values", "tp", kv_copies=kv_copies)
+        yield self.row("norms", None, is_partial=plan.sequence_parallel)
+        if isinstance(config, LlamaConfig) and config.qk_norm:
+            yield self.row("norms of heads", None, is_partial=True)
+        if isinstance(config, LlamaConfig) or config.num_dense_layers:
+            yield self.row("dense ffn", "tp")
+        if has_experts(config) and not isinstance(config, LlamaConfig):
+            yield self.row("router", None, is_partial=plan.sequence_parallel)
+            if config.num_shared_experts:
+                yield self.row("shared expert", "tp")
+            yield self.row("experts", "ep", is_partial=plan.sequence_parallel)
+        if not tied:
+            yield self.row("head", "tp", stages=(self.last,))
+
+    def row(
+        self,
+        kind: str,
+        axis: str | None,
+        stages: tuple[int, ...] | None = None,
+        kv_copies: int = 1,
+        is_partial: bool = False,
+    ) -> ParameterSums:
+        """Return the row of a kind that is sharded along an axis; `stages` holds it, by default every one."""
+        plan, homes = self.plan, self.homes(0 if stages is None else stages[0])
+        over = ("edp",) if axis == "ep" and plan.experts_in_data and plan.ep > 1 else self.data(axis)
+        sharded = [name for name in ("pp",) if plan.pp > 1 and stages is None]
+        sharded += [axis] if axis is not None and getattr(plan, axis) > 1 else []
+        along_tp = axis != "tp" and plan.tp > 1
+        sums = []
+        if kv_copies > 1:
+            sums.append(Sum("key heads", tuple(self.ranks("tp")[:kv_copies]), plan.world_size // kv_copies))
+        if along_tp and is_partial:
+            sums.append(Sum("tp", self.ranks("tp", home=homes[0]), self.groups(stages, ("tp",))))
+        if len(homes) > 1:
+            sums.append(Sum("mirrors", self.ranks_of(homes), self.groups(stages, ("pp",))))
+        if len(ranks := self.ranks(*over, home=homes[0])) > 1:
+            sums.append(Sum(" x ".join(over), ranks, self.groups(stages, over)))
+        if stages is not None and len(set(stages)) > 1:
+            ends = tuple(home for stage in stages for home in self.homes(stage))
+            sums.append(Sum("tied stages", self.ranks_of(ends), plan.world_size // plan.pp))
+        copied = [*over] if len(ranks) > 1 else []
+        copied += ["tp"] * along_tp + ["key heads"] * (kv_copies > 1) + ["mirrors"] * (len(homes) > 1)
+        norm = self.norm(along_tp, kv_copies, len(homes) > 1, len(ranks) > 1, stages)
+        return ParameterSums(kind, tuple(sharded), tuple(copied), tuple(sums), norm, self.state(over, len(ranks)))
+
+    def norm(
+        self, along_tp: bool, kv_copies: int, is_mirrored: bool, has_copies: bool, stages: tuple[int, ...] | None
+    ) -> str:
+        """Say which ranks count a parameter in the norm."""
+        firsts = ["tp rank 0"] if along_tp else []
+        firsts += ["first copy of a key head"] if kv_copies > 1 else []
+        firsts += ["first mirror"] if is_mirrored else []
+        firsts += ["first of the tied stages"] if stages is not None and len(set(stages)) > 1 else []
+        if has_copies:
+            firsts.append("each its shard" if self.plan.zero and not self.plan.hybrid else self._copy())
+        return ", ".join(firsts) or "every rank"
+
+    def _copy(self) -> str:
+        return "each shard on the first node" if self.plan.zero else "first copy"
+
+    def state(self, over: tuple[str, ...], num_copies: int) -> str:
+        """Say where the optimizer state of a parameter lies."""
+        if not self.plan.zero or num_copies == 1:
+            return "in full on every copy" if num_copies > 1 else "with the weight"
+        if self.plan.hybrid:
+            return f"shards over the copies on a node ({' x '.join(over)})"
+        return f"1 / {num_copies} on each of {' x '.join(over)}"
+
+    def data(self, axis: str | None) -> tuple[str, ...]:
+        """Return the axes along which other ranks have a copy of a parameter and other tokens."""
+        return tuple(name for name in self.axes if name in ("dp", "ep", "cp") and name != axis)
+
+    def homes(self, stage: int) -> tuple[int, ...]:
+        """Return the ranks of pp that hold a stage."""
+        if self.program is None:
+            return (0,)
+        return tuple(sorted({rank for (held, _), rank in self.program.placement.items() if held == stage}))
+
+    def ranks_of(self, homes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ranks at these places of pp and at 0 along all other axes."""
+        return tuple(dict.fromkeys(self.topology.rank_at(pp=home) if home else 0 for home in homes))
+
+    def ranks(self, *axes: str, home: int = 0) -> tuple[int, ...]:
+        """Return the group of the first rank at a place of pp."""
+        return self.topology.at(self.ranks_of((home,))[0]).ranks(*axes)
+
+    def groups(self, stages: tuple[int, ...] | None, axes: tuple[str, ...]) -> int:
+        """Return the number of groups along some axes among the ranks that hold a parameter."""
+        holders = self.plan.pp if stages is None else len(self.homes(stages[0]))
+        size = len(self.homes(0)) if axes == ("pp",) else len(self.ranks(*axes))
+        return self.plan.world_size // self.plan.pp * holders // size
+
+
+def _axes(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "-"
