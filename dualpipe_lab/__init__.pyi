@@ -37,6 +37,7 @@ from .pp.runtime import PipelineRuntime as PipelineRuntime
 # One model, every cut
 from .plan import Plan as Plan
 from . import plan as plan
+from . import train as train
 
 # Timelines
 from .timeline import Timeline as Timeline

@@ -5,20 +5,26 @@ Chapters: all that train a model.  In: batch size, sequence length, seed.  Out: 
 One token is one byte.  The text is every page below book/, ordered by path, with Unix line ends.  It grows with the
 course, so a number that depends on it is compared within one run and not with a stored number.  Without the book (an
 installed wheel) the text is the description of the package, the README.
+
+The frozen corpus, `frozen_corpus()`, does not grow: it is the text of the chapters on 22 November 2026, without code
+cells, tables and figures, 295,199 bytes in `frozen_corpus.txt`.  It is copyright (c) 2026 the DualPipe Lab authors,
+licensed under the Creative Commons Attribution 4.0 International License (CC BY 4.0), as all text of the book.
 """
 
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 VOCABULARY_SIZE = 256
+EVALUATION_SHARE = 0.05  # of the frozen corpus: its end, which no training reads
 _CHECKOUT = Path(__file__).resolve().parents[1]
+_FROZEN = Path(__file__).with_name("frozen_corpus.txt")
 
 
 def corpus(root: Path | None = None) -> bytes:
@@ -45,6 +51,22 @@ def _description(root: Path) -> bytes:
             "work in a clone of the repository, or pass corpus(root=PATH_OF_A_CLONE)"
         )
     return str(text).encode()
+
+
+def frozen_corpus(split: Literal["train", "evaluation"] = "train") -> bytes:
+    """Return the frozen text of the course: its first 95 %, or the last 5 % to evaluate with.
+
+    Raises:
+        ValueError: another split.
+
+    >>> len(frozen_corpus()), len(frozen_corpus("evaluation"))
+    (280440, 14759)
+    """
+    if split not in ("train", "evaluation"):
+        raise ValueError(f'the frozen corpus has the splits "train" and "evaluation", got {split!r}')
+    text = _FROZEN.read_bytes().replace(b"\r\n", b"\n")
+    end = len(text) - int(len(text) * EVALUATION_SHARE)
+    return text[:end] if split == "train" else text[end:]
 
 
 def windows(text: bytes, batch_size: int, sequence_length: int, seed: int = 0) -> Iterator[list[bytes]]:

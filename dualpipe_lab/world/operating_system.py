@@ -73,6 +73,16 @@ def memory_bytes(process: Any) -> int:
     return int(full.pss if hasattr(full, "pss") else full.uss)
 
 
+def peak_memory_bytes() -> int:
+    """Most memory that this process has held at once, shared pages included; 0 where it cannot be read."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if NAME == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+
+
 def _prctl(option: int, value: int) -> None:
     if NAME == "linux":
         import ctypes

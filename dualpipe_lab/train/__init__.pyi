@@ -1,0 +1,17 @@
+# Train, from a cell, a script or under torchrun
+from .run import run as run
+from .options import Options as Options
+from .result import Result as Result
+from .reference import reference as reference
+
+# Inside a rank
+from .trainer import Trainer as Trainer
+from .generate import generate as generate
+
+# Data and learning rate as functions of the step
+from .sampler import Sampler as Sampler
+from .sampler import Batch as Batch
+from .schedule import Schedule as Schedule
+
+# What a step measures
+from .metrics import Metrics as Metrics

@@ -1,0 +1,86 @@
+"""`Meter`: time, idle time, bytes and memory of one step on this rank, and the exchange of these numbers.
+
+Chapter: book/together/training.  In: the rank's clock, trace and ledger.  Out: one row of numbers per rank.
+The exchange is one all-gather of a few numbers, after the step; the step's own bytes are read before it.
+Elsewhere: torchtitan `MetricsProcessor`, which reduces each metric in a message of its own.
+"""
+
+from dataclasses import astuple, dataclass
+
+import torch
+
+from dualpipe_lab import comm
+from dualpipe_lab.world.context import device, now, rank_context
+from dualpipe_lab.world.operating_system import peak_memory_bytes
+
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one rank measured in one step.
+
+    Attributes:
+        loss: this rank's summand.
+        seconds: from the first to the last call of the step.
+        start, end, busy: of its pipeline's actions, in nanoseconds.
+        sent_bytes: of the step.
+        peak_bytes: of the process, or on a GPU of its tensors.
+        wants_stop: 1 if this rank was asked to stop.
+    """
+
+    loss: float
+    seconds: float
+    start: float
+    end: float
+    busy: float
+    sent_bytes: float
+    peak_bytes: float
+    wants_stop: float
+
+
+class Meter:
+    """Measures one step after the other; the trace then holds the last one."""
+
+    def start(self) -> None:
+        """Begin a step: forget the spans of the one before."""
+        trace = rank_context().trace
+        del trace.spans[:], trace.collectives[:]
+        self._sent, self._started = _sent_bytes(), now()
+
+    def stop(self, loss: float, wants_stop: bool) -> Reading:
+        """End the step, and return what was measured."""
+        seconds, sent = (now() - self._started) / _NS, _sent_bytes() - self._sent
+        actions = [span for span in rank_context().trace.spans if span.actions]
+        start = float(min((span.start for span in actions), default=self._started))
+        end = float(max((span.end for span in actions), default=start))
+        busy = float(sum(span.end - span.start for span in actions))
+        return Reading(loss, seconds, start, end, busy, sent, _peak_bytes(), float(wants_stop))
+
+
+def exchange(reading: Reading) -> list[Reading]:
+    """Return the readings of all ranks, in rank order; every rank calls this."""
+    local = torch.tensor(astuple(reading), dtype=torch.float64, device="cpu")  # read by the host: it travels on GLOO
+    rows = local.new_empty(comm.get_world_size() * len(local))
+    comm.all_gather_single(rows, local)
+    return [Reading(*row) for row in rows.view(-1, len(local)).tolist()]
+
+
+def bubble_fraction(readings: list[Reading]) -> float:
+    """Return the idle share of all ranks between the first and the last action of a step.
+
+    >>> first, second = (Reading(0, 1, start, start + 3, 3, 0, 0, 0) for start in (0, 1))
+    >>> bubble_fraction([first, second])
+    0.25
+    """
+    span = max(reading.end for reading in readings) - min(reading.start for reading in readings)
+    return 1 - sum(reading.busy for reading in readings) / (len(readings) * span) if span else 0.0
+
+
+def _sent_bytes() -> int:
+    return sum(entry.sent for entry in rank_context().ledger.entries.values())
+
+
+def _peak_bytes() -> int:
+    here = device()
+    return peak_memory_bytes() if here.type != "cuda" else int(torch.cuda.max_memory_allocated(here))

@@ -1,0 +1,156 @@
+"""`Metrics`: what one step measured, on the screen, in a CSV file and in TensorBoard's files.
+
+Chapter: book/together/training.  In: one report per rank and step.  Out: one row per step.
+  loss              sum over the ranks of their summands
+  bubble fraction   1 - busy time of all ranks / (ranks * time from the first to the last action), from the trace
+  bytes sent        of the step's own messages, per rank: pipeline, gradients, weights; the metrics are not counted
+Elsewhere: torchtitan `MetricsProcessor`; TensorBoard `SummaryWriter`.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dualpipe_lab._optional import extra
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One step.
+
+    Attributes:
+        step: counted from 1.
+        loss: mean over all valid targets of the step.
+        norm: of the gradient of the full model, before clipping; None without clipping.
+        lr: the learning rate.
+        tokens_per_second: over all ranks.
+        bubble: idle share of the pipeline, all ranks and the actions' time alone.
+        sent_bytes: by rank.
+        peak_bytes: by rank, the most memory of its process so far (on a GPU: of its tensors).
+        stepped: False if the norm was not finite and no weight was updated.
+        evaluation: the loss of the evaluation after this step, if there was one.
+    """
+
+    step: int
+    loss: float
+    norm: float | None
+    lr: float
+    tokens_per_second: float
+    bubble: float
+    sent_bytes: tuple[int, ...]
+    peak_bytes: tuple[int, ...]
+    stepped: bool = True
+    evaluation: float | None = None
+
+    def numbers(self) -> dict[str, float]:
+        """Return the row for files: numbers by name, the largest of each rank's."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("sent_bytes", "peak_bytes")}
+        found |= {"sent_bytes": max(self.sent_bytes), "peak_bytes": max(self.peak_bytes)}
+        return {name: float("nan") if value is None else value for name, value in found.items()}
+
+    def __str__(self) -> str:
+        norm = "" if self.norm is None else f"  norm {self.norm:.4g}"
+        evaluation = "" if self.evaluation is None else f"  evaluation {self.evaluation:.4f}"
+        skipped = "" if self.stepped else "  not finite: no update"
+        return (
+            f"step {self.step}  loss {self.loss:.4f}{norm}  lr {self.lr:.3g}  {self.tokens_per_second:,.0f} tokens/s  "
+            f"bubble {self.bubble:.0%}  sent {_amount(max(self.sent_bytes))}  peak {_amount(max(self.peak_bytes))}"
+            f"{evaluation}{skipped}"
+        )
+
+
+def table(rows: Sequence[Metrics]) -> str:
+    """Return rows as a table.
+
+    >>> print(table([Metrics(1, 5.5, 2.0, 1e-3, 1000.0, 0.25, (2048,), (10**8,))]))
+    step    loss  norm     lr  tokens/s  bubble  sent (max)  peak (max)  evaluation
+       1  5.5000     2  0.001     1,000     25%    2.048 kB      100 MB
+    """
+    header = ["step", "loss", "norm", "lr", "tokens/s", "bubble", "sent (max)", "peak (max)", "evaluation"]
+    lines = [header]
+    for row in rows:
+        norm = "" if row.norm is None else f"{row.norm:.4g}"
+        evaluation = "" if row.evaluation is None else f"{row.evaluation:.4f}"
+        sizes = [_amount(max(row.sent_bytes)), _amount(max(row.peak_bytes))]
+        rates = [f"{row.lr:.3g}", f"{row.tokens_per_second:,.0f}", f"{row.bubble:.0%}"]
+        lines.append([str(row.step), f"{row.loss:.4f}", norm, *rates, *sizes, evaluation])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+class MetricFiles:
+    """Writes each row to a CSV file and to TensorBoard's files, as soon as there is one.
+
+    A CSV file that exists is continued: rows from step `first` on, of an interrupted run, are replaced.
+
+    Raises:
+        MissingExtra: TensorBoard's package is asked for and not installed.
+    """
+
+    def __init__(self, csv_file: str | Path | None, tensorboard: str | Path | None, first: int = 1) -> None:
+        self._csv = None if csv_file is None else Path(csv_file)
+        self._writer = None if tensorboard is None else _writer(tensorboard, first)
+        if self._csv is not None:
+            kept = [row for row in read_csv(self._csv) if int(float(row["step"])) < first] if self._csv.exists() else []
+            self._csv.parent.mkdir(parents=True, exist_ok=True)
+            with self._csv.open("w", newline="") as file:
+                _rows(file, kept, header=True)
+
+    def write(self, row: Metrics) -> None:
+        """Write one row."""
+        if self._csv is not None:
+            with self._csv.open("a", newline="") as file:
+                _rows(file, [row.numbers()])
+        if self._writer is not None:
+            for name, value in row.numbers().items():
+                if value == value:
+                    self._writer.add_scalar(name, value, row.step)
+
+    def __enter__(self) -> "MetricFiles":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def read_csv(file: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a metrics file, by column."""
+    with Path(file).open(newline="") as text:
+        return list(csv.DictReader(text))
+
+
+def check_tensorboard() -> None:
+    """Raise MissingExtra unless TensorBoard's package is installed."""
+    with extra("tensorboard", "metrics for TensorBoard"):
+        import_module("tensorboard")
+
+
+def _writer(folder: str | Path, first: int) -> Any:
+    check_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=first)
+
+
+def _rows(file: Any, rows: Iterable[Any], header: bool = False) -> None:
+    names = [field.name for field in fields(Metrics)]
+    writer = csv.DictWriter(file, names)
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+
+
+def _amount(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} GB"

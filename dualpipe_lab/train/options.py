@@ -1,0 +1,181 @@
+"""`Options`: everything about a training that is neither the model nor the plan, and the checks before any process.
+
+Chapter: book/together/training.  In: numbers, folders.  Out: checked options; one message with a remedy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dualpipe_lab.dp.adam import Hyperparameters
+from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
+from dualpipe_lab.dp.checkpoint.index import INDEX
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan import Plan
+from dualpipe_lab.train.metrics import check_tensorboard
+from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
+from dualpipe_lab.train.schedule import Schedule
+
+Config: TypeAlias = LlamaConfig | V3MoEConfig
+Data: TypeAlias = bytes | Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a training.
+
+    Attributes:
+        sequence_length: tokens of a sequence.
+        global_batch: sequences of a step, over all ranks.
+        seed: of the weights and of the data.
+        hyperparameters: of AdamW.
+        schedule: the factor of the learning rate.
+        max_norm: clip the gradient of the full model to this norm; None for no clipping.
+        bias_speed: the change of a router's bias per step (V3).
+        ema: decay of a moving average of the weights, which evaluations then use; None for none.
+        evaluate_every: evaluate after every so many steps; None for never.
+        num_evaluations: steps' worth of sequences of one evaluation.
+        folder: where checkpoints are saved; None for none.
+        save_every: save after every so many steps (default: at the end alone).
+        keep: the number of checkpoints to keep; None for all.
+        csv: a file for the metrics.
+        tensorboard: a folder for TensorBoard's files; needs its package.
+        log_every: steps between two printed lines; 0 prints none.
+
+    Raises:
+        ValueError: a number that has no meaning.
+    """
+
+    sequence_length: int = 64
+    global_batch: int = 8
+    seed: int = 0
+    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
+    schedule: Schedule = field(default_factory=Schedule)
+    max_norm: float | None = 1.0
+    bias_speed: float = 1e-3
+    ema: float | None = None
+    evaluate_every: int | None = None
+    num_evaluations: int = 1
+    folder: str | Path | None = None
+    save_every: int | None = None
+    keep: int | None = None
+    csv: str | Path | None = None
+    tensorboard: str | Path | None = None
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{name} counts from 1, got {value!r}")
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise ValueError(f"clipping needs max_norm > 0, got {self.max_norm}; use None for no clipping")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise ValueError(f"a moving average needs ema from 0 to below 1, got {self.ema}; use None for none")
+        if self.log_every < 0 or self.bias_speed < 0:
+            raise ValueError(f"log_every and bias_speed are at least 0, got {self.log_every} and {self.bias_speed}")
+        if self.save_every is not None and self.folder is None:
+            raise ValueError(f"save_every={self.save_every} needs a folder to save in; give folder=")
+
+    def sampler(self, data: Data) -> Sampler:
+        """Return the sampler of a text or of documents."""
+        return Sampler(data, self.sequence_length, self.global_batch, self.seed)
+
+
+def describe(config: Config, plan: Plan, options: Options) -> dict[str, Any]:
+    """Return what a checkpoint says about its training, as JSON values."""
+    return {
+        "model": type(config).__name__,
+        "config": asdict(config),
+        "plan": plan.describe(),
+        "ema": options.ema is not None,
+    }
+
+
+def check(
+    config: Config,
+    plan: Plan,
+    data: Data,
+    steps: int,
+    options: Options,
+    resume: Path | None = None,
+    evaluation: Data | None = None,
+) -> None:
+    """Refuse, before any process starts, a training that cannot be.
+
+    Args:
+        config: of the model.
+        plan: how it is trained.
+        data: a text, or documents.
+        steps: the step at which it ends.
+        options: of the training.
+        resume: the checkpoint that it continues, from `find_checkpoint`.
+        evaluation: data to evaluate with.
+
+    Raises:
+        ValueError: naming the rule, the values and what to do.
+    """
+    plan.check(config, options.sequence_length)
+    microbatch_size(options.global_batch, plan.data_size, plan.num_microbatches)
+    check_data(config, data, steps, options)
+    if options.evaluate_every is not None and evaluation is None:
+        raise ValueError(f"evaluate_every={options.evaluate_every} needs data to evaluate with; give evaluation=")
+    if evaluation is not None:
+        options.sampler(evaluation)
+    if options.tensorboard is not None:
+        check_tensorboard()
+    first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps)
+    _check_folder(options.folder, first, resume)
+
+
+def check_data(config: Config, data: Data, steps: int, options: Options) -> None:
+    """Refuse a number of steps, a vocabulary or a corpus with which no model can be trained."""
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"a training has at least 1 step, got steps={steps!r}")
+    check_vocabulary(config.vocabulary_size)
+    options.sampler(data)
+
+
+def find_checkpoint(resume: str | Path | None) -> Path | None:
+    """Return the checkpoint itself: `resume`, or the one with the highest step in it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if resume is None or (Path(resume) / INDEX).is_file():
+        return None if resume is None else Path(resume)
+    return latest(resume)
+
+
+def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, steps: int) -> int:
+    """Refuse a checkpoint of another training; return its step."""
+    checkpoint = Checkpoint(path)
+    saved = checkpoint.index.values["config"]
+    if not isinstance(saved, Mapping) or "model" not in saved:
+        raise ValueError(f"{path} was not saved by train.run; load it with dp.checkpoint.load")
+    pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
+    given = asdict(config)
+    pairs |= {name: (saved["config"].get(name), given.get(name)) for name in {**given, **saved["config"]}}
+    pairs["ema"] = (saved["ema"], options.ema is not None)
+    precisions = saved["plan"]["precision"], plan.precision
+    pairs["precision"] = ("", "") if "float64" not in precisions else precisions
+    position = checkpoint.index.values["sampler"]
+    pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
+    for name, (there, here) in pairs.items():
+        if there != here:
+            raise ValueError(f"{path} was saved with {name}={there}, got {name}={here}; resume it with {name}={there}")
+    if steps <= checkpoint.step:
+        raise ValueError(f"{path} is of step {checkpoint.step}, got steps={steps}; the training ends at a later step")
+    return int(checkpoint.step)
+
+
+def _check_folder(folder: str | Path | None, first: int, resume: Path | None) -> None:
+    later = [] if folder is None else [step for step in saved_steps(folder) if step > first]
+    if later:
+        remedy = "resume it (resume=), or save into another folder" if resume is None else "remove them, or resume them"
+        raise ValueError(
+            f"{folder} has checkpoints of later steps than {first}, such as {name_of(later[-1])}; {remedy}"
+        )

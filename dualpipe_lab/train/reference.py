@@ -1,0 +1,102 @@
+"""`reference`: the same training in one process, in plain torch, without any parallel code.
+
+Chapter: book/together/training.  In: a config, data, options.  Out: what every plan must reproduce.
+The model is `PlainLlama` or `PlainV3MoE`, the backward is autograd's, the optimizer is `torch.optim.AdamW`, the norm is
+`torch.nn.utils.clip_grad_norm_`, and the batch is one piece.  Weights are drawn by name, as those of the stages are.
+"""
+
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.plain_v3_moe import PlainRouter, PlainV3MoE
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.tp.shard import initialize_parameters
+from dualpipe_lab.train.metrics import Metrics
+from dualpipe_lab.train.options import Config, Data, Options, check_data
+from dualpipe_lab.train.result import Result
+from dualpipe_lab.world.operating_system import peak_memory_bytes
+
+
+def reference(config: Config, data: Data, steps: int, precision: str = "float64", **options: Any) -> Result:
+    """Train in this process, without ranks, and return metrics, weights and the raw gradients of two steps.
+
+    Args:
+        config: of the model.
+        data: a text, or documents.
+        steps: of the training.
+        precision: of weights and gradients, float64 or float32.
+        options: as in `Options`.
+
+    Raises:
+        ValueError: as `run`.
+    """
+    chosen = Options(**options)
+    config.check()
+    check_data(config, data, steps, chosen)
+    model = _model(config, getattr(torch, precision), chosen.seed)
+    loads = _count_loads(model)
+    adam = chosen.hyperparameters
+    optimizer = torch.optim.AdamW(
+        model.parameters(), adam.lr, adam.betas, adam.eps, adam.weight_decay, foreach=False, fused=False
+    )
+    result, sampler = Result("one process", []), chosen.sampler(data)
+    for step in range(steps):
+        started = perf_counter()
+        batch, lr = sampler.batch(step), adam.lr * chosen.schedule.factor(step)
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        loss = model.loss(batch.inputs[0], batch.targets[0])
+        loss.backward()
+        if step in (0, steps - 1):
+            result.gradients.append(_copies(model, "grad"))
+        norm = None
+        if chosen.max_norm is not None:
+            norm = float(nn.utils.clip_grad_norm_(model.parameters(), chosen.max_norm, foreach=False))
+        optimizer.step()
+        _move_biases(loads, chosen.bias_speed)
+        rate = batch.num_tokens / (perf_counter() - started)
+        result.metrics.append(
+            Metrics(step + 1, float(loss.detach()), norm, lr, rate, 0.0, (0,), (peak_memory_bytes(),))
+        )
+    result.state = _copies(model, "parameter")
+    return result
+
+
+def _model(config: Config, dtype: torch.dtype, seed: int) -> PlainLlama | PlainV3MoE:
+    model: Any = PlainV3MoE(config, dtype) if isinstance(config, V3MoEConfig) else PlainLlama(config, dtype)
+    initialize_parameters(model, seed)
+    found: PlainLlama | PlainV3MoE = model
+    return found
+
+
+def _count_loads(model: nn.Module) -> dict[PlainRouter, Tensor]:
+    """Count the tokens that each router sends to each expert, in its forward."""
+    loads: dict[PlainRouter, Tensor] = {}
+
+    def count(router: PlainRouter, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        loads[router] += torch.bincount(output[1].flatten(), minlength=len(loads[router]))
+
+    for module in model.modules():
+        if isinstance(module, PlainRouter):
+            loads[module] = torch.zeros(module.config.num_experts, dtype=torch.int64)
+            module.register_forward_hook(count)
+    return loads
+
+
+def _move_biases(loads: dict[PlainRouter, Tensor], speed: float) -> None:
+    """Raise the bias of experts with less than the mean load, and lower the others."""
+    for router, load in loads.items():
+        router.selection_bias += speed * torch.sign(load.double().mean() - load).to(router.selection_bias.dtype)
+        load.zero_()
+
+
+def _copies(model: nn.Module, of: str) -> dict[str, Tensor]:
+    return {
+        name: (parameter.grad if of == "grad" else parameter).detach().clone()
+        for name, parameter in model.named_parameters()
+        if of != "grad" or parameter.grad is not None
+    }

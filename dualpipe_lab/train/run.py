@@ -1,0 +1,162 @@
+"""`run`: train a model under a plan, from a cell, from a script or under `torchrun`.
+
+Chapter: book/together/training.  In: a config, a plan, data, a number of steps.  Out: a `Result`.
+  before any process   everything is checked; the same message would otherwise come from every rank
+  checkpoints          at the end, and every k steps; any plan resumes what any other one saved, with the same curve
+Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dualpipe_lab import comm
+from dualpipe_lab.dp.checkpoint.folder import name_of
+from dualpipe_lab.plan import Plan
+from dualpipe_lab.train.interrupt import stop_file
+from dualpipe_lab.train.metrics import MetricFiles, Metrics
+from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint
+from dualpipe_lab.train.result import Result, read_weights
+from dualpipe_lab.train.sampler import Sampler
+from dualpipe_lab.train.screen import Screen, append, follow
+from dualpipe_lab.train.trainer import Trainer
+from dualpipe_lab.world import torchrun
+from dualpipe_lab.world.launcher import launch
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of a training gets."""
+
+    config: Config
+    plan: Plan
+    data: Data
+    steps: int
+    options: Options
+    resume: Path | None
+    evaluation: Data | None
+    keeps_weights: bool
+    scratch: Path  # of the process that launched: the rows for its screen, and whether it was interrupted
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank returns; only rank 0 has rows and weights."""
+
+    metrics: list[Metrics]
+    checkpoint: Path | None
+    interrupted: bool
+    state: dict[str, Tensor] | None
+
+
+def run(
+    config: Config,
+    plan: Plan,
+    data: Data,
+    *,
+    steps: int,
+    resume: str | Path | None = None,
+    evaluation: Data | None = None,
+    weights: bool = False,
+    timeout: float = 86_400,
+    backend: str = "gloo",
+    **options: Any,
+) -> Result:
+    """Train a model under a plan, and return its metrics, curve and checkpoint.
+
+    Args:
+        config: of the model.
+        plan: how it is trained.
+        data: a text of which sequences are windows, or documents.
+        steps: the step at which the training ends, those of a resumed one included.
+        resume: a checkpoint, or a folder of them, of which the last is taken; any plan may have saved it.
+        evaluation: data to evaluate with, every `evaluate_every` steps.
+        weights: keep the full weights in the result.
+        timeout: seconds after which the ranks are stopped.
+        backend: as in `launch`.
+        options: as in `Options`.
+
+    Raises:
+        ValueError: a training that cannot be, before any process starts.
+        RankError, RankTimeout: as `launch`; the checkpoints that were saved until then are complete.
+    """
+    __tracebackhide__ = True
+    chosen, found = Options(**options), find_checkpoint(resume)
+    check(config, plan, data, steps, chosen, found, evaluation)
+    with tempfile.TemporaryDirectory() as scratch:
+        job = Job(config, plan, data, steps, chosen, found, evaluation, weights, Path(scratch))
+        with stop_file(job.scratch / "stop"):
+            results = _launched(job, timeout, backend)
+    first: Outcome = results[0]
+    return Result(str(plan), first.metrics, first.checkpoint, first.interrupted, results.timeline, first.state)
+
+
+def _launched(job: Job, timeout: float, backend: str) -> Any:
+    __tracebackhide__ = True
+    arguments: tuple[Any, ...] = (train_rank, job.plan.world_size, job)
+    if torchrun.is_active():
+        return launch(*arguments, backend=backend)
+    with follow(job.scratch / "rows", Screen(job.steps, job.options.log_every)):
+        return launch(*arguments, timeout=timeout, backend=backend)
+
+
+def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
+    """Train on one rank; the function that `run` launches."""
+    options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
+    if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
+        options = replace(options, folder=comm.all_gather_object(tempfile.mkdtemp() if rank == 0 else "")[0])
+    trainer = Trainer(job.config, job.plan, options, (job.scratch / "stop").exists)
+    if job.resume is not None:
+        trainer.load(job.resume)
+    sampler = options.sampler(job.data)
+    rows = _train(trainer, sampler, job, rank)
+    saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder))
+    state = read_weights(saved) if rank == 0 and job.keeps_weights and saved is not None else None
+    if is_temporary and rank == 0 and options.folder is not None:
+        shutil.rmtree(options.folder)
+    kept = None if is_temporary else saved
+    return Outcome(rows if rank == 0 else [], kept, trainer.num_steps < job.steps, state)
+
+
+def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metrics]:
+    """Step until the last step, or until a rank is asked to stop."""
+    rows: list[Metrics] = []
+    options, every = trainer.options, job.options.evaluate_every
+    evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
+    files = (options.csv, options.tensorboard) if rank == 0 else (None, None)
+    with MetricFiles(*files, first=trainer.num_steps + 1) as written, _shown(job, rank) as show:
+        while trainer.num_steps < job.steps and not trainer.should_stop:
+            row = trainer.step(trainer.batch(sampler))
+            if evaluation is not None and every is not None and row.step % every == 0:
+                row = replace(row, evaluation=trainer.evaluate(evaluation))
+            rows.append(row)
+            written.write(row)
+            show(row)
+            if options.save_every is not None and row.step % options.save_every == 0:
+                trainer.save(sampler)
+    return rows
+
+
+@contextmanager
+def _shown(job: Job, rank: int) -> Iterator[Callable[[Metrics], None]]:
+    """How this rank shows a row: rank 0 through the process that launched it, under torchrun itself."""
+    if rank:
+        yield lambda row: None
+    elif torchrun.is_active():
+        with Screen(job.steps, job.options.log_every) as screen:
+            yield screen.show
+    else:
+        yield lambda row: append(job.scratch / "rows", row)
+
+
+def _save(trainer: Trainer, sampler: Sampler, folder: Path) -> Path:
+    """Save the last step, unless `save_every` has; return the checkpoint's path."""
+    path = folder / name_of(trainer.num_steps)
+    every = trainer.options.save_every
+    return path if every is not None and trainer.num_steps % every == 0 else trainer.save(sampler)

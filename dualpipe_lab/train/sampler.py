@@ -1,0 +1,174 @@
+"""`Sampler`: which sequences a step trains on, as a pure function of seed, step and place in the global batch.
+
+Chapter: book/together/training.  In: a text or documents, coordinates.  Out: this rank's microbatches of a step.
+  sequence i of a step       drawn by a generator seeded with (seed, step, i)
+  data rank r, microbatch m  sequences (r M + m) b to (r M + m + 1) b - 1,     b = global batch / (data ranks * M)
+Every plan with one global batch therefore sees the same sequences, and the state of the data is two numbers, seed and
+step.  Ranks of tp and pp call with the same coordinates; those of cp take their shares of the same sequences.
+Elsewhere: torch `DistributedSampler`, which shuffles per epoch; Megatron `MegatronPretrainingRandomSampler`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from dualpipe_lab.data import VOCABULARY_SIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dualpipe_lab.cp.layouts import SequenceLayout
+
+IGNORED = -100  # the target of a token that has no loss; that of `dp`
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of a step.
+
+    Attributes:
+        inputs, targets: `ids_BS` and `targets_BS` per microbatch; -100 is no target.
+        num_tokens: valid targets of the step, over all ranks.
+        num_sequences: of the step, over all ranks.
+    """
+
+    inputs: "list[Tensor]"
+    targets: "list[Tensor]"
+    num_tokens: int
+    num_sequences: int
+
+
+class Sampler:
+    """Draws sequences from a text, or from documents of unequal length.
+
+    Args:
+        data: one text, of which every sequence is a random window; or documents, of which a sequence is the beginning
+            of one, padded where it is shorter.
+        sequence_length: tokens of a sequence.
+        global_batch: sequences of a step, over all ranks.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a size below 1, a text shorter than a window, or a document of less than 2 bytes.
+
+    >>> Sampler(b"one two three", sequence_length=3, global_batch=2).rows(step=0, first=0, count=2)
+    [b'wo t', b'one ']
+    """
+
+    def __init__(self, data: bytes | Sequence[bytes], sequence_length: int, global_batch: int, seed: int = 0) -> None:
+        self.text, self.documents = (data, []) if isinstance(data, bytes) else (b"", list(data))
+        self.sequence_length, self.global_batch, self.seed = sequence_length, global_batch, seed
+        if sequence_length < 1 or global_batch < 1:
+            raise ValueError(
+                f"sequence_length and global_batch count from 1, got {sequence_length} and {global_batch}; "
+                "use at least 1"
+            )
+        if not self.documents and len(self.text) <= sequence_length:
+            raise ValueError(
+                f"a window takes sequence_length + 1 = {sequence_length + 1} bytes, and the corpus has "
+                f"{len(self.text)}; use a shorter sequence_length or a longer corpus"
+            )
+        if short := [number for number, document in enumerate(self.documents) if len(document) < 2]:
+            raise ValueError(
+                f"document {short[0]} has {len(self.documents[short[0]])} bytes: a token needs a next one to predict; "
+                "leave out documents of less than 2 bytes"
+            )
+
+    def rows(self, step: int, first: int, count: int) -> list[bytes]:
+        """Return sequences `first` to `first + count - 1` of a step, of at most `sequence_length + 1` bytes."""
+        return [self._row(step, number) for number in range(first, first + count)]
+
+    def num_tokens(self, step: int) -> int:
+        """Return the number of valid targets of a step, over all ranks."""
+        if not self.documents:
+            return self.global_batch * self.sequence_length
+        return sum(len(row) - 1 for row in self.rows(step, 0, self.global_batch))
+
+    def batch(
+        self,
+        step: int,
+        num_microbatches: int = 1,
+        data_rank: int = 0,
+        data_size: int = 1,
+        layout: "SequenceLayout | None" = None,
+        cp_rank: int = 0,
+    ) -> Batch:
+        """Return one rank's microbatches of a step, on the rank's device.
+
+        Args:
+            step: from 0.
+            num_microbatches: per data rank.
+            data_rank: this rank's number among those with sequences of their own.
+            data_size: their number.
+            layout: which positions of a sequence each rank of cp holds (default: all).
+            cp_rank: this rank's number along cp.
+
+        Raises:
+            ValueError: the global batch does not divide.
+        """
+        size = microbatch_size(self.global_batch, data_size, num_microbatches)
+        firsts = [(data_rank * num_microbatches + number) * size for number in range(num_microbatches)]
+        pairs = [self._tensors(self.rows(step, first, size), layout, cp_rank) for first in firsts]
+        inputs, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return Batch(inputs, targets, self.num_tokens(step), self.global_batch)
+
+    def state(self, step: int) -> dict[str, int]:
+        """Return what a checkpoint saves of the data: `step` is the next one."""
+        return {
+            "seed": self.seed,
+            "step": step,
+            "sequence_length": self.sequence_length,
+            "global_batch": self.global_batch,
+        }
+
+    def _row(self, step: int, number: int) -> bytes:
+        # random() is the one method whose sequence Python promises to keep between versions
+        draw = Random(f"{self.seed}/{step}/{number}").random()  # noqa: S311 (data, no secret)
+        length = self.sequence_length + 1
+        if self.documents:
+            return self.documents[int(draw * len(self.documents))][:length]
+        start = int(draw * (len(self.text) - self.sequence_length))
+        return self.text[start : start + length]
+
+    def _tensors(self, rows: list[bytes], layout: "SequenceLayout | None", cp_rank: int) -> "tuple[Tensor, Tensor]":
+        import torch  # here, so that a plan is checked in milliseconds
+
+        from dualpipe_lab.cp.sequence import shard
+        from dualpipe_lab.world import context
+
+        length, device = self.sequence_length, context.device()
+        inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device)
+        targets = torch.tensor([[*row[1:], *[IGNORED] * (length + 1 - len(row))] for row in rows], device=device)
+        if layout is None:
+            return inputs, targets
+        return shard(inputs, layout, cp_rank), shard(targets, layout, cp_rank)
+
+
+def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:
+    """Return the sequences of one microbatch.
+
+    Raises:
+        ValueError: the global batch does not divide; the message has the nearest one that does.
+
+    >>> microbatch_size(6, data_size=2, num_microbatches=2)
+    Traceback (most recent call last):
+    ValueError: a global batch of 6 sequences does not divide among 2 data ranks x 2 microbatches = 4; use 4 or 8
+    """
+    parts = data_size * num_microbatches
+    if global_batch < 1 or global_batch % parts:
+        fits = sorted({max(global_batch // parts, 1) * parts, (global_batch // parts + 1) * parts})
+        raise ValueError(
+            f"a global batch of {global_batch} sequences does not divide among {data_size} data ranks x "
+            f"{num_microbatches} microbatches = {parts}; use {' or '.join(map(str, fits))}"
+        )
+    return global_batch // parts
+
+
+def check_vocabulary(vocabulary_size: int) -> None:
+    """Raise ValueError for a model that does not know every byte."""
+    if vocabulary_size < VOCABULARY_SIZE:
+        raise ValueError(
+            f"a token is a byte, and the model knows {vocabulary_size} of {VOCABULARY_SIZE}; "
+            f"use vocabulary_size={VOCABULARY_SIZE} or more"
+        )

@@ -1,0 +1,205 @@
+"""`Trainer`: one model under one plan, inside of a rank; `step` is the training step.
+
+Chapter: book/together/training.  In: a config, a plan, options.  Out: metrics, checkpoints, evaluations, text.
+  loss of a step     mean over all valid targets of the step; a rank computes its summand, gradients are summed
+  without pp         the microbatches run through the same runtime, on a pipeline of one rank
+Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab import comm
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.dp import checkpoint
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.ema import ShardedEma
+from dualpipe_lab.dp.sharded import ZeroOptions
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.ep.deepseek_moe import update_biases
+from dualpipe_lab.models.rank_model import RankModel, build_stages
+from dualpipe_lab.plan import Plan
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
+from dualpipe_lab.train.meter import Meter, Reading, bubble_fraction, exchange
+from dualpipe_lab.train.metrics import Metrics
+from dualpipe_lab.train.options import Config, Options, describe
+from dualpipe_lab.train.sampler import Batch, Sampler
+from dualpipe_lab.world.mesh import Mesh
+
+_OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
+
+
+class Trainer:
+    """Trains one model under one plan; every rank of the plan makes one and calls the same methods.
+
+    Args:
+        config: sizes of the model.
+        plan: how it is trained.
+        options: everything else.
+        wants_stop: asked once per step; if any rank's says yes, the step's `should_stop` is True on all.
+
+    Attributes:
+        mesh, model, optimizer, runtime: the parts.
+        num_steps: steps so far, those of a checkpoint included.
+        should_stop: whether a rank was asked to stop.
+    """
+
+    def __init__(
+        self, config: Config, plan: Plan, options: Options, wants_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.config, self.plan, self.options, self._wants_stop = config, plan, options, wants_stop
+        self.mesh = Mesh(plan.topology)
+        program = plan.program or schedules.build("1f1b", 1, plan.num_microbatches)
+        self.layout = make_layout(plan.layout, options.sequence_length, plan.cp) if plan.cp > 1 else None
+        self.model = build_stages(
+            config,
+            self.mesh,
+            plan.program,
+            layers=plan.layers,
+            seed=options.seed,
+            dtype=getattr(torch, plan.precision),
+            sequence_parallel=plan.sequence_parallel,
+            layout=self.layout,
+            recompute=plan.recompute,
+        )
+        units = [_units(self.model)] if plan.zero == 3 else []
+        settings = self.mesh, _zero_options(plan, options)
+        self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, *settings, program=plan.program)
+        self.ema = None if options.ema is None else ShardedEma(self.optimizer, options.ema)
+        self.loss_fn = self.model.loss_fn()
+        self.runtime = PipelineRuntime(
+            program, self.model.stages, self.loss_fn, group=self.mesh.group("pp"), sum_mirrors=True
+        )
+        self.num_steps, self.should_stop, self._meter = 0, False, Meter()
+
+    def step(self, batch: Batch) -> Metrics:
+        """Train on one batch: forwards and backwards, sums, clipping, update."""
+        self._meter.start()
+        lr_factor = self.options.schedule.factor(self.num_steps)
+        self.optimizer.zero_grad()
+        self.model.begin_step(batch.num_tokens, batch.num_sequences)
+
+        # every microbatch's loss is its summand of the step's, so all weights are 1
+        result = self.runtime.step(batch.inputs, batch.targets, weights=[1.0] * len(batch.inputs))
+        if self.model.tied:
+            self.runtime.sum_tied(self.model.tied)
+        report = self.optimizer.step(lr_factor=lr_factor, max_norm=self.options.max_norm)
+        self._update_biases()
+        if self.ema is not None:
+            self.ema.update()
+        self.num_steps += 1
+
+        loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
+        readings = exchange(self._meter.stop(loss, self._wants_stop()))
+        self.should_stop = any(reading.wants_stop for reading in readings)
+        lr = self.options.hyperparameters.lr * lr_factor
+        return self._metrics(readings, batch.num_tokens, report.norm, lr, report.stepped)
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's number among those with sequences of their own."""
+        here = self.mesh.coordinates
+        return here.get("dp", 0) * (self.plan.ep if self.plan.has_ep_axis else 1) + here.get("ep", 0)
+
+    def batch(self, sampler: Sampler, step: int | None = None) -> Batch:
+        """Return this rank's microbatches of a step (default: the next one)."""
+        step, plan = self.num_steps if step is None else step, self.plan
+        places = self.data_rank, plan.data_size, self.layout, self.mesh.rank("cp")
+        return sampler.batch(step, plan.num_microbatches, *places)
+
+    def evaluate(self, sampler: Sampler) -> float:
+        """Return the mean loss per token over the first batches of a sampler, with the averaged weights if there are.
+
+        The balance loss is left out; every rank calls this.
+        """
+        with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext():
+            batches = [self.batch(sampler, number) for number in range(self.options.num_evaluations)]
+            losses = [loss for batch in batches for loss in self._losses(batch)]
+            num_tokens = sum(batch.num_tokens for batch in batches)
+        return sum_over_ranks(self._summand(losses)) / num_tokens
+
+    def outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
+        """Return the logits of each microbatch whose last stage is on this rank; every rank calls this."""
+        found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+        return found
+
+    def save(self, sampler: Sampler) -> Path:
+        """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
+        assert self.options.folder is not None
+        return checkpoint.save(
+            self.options.folder,
+            self.num_steps,
+            self.optimizer,
+            sampler=sampler.state(self.num_steps),
+            config=describe(self.config, self.plan, self.options),
+            topology=self.mesh.topology,
+            keep=self.options.keep,
+        )
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint that any plan saved; every rank calls this."""
+        self.num_steps = checkpoint.load(path, self.optimizer).step
+
+    def _losses(self, batch: Batch) -> list[Tensor]:
+        """Return the summed loss of each microbatch whose last stage is here, without what earlier stages add."""
+        self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
+        with torch.no_grad():
+            return [self.loss_fn(logits, batch.targets[m]) for m, logits in self.outputs(batch.inputs).items()]
+
+    def _update_biases(self) -> None:
+        """Move the selection biases of the routers, by the loads of all microbatches and data ranks."""
+        axes = [axis for axis in ("dp", "ep", "cp") if axis in self.mesh.topology.names]
+        groups = self.mesh.group(*axes), self.mesh.group("pp")
+        update_biases(self.model.stages, self.options.bias_speed, groups[0], self.plan.program, groups[1])
+
+    def _summand(self, losses: list[Tensor]) -> float:
+        """Return this rank's part of the step's loss; ranks of tp compute the same one, and the first counts it."""
+        return float(sum(float(loss) for loss in losses)) if self.mesh.rank("tp") == 0 else 0.0
+
+    def _metrics(
+        self, readings: list[Reading], num_tokens: int, norm: float | None, lr: float, stepped: bool
+    ) -> Metrics:
+        seconds = max(reading.seconds for reading in readings)
+        return Metrics(
+            self.num_steps,
+            sum(reading.loss for reading in readings),
+            norm,
+            lr,
+            num_tokens / seconds if seconds else 0.0,
+            bubble_fraction(readings),
+            tuple(int(reading.sent_bytes) for reading in readings),
+            tuple(int(reading.peak_bytes) for reading in readings),
+            stepped,
+        )
+
+
+def sum_over_ranks(value: float) -> float:
+    """Return the sum of a number over all ranks, the same on each."""
+    total = torch.tensor([value], dtype=torch.float64, device="cpu")
+    comm.all_reduce(total)
+    return float(total)
+
+
+def _zero_options(plan: Plan, options: Options) -> ZeroOptions:
+    """Return the optimizer's options; bf16 weights have fp32 masters and gradients."""
+    narrow = plan.precision == "bfloat16"
+    grad_dtype = torch.float32 if narrow else None
+    return ZeroOptions(options.hyperparameters, master=narrow, grad_dtype=grad_dtype, hybrid=plan.hybrid)
+
+
+def _units(model: RankModel) -> list[nn.Module]:
+    """Return what ZeRO-3 gathers at a time: embedding, layers, norm and head; a stage that ties two of them at once."""
+    units: list[nn.Module] = []
+    for stage in model.stages.values():
+        parts = [part for part in (stage.embedding, *stage.layers, stage.norm, stage.head) if part is not None]
+        held = [parameter for part in parts for parameter in part.parameters()]
+        units += parts if len(held) == len(set(held)) else [stage]
+    return units
