@@ -149,7 +149,7 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
         program, stages, loss_fn, group=mesh.group("pp"), overlapped=HOOKS[hook],
         sum_mirrors=program.num_directions == 2,
     )  # fmt: skip
-    ones = [1.0] * number
+    ones, calls = [1.0] * number, count_calls(modules)
     result = runtime.step(list(ids), list(targets), ones)
     loads = loads_of(modules) if mesh.rank("tp") == 0 else {}
     evaluation = runtime.evaluate(list(ids), list(targets), ones)
@@ -161,6 +161,8 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
     found = sum_of([*result.losses.values(), *result.stage_losses.values()], data)
     heads = sum_of(evaluation.losses.values(), data), sum_of(result.losses.values(), data)
     errors = {"loss": float(abs(found - expected))}
+    backwards = {s: sum(a.kind in "BW" and a.stage == s for a in program.actions(mesh.rank("pp"))) for s in modules}
+    assert all(len(each) == 1 and each.pop() == backwards[s] for s, each in calls().items())
     if config.balance == 0:
         errors["evaluation"] = float(abs(heads[0] - heads[1]))
     for module in modules.values():
@@ -181,6 +183,19 @@ def loads_of(modules):
         for number, layer in module.layers.named_children()
         if hasattr(layer.mlp, "router")
     }
+
+
+def count_calls(modules):
+    """Return a function that returns, by stage, how often the hooks of its parameters have been called."""
+    counts = {s: dict.fromkeys(module.parameters(), 0) for s, module in modules.items()}
+
+    def count(s):
+        return lambda parameter: counts[s].update({parameter: counts[s][parameter] + 1})
+
+    for s, module in modules.items():
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(count(s))
+    return lambda: {s: set(each.values()) for s, each in counts.items()}
 
 
 def keep_sums(optimizer, modules):

@@ -152,14 +152,13 @@ class LayerPass:
 
     def dispatch(self) -> None:
         """D_F: launch the dispatch."""
-        routes, shared = self._held["routes"], self.layer.shared
-        n = self._held["n"] if shared is not None else self._held.pop("n")  # S_F takes it too
-        self._launch(moe.permute(n, routes), back=False)
+        n = self._held.pop("n") if self.layer.shared is None else self._held["n"]  # S_F takes it too
+        self._launch(moe.permute(n, self._held["routes"]), back=False)
 
     def shared(self) -> None:
         """S_F: the shared expert."""
         assert self.layer.shared is not None, "the letters of a layer with a shared expert"
-        n = self._held.pop("n").requires_grad_(torch.is_grad_enabled())
+        n = self._held["n"].detach().requires_grad_(torch.is_grad_enabled())
         y = self.layer.shared(n)
         if y.requires_grad:
             self._held["shared_split"] = SplitBackward([get_gradient_edge(y)], [n])
@@ -183,7 +182,7 @@ class LayerPass:
             held["y_TKD"] = moe.unpermute(self._received(), held["routes"])
             y = moe.weighted_sum(held["y_TKD"], held["weights"])
             y = y + held.pop("shared_y") if "shared_y" in held else y
-            a = held.pop("a")
+            a, _ = held.pop("a"), held.pop("n", None)
             held["output"] = a + y.view(a.shape)
         output: Tensor = held["output"]
         return output
