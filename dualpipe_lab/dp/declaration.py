@@ -13,7 +13,7 @@ Each element of the full model is counted by one rank of the world, so a norm is
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,15 +83,13 @@ def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0)
     >>> declared.name, declared.shape, declared.axes
     ('0.weight', (6, 3), ('tp',))
     """
-    starts = [name for name, part in module.named_modules() if name and getattr(part, "names_start_here", False)]
-    shards, tied = shards_of(module), _tied(module)
+    full_name, shards, tied = full_name_of(module), shards_of(module), _tied(module)
     holders, stage_of = _holders(program), _stage_of(module, program, pp_rank)
     found = {}
     for name, parameter in module.named_parameters():
         shard, stage = shards.get(name), stage_of.get(parameter)
-        start = max((prefix for prefix in starts if name.startswith(f"{prefix}.")), key=len, default="")
         found[parameter] = Declared(
-            name.removeprefix(f"{start}."),
+            tied.get(parameter) or full_name(name),
             tuple(parameter.shape) if shard is None else shard.full_shape(parameter),
             shard,
             () if shard is None or shard.stop - shard.start == shard.size else (shard.mesh_axis,),
@@ -100,6 +98,17 @@ def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0)
             parameter in tied,
         )
     return found
+
+
+def full_name_of(module: nn.Module) -> Callable[[str], str]:
+    """Return a function from the name of a parameter or buffer within a module to its name in the full model."""
+    starts = [name for name, part in module.named_modules() if name and getattr(part, "names_start_here", False)]
+
+    def full_name(name: str) -> str:
+        start = max((prefix for prefix in starts if name.startswith(f"{prefix}.")), key=len, default="")
+        return name.removeprefix(f"{start}.")
+
+    return full_name
 
 
 class Copies(NamedTuple):
@@ -298,7 +307,7 @@ def _holders(program: Program | None) -> dict[int, tuple[int, ...]]:
 
 
 def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping[int, nn.Module]:
-    named: Mapping[int, nn.Module] | None = getattr(module, "stages", None)
+    named = _numbered(module)
     if named is not None or program is None:
         return named or {}
     here = [stage for stage, ranks in _holders(program).items() if pp_rank in ranks]
@@ -315,10 +324,18 @@ def _stage_of(module: nn.Module, program: Program | None, pp_rank: int) -> dict[
     return {parameter: int(index) for index in reversed(stages) for parameter in stages[index].parameters()}
 
 
-def _tied(module: nn.Module) -> set[nn.Parameter]:
-    """The weights that an earlier stage holds too."""
-    names: Mapping[int, str] = getattr(module, "tied", None) or {}
-    stages: Mapping[int, nn.Module] = getattr(module, "stages", {})
+def _numbered(module: nn.Module) -> Mapping[int, nn.Module] | None:
+    """The stages by number; None for a module that has none, or has something else under that name."""
+    stages = getattr(module, "stages", None)
+    return stages if isinstance(stages, Mapping) else None
+
+
+def _tied(module: nn.Module) -> dict[nn.Parameter, str]:
+    """The weights that an earlier stage holds too, with the name there."""
+    stages = _numbered(module) or {}
+    names: Mapping[int, str] = (getattr(module, "tied", None) or {}) if stages else {}
     first, *others = sorted(names) or [-1]
-    found = {stages[index].get_parameter(names[index]) for index in others if index in stages}
-    return found - ({stages[first].get_parameter(names[first])} if first in stages else set())
+    found = {stages[index].get_parameter(names[index]): names[first] for index in others if index in stages}
+    if first in stages and names:
+        found.pop(stages[first].get_parameter(names[first]), None)
+    return found

@@ -6,17 +6,25 @@ import torch
 from torch import nn
 
 import dualpipe_lab as lab
+from dualpipe_lab import comm
 from dualpipe_lab.dp.adam import Hyperparameters
+from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.sharded import ZeroOptions
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter
 from dualpipe_lab.ep.moe import ExpertParallel
+from dualpipe_lab.pp.schedules import build as build_program
 from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.gqa import GroupedQueryAttention, kv_replicas
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 HIDDEN, FFN, EXPERTS, NUM_LAYERS = 3, 5, 4, 4  # 5 rows on 2 ranks of tp: 3 and 2
+HEADS, KV_HEADS, HEAD_SIZE = 2, 1, 2  # on 2 ranks of tp both hold the key head
 HYPER = Hyperparameters(lr=0.01, weight_decay=0.1)
 
 
@@ -24,6 +32,8 @@ class Layer(nn.Module):
     def __init__(self, tp, ep):
         super().__init__()
         self.norm = RMSNorm(HIDDEN, tp=tp, dtype=torch.float64)
+        replicas = kv_replicas(KV_HEADS, tp)
+        self.attention = GroupedQueryAttention(HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, tp, replicas, dtype=torch.float64)
         self.head = ColumnParallelLinear(HIDDEN, 2 * FFN, True, tp, dtype=torch.float64)
         router = DeepSeekRouter(HIDDEN, EXPERTS, 2, dtype=torch.float64)
         shared = SwiGLU(HIDDEN, FFN, tp, torch.float64)
@@ -56,10 +66,14 @@ class RankModel(nn.Module):
         tp, ep = TensorParallel(groups[0]), ExpertParallel(groups[1], groups[2])
         pp, rank = self.mesh.size("pp"), self.mesh.rank("pp")
         numbers = [rank, pp - 1 - rank] if mirrored else [rank]
-        per = NUM_LAYERS // pp
-        self.stages = nn.ModuleDict(
+        per, self.program = NUM_LAYERS // pp, build_program("dualpipe" if mirrored else "1f1b", pp, 2 * pp)
+        self.parts = nn.ModuleDict(
             {str(stage): ModelStage(range(stage * per, (stage + 1) * per), tp, ep) for stage in sorted(set(numbers))}
         )
+
+    @property
+    def stages(self):
+        return {int(number): stage for number, stage in self.parts.items()}
 
     def full_name(self, name):
         return name.split(".", 2)[2]
@@ -82,22 +96,42 @@ def local(model, name, tensor, kind):
 
 
 def build(kind, axes, mirrored=False, seed=None):
-    """A model with an optimizer over dp; with `seed`, weights and biases that no other seed has."""
+    """A model with an optimizer of `KINDS`; with `seed`, weights and biases that no other seed has."""
     model = RankModel(axes, mirrored)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point():
                 tensor.copy_(local(model, name, tensor, f"weight {seed}"))
-    return model, kind(model, model.mesh.group("dp"), ZeroOptions(HYPER, bucket_bytes=200))
+    options = ZeroOptions(HYPER, bucket_bytes=200)
+    if kind == "Zero1 over dp":
+        return model, Zero1(model, model.mesh.group("dp"), options)
+    if kind == "Zero3":
+        units = [unit for unit in model.modules() if unit._parameters]
+        return model, Zero3(model, units, model.mesh, options, program=model.program)
+    return model, KINDS[kind](model, model.mesh, options, model.program)
+
+
+KINDS = {"Zero1 over dp": Zero1, "Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 
 
 def step(model, optimizer, number):
-    """One step with gradients that are drawn by name, a share of which each data rank has."""
+    """One step with gradients that are drawn by name; of those that are summed, each rank has an equal share."""
     optimizer.zero_grad()
-    for name, parameter in model.named_parameters():
-        grad = local(model, name, parameter, f"gradient {number}") / model.mesh.size("dp")
-        if parameter.grad is None:
-            parameter.grad = grad.clone()
-        else:
-            parameter.grad.copy_(grad)
+    gradients = {
+        parameter: local(model, name, parameter, f"gradient {number}") for name, parameter in model.named_parameters()
+    }
+    if isinstance(optimizer, Zero3):
+        for flat in optimizer.flats:
+            layout, rank = flat.bucket.layout, comm.get_rank(flat.bucket.group)
+            for part in layout.tensors_in(rank):
+                begin = layout.offsets[part.tensor] + part.start - layout.span(rank)[0]
+                values = gradients[flat.bucket.parameters[part.tensor]].reshape(-1)[part.start : part.stop]
+                flat.grad[begin : begin + len(values)] = values
+    else:
+        for parameter, grad in gradients.items():
+            share = grad / comm.get_world_size(optimizer.adam.group_of(parameter))
+            if parameter.grad is None:
+                parameter.grad = share.clone()
+            else:
+                parameter.grad.copy_(share)
     assert optimizer.step().stepped

@@ -4,18 +4,18 @@ from itertools import product
 
 import pytest
 import torch
-from declared_model import ModelStage, RankModel, build, local, step
+from declared_model import KINDS, ModelStage, RankModel, build, local, step
 from models import launch
 from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, ShardSpec, latest, load, save
-from dualpipe_lab.dp.ddp import Ddp
-from dualpipe_lab.dp.sharded import full_weights
+from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
-from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.ep.moe import ExpertParallel
+from dualpipe_lab.models import LlamaConfig, build_stages
+from dualpipe_lab.pp import schedules
 from dualpipe_lab.tp.config import TensorParallel
 
 PLANS = {
@@ -26,32 +26,34 @@ PLANS = {
     "pp 2 x ep 2, mirrored": ([("pp", 2), ("ep", 2)], True),
 }
 ONE = ([("dp", 1)], False)
-KINDS = {"Zero1": Zero1, "Zero2": Zero2, "Ddp": Ddp}
 
 
 def saving(rank, world_size, folder, plans):
     """Two steps on each plan, then a checkpoint."""
     for kind in KINDS:
         for name, plan in plans.items():
-            model, optimizer = build(KINDS[kind], *plan)
+            model, optimizer = build(kind, *plan)
             for number in range(2):
                 step(model, optimizer, number)
             save(folder / kind / name, 2, optimizer)
 
 
 def loading(rank, world_size, folder, plans):
-    """Whether each checkpoint gives the weights and biases of two steps, and after a third one those of three."""
-    found = {}
-    for target, kind in product(plans, KINDS):
-        plan = plans[target]
-        reference, stepping = build(KINDS[kind], *plan)
+    """Whether each checkpoint gives the weights and biases of two steps, and after a third one those of three.
+
+    Each kind of optimizer loads what another one has saved.
+    """
+    found, names = {}, list(PLANS)
+    for target, (at, kind) in product(plans, enumerate(KINDS)):
+        reference, stepping = build(kind, *plans[target])
         weights = []
         for number in range(3):
             step(reference, stepping, number)
             weights.append(full_weights(stepping))
-        for name in PLANS:
-            model, optimizer = build(KINDS[kind], *plan, seed=7)
-            load(latest(folder / kind / name), optimizer)
+        saver = [*KINDS][(at + 1) % len(KINDS)]
+        for name in [*names, *names][at : at + 2]:
+            model, optimizer = build(kind, *plans[target], seed=7)
+            load(latest(folder / saver / name), optimizer)
             same = [optimizer.num_steps == 2, equal(full_weights(optimizer), weights[1])]
             same.append(equal(model.biases(), reference.biases()))
             step(model, optimizer, 2)  # the moments count here
@@ -75,7 +77,7 @@ def test_every_plan_goes_on_from_the_checkpoint_of_every_other(folder):
     """Bitwise: gradients are drawn by name, so every plan has the same arithmetic."""
     for num_ranks, plans in ((4, PLANS), (1, {"one rank": ONE})):
         for found in launch(loading, num_ranks, folder, plans, timeout=120):
-            assert len(found) == len(plans) * len(KINDS) * len(PLANS)
+            assert len(found) == len(plans) * len(KINDS) * 2
             assert all(all(same) for same in found.values()), found
 
 
@@ -83,7 +85,7 @@ def test_a_checkpoint_has_the_full_model_once(folder):
     """Names, shapes and moments are those of one rank, and each selection bias is in one file."""
 
     def one(rank, world_size):
-        model, optimizer = build(Ddp, *ONE)
+        model, optimizer = build("Ddp", *ONE)
         for number in range(2):
             step(model, optimizer, number)
         names = {p: model.full_name(name) for p, name in optimizer.names.items()}
@@ -142,9 +144,34 @@ def test_what_one_name_cannot_hold_is_refused(tmp_path):
 
 def test_a_place_that_is_given_overrides_the_declared_one(tmp_path):
     def fn(rank, world_size):
-        model, optimizer = build(Zero1, [("dp", 2)])
+        model, optimizer = build("Zero1", [("dp", 2)])
         path = save(tmp_path, 1, optimizer, shard_spec_of=lambda name, tensor: ShardSpec(f"mine.{name}"))
-        weights = local(model, "stages.0.layers.0.norm.weight", torch.empty(3), "weight None")
-        return torch.equal(Checkpoint(path).read("parameter/mine.stages.0.layers.0.norm.weight"), weights)
+        weights = local(model, "parts.0.layers.0.norm.weight", torch.empty(3), "weight None")
+        return torch.equal(Checkpoint(path).read("parameter/mine.parts.0.layers.0.norm.weight"), weights)
 
     assert launch(fn, 2) == [True, True]
+
+
+def test_a_table_of_two_stages_is_saved_once(tmp_path):
+    """Tied weights on first and last stage, which ZeRO-1 shards in different places, come from one rank and to both."""
+    config = LlamaConfig(vocabulary_size=11, hidden_size=8, ffn_size=12, num_layers=2, num_heads=2, tied=True)
+
+    def build_llama(axes, seed):
+        mesh = lab.Mesh(lab.Topology(axes))
+        program = schedules.build("1f1b", 2, 2) if mesh.size("pp") > 1 else None
+        model = build_stages(config, mesh, program, seed=seed, dtype=torch.float64)
+        return model, Zero1(model, mesh, ZeroOptions(bucket_bytes=300), program)
+
+    def fn(rank, world_size, axes, path):
+        model, optimizer = build_llama(axes, 1 if path else 0)
+        if path is None:
+            return save(tmp_path, 1, optimizer), model.full_state_dict()
+        load(path, optimizer)
+        return model.full_state_dict()
+
+    path, expected = launch(fn, 4, [("pp", 2), ("dp", 2)], None)[0]
+    checkpoint = Checkpoint(path)
+    assert "parameter/head.weight" not in checkpoint.index.tensors
+    assert torch.equal(checkpoint.read("parameter/embedding.weight"), expected["embedding.weight"])
+    for axes, size in (([("pp", 2)], 2), ([("dp", 1)], 1)):
+        assert all(equal(found, expected) for found in launch(fn, size, axes, path))

@@ -12,9 +12,8 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
@@ -22,33 +21,19 @@ from dualpipe_lab.dp.checkpoint import folder as folders
 from dualpipe_lab.dp.checkpoint.file import Written, is_known, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, StoredShard, TensorEntry
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint, Read, metadata_of, type_name
-from dualpipe_lab.dp.checkpoint.region import ShardRegion
 from dualpipe_lab.dp.checkpoint.state import (
     SavedShard,
     ShardSpecOf,
     random_state,
-    sample_checksum,
     set_random_state,
     sharded_state_dict,
 )
+from dualpipe_lab.dp.checkpoint.writers import assign_writers, claim_of, file_of
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.topology import Topology
 
 T = TypeVar("T")
-
-
-class Claim(NamedTuple):
-    """What a rank says about one of its shards before the save: where it lies, and the checksum of a sample of it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    region: ShardRegion
-    checksum: int | None
-
-
-_REMEDY = "give each its own name with shard_spec_of, or by `names_start_here` of the stages and `shards` of the layers"
 
 
 @dataclass(frozen=True)
@@ -113,9 +98,9 @@ def save(
     with ExitStack() as lock:
         made = _on_all_ranks(lambda: _begin(folder, step, values, local, lock if rank == 0 else None), group)
         hidden = folder / comm.all_gather_object(made, group)[0]
-        tensors = _assign_writers(comm.all_gather_object([_claim(shard) for shard in local], group))
+        tensors = assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
         written = _on_all_ranks(lambda: _write(hidden, rank, local, tensors, step), group)
-        files = {_file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
+        files = {file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
         values["random"] = comm.all_gather_object(random_state(optimizer.adam.generator), group)
         _on_all_ranks(lambda: _finish(hidden, step, files, tensors, values, keep) if rank == 0 else None, group)
     return folder / folders.name_of(step)
@@ -177,59 +162,13 @@ def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedSha
     return folders.begin(folder, step).name
 
 
-def _claim(shard: SavedShard) -> Claim:
-    """Describe a shard to the other ranks; buffers may differ between ranks, and the first one's are saved."""
-    checksum = None if shard.name.startswith("buffer/") else sample_checksum(shard.view)
-    return Claim(shard.name, shard.shape, type_name(shard.view.dtype), shard.region, checksum)
-
-
-def _assign_writers(claims_by_rank: list[list[Claim]]) -> dict[str, TensorEntry]:
-    """Assign every shard to one rank: of several ranks that hold the same elements, the first writes them.
-
-    Raises:
-        CheckpointError: what would be written could not be read, or is not what every rank holds.
-    """
-    tensors: dict[str, TensorEntry] = {}
-    first: dict[tuple[str, ShardRegion], tuple[int, int | None]] = {}  # rank, checksum
-    for rank, claims in enumerate(claims_by_rank):
-        for name, shape, dtype, region, checksum in claims:
-            entry = tensors.setdefault(name, TensorEntry(dtype, shape))
-            if (entry.dtype, entry.shape) != (dtype, shape):
-                raise CheckpointError(
-                    f"tensor {name} is {dtype} {shape} on rank {rank} and {entry.dtype} {entry.shape} on another; "
-                    f"{_REMEDY}"
-                )
-            if (name, region) not in first:
-                first[name, region] = rank, checksum
-                entry.shards.append(StoredShard(_file_of(rank), region))
-            elif first[name, region][1] != checksum:
-                raise CheckpointError(
-                    f"tensor {name} has other values on rank {rank} than on rank {first[name, region][0]}; if they are "
-                    f"copies, they must be equal; else {_REMEDY}"
-                )
-    for name, entry in tensors.items():
-        _check_full(name, entry)
-    return tensors
-
-
-def _check_full(name: str, entry: TensorEntry) -> None:
-    held, numel = sum(shard.region.numel for shard in entry.shards), prod(entry.shape)
-    if held != numel:
-        raise CheckpointError(
-            f"the shards of tensor {name} have {held} elements, and the tensor has {numel}: some are missing or held "
-            f"twice; save with all ranks of the model, and {_REMEDY}"
-        )
-    if len({shard.file for shard in entry.shards}) < len(entry.shards):
-        raise CheckpointError(f"one rank has two shards of tensor {name}, and a file holds one; {_REMEDY}")
-
-
 def _write(hidden: Path, rank: int, local: list[SavedShard], tensors: dict[str, TensorEntry], step: int) -> Written:
     if not hidden.is_dir():
         raise CheckpointError(
             f"{hidden.parent} is not shared: rank 0 made {hidden.name} in it, and rank {rank} does not see that; "
             "save into a folder that all ranks share"
         )
-    file = hidden / _file_of(rank)
+    file = hidden / file_of(rank)
     mine = {f.name: f.view for f in local if StoredShard(file.name, f.region) in tensors[f.name].shards}
     parts = {name: (view.dtype, (view.numel(),)) for name, view in mine.items()}
     return write_tensors(file, parts, mine.__getitem__, metadata_of(step, file.name, folders.token_of(hidden)))
@@ -290,7 +229,3 @@ def _on_all_ranks(action: Callable[[], T], group: Group | None) -> T:
     if problems:
         raise CheckpointError(problems[0])
     return cast(T, result)
-
-
-def _file_of(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"

@@ -9,17 +9,17 @@ Elsewhere: Megatron `sharded_state_dict`; torch.distributed.checkpoint.state_dic
 import base64
 import random
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
+from dualpipe_lab.dp.declaration import declare, full_name_of
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.tp.shard import shards_of
 from dualpipe_lab.world import accelerator
 from dualpipe_lab.world.context import device
 
@@ -37,8 +37,15 @@ class ShardSpec(NamedTuple):
     size: int | None = None  # of the full tensor along `axis`; None: the rank holds the full tensor
 
 
+class Place(NamedTuple):
+    """A spec, and whether these elements are a copy: another rank is known to save them, perhaps in other shards."""
+
+    spec: ShardSpec
+    is_copy: bool = False
+
+
 ShardSpecOf = Callable[[str, Tensor], ShardSpec]
-_SAMPLE = 64  # elements that tell copies from other layers
+PlaceOf = Callable[[str, Tensor], Place]
 
 
 class SavedShard(NamedTuple):
@@ -48,6 +55,7 @@ class SavedShard(NamedTuple):
     shape: tuple[int, ...]  # of the full tensor
     region: ShardRegion
     view: Tensor
+    is_copy: bool = False
 
 
 def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> Iterator[SavedShard]:
@@ -56,7 +64,7 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
     Weights come in their best precision: from the master copy if there is one.  Without `shard_spec_of`, the modules'
     own declarations give the places.
     """
-    shard_spec_of = shard_spec_of or declared_spec_of(optimizer.module)
+    place_of = declared_places(optimizer) if shard_spec_of is None else given_places(shard_spec_of)
     seen: set[nn.Parameter] = set()
     for held in optimizer.local_shards:
         state = held.adam.state_dict()
@@ -65,65 +73,56 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
             begin = held.bucket.layout.offsets[part.tensor] + part.start - held.start
             for kind, tensor in state.items():
                 view = tensor[begin : begin + part.stop - part.start]
-                yield _saved_shard(kind, optimizer.names[parameter], parameter, view, part.start, shard_spec_of)
+                yield _saved_shard(kind, optimizer.names[parameter], parameter, view, part.start, place_of)
         seen.update(held.bucket.parameters)
-    yield from _frozen(optimizer, seen, shard_spec_of)
+    yield from _frozen(optimizer, seen, place_of)
     persistent = optimizer.module.state_dict(keep_vars=True)
     for name, buffer in optimizer.module.named_buffers():
         if name in persistent:
-            yield _saved_shard("buffer", name, buffer, buffer.detach().view(-1), 0, shard_spec_of)
+            yield _saved_shard("buffer", name, buffer, buffer.detach().view(-1), 0, place_of)
 
 
-def declared_spec_of(module: nn.Module) -> ShardSpecOf:
-    """Return the places that modules declare: the `shards` of layers, and names from where `names_start_here`.
+def declared_places(optimizer: ShardedOptimizer) -> PlaceOf:
+    """Return the places that the modules declare; buffers have names of the full model too, and no shards."""
+    module, declaration = optimizer.module, optimizer.declaration
+    declared = declare(module) if declaration is None else declaration.parameters
+    full_name = full_name_of(module)
 
-    >>> stage = nn.ModuleDict({"layers": nn.ModuleDict({"3": nn.Linear(2, 2)})})
-    >>> stage.names_start_here = True
-    >>> declared_spec_of(nn.ModuleList([stage]))("0.layers.3.weight", torch.zeros(2, 2)).name
-    'layers.3.weight'
-    """
-    shards, starts = shards_of(module), {"": ""}
-    for prefix, child in module.named_modules():
-        starts_here = getattr(child, "names_start_here", False)
-        starts[prefix] = f"{prefix}." if starts_here and prefix else starts[prefix.rpartition(".")[0]]
+    def place_of(name: str, owner: Tensor) -> Place:
+        if not isinstance(owner, nn.Parameter):
+            return Place(ShardSpec(full_name(name)))
+        found = declared[owner]
+        shard, counts = found.shard, declaration is None or declaration.counts(owner, is_sharded=True)
+        spec = ShardSpec(found.name) if shard is None else ShardSpec(found.name, shard.axis, shard.start, shard.size)
+        return Place(spec, found.is_replica or not counts)
 
-    def spec_of(name: str, tensor: Tensor) -> ShardSpec:
-        full_name, shard = name.removeprefix(starts[name.rpartition(".")[0]]), shards.get(name)
-        return ShardSpec(full_name) if shard is None else ShardSpec(full_name, shard.axis, shard.start, shard.size)
-
-    return spec_of
+    return place_of
 
 
-def sample_checksum(view: Tensor) -> int:
-    """Return the CRC-32 of some elements, spread over a flat tensor: copies have the same, other layers another one.
-
-    >>> sample_checksum(torch.zeros(1000)) == sample_checksum(torch.arange(1000.0))
-    False
-    """
-    sample = view.detach()[:: max(1, view.numel() // _SAMPLE)].cpu().contiguous()
-    return zlib.crc32(sample.view(torch.uint8).numpy().data)
+def given_places(shard_spec_of: ShardSpecOf) -> PlaceOf:
+    """Return the places that the caller says."""
+    return lambda name, owner: Place(shard_spec_of(name, owner))
 
 
-def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], shard_spec_of: ShardSpecOf) -> Iterator[SavedShard]:
+def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], place_of: PlaceOf) -> Iterator[SavedShard]:
     """Yield the parameters without optimizer state."""
     if isinstance(optimizer, Zero3):
         for flat in optimizer.flats:
             layout = flat.bucket.layout
-            for part in layout.tensors_in(optimizer.group_rank) if not flat.is_trained else ():
+            rank = comm.get_rank(flat.bucket.group)
+            for part in layout.tensors_in(rank) if not flat.is_trained else ():
                 parameter = flat.bucket.parameters[part.tensor]
-                begin = layout.offsets[part.tensor] + part.start - layout.span(optimizer.group_rank)[0]
+                begin = layout.offsets[part.tensor] + part.start - layout.span(rank)[0]
                 view = flat.shard[begin : begin + part.stop - part.start]
-                yield _saved_shard("parameter", optimizer.names[parameter], parameter, view, part.start, shard_spec_of)
+                yield _saved_shard("parameter", optimizer.names[parameter], parameter, view, part.start, place_of)
         return
     for parameter, name in optimizer.names.items():
         if parameter not in seen:
-            yield _saved_shard("parameter", name, parameter, parameter.detach().view(-1), 0, shard_spec_of)
+            yield _saved_shard("parameter", name, parameter, parameter.detach().view(-1), 0, place_of)
 
 
-def _saved_shard(
-    kind: str, name: str, owner: Tensor, view: Tensor, first: int, shard_spec_of: ShardSpecOf
-) -> SavedShard:
-    place = shard_spec_of(name, owner)
+def _saved_shard(kind: str, name: str, owner: Tensor, view: Tensor, first: int, place_of: PlaceOf) -> SavedShard:
+    place, is_copy = place_of(name, owner)
     shape = list(owner.shape)
     region = full_region(tuple(shape))
     if shape:
@@ -131,7 +130,7 @@ def _saved_shard(
         shape[place.axis] = length if place.size is None else place.size
         region = ShardRegion(tuple(shape), place.axis, place.start, place.start + length, 0, 0)
     region = region._replace(first=first, last=first + view.numel())
-    return SavedShard(f"{kind}/{place.name}", tuple(shape), region, view)
+    return SavedShard(f"{kind}/{place.name}", tuple(shape), region, view, is_copy)
 
 
 def random_state(rounding: torch.Generator | None = None) -> dict[str, Any]:
