@@ -135,9 +135,9 @@ class SequenceLoss(torch.autograd.Function):
         hits = hits.unflatten(0, (-1, length)).sum(1)  # hits_BE
         if group is not None:
             comm.all_reduce(hits, group=group)
+        hits = hits.double()  # whole numbers divided by each other would be float32
         num_hits = hits.sum(1, keepdim=True)  # top_k of every token of the full sequence
-        f = hits.double() / num_hits
-        price = f * (num_experts * top_k / count / num_hits)
+        price = hits / num_hits * (num_experts * top_k / count / num_hits)
         price = price.to(p.dtype).repeat_interleave(length, 0)  # of one token's share of each expert
         ctx.save_for_backward(p, slopes, price)
         return (p * price).sum()

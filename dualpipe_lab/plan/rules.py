@@ -28,11 +28,6 @@ def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         return str(error)
     if plan.pp > config.num_layers:
         return f"every stage needs a layer, got {config.num_layers} layers for pp {plan.pp}"
-    balance: float = getattr(config, "balance", 0.0)
-    if plan.cp > 1 and balance:
-        return (
-            f"a balance loss per sequence needs whole sequences, got cp {plan.cp} and balance={balance}; use balance=0"
-        )
     return None
 
 

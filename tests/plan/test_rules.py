@@ -37,13 +37,6 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         r"pp 8 \(1f1b, m 1\) x dp 4",
     ),
     (
-        {"cp": 2},
-        replace(V3, balance=1e-4),
-        None,
-        "needs whole sequences, got cp 2 and balance=0.0001",
-        "dp 2 = 2 ranks",
-    ),
-    (
         {"schedule": "pipedream", "pp": 2},
         LLAMA,
         None,

@@ -51,7 +51,8 @@ class V3Stage(nn.Module):
         self.layers = nn.ModuleList()
         for number in layers:
             mine = ep if number >= config.num_dense_layers else None
-            layer = V3Layer(config, tp, mine, None, replicas, self.attend(), dtype)
+            cp = None if self.layout is None else mesh.group("cp")
+            layer = V3Layer(config, tp, mine, None, replicas, self.attend(), dtype, cp)
             self.layers.add_module(str(number), layer)
         self.norm = RMSNorm(hidden, config.eps, tp, dtype=dtype) if ends[1] else None
         self.head = LMHead(hidden, config.vocabulary_size, tp, dtype=dtype) if ends[1] else None

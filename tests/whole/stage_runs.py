@@ -16,7 +16,7 @@ from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.pp.runtime import PipelineRuntime
 from dualpipe_lab.tp.shard import initialize_parameters
 
-ROWS, LENGTH, SEED = 2, 8, 5
+ROWS, LENGTH, SEED = 3, 12, 5  # no powers of two: 1 / 12 has no exact form in any type
 
 
 def batch(vocabulary, num_microbatches, num_data=1):

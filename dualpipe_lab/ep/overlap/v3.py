@@ -24,7 +24,6 @@ from dualpipe_lab.ep.overlap.layer import LayerPass, Routed, fix_routes, plan
 from dualpipe_lab.ep.overlap.order import ROUTED, SHARED, Ticks
 from dualpipe_lab.ep.overlap.plain import PlainLayer
 from dualpipe_lab.ep.overlap.stage import InterruptibleStage
-from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.pp.runtime.recompute import recompute
 
 
@@ -34,7 +33,8 @@ class V3Stage(Protocol):
     Attributes:
         config: sizes of the full model, with the coefficient `balance`.
         embedding, norm, head: None where another stage has them.
-        layers: modules with `attention_norm`, `attention`, `mlp_norm` and `mlp`; an `mlp` with experts is an `MoE`.
+        layers: modules with `attention_norm`, `attention`, `mlp_norm`, `mlp` and `balance`, which returns the loss
+            per sequence of a routing; an `mlp` with experts is an `MoE`.
         num_sequences: of the step, over all ranks; None for those of the microbatch.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
     """
@@ -135,8 +135,5 @@ class InterruptibleV3Layer:
         a = x + layer.attention(layer.attention_norm(x), stage.positions(x.device))
         n = layer.mlp_norm(a).flatten(0, -2)
         routing = layer.mlp.router(n)
-        balance = stage.config.balance
-        if not balance:
-            return Routed(a, n, routing)
-        loss = sequence_loss(routing.logits, routing.indices, x.shape[1], stage.num_sequences)
-        return Routed(a, n, routing, balance * loss)
+        loss = layer.balance(routing, x.shape[1], stage.num_sequences)
+        return Routed(a, n, routing, None if loss is None else stage.config.balance * loss)
