@@ -1,0 +1,127 @@
+"""One optimizer for this rank's stages, on a mesh with a pipeline: gradients, norm, clip and weights of one process."""
+
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+from runs import A1, launch
+from torch import nn
+
+import dualpipe_lab as lab
+from dualpipe_lab.dp.adam import AdamW, Hyperparameters
+from dualpipe_lab.dp.data_parallel import num_valid_tokens
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
+from dualpipe_lab.dp.zero1 import Zero1
+from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.rank_model import build_stages
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.runtime import PipelineRuntime
+from dualpipe_lab.tp.shard import initialize_parameters
+
+SIZES = {"vocabulary_size": 19, "hidden_size": 8, "ffn_size": 10, "num_heads": 2, "num_kv_heads": 1}
+LLAMA = LlamaConfig(**SIZES, num_layers=4)
+TIED = LlamaConfig(**SIZES, num_layers=4, tied=True)
+V3 = V3MoEConfig(**SIZES, num_layers=4, expert_ffn_size=6, num_experts=4, num_groups=2, balance=0.3)
+# eps is large: else Adam would hide a gradient that is clipped too much
+HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2, 4, 2, 6
+STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+CASES = {
+    "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
+    "pp 2 x tp 2": (LLAMA, lab.Topology([("pp", 2), ("tp", 2)]), ("dualpipe", "dualpipev")),
+    "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("dualpipe", "1f1b")),
+    "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
+}
+
+
+def batch(config, step, num_data):
+    """Ids and targets, `_NMBS`; some targets are ignored."""
+    generator = torch.Generator().manual_seed(step)
+    ids, targets = torch.randint(config.vocabulary_size, (2, num_data, M, ROWS, LENGTH), generator=generator)
+    targets[0, 1, 0, :3] = -100
+    return ids, targets
+
+
+def one_process(config, num_data):
+    """Gradients of the first step, norms and weights of all, by torch's clipping."""
+    model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, torch.float64)
+    initialize_parameters(model)
+    optimizer, norms, grads = AdamW(model.parameters(), HYPER), [], None
+    for step in range(STEPS):
+        ids, targets = batch(config, step, num_data)
+        optimizer.zero_grad()
+        model.loss(ids.flatten(0, 2), targets.flatten(0, 2)).backward()
+        grads = grads or {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
+        optimizer.step()
+    assert min(norms) > 2 * MAX_NORM  # it does clip
+    return grads, norms, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def build(stage, model, mesh, program):
+    options = ZeroOptions(HYPER, bucket_bytes=2000)
+    if stage is not Zero3:
+        return stage(model, mesh, options, program=program)
+    children = [child for part in model.stages.values() for child in part.children()]
+    units = [unit for child in children for unit in (child if isinstance(child, nn.ModuleList) else [child])]
+    return Zero3(model, units, mesh, options, program=program)
+
+
+def train(optimizer, mesh, program):
+    """The gradients of the first step, and all norms."""
+    model, norms, grads = optimizer.module, [], None
+    axes = [axis for axis in ("dp", "ep") if axis in mesh.topology.names]
+    num_data, here = prod(mesh.size(axis) for axis in axes), mesh.rank(axes[0]) if axes else 0
+    runtime = PipelineRuntime(
+        program, model.stages, model.loss_fn(), group=mesh.group("pp"), sum_mirrors=program.num_directions == 2
+    )
+    for step in range(STEPS):
+        ids, targets = (tensor[here] for tensor in batch(model.config, step, num_data))
+        model.begin_step(num_valid_tokens(targets, model.data), num_data * M * ROWS)
+        optimizer.zero_grad()
+        runtime.step(list(ids), list(targets), weights=[1.0] * M)
+        grads = full_gradients(optimizer) if grads is None else grads
+        norms.append(optimizer.step(max_norm=MAX_NORM).norm)
+    return grads, norms, num_data
+
+
+def worst(found, expected, optimizer):
+    """The largest difference from this rank's parts of the full tensors, relative to the largest number of each."""
+    off = 0.0
+    for parameter, said in optimizer.declaration.parameters.items():
+        want = expected[said.name] if said.shard is None else said.shard.of(expected[said.name])
+        if want.numel():
+            mine = found[optimizer.names[parameter]]
+            off = max(off, float((mine - want).abs().max() / expected[said.name].abs().max()))
+    return off
+
+
+def compare(config, topology, kinds, stages=STAGES):
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(topology), {}
+        for name, kind in product(stages, kinds):
+            program = schedules.build(kind, mesh.size("pp"), M)
+            model = build_stages(config, mesh, program, dtype=torch.float64)
+            optimizer = build(STAGES[name], model, mesh, program)
+            grads, norms, num_data = train(optimizer, mesh, program)
+            expected_grads, expected_norms, expected = one_process(config, num_data)
+            off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
+            weights = worst(full_weights(optimizer), expected, optimizer)
+            found[name, kind] = worst(grads, expected_grads, optimizer), off, weights
+        return found
+
+    for found in launch(fn, topology.world_size, timeout=120):
+        assert len(found) == len(stages) * len(kinds)
+        assert max(max(off) for off in found.values()) < A1, found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
+    """On whole, split, mirrored and folded pipelines."""
+    compare(*CASES[name])
