@@ -6,3 +6,6 @@ from .fields import PRECISIONS as PRECISIONS
 from .sums import SumsTable as SumsTable
 from .sums import ParameterSums as ParameterSums
 from .sums import Sum as Sum
+
+# Messages and bytes of a step
+from .traffic import StepTraffic as StepTraffic

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import first_problem
 from dualpipe_lab.plan.search import legal_plans, nearest_plan
 from dualpipe_lab.plan.sums import SumsTable, sums_of
+from dualpipe_lab.plan.traffic import StepTraffic, check_traffic, traffic_of
 from dualpipe_lab.viz.grid import GridDrawing
 
 
@@ -129,6 +131,31 @@ class Plan(PlanFields):
         """
         self.check(config)
         return sums_of(self, config)
+
+    def traffic(self, config: ModelConfig, batch_size: int, sequence_length: int, clips: bool = True) -> StepTraffic:
+        """Return the messages and bytes of one training step, for every rank and operation.
+
+        It is a step after the first, which also makes groups and exchanges what stays the same.
+
+        Args:
+            config: of the full model.
+            batch_size: sequences of the step, over all data ranks and microbatches.
+            sequence_length: tokens of each.
+            clips: whether the step clips the gradient by its norm.
+
+        Raises:
+            ValueError: as `check`; sequences that do not divide, or a plan whose traffic is not known exactly: with
+                experts, with ZeRO-3, with a tied table on two stages.
+
+        >>> from dualpipe_lab.models import LlamaConfig
+        >>> step = Plan(dp=2, zero=1).traffic(LlamaConfig(), batch_size=4, sequence_length=16)
+        >>> step.sent(rank=0, part="gradients") == LlamaConfig().num_parameters() * 4
+        True
+        """
+        self.check(config, sequence_length)
+        num_rows = check_traffic(self, config, batch_size)
+        assert isinstance(config, LlamaConfig)
+        return traffic_of(self, config, num_rows, sequence_length, clips)
 
     def grid(self, axis: str | None = None, rank: int = 0) -> GridDrawing:
         """Return the drawing of the grid with one group highlighted; it prints as text and displays as SVG.

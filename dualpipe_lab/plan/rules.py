@@ -1,8 +1,9 @@
 """The rules that a plan and a model keep together, each as a sentence with the values; `None` where nothing is wrong.
 
 Chapter: book/together/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
-The rules stand in four groups.  A group reads the sizes of the axes and its own fields, and no field of another group,
-so that `dualpipe_lab.plan.search` can choose the fields of each group on their own.
+The rules stand in four groups.
+A group reads the sizes of the axes and its own fields (zero also `overlap`), so that `dualpipe_lab.plan.search` can
+choose the fields of each group on their own.
   grid       pp, dp, cp, tp, ep, experts_in_data
   pipeline   num_microbatches, schedule, chunks, layers, overlap
   sequence   sequence_parallel, layout
@@ -68,11 +69,13 @@ def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         return f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks"
     if plan.zero and plan.num_copies == 1:
         return f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
-    if plan.zero > 1 and plan.pp > 1 and getattr(config, "tied", False):
+    if plan.zero and plan.pp > 1 and getattr(config, "tied", False):
         return (
-            f"ZeRO-{plan.zero} shards a gradient before two stages can add theirs of the tied embedding, got "
-            f"zero={plan.zero}, pp {plan.pp} and tied=True; use zero=0 or 1"
+            f"ZeRO shards a gradient before two stages can add theirs of the tied embedding, got zero={plan.zero}, pp "
+            f"{plan.pp} and tied=True; use zero=0"
         )
+    if plan.zero == 3 and plan.overlap:
+        return "ZeRO-3 gathers the weights of a module for its call, and overlapped experts call none as a whole"
     return _hybrid(plan) if plan.hybrid else None
 
 

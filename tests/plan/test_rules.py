@@ -108,8 +108,15 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         {"zero": 3, "pp": 2, "dp": 2},
         replace(LLAMA, tied=True),
         None,
-        "of the tied embedding, got zero=3, pp 2 and tied=True; use zero=0 or 1",
-        r"pp 2 \(1f1b, m 1\) x dp 2 \(ZeRO-1\)",
+        "of the tied embedding, got zero=3, pp 2 and tied=True; use zero=0",
+        r"pp 2 \(1f1b, m 1\) x dp 2 = 4 ranks",
+    ),
+    (
+        {"zero": 3, "overlap": True, "pp": 2, "dp": 2, "schedule": "dualpipe", "num_microbatches": 4},
+        V3,
+        None,
+        "ZeRO-3 gathers the weights of a module for its call",
+        r"pp 2 \(dualpipe, m 4\) x dp 2 \(ZeRO-2\) = 4 ranks, overlapped experts",
     ),
     (
         {"zero": 1, "hybrid": True, "dp": 4},

@@ -1,0 +1,54 @@
+"""`Calls`: the communication calls of one rank, entered into a ledger without a process.
+
+In: the arguments of a call, as the rank would make it.  Out: counts, bytes and peers by operation, as in the ledger of
+a run: the formulas are the ledger's (`dualpipe_lab.world.record.traffic`).
+"""
+
+from collections.abc import Sequence
+
+from dualpipe_lab.world.record import traffic
+from dualpipe_lab.world.record.ledger import RankLedger
+
+
+class Calls:
+    """The calls of one rank.
+
+    Attributes:
+        rank: in the world.
+        ledger: what has been entered.
+
+    >>> calls = Calls(0)
+    >>> calls.all_reduce((0, 1), numel=3, element_bytes=4)
+    >>> calls.ledger.entries["all_reduce"].sent
+    12
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.ledger = rank, RankLedger()
+
+    def all_reduce(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
+        """Sum a tensor over some ranks."""
+        chunks = [part * element_bytes for part in traffic.split(numel, len(ranks))]
+        self._enter("all_reduce", traffic.all_reduce(chunks, ranks.index(self.rank)), ranks)
+
+    def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
+        """Gather a shard of so many elements from each of some ranks."""
+        moved = traffic.all_gather([numel * element_bytes] * len(ranks), ranks.index(self.rank))
+        self._enter("all_gather_single", moved, ranks)
+
+    def reduce_scatter(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
+        """Sum a tensor of so many elements over some ranks, of which each keeps its shard."""
+        shard = numel // len(ranks) * element_bytes
+        moved = traffic.reduce_scatter([shard] * len(ranks), ranks.index(self.rank))
+        self._enter("reduce_scatter_single", moved, ranks)
+
+    def send(self, peer: int, num_bytes: int) -> None:
+        """Send a message."""
+        self.ledger.add("isend", num_bytes, 0, {peer})
+
+    def receive(self, peer: int, num_bytes: int) -> None:
+        """Receive a message."""
+        self.ledger.add("irecv", 0, num_bytes, {peer})
+
+    def _enter(self, operation: str, moved: traffic.Traffic, ranks: Sequence[int]) -> None:
+        self.ledger.add(operation, moved.sent, moved.received, set(ranks) - {self.rank})

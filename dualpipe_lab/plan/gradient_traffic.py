@@ -1,0 +1,197 @@
+"""`GradientTraffic`: the calls by which one rank sums gradients and gathers weights: mirrors, data ranks, ZeRO 0 to 2.
+
+Chapter: book/together/sums.  In: a plan, a config, a rank.  Out: calls, entered by `Calls`.
+  buckets   of parameters of one kind, in the reverse of their order, at most 25 MiB; padded for the ranks of the sum
+  ZeRO-0    an all-reduce of every bucket          ZeRO-1   a reduce-scatter, and an all-gather of the weights
+  ZeRO-2    a reduce-scatter of the buckets of a stage in each of its backwards, and an all-gather of the weights
+  mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2: this rank's shards of them)
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from math import prod
+from typing import NamedTuple
+
+from dualpipe_lab.dp.layout import Layout
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import stage_layers, stages_of
+from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.pp.program import B, W
+from dualpipe_lab.sharding import shard_slice
+
+BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
+
+
+class Part(NamedTuple):
+    """A parameter of one rank: its stage, its elements here, and what others in its bucket have in common with it."""
+
+    stage: int
+    numel: int
+    kind: frozenset[str]
+
+
+def parts_of(plan: PlanFields, config: LlamaConfig, rank: int) -> list[Part]:
+    """Return the parameters of a rank, in the order of its modules."""
+    pp_rank = plan.topology.at(rank).rank("pp")
+    shares = stage_layers(config, plan.num_stages, plan.layers)
+    maker = _Parts(plan, config, plan.topology.at(rank).rank("tp"))
+    found: list[Part] = []
+    for stage in stages_of(plan.program, pp_rank):
+        is_mirror = holders(plan, stage)[0] != pp_rank
+        ends = stage == 0, stage == plan.num_stages - 1
+        for numel, kind in maker.stage(len(shares[stage]), *ends):
+            found.append(Part(stage, numel, kind | {"mirror"} if is_mirror else kind))
+    return found
+
+
+def holders(plan: PlanFields, stage: int) -> tuple[int, ...]:
+    """Return the ranks of pp that hold a stage."""
+    program = plan.program
+    if program is None:
+        return (0,)
+    return tuple(sorted({rank for (held, _), rank in program.placement.items() if held == stage}))
+
+
+class _Parts:
+    """Elements and kinds of the parameters of a stage on one rank of tp."""
+
+    def __init__(self, plan: PlanFields, config: LlamaConfig, tp_rank: int) -> None:
+        self.config, self.tp, self.tp_rank = config, plan.tp, tp_rank
+
+    def stage(self, num_layers: int, is_first: bool, is_last: bool) -> Iterator[tuple[int, frozenset[str]]]:
+        """Yield elements and kind of every parameter, in order."""
+        config = self.config
+        table = self.shard(config.vocabulary_size, config.hidden_size)
+        if is_first:
+            yield table
+        for _ in range(num_layers):
+            yield from self.layer()
+        if is_last:
+            yield config.hidden_size, frozenset()
+            if not config.tied:
+                yield table
+            elif not is_first:
+                yield table[0], table[1] | {"replica"}
+
+    def layer(self) -> Iterator[tuple[int, frozenset[str]]]:
+        """Yield those of one layer."""
+        config, hidden = self.config, self.config.hidden_size
+        inner = config.num_heads * config.size_of_head
+        yield hidden, frozenset()
+        yield self.shard(inner, hidden)
+        yield from [self.key_heads()] * 2
+        yield self.shard(inner, hidden)
+        yield from [(config.size_of_head, frozenset[str]())] * (2 * config.qk_norm)
+        yield hidden, frozenset()
+        yield from [self.shard(config.ffn_size, hidden)] * 3
+
+    def shard(self, length: int, *others: int) -> tuple[int, frozenset[str]]:
+        """Return elements and kind of this rank's shard along a dimension."""
+        part = shard_slice(length, self.tp, self.tp_rank)
+        held = part.stop - part.start
+        return held * prod(others), frozenset() if held == length else frozenset({"tp"})
+
+    def key_heads(self) -> tuple[int, frozenset[str]]:
+        """Return those of the key heads here, of which several ranks may hold the same."""
+        config = self.config
+        shards = min(self.tp, config.num_kv_heads)
+        kind = {"tp"} if shards > 1 else set()
+        kind |= {"replica"} if self.tp_rank * shards % self.tp >= shards else set()
+        return config.num_kv_heads * config.size_of_head // shards * config.hidden_size, frozenset(kind)
+
+
+class GradientTraffic:
+    """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
+
+    def __init__(self, plan: PlanFields, config: LlamaConfig, calls: Calls) -> None:
+        self.plan, self.calls = plan, calls
+        self.parts = parts_of(plan, config, calls.rank)
+        self.weight_bytes = ELEMENT_BYTES[plan.precision]
+        self.grad_bytes = max(4, self.weight_bytes)  # bf16 gradients accumulate and travel in fp32
+        self.ranks, self.replicas = self._copies()
+        self.buckets = _buckets(self.parts, self.weight_bytes)
+        numels = [[self.parts[index].numel for index in bucket] for bucket in self.buckets]
+        self.layouts = [Layout(sizes, len(self.ranks)) for sizes in numels]
+
+    def _copies(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The ranks that a gradient is summed over, and under hybrid ZeRO those with the same shard on other nodes."""
+        plan, rank = self.plan, self.calls.rank
+        ranks = plan.topology.at(rank).ranks(*plan.copy_axes) if plan.copy_axes else (rank,)
+        if not plan.hybrid or plan.ranks_per_node is None:
+            return ranks, None
+        size = plan.ranks_per_node
+        nodes = [tuple(r for r in ranks if r // size == node) for node in sorted({r // size for r in ranks})]
+        mine = next(part for part in nodes if rank in part)
+        replicas = tuple(part[mine.index(rank)] for part in nodes)
+        return mine, replicas if len(replicas) > 1 else None
+
+    def enter(self) -> None:
+        """Enter the calls of a step."""
+        if self.plan.zero == 2:
+            self._scatter_each_backward()
+        for layout in self.layouts:
+            if self.plan.zero == 0:
+                self.calls.all_reduce(self.ranks, layout.padded_numel, self.grad_bytes)
+            elif self.plan.zero == 1:
+                self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
+            if self.replicas is not None:
+                self.calls.all_reduce(self.replicas, layout.shard_numel, self.grad_bytes)
+            if self.plan.zero:
+                self.calls.all_gather(self.ranks, layout.shard_numel, self.weight_bytes)
+
+    def _scatter_each_backward(self) -> None:
+        for stage, count in self._backwards().items():
+            touched = [any(self.parts[index].stage == stage for index in bucket) for bucket in self.buckets]
+            for layout, is_touched in zip(self.layouts, touched, strict=True):
+                for _ in range(count * is_touched):
+                    self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
+
+    def _backwards(self) -> dict[int, int]:
+        """The number of backwards of every stage here."""
+        program = self.plan.program
+        if program is None:
+            return {0: self.plan.num_microbatches}
+        counts: dict[int, int] = {}
+        for stage, kind, _ in program.actions(self.plan.topology.at(self.calls.rank).rank("pp")):
+            counts[stage] = counts.get(stage, 0) + (kind in (B, W))
+        return counts
+
+    def enter_mirrors(self) -> None:
+        """Enter the exchange of gradients between the two copies of a stage."""
+        here = self.plan.topology.at(self.calls.rank)
+        for stage in sorted({part.stage for part in self.parts}):
+            for other in holders(self.plan, stage):
+                held = self._held(stage)
+                if other != here.rank("pp") and (held or self.plan.zero < 2):  # a shard may hold nothing of a stage
+                    num_bytes = held * self.grad_bytes
+                    self.calls.send(here.ranks("pp")[other], num_bytes)
+                    self.calls.receive(here.ranks("pp")[other], num_bytes)
+
+    def _held(self, stage: int) -> int:
+        """The gradients of a stage that this rank has when its mirror is added: all, or under ZeRO-2 its shards."""
+        if self.plan.zero < 2:
+            return sum(part.numel for part in self.parts if part.stage == stage)
+        place = self.ranks.index(self.calls.rank)
+        return sum(
+            piece.stop - piece.start
+            for bucket, layout in zip(self.buckets, self.layouts, strict=True)
+            for piece in layout.tensors_in(place)
+            if self.parts[bucket[piece.tensor]].stage == stage
+        )
+
+
+def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:
+    """Return the numbers of the parameters in every bucket, as `dp.buckets.assign_buckets` fills them."""
+    buckets: list[list[int]] = []
+    for _, run in groupby(reversed(range(len(parts))), key=lambda index: parts[index].kind):
+        num_bytes = BUCKET_BYTES
+        for index in run:
+            size = parts[index].numel * element_bytes
+            if num_bytes + size > BUCKET_BYTES:
+                buckets.append([])
+                num_bytes = 0
+            buckets[-1].append(index)
+            num_bytes += size
+    return buckets

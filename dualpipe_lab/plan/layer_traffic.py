@@ -1,0 +1,151 @@
+"""`StageTraffic`: the calls that a Llama's stages make within a layer: along tp and cp, forward and backward.
+
+Chapter: book/together/sums.  In: a plan, a config, the shape of a microbatch.  Out: calls, entered by `Calls`.
+  a layer, forward      two sums of T h along tp; the keys and values of all other ranks, on the ring of cp
+  backward              two sums of T h; keys and values again, and their gradients once round the ring
+  sequence parallelism  a sum is a reduce-scatter, or a gather; the inputs of the products are gathered again
+  recompute             the forward of a layer once more, its last sum included: autograd saves tensors behind it
+Where the backward is split, I makes all of these calls and W none: the layers compute all their gradients at once.
+"""
+
+from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.fields import PlanFields
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+
+
+class StageTraffic:
+    """Enters the calls of one rank's stages, for microbatches of one shape.
+
+    Args:
+        plan: a plan that fits the model.
+        config: of the full model.
+        calls: of the rank.
+        num_rows: sequences of a microbatch.
+        sequence_length: tokens of a full sequence.
+    """
+
+    def __init__(
+        self, plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, sequence_length: int
+    ) -> None:
+        self.plan, self.config, self.calls, self.num_rows = plan, config, calls, num_rows
+        here = plan.topology.at(calls.rank)
+        self.tp, self.cp = here.ranks("tp"), here.ranks("cp")
+        self.layout = make_layout(plan.layout, sequence_length, plan.cp) if plan.cp > 1 else None
+        self.place = self.cp.index(calls.rank)
+        length = sequence_length if self.layout is None else self.layout.size(self.place)
+        self.num_tokens = num_rows * length
+        self.element = ELEMENT_BYTES[plan.precision]
+        self.wide = max(4, self.element)  # norms and losses are computed in 32 bits at least
+        self.kv_copies = max(plan.tp // config.num_kv_heads, 1)
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes of what one stage sends to the next: this rank's tokens."""
+        return self.local_tokens * self.config.hidden_size * self.element
+
+    @property
+    def local_tokens(self) -> int:
+        """The tokens that a rank holds between two layers."""
+        return self.num_tokens // (self.plan.tp if self.plan.sequence_parallel else 1)
+
+    def forward(self, num_layers: int, is_first: bool, is_last: bool) -> None:
+        """Enter the forward of a stage, with the loss of the last one."""
+        if is_first:
+            self.sum_output()
+        for _ in range(num_layers):
+            self._layer_forward()
+        if is_last:
+            self.gather_input()
+            for numbers in (1, 2):  # the maximum; the logit of the target, and the sum of exponentials
+                self.calls.all_reduce(self.tp, numbers * self.num_tokens, self.wide)
+
+    def backward(self, num_layers: int, is_first: bool, is_last: bool) -> None:
+        """Enter the backward of a stage, or I where it is split."""
+        if is_last:
+            self.sum_input_grad()
+            self._sum_norm()
+        for _ in range(num_layers):
+            if self.plan.recompute:
+                self._layer_forward()
+            self._layer_backward()
+        if is_first:
+            self.gather_output_grad()
+
+    def sum_output(self) -> None:
+        """Sum the partial outputs of a row-parallel layer, or of the embedding."""
+        numel = self.num_tokens * self.config.hidden_size
+        if self.plan.sequence_parallel:
+            self.calls.reduce_scatter(self.tp, numel, self.element)
+        else:
+            self.calls.all_reduce(self.tp, numel, self.element)
+
+    def gather_input(self) -> None:
+        """Under sequence parallelism, gather the tokens of a column-parallel layer's input."""
+        if self.plan.sequence_parallel:
+            self.calls.all_gather(self.tp, self.local_tokens * self.config.hidden_size, self.element)
+
+    gather_output_grad = gather_input  # of a row-parallel layer: as many tokens
+
+    def sum_input_grad(self) -> None:
+        """Sum the gradient of a column-parallel layer's input, and gather the input again for the weights'."""
+        self.gather_input()
+        self.sum_output()
+
+    def _layer_forward(self) -> None:
+        self.gather_input()
+        if self.layout is not None:
+            self._ring(self.layout, "forward")
+        self.sum_output()
+        self.gather_input()
+        self.sum_output()
+
+    def _layer_backward(self) -> None:
+        self.gather_output_grad()
+        self.sum_input_grad()
+        self._sum_norm()
+        self.gather_output_grad()
+        if self.layout is not None:
+            self._ring(self.layout, "backward")
+        self._attention_input_grad()
+        self._sum_norm()
+
+    def _attention_input_grad(self) -> None:
+        """Sum what queries, keys and values share: norms over one head, their input's gradient, copies of key heads."""
+        config = self.config
+        if config.qk_norm:
+            for _ in range(2):
+                self.calls.all_reduce(self.tp, config.size_of_head, self.wide)
+        self.sum_input_grad()
+        if self.plan.tp > config.num_kv_heads:
+            first = self.tp.index(self.calls.rank) // self.kv_copies * self.kv_copies
+            for _ in range(2):
+                numel = config.hidden_size * config.size_of_head
+                self.calls.all_reduce(self.tp[first : first + self.kv_copies], numel, self.element)
+
+    def _sum_norm(self) -> None:
+        """Under sequence parallelism, sum the gradient of a norm's weight over the ranks' tokens."""
+        if self.plan.sequence_parallel:
+            self.calls.all_reduce(self.tp, self.config.hidden_size, self.wide)
+
+    def _ring(self, layout: SequenceLayout, direction: str) -> None:
+        """Enter the hops of keys and values, and in the backward those of their gradients, one hop more."""
+        size = len(self.cp)
+        for step in range(size - 1):
+            self._hop(layout, step, self.element)
+        if direction == "backward":
+            for step in range(size):
+                self._hop(layout, step, self.wide)
+
+    def _hop(self, layout: SequenceLayout, step: int, element_bytes: int) -> None:
+        """Send the block that is here at a step to the next rank of the ring, and receive the following one."""
+        size = len(self.cp)
+        heads = max(self.config.num_kv_heads // self.plan.tp, 1)
+        position = 2 * self.num_rows * heads * self.config.size_of_head * element_bytes
+        sent, received = (layout.size((self.place - hop) % size) * position for hop in (step, step + 1))
+        if received:
+            self.calls.receive(self.cp[self.place - 1], received)
+        if sent:
+            self.calls.send(self.cp[(self.place + 1) % size], sent)
