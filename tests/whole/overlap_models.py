@@ -1,31 +1,22 @@
 """In a rank: a step of a V3 model on a pipeline with interruptible stages, and its distance from one process."""
 
 import torch
-from torch import nn
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.cp.ring_attention import ring_attention
-from dualpipe_lab.cp.sequence import positions, shard
+from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
-from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters
+from dualpipe_lab.ep.moe import expert_parameters
 from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
-from dualpipe_lab.models.v3_moe import V3Layer
+from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.runtime.recompute import recompute
-from dualpipe_lab.pp.runtime.stage import WithLoss, run_pair_serially
-from dualpipe_lab.tp.attention import causal_attention
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.embedding import VocabParallelEmbedding
-from dualpipe_lab.tp.gqa import kv_replicas
-from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.pp.runtime.stage import run_pair_serially
 from dualpipe_lab.tp.shard import initialize_parameters, shards_of
 
 CONFIG = V3MoEConfig(
@@ -35,54 +26,6 @@ CONFIG = V3MoEConfig(
 ROWS, LENGTH = 2, 8
 OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2}
 HOOKS = {"overlapped": overlapped_forward_backward, "serial": run_pair_serially}
-
-
-class V3Stage(nn.Module):
-    """Some layers of a V3 model, with the names and numbers of the full one."""
-
-    def __init__(self, config, mesh, layers, ends, again=False):
-        super().__init__()
-        self.config, self.mesh, self.recompute, self.num_sequences = config, mesh, again, None
-        self.layout = make_layout("zigzag", LENGTH, mesh.size("cp")) if mesh.size("cp") > 1 else None
-        tp, hidden, dtype = TensorParallel(mesh.group("tp")), config.hidden_size, torch.float64
-        ep = ExpertParallel(mesh.group("ep"), mesh.group(*(a for a in ("dp", "cp") if a in mesh.topology.names)))
-        replicas = kv_replicas(config.num_kv_heads, tp)
-        self.embedding = VocabParallelEmbedding(config.vocabulary_size, hidden, tp, dtype=dtype) if ends[0] else None
-        self.layers = nn.ModuleList()
-        for number in layers:
-            mine = ep if number >= config.num_dense_layers else None
-            cp = None if self.layout is None else mesh.group("cp")
-            layer = V3Layer(config, tp, mine, None, replicas, self.attend(), dtype, cp)
-            self.layers.add_module(str(number), layer)
-        self.norm = RMSNorm(hidden, config.eps, tp, dtype=dtype) if ends[1] else None
-        self.head = LMHead(hidden, config.vocabulary_size, tp, dtype=dtype) if ends[1] else None
-        initialize_parameters(self)
-        for number, layer in self.layers.named_children():
-            if hasattr(layer.mlp, "router"):
-                layer.mlp.router.bias.copy_(bias_of(int(number), config))
-
-    def attend(self):
-        if self.layout is None:
-            return causal_attention
-        return lambda q, k, v: ring_attention(q, k, v, layout=self.layout, group=self.mesh.group("cp"))
-
-    def enter(self, x):
-        return self.embedding(x)
-
-    def leave(self, x):
-        return self.head(self.norm(x))
-
-    def positions(self, device):
-        return None if self.layout is None else positions(self.layout, self.mesh.rank("cp"), device)
-
-    def forward(self, x):
-        x = x if self.embedding is None else self.enter(x)
-        balance = torch.zeros((), dtype=torch.float64)
-        for layer in self.layers:
-            inputs = x, self.positions(x.device), self.num_sequences
-            x, loss = recompute(layer, *inputs) if self.recompute else layer(*inputs)
-            balance = balance if loss is None else balance + loss
-        return WithLoss(x if self.head is None else self.leave(x), self.config.balance * balance)
 
 
 def bias_of(number, config):
@@ -116,20 +59,33 @@ def one_process(config, number, num_data):
     return loss.detach(), grads, loads
 
 
-def make_stages(config, mesh, program, layers, again):
-    """This rank's stages; `layers`: numbers of layers of all stages."""
-    bounds = [sum(layers[:number]) for number in range(len(layers) + 1)]
-    mine = sorted({action.stage for action in program.actions(mesh.rank("pp"))})
-    return {
-        s: V3Stage(config, mesh, range(bounds[s], bounds[s + 1]), (s == 0, s == len(layers) - 1), again) for s in mine
-    }
+def build(config, mesh, program, layers=None, again=False, sequence_parallel=False):
+    """This rank's model; `layers`: the number of layers of each stage."""
+    layout = make_layout("zigzag", LENGTH, mesh.size("cp")) if mesh.size("cp") > 1 else None
+    model = build_stages(
+        config, mesh, program, layers=layers, dtype=torch.float64, recompute=again, layout=layout,
+        sequence_parallel=sequence_parallel,
+    )  # fmt: skip
+    for stage in model.stages.values():
+        for number, layer in stage.layers.named_children():
+            if hasattr(layer.mlp, "router"):
+                layer.mlp.router.bias.copy_(bias_of(int(number), config))
+    return model
 
 
-def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=False, fill=True, zero=None):
+def attach(optimizer, model):
+    """An optimizer over all axes, or over dp alone; None leaves every sum to the test."""
+    if optimizer is None:
+        return None
+    return OPTIMIZERS[optimizer](model, model.mesh, program=model.program)
+
+
+def run(config, axes, name, number, layers, hook="overlapped", plain=(), fill=True, zero=None, **options):
     """Return errors of loss, evaluation and gradients; the loads of this rank's routers, once per rank of tp."""
     mesh = lab.Mesh(lab.Topology(axes))
     program = schedules.build(name, mesh.size("pp"), number)
-    modules = make_stages(config, mesh, program, layers, again)
+    model = build(config, mesh, program, layers, **options)
+    modules = model.stages
     num_data = mesh.size("dp") * mesh.size("ep")
     ids, targets = batch(config, number, num_data)
     num_tokens, mine = int((targets >= 0).sum()), mesh.rank("dp") * mesh.size("ep") + mesh.rank("ep")
@@ -137,17 +93,12 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
     if mesh.size("cp") > 1:
         layout = make_layout("zigzag", LENGTH, mesh.size("cp"))
         ids, targets = (shard(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets))
-    for stage in modules.values():
-        stage.num_sequences = num_data * number * ROWS
+    model.begin_step(num_tokens, num_data * number * ROWS)
     stages = {s: m if s in plain else interruptible_stage(m, s, fill=fill) for s, m in modules.items()}
 
-    optimizer = zero and OPTIMIZERS[zero](nn.ModuleDict({str(s): m for s, m in modules.items()}), mesh.group("dp"))
-
-    def loss_fn(logits, targets):
-        return modules[len(layers) - 1].head.loss_of(logits, targets, num_tokens=num_tokens)
-
+    optimizer = attach(zero, model)
     runtime = lab.PipelineRuntime(
-        program, stages, loss_fn, group=mesh.group("pp"), overlapped=HOOKS[hook],
+        program, stages, model.loss_fn(), group=mesh.group("pp"), overlapped=HOOKS[hook],
         sum_mirrors=program.num_directions == 2,
     )  # fmt: skip
     ones, calls = [1.0] * number, count_calls(modules)
@@ -156,7 +107,7 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
     evaluation = runtime.evaluate(list(ids), list(targets), ones)
     assert not any(stage.num_live for stage in runtime._stages.values())
     if optimizer:
-        keep_sums(optimizer, modules)
+        keep_sums(optimizer)
     expected, grads, _ = one_process(config, number, num_data)
     data = mesh.group(*(axis for axis in ("dp", "ep", "cp") if axis in mesh.topology.names), "pp")
     found = sum_of([*result.losses.values(), *result.stage_losses.values()], data)
@@ -167,7 +118,7 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), again=F
     if config.balance == 0:
         errors["evaluation"] = float(abs(heads[0] - heads[1]))
     for module in modules.values():
-        errors |= gradient_errors(module, mesh, grads, () if optimizer else ("dp",))
+        errors |= gradient_errors(module, mesh, grads, () if optimizer else ("dp", "ep", "cp"))
     return errors, loads
 
 
@@ -199,20 +150,19 @@ def count_calls(modules):
     return lambda: {s: set(each.values()) for s, each in counts.items()}
 
 
-def keep_sums(optimizer, modules):
-    """Put the sums along dp into `.grad`, in full."""
+def keep_sums(optimizer):
+    """Put the sums into `.grad`, in full."""
     found = full_gradients(optimizer)
-    for number, module in modules.items():
-        for name, parameter in module.named_parameters():
-            parameter.grad = found[f"{number}.{name}"]
+    for parameter, name in optimizer.names.items():
+        parameter.grad = found[name]
 
 
-def gradient_errors(module, mesh, grads, dp):
+def gradient_errors(module, mesh, grads, summed):
     """Sum this stage's gradients over the ranks with other data, and compare them with their shards."""
     shards, experts = shards_of(module), {id(p) for p in expert_parameters(module)}
     errors = {}
     for name, parameter in module.named_parameters():
-        axes = (*dp, "cp") if id(parameter) in experts else (*dp, "ep", "cp")
+        axes = [axis for axis in summed if axis != "ep" or id(parameter) not in experts]
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         comm.all_reduce(grad, group=mesh.group(*(axis for axis in axes if axis in mesh.topology.names)))
         expected = grads[name] if name not in shards else shards[name].of(grads[name])

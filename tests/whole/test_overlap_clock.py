@@ -1,9 +1,11 @@
 """V3 stages with overlapped experts on the virtual clock: the simulated time, to the nanosecond."""
 
 import random
+from dataclasses import replace
 
 import torch
-from overlap_models import CONFIG, LENGTH, ROWS, V3Stage, batch, make_stages
+from overlap_models import CONFIG as FIVE
+from overlap_models import LENGTH, ROWS, batch, build
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
@@ -27,6 +29,7 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.ep.overlap.builders import without_weight_grads
 
 MS = emulated.MS
+CONFIG = replace(FIVE, num_layers=6)
 SIZES = emulated.Sizes(
     tokens=ROWS * LENGTH, hidden=CONFIG.hidden_size, experts=CONFIG.num_experts, top_k=CONFIG.num_experts_per_token
 )
@@ -59,9 +62,10 @@ def shuffled(up, down, seed):
 
 def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bits():
     def fn(rank, world_size):
-        mesh = lab.Mesh(lab.Topology([("ep", 2)]))
         fixed, found = emulated.even_choices(SIZES), []
-        modules = [V3Stage(CONFIG, mesh, range(3), (True, False)), V3Stage(CONFIG, mesh, range(2, 5), (False, True))]
+        program = schedules.build("dualpipe", 2, 4)  # each rank holds both stages
+        mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
+        modules = list(build(CONFIG, mesh, program, [3, 3]).stages.values())
         stages = [interruptible_stage(module, 1, fixed=fixed) for module in modules]
         assert [stage.letters for stage in stages] == [UP, DOWN]
         ids, _ = batch(CONFIG, 2, 2)
@@ -69,7 +73,7 @@ def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bi
         dy = [torch.ones_like(x[0]), torch.ones(ROWS, LENGTH, CONFIG.vocabulary_size, dtype=torch.float64)]
         for up, down, order in orders():
             new, old = (stages[letters == DOWN].begin_forward for letters in (up, down))
-            inputs = [(ids[rank, n] if letters == UP else x[n],) for n, letters in enumerate((up, down))]
+            inputs = [(ids[mesh.rank("ep"), n] if letters == UP else x[n],) for n, letters in enumerate((up, down))]
             new, old = new(2, inputs[0]), old(1, inputs[1])
             for module in modules:
                 module.zero_grad()
@@ -83,7 +87,7 @@ def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bi
         return found
 
     torch.manual_seed(0)
-    out = lab.launch(fn, 2, clock="virtual", link=SIZES.link(COMM_MS), timeout=120)
+    out = lab.launch(fn, 4, clock="virtual", link=SIZES.link(COMM_MS), timeout=120)
     for found in out:
         same = {}
         for (up, down, order), (streams, tensors) in zip(orders(), found, strict=True):
@@ -94,21 +98,19 @@ def test_pairs_of_unequal_stages_take_the_simulated_time_and_compute_the_same_bi
 
 
 def test_dualpipe_with_unequal_stages_takes_the_simulated_time():
-    layers, number = [2, 3], 4
-    letters = [UP[:3], DOWN]
+    layers, number = [2, 4], 4
+    letters = [UP[:3], [*DOWN[:1], *DOWN]]
 
     def fn(rank, world_size, program, hook_is_overlapped):
         mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
-        modules = make_stages(CONFIG, mesh, program, layers, False)
+        model = build(CONFIG, mesh, program, layers)
         fixed = emulated.even_choices(SIZES)
-        stages = {s: interruptible_stage(m, s, TICKS, fixed=fixed) for s, m in modules.items()}
+        stages = {s: interruptible_stage(m, s, TICKS, fixed=fixed) for s, m in model.stages.items()}
         assert all(stage.letters == letters[s] for s, stage in stages.items())
         ids, targets = batch(CONFIG, number, 2)
         like = torch.empty(ROWS, LENGTH, CONFIG.hidden_size, dtype=torch.float64)
         options = {"overlapped": overlapped_forward_backward} if hook_is_overlapped else {}
-        runtime = lab.PipelineRuntime(
-            program, stages, lambda logits, y: modules[1].head.loss_of(logits, y), like, mesh.group("pp"), **options
-        )
+        runtime = lab.PipelineRuntime(program, stages, model.loss_fn(), like, mesh.group("pp"), **options)
         comm.barrier()
         mine = mesh.rank("ep")
         runtime.step(list(ids[mine]), list(targets[mine]))

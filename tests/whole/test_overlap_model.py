@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from overlap_models import CONFIG, LENGTH, V3Stage, added, one_process, run, worst
+from overlap_models import CONFIG, LENGTH, added, build, one_process, run, worst
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.zero3 import Zero3
@@ -18,14 +18,15 @@ def several(rank, world_size, cases):
     return [run(*case[:-1], **case[-1]) for case in cases]
 
 
-def check(world_size, cases, num_data, timeout=180):
+def check(world_size, cases, timeout=180):
     out = lab.launch(several, world_size, cases, timeout=timeout)
     for place, case in enumerate(cases):
         results = [found[place] for found in out]
         error, name = worst(results)
         print(f"{case[2]} {case[1]} {case[4]} {case[-1]}: {error:.1e} in {name}")
         assert error <= LIMIT, (case, name, error)
-        _, _, loads = one_process(case[0], case[3], num_data)
+        axes = dict(case[1])
+        _, _, loads = one_process(case[0], case[3], axes.get("dp", 1) * axes.get("ep", 1))
         counted = added(results)
         assert loads.keys() == counted.keys()
         assert all(torch.equal(counted[layer], load) for layer, load in loads.items()), case
@@ -45,7 +46,6 @@ def test_dualpipe_with_experts_has_the_gradients_of_one_process():
             (CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {}),
             (CONFIG, axes, "zero_bubble_h1", 3, [2, 3], {"again": True}),
         ],
-        num_data=2,
     )
 
 
@@ -58,8 +58,9 @@ def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
             (CONFIG, [("pp", 2), ("ep", 2), ("cp", 2)], "dualpipe", 4, [2, 3], {}),
             (CONFIG, [("pp", 2), ("ep", 2), ("tp", 2)], "dualpipev", 4, [2, 1, 1, 1], {"again": True}),
             (CONFIG, [("pp", 2), ("ep", 2), ("cp", 2)], "dualpipev", 4, [1, 1, 2, 1], {"plain": (2,)}),
+            (CONFIG, [("pp", 2), ("ep", 2), ("tp", 2)], "dualpipe", 4, [2, 3], {"sequence_parallel": True}),
+            (CONFIG, [("pp", 2), ("cp", 2), ("tp", 2)], "dualpipev", 4, [2, 1, 1, 1], {"sequence_parallel": True}),
         ],
-        num_data=2,
     )
 
 
@@ -69,14 +70,12 @@ def test_data_parallelism_sees_the_gradients_of_every_piece():
         8,
         [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Ddp", "Zero1", "Zero2")]
         + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero2"})],
-        num_data=4,
     )
 
 
 def test_zero_3_is_refused():
     def fn(rank, world_size):
-        mesh = lab.Mesh(lab.Topology([("ep", 1)]))
-        module = V3Stage(CONFIG, mesh, range(2), (True, False))
+        module = build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0]
         stage, ids = interruptible_stage(module, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
         stage.forward(0, (ids,))
         stage.passes.clear()

@@ -64,6 +64,12 @@ class Routes(Protocol):
     def routes_of(self, experts: Tensor) -> moe.Routes:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
 
+    def add(self, a: Tensor, y: Tensor) -> Tensor:
+        """Return the output `y_..D`, given `a_..D` and the results `y_TD` for it."""
+
+    def grad_of_results(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the results, `dy_TD`, given that of the output."""
+
 
 class InterruptibleLayer(nn.Module):
     """An MoE transformer layer whose forward and backward can be interrupted at every all-to-all.
@@ -99,6 +105,14 @@ class InterruptibleLayer(nn.Module):
     def routes_of(self, experts: Tensor) -> moe.Routes:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
         return plan(self.experts, experts) if self._routes is None else self._routes
+
+    def add(self, a: Tensor, y: Tensor) -> Tensor:
+        """Return the output `y_..D`, given `a_..D` and the results `y_TD` for it."""
+        return a + y.view(a.shape)
+
+    def grad_of_results(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the results, `dy_TD`, given that of the output."""
+        return dy.flatten(0, -2)
 
 
 def plan(experts: moe.Experts, chosen: Tensor) -> moe.Routes:
@@ -182,8 +196,8 @@ class LayerPass:
             held["y_TKD"] = moe.unpermute(self._received(), held["routes"])
             y = moe.weighted_sum(held["y_TKD"], held["weights"])
             y = y + held.pop("shared_y") if "shared_y" in held else y
-            a, _ = held.pop("a"), held.pop("n", None)
-            held["output"] = a + y.view(a.shape)
+            held.pop("n", None)
+            held["output"] = self.layer.add(held.pop("a"), y)
         output: Tensor = held["output"]
         return output
 
@@ -192,14 +206,15 @@ class LayerPass:
         held = self._held
         self.output()  # if no later layer has asked for it
         del held["output"]
-        tokens = dy.flatten(0, -2)
-        rows, held["dweights"] = moe.weighted_sum_grad(tokens, held.pop("y_TKD"), held.pop("weights"))
+        rows, held["dweights"] = moe.weighted_sum_grad(
+            self._grad_of_results(dy), held.pop("y_TKD"), held.pop("weights")
+        )
         held["da"] = dy
         self._launch(moe.unpermute_grad(rows, held["routes"]), back=False)
 
     def shared_input_grad(self, dy: Tensor) -> None:
         """S_B: the input gradient of the shared expert."""
-        (self._held["dn"],) = self._held["shared_split"].input_grad([dy.flatten(0, -2)])
+        (self._held["dn"],) = self._held["shared_split"].input_grad([self._grad_of_results(dy)])
 
     def shared_weight_grad(self) -> None:
         """S_W: accumulate the weight gradients of the shared expert."""
@@ -227,6 +242,7 @@ class LayerPass:
     def attention_input_grad(self) -> Tensor:
         """A_B: return `dx_..D`, the input gradient of attention and router."""
         held = self._held
+        held.pop("dresults")
         dn = moe.permute_grad(self._received(), held.pop("routes"))
         dn = dn + held.pop("dn") if "dn" in held else dn
         grads = [held.pop("da"), dn, held.pop("dweights")]
@@ -244,6 +260,13 @@ class LayerPass:
     def is_over(self) -> bool:
         """Whether the backward has ended and no tensor is held."""
         return not self._held
+
+    def _grad_of_results(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the results, for C_B and S_B, whichever comes first."""
+        if "dresults" not in self._held:
+            self._held["dresults"] = self.layer.grad_of_results(dy)
+        found: Tensor = self._held["dresults"]
+        return found
 
     def _launch(self, rows: Tensor, back: bool) -> None:
         splits = self._held["routes"].splits

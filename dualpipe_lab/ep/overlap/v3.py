@@ -7,7 +7,8 @@ pipeline runtime, which trains the same parameters under the same names.
   embedding            P, before the first layer
   norm and head        P, behind the last layer; the loss follows
 Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, and those of the
-two halves of a pair come in the same order on every rank, because all execute one order.
+two halves of a pair come in the same order on every rank, because all execute one order.  Under sequence parallelism
+every rank of tp sends all tokens of its group to the experts: A gathers them, and the output is sliced.
 The load of a router is counted in A_B, once per microbatch.
 Elsewhere: Megatron `build_transformer_layer_callables` in fine_grained_callables.py.
 """
@@ -25,6 +26,7 @@ from dualpipe_lab.ep.overlap.order import ROUTED, SHARED, Ticks
 from dualpipe_lab.ep.overlap.plain import PlainLayer
 from dualpipe_lab.ep.overlap.stage import InterruptibleStage
 from dualpipe_lab.pp.runtime.recompute import recompute
+from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, gather_output_grad, local_slice
 
 
 class V3Stage(Protocol):
@@ -33,8 +35,8 @@ class V3Stage(Protocol):
     Attributes:
         config: sizes of the full model, with the coefficient `balance`.
         embedding, norm, head: None where another stage has them.
-        layers: modules with `attention_norm`, `attention`, `mlp_norm`, `mlp` and `balance`, which returns the loss
-            per sequence of a routing; an `mlp` with experts is an `MoE`.
+        layers: modules with `attention_norm`, `attention`, `mlp_norm`, `mlp`, `tp`, and `balance`, which returns the
+            loss per sequence of a routing; an `mlp` with experts is an `MoE`.
         num_sequences: of the step, over all ranks; None for those of the microbatch.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
     """
@@ -130,10 +132,21 @@ class InterruptibleV3Layer:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
         return plan(self.experts, experts) if self._routes is None else self._routes
 
+    def add(self, a: Tensor, y: Tensor) -> Tensor:
+        """Return the output `y_BSD`, given `a_BSD` and the results `y_TD` for all tokens of the tp group."""
+        y = y.view(len(a), -1, a.shape[-1])
+        return a + (local_slice(y, TOKENS, self._layer.tp.group) if self._layer.tp.sequence_parallel else y)
+
+    def grad_of_results(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the results, `dy_TD`; under sequence parallelism, gather it from the ranks of tp."""
+        return gather_output_grad(dy, self._layer.tp).flatten(0, -2)
+
     def _route(self, x: Tensor) -> Routed:
         layer, stage = self._layer, self._stage
         a = x + layer.attention(layer.attention_norm(x), stage.positions(x.device))
-        n = layer.mlp_norm(a).flatten(0, -2)
-        routing = layer.mlp.router(n)
-        loss = layer.balance(routing, x.shape[1], stage.num_sequences)
-        return Routed(a, n, routing, None if loss is None else stage.config.balance * loss)
+        n = layer.mlp_norm(a)
+        if layer.tp.sequence_parallel:  # a router needs full sequences, so all ranks of tp route all tokens
+            n = gather_from_ranks(n, TOKENS, layer.tp.group)
+        routing = layer.mlp.router(n.flatten(0, -2))
+        loss = layer.balance(routing, n.shape[1], stage.num_sequences)
+        return Routed(a, n.flatten(0, -2), routing, None if loss is None else stage.config.balance * loss)
