@@ -24,10 +24,13 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import update_biases
+from dualpipe_lab.ep.overlap.stage import overlapped_forward_backward
+from dualpipe_lab.ep.overlap.v3 import interruptible_stage
 from dualpipe_lab.models.rank_model import RankModel, build_stages
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
+from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
 from dualpipe_lab.train.meter import Meter, Reading, bubble_fraction, exchange
 from dualpipe_lab.train.metrics import Metrics
 from dualpipe_lab.train.options import Config, Options, describe
@@ -76,7 +79,12 @@ class Trainer:
         self.ema = None if options.ema is None else ShardedEma(self.optimizer, options.ema)
         self.loss_fn = self.model.loss_fn()
         self.runtime = PipelineRuntime(
-            program, self.model.stages, self.loss_fn, group=self.mesh.group("pp"), sum_mirrors=True
+            program,
+            _interruptible(self.model) if plan.overlap else self.model.stages,
+            self.loss_fn,
+            group=self.mesh.group("pp"),
+            overlapped=overlapped_forward_backward if plan.overlap else run_pair_serially,
+            sum_mirrors=True,
         )
         self.num_steps, self.should_stop, self._meter = 0, False, Meter()
 
@@ -179,6 +187,11 @@ class Trainer:
             tuple(int(reading.peak_bytes) for reading in readings),
             stepped,
         )
+
+
+def _interruptible(model: RankModel) -> dict[int, Stage]:
+    """Return the stages in pieces, so that the all-to-alls of one half of a pair run beside the other half."""
+    return {number: interruptible_stage(stage, number) for number, stage in model.stages.items()}
 
 
 def sum_over_ranks(value: float) -> float:
