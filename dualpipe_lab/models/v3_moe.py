@@ -259,6 +259,7 @@ def _experts(
     groups = config.num_groups, config.num_groups_per_token
     sizes = config.hidden_size, config.num_experts, config.num_experts_per_token
     router = DeepSeekRouter(*sizes, *groups, config.scale, dtype)
+    router.bias = router.bias.to(torch.promote_types(router.bias.dtype, torch.float32))  # its steps are short
     tp = replace(tp, sequence_parallel=False)  # it computes on the router's tokens
     shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
     return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype, nodes)
