@@ -44,6 +44,9 @@ class Options:
         csv: a file for the metrics.
         tensorboard: a folder for TensorBoard's files; needs its package.
         log_every: steps between two printed lines; 0 prints none.
+        sample: a beginning of a text that the trained model continues at the end.
+        sample_length: bytes of the continuation.
+        temperature: of the draws; 0 takes the likeliest byte.
 
     Raises:
         ValueError: a number that has no meaning.
@@ -65,6 +68,9 @@ class Options:
     csv: str | Path | None = None
     tensorboard: str | Path | None = None
     log_every: int = 10
+    sample: str | None = None
+    sample_length: int = 200
+    temperature: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep"):
@@ -75,8 +81,11 @@ class Options:
             raise ValueError(f"clipping needs max_norm > 0, got {self.max_norm}; use None for no clipping")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ValueError(f"a moving average needs ema from 0 to below 1, got {self.ema}; use None for none")
-        if self.log_every < 0 or self.bias_speed < 0:
-            raise ValueError(f"log_every and bias_speed are at least 0, got {self.log_every} and {self.bias_speed}")
+        for name in ("log_every", "bias_speed", "sample_length", "temperature"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is at least 0, got {getattr(self, name)}")
+        if self.sample == "":
+            raise ValueError("a text is continued from at least 1 byte; give sample a letter, or leave it out")
         if self.save_every is not None and self.folder is None:
             raise ValueError(f"save_every={self.save_every} needs a folder to save in; give folder=")
 

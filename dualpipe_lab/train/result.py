@@ -28,6 +28,7 @@ class Result:
         title: the plan, in one line.
         metrics: one row per step of this run; a resumed run begins where the other one ended.
         checkpoint: the last one; None if nothing was saved.
+        text: the sample and its continuation, if one was asked for.
         interrupted: whether it ended before its last step.
         timeline: of the last step; None for one process.
         state: full weights by name, if they were asked for.
@@ -37,6 +38,7 @@ class Result:
     title: str
     metrics: list[Metrics]
     checkpoint: Path | None = None
+    text: str | None = None
     interrupted: bool = False
     timeline: "Timeline | None" = None
     state: dict[str, Tensor] | None = None
@@ -86,6 +88,7 @@ class Result:
         if len(rows) > _SHOWN:  # the first, the last, and some between at equal distances
             rows = [rows[round(i * (len(rows) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
         ended = [] if self.checkpoint is None else [f"checkpoint: {self.checkpoint}"]
+        ended += [] if self.text is None else [f"text: {self.text}"]
         ended = ["interrupted", *ended] if self.interrupted else ended
         return "\n".join([self.title, table(rows), *ended])
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import name_of
 from dualpipe_lab.plan import Plan
+from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import MetricFiles, Metrics
 from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint
@@ -53,6 +54,7 @@ class Outcome:
     checkpoint: Path | None
     interrupted: bool
     state: dict[str, Tensor] | None
+    text: str | None
 
 
 def run(
@@ -94,7 +96,8 @@ def run(
         with stop_file(job.scratch / "stop"):
             results = _launched(job, timeout, backend)
     first: Outcome = results[0]
-    return Result(str(plan), first.metrics, first.checkpoint, first.interrupted, results.timeline, first.state)
+    ended = first.checkpoint, first.text, first.interrupted
+    return Result(str(plan), first.metrics, *ended, results.timeline, first.state)
 
 
 def _launched(job: Job, timeout: float, backend: str) -> Any:
@@ -121,7 +124,10 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     if is_temporary and rank == 0 and options.folder is not None:
         shutil.rmtree(options.folder)
     kept = None if is_temporary else saved
-    return Outcome(rows if rank == 0 else [], kept, trainer.num_steps < job.steps, state)
+    text = None
+    if options.sample is not None:
+        text = generate(trainer, options.sample, options.sample_length, options.temperature, options.seed)
+    return Outcome(rows if rank == 0 else [], kept, trainer.num_steps < job.steps, state, text)
 
 
 def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metrics]:

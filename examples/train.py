@@ -1,0 +1,67 @@
+"""Train a small model on the text of the course, under any plan.
+
+    python examples/train.py --pp 2 --tp 2 --num-microbatches 4
+    torchrun --nproc-per-node 4 examples/train.py --pp 2 --tp 2 --num-microbatches 4
+
+Stop it with Ctrl-C, and go on under another plan: --folder runs/first, then --folder runs/first --resume --dp 2.
+"""
+
+import argparse
+import os
+
+import dualpipe_lab as lab
+from dualpipe_lab import data, dp, models, train
+
+COUNTS = ("pp", "dp", "cp", "tp", "ep", "num_microbatches")
+MODELS = {"llama": models.LlamaConfig(num_layers=4), "v3": models.V3MoEConfig(num_layers=4)}
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in COUNTS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=1)
+    parser.add_argument("--schedule", default="1f1b", choices=lab.schedules.names())
+    parser.add_argument("--zero", type=int, default=0)
+    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--precision", default="float32", choices=lab.plan.PRECISIONS)
+    parser.add_argument("--model", default="llama", choices=MODELS)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--sequence-length", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--folder", help="where checkpoints are saved")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the folder")
+    parser.add_argument("--csv", help="a file for the metrics")
+    parser.add_argument("--sample", default="A rank ", help="a beginning that the trained model continues")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, and print the metrics and a text."""
+    chosen = parse()
+    fields = (*COUNTS, "schedule", "zero", "sequence_parallel", "precision")
+    plan = lab.Plan(**{name: getattr(chosen, name) for name in fields})
+    result = train.run(
+        MODELS[chosen.model],
+        plan,
+        data.frozen_corpus(),
+        steps=chosen.steps,
+        resume=chosen.folder if chosen.resume else None,
+        evaluation=data.frozen_corpus("evaluation"),
+        evaluate_every=50,
+        sequence_length=chosen.sequence_length,
+        global_batch=chosen.global_batch,
+        hyperparameters=dp.Hyperparameters(lr=chosen.lr),
+        schedule=train.Schedule("cosine", num_warmup=min(10, chosen.steps - 1), num_steps=chosen.steps, final=0.1),
+        folder=chosen.folder,
+        save_every=50 if chosen.folder else None,
+        csv=chosen.csv,
+        sample=chosen.sample,
+    )
+    if os.environ.get("RANK", "0") == "0":  # torchrun runs this script once per rank
+        print(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Every example runs by `python` and by `torchrun`, and says the same."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def python(*arguments):
+    command = [sys.executable, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipev"])
+def test_a_pipeline_in_both_directions_equals_one_process(name):
+    script, sizes = f"examples/{name}.py", ("--microbatches", 4)
+    for said in (python(script, "--ranks", 2, *sizes), python(*TORCHRUN, script, *sizes)):
+        line = re.fullmatch(rf"{name}, 2 ranks: loss off by (\S+), gradients (\S+), outputs (\S+)\n", said)
+        assert line, said
+        assert max(map(float, line.groups())) < 1e-13
+
+
+@pytest.mark.slow
+def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
+    script = "examples/train.py"
+    sizes = ("--precision", "float64", "--global-batch", 4, "--sequence-length", 16, "--sample", "A rank ")
+    options = (*sizes, "--steps", 3, "--zero", 1, "--dp", 2)
+    folder, csv = tmp_path / "saved", tmp_path / "rows.csv"
+    said = python(script, *options), python(*TORCHRUN, script, *options, "--folder", folder, "--csv", csv)
+    curves = [re.findall(r"^ +(\d) +(\d\.\d{4}) ", text, re.MULTILINE) for text in said]
+    assert [step for step, _ in curves[0]] == ["1", "2", "3"]
+    assert curves[0] == curves[1]
+    texts = [text.partition("text: ")[2] for text in said]
+    assert texts[0] == texts[1]
+    assert len(texts[0].encode()) > 100
+    assert len(csv.read_text().splitlines()) == 4
+    further = python(script, *sizes, "--steps", 4, "--tp", 2, "--folder", folder, "--resume", "--csv", csv)
+    assert re.findall(r"^ +(\d) +\d\.\d{4} ", further, re.MULTILINE) == ["4"]
+    assert [line.split(",")[0] for line in csv.read_text().splitlines()] == ["step", "1", "2", "3", "4"]
