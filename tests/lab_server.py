@@ -1,4 +1,4 @@
-"""A real JupyterLab on loopback for tests that open notebooks in it: private folders, a token, no way outside."""
+"""A real JupyterLab or Notebook 7 on loopback for tests: private folders, a token, no way outside."""
 
 import json
 import os
@@ -14,15 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 60  # for a busy machine; each wait takes a second or two where nothing else runs
+TALKS = {"expose_app_in_browser": True}  # the tests talk to window.jupyterapp
+SILENT = {"news_url": None, "check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate"}
 SETTINGS = {
     "ServerApp": {"ip": "127.0.0.1", "port": 0, "open_browser": False, "allow_root": True, "terminals_enabled": False},
-    "LabApp": {
-        "expose_app_in_browser": True,  # the tests talk to window.jupyterapp
-        "extension_manager": "readonly",
-        "news_url": None,
-        "check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
-    },
+    "LabApp": {**TALKS, **SILENT, "extension_manager": "readonly"},
+    "JupyterNotebookApp": TALKS,
 }
+ADDRESSES = {"lab": "lab/tree/{name}?token={token}&reset", "notebook": "notebooks/{name}?token={token}"}
 NOTIFICATIONS = {"fetchNews": "false", "checkForUpdates": False}  # otherwise a dialog asks for leave
 
 KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session?.kernel"
@@ -42,19 +41,20 @@ ASK = f"""([code, expression]) => {{
 
 
 class LabServer:
-    """One `jupyter lab` process whose notebooks, settings and runtime files all lie in `folder`."""
+    """One `jupyter lab` or `jupyter notebook` process whose notebooks, settings and runtime files lie in `folder`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, app="lab"):
+        self.app = app
         self.folder, self.notebooks, self.token = folder, folder / "notebooks", secrets.token_hex(16)
         for name in ("notebooks", "runtime", "config", "data"):
             (folder / name).mkdir()
-        (folder / "config" / "jupyter_lab_config.json").write_text(json.dumps(SETTINGS))
+        (folder / "config" / f"jupyter_{app}_config.json").write_text(json.dumps(SETTINGS))
         notification = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
         notification.parent.mkdir(parents=True)
         notification.write_text(json.dumps(NOTIFICATIONS))
         with (folder / "log").open("w") as log:
             self.process = psutil.Popen(
-                [sys.executable, "-m", "jupyter", "lab", f"--IdentityProvider.token={self.token}"],
+                [sys.executable, "-m", "jupyter", app, f"--IdentityProvider.token={self.token}"],
                 cwd=self.notebooks,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
@@ -81,7 +81,7 @@ class LabServer:
                 if text := file.read_text():
                     return json.loads(text)["url"]
             time.sleep(0.05)
-        raise RuntimeError(f"jupyter lab did not start; its log:\n{self.log[-3000:]}")
+        raise RuntimeError(f"jupyter {self.app} did not start; its log:\n{self.log[-3000:]}")
 
     def stop(self):
         """End the server; return the names of processes that outlived it, after ending them too."""
@@ -121,7 +121,8 @@ class LabPage:
 
     def open(self, name):
         """Open a notebook, alone in a new workspace."""
-        self.page.goto(f"{self.server.url}lab/tree/{name}?token={self.server.token}&reset")
+        address = ADDRESSES[self.server.app].format(name=name, token=self.server.token)
+        self.page.goto(self.server.url + address)
         self.until(IS_OPEN, "the notebook is open")
         self.is_open = True
         return self

@@ -1,4 +1,4 @@
-"""A real JupyterLab: drawings play beside a running kernel, widgets talk to it, and saved drawings play without one."""
+"""JupyterLab and Notebook 7: drawings play beside a kernel, widgets talk to it, saved drawings play without one."""
 
 import nbformat
 import pytest
@@ -26,11 +26,11 @@ ELEMENT, WIDGET = ".jp-OutputArea-output > dp-timeline", ".jupyter-widgets dp-ti
 STATE = "e => ({ time: e.time, playing: e.playing, selection: e.selection, makespan: e.makespan })"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """JupyterLab in an empty folder; no process of it may stay."""
-    pytest.importorskip("jupyterlab")
-    server = LabServer(tmp_path_factory.mktemp("lab"))
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def server(tmp_path_factory, request):
+    """JupyterLab or Notebook 7 in an empty folder; no process of it may stay."""
+    pytest.importorskip("jupyterlab" if request.param == "lab" else "notebook")
+    server = LabServer(tmp_path_factory.mktemp("lab"), request.param)
     try:
         server.url = server.address()
         yield server
@@ -116,6 +116,8 @@ def test_the_widget_and_python_set_each_other(lab):
 
 
 def test_a_slider_beside_the_widget_moves_it(lab):
+    if lab.server.app == "notebook":
+        pytest.skip("Notebook 7 takes the arrow keys of a bare ipywidgets slider for itself")
     element = drawing(lab, WIDGET)
     lab.ask("0", "widget.time = 7")
     lab.until("e => e.time === 7", "the page follows Python", element)

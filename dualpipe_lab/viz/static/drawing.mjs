@@ -5,17 +5,7 @@ import { themeOf, watchTheme } from "./theme.mjs";
 
 const PRINTING = ["beforeprint", "afterprint"];
 
-// Notebooks have shortcuts on plain keys, which would take them from our sliders and buttons; Ctrl+S and the like are theirs.
-function keepPlainKeys(event) {
-  if (!(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey)) event.stopPropagation();
-}
-
 export class Drawing extends HTMLElement {
-  constructor() {
-    super();
-    this.addEventListener("keydown", keepPlainKeys);
-  }
-
   disconnectedCallback() {
     this.player?.stop();
     this.unwatch?.();
