@@ -1,16 +1,19 @@
-"""`GradientTraffic`: the calls by which one rank sums gradients and gathers weights: mirrors, data ranks, ZeRO 0 to 2.
+"""`GradientTraffic`: the calls by which one rank sums gradients and gathers weights: mirrors, data ranks, ZeRO.
 
 Chapter: book/together/sums.  In: a plan, a config, a rank.  Out: calls, entered by `Calls`.
   buckets   of parameters of one kind, in the reverse of their order, at most 25 MiB; padded for the ranks of the sum
   ZeRO-0    an all-reduce of every bucket          ZeRO-1   a reduce-scatter, and an all-gather of the weights
   ZeRO-2    a reduce-scatter of the buckets of a stage in each of its backwards, and an all-gather of the weights
-  mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2: this rank's shards of them)
+  ZeRO-3    for each unit (embedding, layer, norm, head) an all-gather in every forward and backward, and a
+            reduce-scatter in every backward; of I and W, the first gathers and the second scatters
+  mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2 and 3: this rank's shards of them)
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -18,16 +21,20 @@ from dualpipe_lab.models.stage_rules import stage_layers, stages_of
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
-from dualpipe_lab.pp.program import B, W
+from dualpipe_lab.pp.program import B, F, I, W
 from dualpipe_lab.sharding import shard_slice
 
 BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
 
 
+Held: TypeAlias = tuple[int, frozenset[str]]  # elements and kind of a parameter
+
+
 class Part(NamedTuple):
-    """A parameter of one rank: its stage, its elements here, and what others in its bucket have in common with it."""
+    """A parameter of one rank: its stage, the unit of ZeRO-3 there, its elements here, and the kind of its bucket."""
 
     stage: int
+    unit: int
     numel: int
     kind: frozenset[str]
 
@@ -41,8 +48,8 @@ def parts_of(plan: PlanFields, config: LlamaConfig, rank: int) -> list[Part]:
     for stage in stages_of(plan.program, pp_rank):
         is_mirror = holders(plan, stage)[0] != pp_rank
         ends = stage == 0, stage == plan.num_stages - 1
-        for numel, kind in maker.stage(len(shares[stage]), *ends):
-            found.append(Part(stage, numel, kind | {"mirror"} if is_mirror else kind))
+        for unit, (numel, kind) in maker.stage(len(shares[stage]), *ends):
+            found.append(Part(stage, unit, numel, kind | {"mirror"} if is_mirror else kind))
     return found
 
 
@@ -60,22 +67,18 @@ class _Parts:
     def __init__(self, plan: PlanFields, config: LlamaConfig, tp_rank: int) -> None:
         self.config, self.tp, self.tp_rank = config, plan.tp, tp_rank
 
-    def stage(self, num_layers: int, is_first: bool, is_last: bool) -> Iterator[tuple[int, frozenset[str]]]:
-        """Yield elements and kind of every parameter, in order."""
-        config = self.config
-        table = self.shard(config.vocabulary_size, config.hidden_size)
-        if is_first:
-            yield table
-        for _ in range(num_layers):
-            yield from self.layer()
+    def stage(self, num_layers: int, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
+        """Yield unit, elements and kind of every parameter, in order; a stage with a tied table is one unit."""
+        numel, kind = table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
+        units = [[table]] if is_first else []
+        units += [list(self.layer())] * num_layers
         if is_last:
-            yield config.hidden_size, frozenset()
-            if not config.tied:
-                yield table
-            elif not is_first:
-                yield table[0], table[1] | {"replica"}
+            head = [] if is_first else [(numel, kind | {"replica"})]
+            units += [[(self.config.hidden_size, frozenset())], head if self.config.tied else [table]]
+        is_one = self.config.tied and is_first and is_last
+        yield from ((0 if is_one else number, held) for number, unit in enumerate(units) for held in unit)
 
-    def layer(self) -> Iterator[tuple[int, frozenset[str]]]:
+    def layer(self) -> Iterator[Held]:
         """Yield those of one layer."""
         config, hidden = self.config, self.config.hidden_size
         inner = config.num_heads * config.size_of_head
@@ -87,13 +90,13 @@ class _Parts:
         yield hidden, frozenset()
         yield from [self.shard(config.ffn_size, hidden)] * 3
 
-    def shard(self, length: int, *others: int) -> tuple[int, frozenset[str]]:
+    def shard(self, length: int, *others: int) -> Held:
         """Return elements and kind of this rank's shard along a dimension."""
         part = shard_slice(length, self.tp, self.tp_rank)
         held = part.stop - part.start
         return held * prod(others), frozenset() if held == length else frozenset({"tp"})
 
-    def key_heads(self) -> tuple[int, frozenset[str]]:
+    def key_heads(self) -> Held:
         """Return those of the key heads here, of which several ranks may hold the same."""
         config = self.config
         shards = min(self.tp, config.num_kv_heads)
@@ -111,7 +114,7 @@ class GradientTraffic:
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
         self.grad_bytes = max(4, self.weight_bytes)  # bf16 gradients accumulate and travel in fp32
         self.ranks, self.replicas = self._copies()
-        self.buckets = _buckets(self.parts, self.weight_bytes)
+        self.buckets = _units(self.parts) if plan.zero == 3 else _buckets(self.parts, self.weight_bytes)
         numels = [[self.parts[index].numel for index in bucket] for bucket in self.buckets]
         self.layouts = [Layout(sizes, len(self.ranks)) for sizes in numels]
 
@@ -129,8 +132,11 @@ class GradientTraffic:
 
     def enter(self) -> None:
         """Enter the calls of a step."""
-        if self.plan.zero == 2:
-            self._scatter_each_backward()
+        if self.plan.zero == 3:
+            self._each(F, gathers=True)
+            self._each(B, I, gathers=True)
+        if self.plan.zero > 1:
+            self._each(B, W, gathers=False)
         for layout in self.layouts:
             if self.plan.zero == 0:
                 self.calls.all_reduce(self.ranks, layout.padded_numel, self.grad_bytes)
@@ -138,25 +144,27 @@ class GradientTraffic:
                 self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
             if self.replicas is not None:
                 self.calls.all_reduce(self.replicas, layout.shard_numel, self.grad_bytes)
-            if self.plan.zero:
+            if self.plan.zero in (1, 2):
                 self.calls.all_gather(self.ranks, layout.shard_numel, self.weight_bytes)
 
-    def _scatter_each_backward(self) -> None:
-        for stage, count in self._backwards().items():
-            touched = [any(self.parts[index].stage == stage for index in bucket) for bucket in self.buckets]
-            for layout, is_touched in zip(self.layouts, touched, strict=True):
-                for _ in range(count * is_touched):
-                    self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
+    def _each(self, *kinds: str, gathers: bool) -> None:
+        """Gather or scatter the buckets of a stage in every action of some kinds."""
+        counts = self._actions(kinds)
+        for bucket, layout in zip(self.buckets, self.layouts, strict=True):
+            for stage in {self.parts[index].stage for index in bucket}:
+                for _ in range(counts[stage]):
+                    if gathers:
+                        self.calls.all_gather(self.ranks, layout.shard_numel, self.weight_bytes)
+                    else:
+                        self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
 
-    def _backwards(self) -> dict[int, int]:
-        """The number of backwards of every stage here."""
+    def _actions(self, kinds: tuple[str, ...]) -> Counter[int]:
+        """The number of actions of some kinds, by stage here."""
         program = self.plan.program
         if program is None:
-            return {0: self.plan.num_microbatches}
-        counts: dict[int, int] = {}
-        for stage, kind, _ in program.actions(self.plan.topology.at(self.calls.rank).rank("pp")):
-            counts[stage] = counts.get(stage, 0) + (kind in (B, W))
-        return counts
+            return Counter({0: self.plan.num_microbatches})
+        here = self.plan.topology.at(self.calls.rank).rank("pp")
+        return Counter(stage for stage, kind, _ in program.actions(here) if kind in kinds)
 
     def enter_mirrors(self) -> None:
         """Enter the exchange of gradients between the two copies of a stage."""
@@ -170,7 +178,7 @@ class GradientTraffic:
                     self.calls.receive(here.ranks("pp")[other], num_bytes)
 
     def _held(self, stage: int) -> int:
-        """The gradients of a stage that this rank has when its mirror is added: all, or under ZeRO-2 its shards."""
+        """The gradients of a stage that this rank has when mirrors add: all, or its shards under ZeRO-2 and 3."""
         if self.plan.zero < 2:
             return sum(part.numel for part in self.parts if part.stage == stage)
         place = self.ranks.index(self.calls.rank)
@@ -195,3 +203,10 @@ def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:
             buckets[-1].append(index)
             num_bytes += size
     return buckets
+
+
+def _units(parts: list[Part]) -> list[list[int]]:
+    """Return the numbers of the parameters in every flat parameter of ZeRO-3: runs of one kind in a unit."""
+    return [
+        list(run) for _, run in groupby(range(len(parts)), key=lambda i: (parts[i].stage, parts[i].unit, parts[i].kind))
+    ]

@@ -145,7 +145,7 @@ class Plan(PlanFields):
 
         Raises:
             ValueError: as `check`; sequences that do not divide, or a plan whose traffic is not known exactly: with
-                experts, with ZeRO-3, with a tied table on two stages.
+                experts, with a tied table on two stages.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> step = Plan(dp=2, zero=1).traffic(LlamaConfig(), batch_size=4, sequence_length=16)

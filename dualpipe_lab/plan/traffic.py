@@ -77,8 +77,6 @@ def check_traffic(plan: PlanFields, config: ModelConfig, batch_size: int) -> int
         raise ValueError(
             f"traffic is counted for a LlamaConfig, whose messages do not depend on a router, got {config}"
         )
-    if plan.zero == 3:
-        raise ValueError("traffic is counted for ZeRO-0 to 2, got zero=3; dp.sent_bytes has the bytes of its weights")
     if plan.pp > 1 and config.tied:
         raise ValueError(f"traffic is counted without tied stages, got pp {plan.pp} and tied=True")
     return batch_size // parts

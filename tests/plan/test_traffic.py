@@ -1,7 +1,7 @@
 """A plan's prediction of messages and bytes equals the ledger of a step, on every rank and for every operation."""
 
 import pytest
-from traffic_runs import differences
+from traffic_runs import assert_exact
 
 import dualpipe_lab as lab
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
@@ -9,26 +9,14 @@ from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 CONFIG = LlamaConfig(
     vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, qk_norm=True
 )
-ROWS, LENGTH = 2, 8
+LENGTH = 8
 SYNCHRONOUS = lab.schedules.names(synchronous=True)
-
-
-def assert_exact(plans, config=CONFIG):
-    def fn(rank, world_size):
-        return differences(rank, plans, config, ROWS, LENGTH)
-
-    launched = lab.launch(fn, plans[0].world_size, output="collect", timeout=240)
-    for rank, found in enumerate(launched):
-        assert len(found) == len(plans)
-        for plan, (measured, expected) in found.items():
-            assert measured == expected, f"rank {rank}, {plan}"
-            assert sum(sent for _, sent, _ in measured.values()) > 0, f"rank {rank}, {plan}: nothing was sent"
 
 
 def test_two_ranks_of_data_and_of_tensors_send_what_the_plan_says():
     zeros = [
         lab.Plan(dp=2, num_microbatches=2, zero=zero, precision=precision, recompute=zero == 1)
-        for zero in (0, 1, 2)
+        for zero in (0, 1, 2, 3)
         for precision in ("float64", "bfloat16")
     ]
     tensors = [
@@ -39,18 +27,18 @@ def test_two_ranks_of_data_and_of_tensors_send_what_the_plan_says():
     rings = [
         lab.Plan(cp=2, layout=layout, zero=zero) for zero, layout in enumerate(("contiguous", "zigzag", "striped"))
     ]
-    assert_exact(zeros + tensors + rings)
+    assert_exact(zeros + tensors + rings, CONFIG)
 
 
 def test_every_synchronous_schedule_sends_what_the_plan_says():
-    assert_exact([lab.Plan(pp=2, num_microbatches=4, schedule=name) for name in SYNCHRONOUS])
+    assert_exact([lab.Plan(pp=2, num_microbatches=4, schedule=name) for name in SYNCHRONOUS], CONFIG)
 
 
 def test_two_axes_send_what_the_plan_says():
     pipelines = [
         lab.Plan(pp=2, dp=2, num_microbatches=4, schedule=name, zero=zero)
         for name in ("zero_bubble_h1", "dualpipe")
-        for zero in (0, 1, 2)
+        for zero in (0, 1, 2, 3)
     ]
     sharded = [
         lab.Plan(pp=2, tp=2, num_microbatches=4, schedule=name, sequence_parallel=True, recompute=name == "dualpipev")
@@ -58,13 +46,13 @@ def test_two_axes_send_what_the_plan_says():
     ]
     uneven = [lab.Plan(pp=2, cp=2, num_microbatches=2, layout="striped", layers=(4, 1))]
     copies = [lab.Plan(tp=4), lab.Plan(tp=4, sequence_parallel=True)]  # more ranks than key heads
-    nodes = [lab.Plan(dp=4, zero=zero, hybrid=True, ranks_per_node=2) for zero in (1, 2)]
-    assert_exact(pipelines + sharded + uneven + copies + nodes)
+    nodes = [lab.Plan(dp=4, zero=zero, hybrid=True, ranks_per_node=2) for zero in (1, 3)]
+    assert_exact(pipelines + sharded + uneven + copies + nodes, CONFIG)
 
 
 def test_three_axes_send_what_the_plan_says():
     fields = {"num_microbatches": 4, "cp": 2, "tp": 2, "pp": 2, "layout": "striped", "sequence_parallel": True}
-    assert_exact([lab.Plan(**fields, schedule=name, zero=2) for name in ("dualpipe", "dualpipev")])
+    assert_exact([lab.Plan(**fields, schedule=name, zero=2) for name in ("dualpipe", "dualpipev")], CONFIG)
 
 
 def test_buckets_are_those_of_the_optimizers():
@@ -105,7 +93,6 @@ def test_a_step_s_traffic_prints_and_adds_up():
         ({"dp": 2, "num_microbatches": 3}, CONFIG, 8, "2 data ranks x 3 microbatches, got 8; use 12"),
         ({"dp": 2}, CONFIG, 0, "2 data ranks x 1 microbatches, got 0; use 2"),
         ({"ep": 2}, V3MoEConfig(), 2, "counted for a LlamaConfig, whose messages do not depend on a router"),
-        ({"dp": 2, "zero": 3}, CONFIG, 2, "counted for ZeRO-0 to 2, got zero=3"),
         ({"pp": 2}, LlamaConfig(tied=True), 2, "counted without tied stages, got pp 2"),
         ({"tp": 3}, CONFIG, 3, "num_heads must divide among the ranks"),
     ],
