@@ -54,6 +54,7 @@ TOPICS = {
     "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
     "gshard": "ep.gshard",
     "eplb": "ep.eplb",
+    "museum": "whole.museum",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

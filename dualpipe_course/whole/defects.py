@@ -3,6 +3,7 @@
 Chapter: book/whole/museum.  In: a run of `training_run`.  Out: the same run with one defect; `DEFECTS` lists them.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from dualpipe_course.whole.training_log import (
 from dualpipe_course.whole.training_run import (
     LINK,
     MICROBATCHES,
+    STEPS,
     DataParallel,
     FullySharded,
     Microbatch,
@@ -32,6 +34,7 @@ from dualpipe_course.whole.training_run import (
     TrainingRun,
 )
 from dualpipe_lab import comm, cp, dp, ep
+from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.world.launcher import launch
 
 
@@ -178,11 +181,13 @@ class Defect:
     Attributes:
         run: the run with the defect; its base class is the sound run.
         shows: the symptoms against the sound run.
-        sources: where it was reported or repaired, looked up in November 2026.
+        told: what was reported of a real system.
+        sources: where, looked up in November 2026.
     """
 
     run: type[TrainingRun]
     shows: frozenset[str]
+    told: str
     sources: tuple[str, ...]
 
     @property
@@ -190,41 +195,119 @@ class Defect:
         """The run without the defect."""
         return self.run.__bases__[0]
 
+    def answer(self) -> str:
+        """What is wrong, the method that differs, and the report."""
+        methods = inspect.getsource(self.run).partition('"""\n')[2].strip("\n")
+        return "\n\n".join([f"{self.run.__name__}: {self.run.__doc__}", methods, self.told, *self.sources])
 
-def _defect(run: type[TrainingRun], shows: set[str], *sources: str) -> Defect:
-    return Defect(run, frozenset(shows), tuple(f"https://github.com/{source}" for source in sources))
+
+def _defect(run: type[TrainingRun], shows: set[str], told: str, *sources: str) -> Defect:
+    return Defect(run, frozenset(shows), told, tuple(f"https://github.com/{source}" for source in sources))
 
 
 DEFECTS = (
-    _defect(MeanOfMeans, {FIRST_LOSS, CURVE, NORM}, "huggingface/transformers/pull/34191"),
-    _defect(SameBatches, {FIRST_LOSS, CURVE, NORM, TWINS}, "stanford-crfm/mistral/issues/194"),
-    _defect(SumEveryMicrobatch, {BYTES, TIME}, "NVIDIA/cosmos-framework/issues/161"),
-    _defect(OneBucket, {TIME}, "NVIDIA/apex/issues/33"),
-    _defect(ClipScaled, {NORM, CURVE}, "Lightning-AI/pytorch-lightning/issues/9599", "NVIDIA/apex/pull/1512"),
-    _defect(StaleMasters, {CURVE}, "deepspeedai/DeepSpeed/pull/4141", "deepspeedai/DeepSpeed/pull/762"),
-    _defect(KeptUnits, {MEMORY, BYTES, TIME}, "pytorch/pytorch/issues/149029", "pytorch/pytorch/issues/154655"),
-    _defect(KeyCopiesApart, {NORM, CURVE, COPIES, BYTES, TIME}, "bigcode-project/Megatron-LM/pull/37"),
-    _defect(OwnKeysAgain, {NORM, CURVE}, "huggingface/diffusers/issues/14265"),
+    _defect(
+        MeanOfMeans,
+        {FIRST_LOSS, CURVE, NORM},
+        "Hugging Face transformers, repaired in October 2024: with gradient accumulation the means of microbatches\n"
+        "were averaged, so a target in a short microbatch weighed more than one in a long microbatch.",
+        "huggingface/transformers/pull/34191",
+    ),
+    _defect(
+        SameBatches,
+        {FIRST_LOSS, CURVE, NORM, TWINS},
+        "Stanford's mistral, 2022: a trainer overrode the method that gives each process its share of the data.\n"
+        "All processes read the same examples, and data parallelism gained nothing.",
+        "stanford-crfm/mistral/issues/194",
+    ),
+    _defect(
+        SumEveryMicrobatch,
+        {BYTES, TIME},
+        "NVIDIA's cosmos-framework, 2026: the switch that defers the sums knew DDP and did nothing under FSDP2.\n"
+        "A step of 4 microbatches took 4 times as long as a step of 1; with the repair 54.3 s instead of 22.2 s.",
+        "NVIDIA/cosmos-framework/issues/161",
+    ),
+    _defect(
+        OneBucket,
+        {TIME},
+        "NVIDIA apex, 2018: a profile of ResNet-50 showed the first all-reduce after the last kernel of the\n"
+        "backward, although the user had asked for overlap.",
+        "NVIDIA/apex/issues/33",
+    ),
+    _defect(
+        ClipScaled,
+        {NORM, CURVE},
+        "PyTorch Lightning, 2021: the clip ran directly after the backward, and the loss scale was divided out only\n"
+        "before the update; the reporter saw a very slow convergence. Apex's distributed Adam had the like in 2022.",
+        "Lightning-AI/pytorch-lightning/issues/9599",
+        "NVIDIA/apex/pull/1512",
+    ),
+    _defect(
+        StaleMasters,
+        {CURVE},
+        "DeepSpeed, 2021: after a load without optimizer state the fp32 masters were still the random ones, which\n"
+        "cost the reporter a month. In 2023 the same was repaired for bf16.",
+        "deepspeedai/DeepSpeed/pull/762",
+        "deepspeedai/DeepSpeed/pull/4141",
+    ),
+    _defect(
+        KeptUnits,
+        {MEMORY, BYTES, TIME},
+        "PyTorch FSDP2, 2025: a text encoder's weights stayed gathered after its forward although\n"
+        "`reshard_after_forward` was set; a call of `reshard()` by hand freed them.",
+        "pytorch/pytorch/issues/149029",
+        "pytorch/pytorch/issues/154655",
+    ),
+    _defect(
+        KeyCopiesApart,
+        {NORM, CURVE, COPIES, BYTES, TIME},
+        "BigCode's Megatron-LM, 2023, with one key head on several tensor parallel ranks: the validation loss after\n"
+        "5,000 steps was 3.74, and 2.64 when the gradients were summed.",
+        "bigcode-project/Megatron-LM/pull/37",
+    ),
+    _defect(
+        OwnKeysAgain,
+        {NORM, CURVE},
+        "Hugging Face diffusers, 2026: each step of the backward recomputed from what the forward had saved in its\n"
+        "first step, the rank's own keys and values; the forward was right, and no error was raised.",
+        "huggingface/diffusers/issues/14265",
+    ),
     _defect(
         ExpertsTimesRanks,
         {NORM, EXPERTS, CURVE},
+        "DeepSpeed's ZeRO, repaired in 2024: with 4 ranks of experts the gradients of experts were 4 times\n"
+        "as large as with 1.",
         "deepspeedai/DeepSpeed/issues/5618",
         "deepspeedai/DeepSpeed/pull/6546",
     ),
-    _defect(NormWithoutExperts, {NORM, CURVE}, "NVIDIA/Megatron-LM/pull/5916"),
-    _defect(UndividedPipeline, {NORM, CURVE}, "pytorch/torchtitan/issues/2972"),
+    _defect(
+        NormWithoutExperts,
+        {NORM, CURVE},
+        "NVIDIA Megatron-LM, repaired in 2026: with expert and tensor parallelism the norm left out some experts,\n"
+        "so that clipping did less than it was asked to.",
+        "NVIDIA/Megatron-LM/pull/5916",
+    ),
+    _defect(
+        UndividedPipeline,
+        {NORM, CURVE},
+        "PyTorch torchtitan, 2026: without a pipeline the loss was divided by the step's tokens before the backward,\n"
+        "with a pipeline only afterwards, for the log.",
+        "pytorch/torchtitan/issues/2972",
+    ),
 )
 
 
-def records(rank: int, world_size: int, runs: Sequence[type[TrainingRun]], first_seed: int = 0) -> list[RankLog]:
+def records(
+    rank: int, world_size: int, runs: Sequence[type[TrainingRun]], first_seed: int = 0, num_steps: int = STEPS
+) -> list[RankLog]:
     """Train some runs one after another: what `launch` calls on two ranks, on the virtual clock and `LINK`."""
-    return [_record(run, first_seed) for run in runs]
+    return [_record(run, first_seed, num_steps) for run in runs]
 
 
-def _record(run: type[TrainingRun], first_seed: int) -> RankLog:
+def _record(run: type[TrainingRun], first_seed: int, num_steps: int) -> RankLog:
     made = run()
     made.first_seed = first_seed
-    return made.train()
+    return made.train(num_steps)
 
 
 def train(runs: Sequence[type[TrainingRun]], first_seed: int = 0) -> list[Log]:
@@ -236,3 +319,15 @@ def train(runs: Sequence[type[TrainingRun]], first_seed: int = 0) -> list[Log]:
     """
     found = launch(records, 2, runs, first_seed, clock="virtual", link=LINK, timeout=120)
     return [Log(ranks) for ranks in zip(*found, strict=True)]
+
+
+def timeline(run: type[TrainingRun]) -> Timeline:
+    """Return both streams of a run's first forwards, backwards and sums, after the broadcast of the weights."""
+    return launch(first_sums, 2, run, clock="virtual", link=LINK).streams
+
+
+def first_sums(rank: int, world_size: int, run: type[TrainingRun]) -> None:
+    """Compute the first gradients of a run and sum them."""
+    made = run()
+    made.accumulate(made.batch(0))
+    made.sum_gradients()

@@ -146,7 +146,7 @@ class Pipeline(TrainingRun):
 class _First(nn.Module):  # type: ignore[misc]
     def __init__(self, full: models.Llama) -> None:
         super().__init__()
-        self.embedding, self.layers = full.embedding, full.layers[:1]
+        self.embedding, self.layers = full.get_submodule("embedding"), full.layers[:1]
 
     def forward(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embedding(ids)
@@ -158,7 +158,8 @@ class _First(nn.Module):  # type: ignore[misc]
 class _Last(nn.Module):  # type: ignore[misc]
     def __init__(self, full: models.Llama) -> None:
         super().__init__()
-        self.layers, self.norm, self.head = full.layers[1:], full.norm, full.head
+        self.layers = full.layers[1:]
+        self.norm, self.head = full.get_submodule("norm"), full.get_submodule("head")
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

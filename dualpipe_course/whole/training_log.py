@@ -112,5 +112,45 @@ def symptoms(sound: Log, suspect: Log) -> set[str]:
     return {name for name, is_so in differs.items() if is_so}
 
 
+def beside(sound: Log, suspect: Log, steps: int = 4) -> str:
+    """Return a table of what both runs wrote down: curves of the first steps, then single numbers.
+
+    >>> log = Log([RankLog([2.0], [2.0], [3.0], [], [8], [5.0])])
+    >>> print(beside(log, log))
+                          sound   suspect
+    loss                 2.0000    2.0000
+    gradient norm        3.0000    3.0000
+    summand of rank 0    2.0000    2.0000
+    bytes sent, step 1        8         8
+    ms, step 1            5.000     5.000
+    """
+    rows = [("", ["sound"], ["suspect"])]
+    pairs = [(log.ranks[0], [log.ranks[rank].own_losses for rank in range(len(log.ranks))]) for log in (sound, suspect)]
+    curves = {
+        "loss": [log.losses for log, _ in pairs],
+        "gradient norm": [log.norms for log, _ in pairs],
+        "norm of the experts": [log.expert_norms for log, _ in pairs],
+    }
+    for rank in range(len(sound.ranks)):
+        curves[f"summand of rank {rank}"] = [summands[rank] for _, summands in pairs]
+    for name, (mine, theirs) in curves.items():
+        if mine:
+            rows.append((name, [_digits(x) for x in mine[:steps]], [_digits(x) for x in theirs[:steps]]))
+    rows.append(("bytes sent, step 1", [f"{sound.sent:,}"], [f"{suspect.sent:,}"]))
+    rows.append(("ms, step 1", [f"{sound.time:.3f}"], [f"{suspect.time:.3f}"]))
+    if sound.peak:
+        rows.append(("peak of weights, bytes", [f"{sound.peak:,}"], [f"{suspect.peak:,}"]))
+    if max(sound.spread, suspect.spread) > 0:
+        rows.append(("copies differ by", [f"{sound.spread:.2g}"], [f"{suspect.spread:.2g}"]))
+    texts = [(name, " ".join(left), " ".join(right)) for name, left, right in rows]
+    widths = [max(len(row[column]) for row in texts) for column in range(3)]
+    lines = [f"{n:{widths[0]}}   {a:>{widths[1]}}   {b:>{widths[2]}}" for n, a, b in texts]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4f}" if value < 1000 else f"{value:.0f}"
+
+
 def _equal(some: Sequence[float], others: Sequence[float]) -> bool:
     return len(some) == len(others) and all(isclose(a, b, rel_tol=_EQUAL) for a, b in zip(some, others, strict=True))

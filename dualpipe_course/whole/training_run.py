@@ -52,8 +52,8 @@ class TrainingRun:
         self.peak = self.held = 0  # bytes of gathered weights
         self.model: nn.Module = self.make_model()
         for layer in self.layers():
-            layer.register_forward_hook(lambda *_: compute(FORWARD_MS))
-            layer.register_full_backward_pre_hook(lambda *_: compute(BACKWARD_MS))
+            layer.register_forward_hook(lambda *_: compute(FORWARD_MS, "F"))
+            layer.register_full_backward_pre_hook(lambda *_: compute(BACKWARD_MS, "B"))
         self.prepare()
 
     def train(self, num_steps: int = STEPS) -> RankLog:

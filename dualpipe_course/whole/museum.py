@@ -1,0 +1,240 @@
+"""Exercises of "The museum of defects": quotients to predict, a search to write, runs without a name, a norm to repair.
+
+Chapter: book/whole/museum.  The runs without a name are those of the chapter on other data.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.trial import call_each, check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("clipped with the scale", "undivided pipeline", "experts averaged over copies", "bytes of gradients")
+EXPECTED = (1024, 480, 8, 3)
+_SLIPS = (
+    {1: "the norm in the log has the loss scale in it", 10: "this is the logarithm of the loss scale"},
+    {
+        120: "this is the share of one data rank; every rank divides by the targets of the step",
+        40: "these are the targets of one microbatch; every microbatch is divided by the targets of the step",
+        12: "these are the microbatches of all ranks; the loss is divided by targets",
+        3: "these are the microbatches of a rank; the loss is divided by targets",
+    },
+    {
+        2: "this is the number of copies; they are averaged over 2 where everything else is averaged over 16",
+        16: "this is the number of data ranks; the copies are divided by 2 and not by 1",
+        1: "sums over 2 copies are divided by 2, all others by 16",
+    },
+    {
+        1: "a gradient that travels after each microbatch travels more than once",
+        12: "the ranks share each sum; a rank sends its gradients once per microbatch",
+        6: "both runs use the same collective",
+    },
+)
+UNNAMED = ("NormWithoutExperts", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches")
+FIRST_SEED = 500
+_PLACES = {"forward", "gradient", "update", "cost", "nothing"}
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("museum"), exercise)
+
+
+def unnamed() -> None:
+    """Train the runs without a name beside their sound runs, and print the logs of both."""
+    from dualpipe_course.whole import defects
+    from dualpipe_course.whole.training_log import beside
+
+    runs = [getattr(defects, name) for name in UNNAMED]
+    logs = defects.train([each for run in runs for each in (run.__bases__[0], run)], FIRST_SEED)
+    for number, (sound, suspect) in enumerate(zip(logs[::2], logs[1::2], strict=True), 1):
+        print(f"run {number}, beside a sound {runs[number - 1].__bases__[0].__name__} run")
+        print(beside(sound, suspect, steps=3), end="\n\n")
+
+
+@exercise(
+    "museum-1",
+    "Four quotients",
+    "predict",
+    minutes=8,
+    points=1,
+    hints=(
+        "A scale that is still in the gradient is in its norm too.",
+        "The summand of every microbatch is to be divided by all targets of the step.",
+        "Sums are alike in both runs. One divides them by 2, the other by 16.",
+    ),
+)
+def quotients(answer: object) -> str:
+    """Predict by which number a norm, or bytes, are too large in four runs."""
+    general = (
+        "the loss was multiplied by 1,024",
+        "every target of the step counts once: 480",
+        "16 / 2: what it is divided by, against what it should be",
+        "once per microbatch instead of once per step",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "the loss scale, the targets of the step, the ranks of experts, the microbatches"
+
+
+@exercise(
+    "museum-2",
+    "The first difference",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Four comparisons in the order of the chapter; the first that differs decides.",
+        "math.isclose(a, b, rel_tol=1e-6) compares two numbers; a loss can be NaN, which is close to nothing.",
+        "A run that is shorter than the sound one differs where it ends.",
+    ),
+)
+def first_difference(fn: Callable[..., Any]) -> str:
+    """Write `first_difference(sound, suspect)`: where two logs differ first, or "nothing"."""
+    needs_function(fn)
+    cases = _cases()
+    results = call_each(fn, [(sound, suspect) for _, sound, suspect, _ in cases])
+    for (text, _, _, expected), (is_fine, value) in zip(cases, results, strict=True):
+        if not is_fine:
+            raise Wrong(f"{text}: your function {value}")
+        if not isinstance(value, str) or value not in _PLACES:
+            raise Wrong(f"{text}: it returned {value!r}; the places are {', '.join(sorted(_PLACES))}")
+        if value != expected:
+            raise Wrong(f"{text}: it returned {value!r}, expected {expected!r}: the first difference decides")
+    return f"{len(cases)} logs, among them equal ones, rounding and NaN"
+
+
+@exercise(
+    "museum-3",
+    "Five runs without a name",
+    "puzzle",
+    minutes=25,
+    points=3,
+    hints=(
+        "Each run stands beside a sound one of its kind; only defects of that kind come into question.",
+        "Divide the first norms. Is the quotient a number that you know?",
+        "Of two defects of one kind with the same symptoms, one leaves the experts' own norm right.",
+    ),
+)
+def five_runs(answer: object) -> str:
+    """Name the defects of five runs."""
+    from dualpipe_course.whole.defects import DEFECTS
+
+    by_name = {defect.run.__name__: defect for defect in DEFECTS}
+    if not isinstance(answer, (list, tuple)) or len(answer) != len(UNNAMED):
+        raise Wrong(f"expected a list of {len(UNNAMED)} names, such as ['KeptUnits', ...]")
+    right = 0
+    problems = []
+    for number, (name, expected) in enumerate(zip(answer, UNNAMED, strict=True), 1):
+        if type(name) is not str or name not in by_name:
+            raise Wrong(f"run {number}: {name!r} is none of {', '.join(by_name)}")
+        if name == expected:
+            right += 1
+            continue
+        mine, true = by_name[name], by_name[expected]
+        if mine.sound is not true.sound:
+            problems.append(f"run {number} is {true.sound.__name__}, and {name} is a defect of {mine.sound.__name__}")
+        elif mine.shows != true.shows:
+            shown = ", ".join(sorted(mine.shows - true.shows)) or "less"
+            problems.append(f"run {number}: {name} would show {shown}")
+        else:
+            problems.append(f"run {number}: {name} shows the same symptoms; look at the quotients")
+    if problems:
+        raise Wrong("; ".join(problems), score=right / len(UNNAMED))
+    return "five of five, from their logs alone"
+
+
+@exercise(
+    "museum-4",
+    "One norm",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "Two ranks hold experts with norms 3 and 4. What is the norm of both together?",
+        "Squares add up. Whose squares are to be summed over the ranks, and whose are there already?",
+    ),
+)
+def one_norm(fn: Callable[..., Any]) -> str:
+    """Repair the norm of a model whose dense gradients are copies and whose experts are not."""
+    needs_function(fn)
+    for num_ranks in (1, 2, 3):
+        compare_on_ranks(
+            _with_norm,
+            num_ranks,
+            fn,
+            case=f"{num_ranks} rank(s)",
+            why=_norm_in_words,
+            limits=[Limit("bytes", 32 * num_ranks, "{found} bytes sent by all ranks; a square is one number")],
+        )
+    return "1 to 3 ranks: the norm of the full model, from one number per rank"
+
+
+def _norm_in_words(off: Off) -> str:
+    return off.slip or "it differs from the norm of the full model's gradient"
+
+
+def _with_norm(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    import torch
+
+    dense, experts = _gradients(0), [_gradients(1 + other) for other in range(world_size)]
+    squares = [float(sum(g.square().sum() for g in own)) for own in (dense, *experts)]
+    value = fn([g.clone() for g in dense], [g.clone() for g in experts[rank]])
+    norms = [(squares[0] + square) ** 0.5 for square in squares[1:]]
+    made = {
+        "right": sum(squares) ** 0.5,
+        "this is the mean of the ranks' norms; norms do not add up, squares do": sum(norms) / world_size,
+        "this is the sum of the ranks' norms; norms do not add up, squares do": sum(norms),
+        "the dense gradients are copies and count once": (world_size * squares[0] + sum(squares[1:])) ** 0.5,
+        "this rank's own experts alone are in it": norms[rank],
+        "the dense gradients are missing": sum(squares[1:]) ** 0.5,
+        "this is the squared norm": sum(squares),
+    }
+    numbers = {text: Numbers.of(torch.tensor(number, dtype=torch.float64)) for text, number in made.items()}
+    right = numbers.pop("right")
+    if isinstance(value, float):
+        value = torch.tensor(value, dtype=torch.float64)
+    found = value.detach().reshape(()) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    return Found({"norm": Numbers.of(found)}, {"norm": right}, {"norm": numbers})
+
+
+def _gradients(seed: int) -> "list[Tensor]":
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(3, 2 + seed, dtype=torch.float64, generator=generator) for _ in range(2)]
+
+
+def _log(**changes: Any) -> dict[str, Any]:
+    sound = {"losses": [5.0, 4.0, 3.5], "norms": [3.0, 2.5, 2.0], "sent": 1000, "time": 12.5, "peak": 640}
+    return {**sound, **changes}
+
+
+def _cases() -> list[tuple[str, dict[str, Any], dict[str, Any], str]]:
+    """Texts, logs and the place of the first difference."""
+    changes: list[tuple[str, dict[str, Any], str]] = [
+        ("equal logs", {}, "nothing"),
+        ("another first loss", {"losses": [5.1, 4.0, 3.5]}, "forward"),
+        ("another first norm", {"norms": [6.0, 2.5, 2.0]}, "gradient"),
+        ("other losses from step 2 on", {"losses": [5.0, 4.2, 3.9]}, "update"),
+        ("another norm in step 2", {"norms": [3.0, 2.6, 2.0]}, "update"),
+        ("other bytes", {"sent": 2000}, "cost"),
+        ("another time", {"time": 13.0}, "cost"),
+        ("another peak", {"peak": 641}, "cost"),
+        ("rounding", {"losses": [5.0 * (1 + 1e-13), 4.0, 3.5], "norms": [3.0, 2.5 * (1 + 1e-12), 2.0]}, "nothing"),
+        ("first loss, norm and bytes", {"losses": [4.0, 3.0, 2.0], "norms": [9.0, 2.5, 2.0], "sent": 1}, "forward"),
+        (
+            "first norm, later losses and bytes",
+            {"losses": [5.0, 4.2, 3.9], "norms": [9.0, 1, 1], "sent": 1},
+            "gradient",
+        ),
+        ("later losses and bytes", {"losses": [5.0, 4.0, 3.6], "sent": 1}, "update"),
+        ("a first norm that is not a number", {"norms": [float("nan"), 2.5, 2.0]}, "gradient"),
+        ("a later loss that is not a number", {"losses": [5.0, 4.0, float("nan")]}, "update"),
+        ("a run that ended after two steps", {"losses": [5.0, 4.0], "norms": [3.0, 2.5]}, "update"),
+    ]
+    return [(text, _log(), _log(**change), place) for text, change, place in changes]

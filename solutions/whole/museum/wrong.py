@@ -1,0 +1,63 @@
+"""Typical wrong answers and lazy cheats of the exercises on the museum of defects."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+ONE, TWO, THREE, FOUR = (f"museum-{number}" for number in range(1, 5))
+NAMES = '["NormWithoutExperts", "SumEveryMicrobatch", "OwnKeysAgain", "ClipScaled", "SameBatches"]'
+
+TYPICAL = {
+    ONE: {
+        "the share of one rank": Bad("a, b, c, d = 1024, 120, 8, 3", "the targets of the step"),
+        "the copies": Bad("a, b, c, d = 1024, 480, 2, 3", "the number of copies"),
+        "all microbatches": Bad("a, b, c, d = 1024, 480, 8, 12", "once per microbatch"),
+    },
+    TWO: {
+        "costs first": Bad(
+            [("    if differ(", '    if sound["sent"] != suspect["sent"]:\n        return "cost"\n    if differ(')],
+            "the first difference decides",
+        ),
+        "every digit": Bad([("math.isclose(x, y, rel_tol=1e-6)", "x == y")], "rounding"),
+        "NaN is close": Bad(
+            [("not all(math.isclose(x, y, rel_tol=1e-6)", "any(abs(x - y) > 1e-6 * abs(x)")], "not a number"
+        ),
+        "forgets the peak": Bad([('("sent", "time", "peak")', '("sent", "time")')], "another peak"),
+    },
+    THREE: {
+        "the other defect of experts": Bad(
+            "names = " + NAMES.replace("NormWithoutExperts", "ExpertsTimesRanks"), "would show"
+        ),
+        "of another kind": Bad("names = " + NAMES.replace("OwnKeysAgain", "UndividedPipeline"), "is ContextParallel"),
+        "a name that is none": Bad("names = " + NAMES.replace("ClipScaled", "Clip"), "is none of"),
+    },
+    FOUR: {
+        "the starter": Bad(
+            """
+def norm(dense, experts):
+    square = sum(g.square().sum() for g in dense + experts)
+    norm = square.sqrt()
+    comm.all_reduce(norm)
+    return float(norm / comm.get_world_size())
+""",
+            "mean of the ranks' norms",
+        ),
+        "counts copies": Bad(
+            """
+def norm(dense, experts):
+    square = sum(g.square().sum() for g in dense + experts)
+    comm.all_reduce(square)
+    return float(square.sqrt())
+""",
+            "count once",
+        ),
+        "squared": Bad([("float(square.sqrt())", "float(square)")], "squared norm"),
+    },
+}
+
+CHEATS = {
+    ONE: {"equal to everything": Bad(EQUAL_TO_ALL + "a, b, c, d = [Anything()] * 4", "whole number")},
+    TWO: {
+        "always the same": Bad('def first_difference(sound, suspect):\n    return "nothing"', "the first difference")
+    },
+    THREE: {"nothing": Bad("names = []", "expected a list of 5 names")},
+    FOUR: {"no message": Bad([("    comm.all_reduce(square)\n", "")], "own experts alone")},
+}
