@@ -1,6 +1,6 @@
 """`PlanFields`: the fields of a plan, and what follows from them alone: ranks, grid, program, one line of text.
 
-Chapter: book/together/cuts.  In: sizes of the axes, settings.  Out: a `Topology`, a `Program`, JSON values.
+Chapter: book/whole/cuts.  In: sizes of the axes, settings.  Out: a `Topology`, a `Program`, JSON values.
   world size    pp * dp * cp * tp, times ep where ep is an axis of the grid
   data ranks    dp, times ep where it is an axis: each has its own sequences; the ranks of cp share them
 Elsewhere: Megatron `parallel_state.initialize_model_parallel` and `--num-layers-per-virtual-pipeline-stage`;

@@ -1,6 +1,6 @@
 """`GradientTraffic`: the calls by which one rank sums gradients and gathers weights: mirrors, data ranks, ZeRO.
 
-Chapter: book/together/sums.  In: a plan, a config, a rank.  Out: calls, entered by `Calls`.
+Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by `Calls`.
   buckets   of parameters of one kind, in the reverse of their order, at most 25 MiB; padded for the ranks of the sum
   ZeRO-0    an all-reduce of every bucket          ZeRO-1   a reduce-scatter, and an all-gather of the weights
   ZeRO-2    a reduce-scatter of the buckets of a stage in each of its backwards, and an all-gather of the weights

@@ -1,6 +1,6 @@
 """`StageTraffic`: the calls that a Llama's stages make within a layer: along tp and cp, forward and backward.
 
-Chapter: book/together/sums.  In: a plan, a config, the shape of a microbatch.  Out: calls, entered by `Calls`.
+Chapter: book/whole/sums.  In: a plan, a config, the shape of a microbatch.  Out: calls, entered by `Calls`.
   a layer, forward      two sums of T h along tp; the keys and values of all other ranks, on the ring of cp
   backward              two sums of T h; keys and values again, and their gradients once round the ring
   sequence parallelism  a sum is a reduce-scatter, or a gather; the inputs of the products are gathered again

@@ -1,6 +1,6 @@
 """`Plan`: one object that says how a model is trained on its ranks.
 
-Chapter: book/together/cuts.  In: sizes of the axes, settings.  Out: a grid, a program, checks, tables.
+Chapter: book/whole/cuts.  In: sizes of the axes, settings.  Out: a grid, a program, checks, tables.
 Pure data: no torch, no rank.
 Elsewhere: Megatron's command line of parallel sizes; torchtitan's `ParallelDims` and its `[parallelism]` section.
 """

@@ -1,6 +1,6 @@
 """The rules that a plan and a model keep together, each as a sentence with the values; `None` where nothing is wrong.
 
-Chapter: book/together/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
+Chapter: book/whole/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
 The rules stand in four groups.
 A group reads the sizes of the axes and its own fields (zero also `overlap`), so that `dualpipe_lab.plan.search` can
 choose the fields of each group on their own.

@@ -1,6 +1,6 @@
 """`legal_plans` and `nearest_plan`: every plan of so many ranks that a model allows, and the one nearest to a plan.
 
-Chapter: book/together/cuts.  In: a config, a number of ranks.  Out: plans.
+Chapter: book/whole/cuts.  In: a config, a number of ranks.  Out: plans.
   distance     the number of fields that differ; of equals, the least sum of |log2| of the ratios and other steps
   search       the rules stand in groups that share the sizes of the axes alone (`dualpipe_lab.plan.rules`), so for
                each factorisation of the ranks every group is searched on its own, and the distances add up

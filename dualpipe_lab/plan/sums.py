@@ -1,6 +1,6 @@
 """`sums_of`: who sums what with whom: for every kind of parameter its shards, copies, sums, norm and optimizer state.
 
-Chapter: book/together/sums.  In: a plan, a config.  Out: a table, one row per kind.
+Chapter: book/whole/sums.  In: a plan, a config.  Out: a table, one row per kind.
   a weight's gradient is summed over every axis along which ranks have other tokens and the same weight
   tp          a sharded weight has its full gradient; a copied one has a part of it wherever the tokens or the heads
               are sharded, which every backward sums, and the same gradient everywhere else

@@ -1,6 +1,6 @@
 """`traffic_of`: the messages and bytes of one training step, for every rank and operation, before a run.
 
-Chapter: book/together/sums.  In: a plan, a config, the sequences of a step.  Out: a ledger for each part of the step.
+Chapter: book/whole/sums.  In: a plan, a config, the sequences of a step.  Out: a ledger for each part of the step.
   layers      along tp and cp, forward and backward                        `dualpipe_lab.plan.layer_traffic`
   pipeline    activations, their gradients, and the shapes of a step
   gradients   mirrors, tied tables, data ranks, weights                    `dualpipe_lab.plan.gradient_traffic`

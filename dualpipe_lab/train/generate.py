@@ -1,6 +1,6 @@
 """`generate`: write text with the model of a `Trainer`, one byte at a time, through the full pipeline.
 
-Chapter: book/together/training.  In: a beginning.  Out: the beginning and what the model adds.
+Chapter: book/whole/training.  In: a beginning.  Out: the beginning and what the model adds.
 Every byte is one forward of the last `sequence_length` bytes: no keys and values are kept, so n bytes cost n forwards.
 The padding behind the text does no harm, because attention is causal.  The rank that holds the text's last position
 gives its logits to all; every rank draws the same byte from them.

@@ -1,6 +1,6 @@
 """Ctrl-C during a training: the step ends, a checkpoint is saved, and the ranks stop together.
 
-Chapter: book/together/training.  In: SIGINT.  Out: a file that the ranks look for after each step.
+Chapter: book/whole/training.  In: SIGINT.  Out: a file that the ranks look for after each step.
 The ranks of `launch` are detached from the terminal, so only the process that launched them is interrupted.  Under
 `torchrun` every rank is, maybe at different steps; the exchange of the metrics makes all stop after the same one.
 """

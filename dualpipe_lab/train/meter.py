@@ -1,6 +1,6 @@
 """`Meter`: time, idle time, bytes and memory of one step on this rank, and the exchange of these numbers.
 
-Chapter: book/together/training.  In: the rank's clock, trace and ledger.  Out: one row of numbers per rank.
+Chapter: book/whole/training.  In: the rank's clock, trace and ledger.  Out: one row of numbers per rank.
 The exchange is one all-gather of a few numbers, after the step; the step's own bytes are read before it.
 Elsewhere: torchtitan `MetricsProcessor`, which reduces each metric in a message of its own.
 """

@@ -1,6 +1,6 @@
 """`Metrics`: what one step measured, on the screen, in a CSV file and in TensorBoard's files.
 
-Chapter: book/together/training.  In: one report per rank and step.  Out: one row per step.
+Chapter: book/whole/training.  In: one report per rank and step.  Out: one row per step.
   loss              sum over the ranks of their summands
   bubble fraction   1 - busy time of all ranks / (ranks * time from the first to the last action), from the trace
   bytes sent        of the step's own messages, per rank: pipeline, gradients, weights; the metrics are not counted

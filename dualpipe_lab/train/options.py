@@ -1,6 +1,6 @@
 """`Options`: everything about a training that is neither the model nor the plan, and the checks before any process.
 
-Chapter: book/together/training.  In: numbers, folders.  Out: checked options; one message with a remedy.
+Chapter: book/whole/training.  In: numbers, folders.  Out: checked options; one message with a remedy.
 """
 
 from collections.abc import Mapping, Sequence

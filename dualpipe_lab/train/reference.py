@@ -1,6 +1,6 @@
 """`reference`: the same training in one process, in plain torch, without any parallel code.
 
-Chapter: book/together/training.  In: a config, data, options.  Out: what every plan must reproduce.
+Chapter: book/whole/training.  In: a config, data, options.  Out: what every plan must reproduce.
 The model is `PlainLlama` or `PlainV3MoE`, the backward is autograd's, the optimizer is `torch.optim.AdamW`, the norm is
 `torch.nn.utils.clip_grad_norm_`, and the batch is one piece.  Weights are drawn by name, as those of the stages are.
 """

@@ -1,6 +1,6 @@
 """`Result`: what a training returns: its metrics, curve, timeline and, if asked for, its weights.
 
-Chapter: book/together/training.  In: one row per step.  Out: a table as text, a chart in a notebook.
+Chapter: book/whole/training.  In: one row per step.  Out: a table as text, a chart in a notebook.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """`run`: train a model under a plan, from a cell, from a script or under `torchrun`.
 
-Chapter: book/together/training.  In: a config, a plan, data, a number of steps.  Out: a `Result`.
+Chapter: book/whole/training.  In: a config, a plan, data, a number of steps.  Out: a `Result`.
   before any process   everything is checked; the same message would otherwise come from every rank
   checkpoints          at the end, and every k steps; any plan resumes what any other one saved, with the same curve
 Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`.

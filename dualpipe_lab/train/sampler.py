@@ -1,6 +1,6 @@
 """`Sampler`: which sequences a step trains on, as a pure function of seed, step and place in the global batch.
 
-Chapter: book/together/training.  In: a text or documents, coordinates.  Out: this rank's microbatches of a step.
+Chapter: book/whole/training.  In: a text or documents, coordinates.  Out: this rank's microbatches of a step.
   sequence i of a step       drawn by a generator seeded with (seed, step, i)
   data rank r, microbatch m  sequences (r M + m) b to (r M + m + 1) b - 1,     b = global batch / (data ranks * M)
 Every plan with one global batch therefore sees the same sequences, and the state of the data is two numbers, seed and

@@ -1,6 +1,6 @@
 """`Schedule`: the factor of the learning rate, as a function of the step alone.
 
-Chapter: book/together/training.  In: a step, from 0.  Out: a factor from 0 to 1.
+Chapter: book/whole/training.  In: a step, from 0.  Out: a factor from 0 to 1.
   warm-up    (step + 1) / w              for step < w: the first update is not lost
   decay      from 1 at step w to `final` at the last step, n - 1; `final` afterwards
              linear 1 - (1 - f) x        cosine f + (1 - f) (1 + cos(pi x)) / 2        x = (step - w) / (n - 1 - w)

@@ -1,6 +1,6 @@
 """`Screen`: a progress bar where there is a terminal, lines elsewhere; and how rows get there from rank 0.
 
-Chapter: book/together/training.  In: metrics.  Out: text.
+Chapter: book/whole/training.  In: metrics.  Out: text.
 Under `launch` a rank's output is a pipe, so rank 0 appends each row to a file, and a thread beside `launch` shows it.
 Under `torchrun` rank 0 has the terminal itself.
 Elsewhere: tqdm, `lightning`'s RichProgressBar.

@@ -1,6 +1,6 @@
 """`Trainer`: one model under one plan, inside of a rank; `step` is the training step.
 
-Chapter: book/together/training.  In: a config, a plan, options.  Out: metrics, checkpoints, evaluations, text.
+Chapter: book/whole/training.  In: a config, a plan, options.  Out: metrics, checkpoints, evaluations, text.
   loss of a step     mean over all valid targets of the step; a rank computes its summand, gradients are summed
   without pp         the microbatches run through the same runtime, on a pipeline of one rank
 Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
