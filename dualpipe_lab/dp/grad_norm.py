@@ -30,7 +30,7 @@ def global_norm(
         gradients: pairs of a gradient of this rank and the axes it is a shard along; it is replicated along the others.
             A rank may have none.  A tied parameter is listed once, on one of its stages.
         groups: this rank's group along each axis, in the same order on every rank.
-        p: above 0; `math.inf` for the largest element.
+        p: above 0; `math.inf` for the largest element, which is infinite if one is NaN.
 
     Raises:
         ValueError: `p` is not above 0, or a gradient names an axis without a group.
@@ -45,6 +45,8 @@ def global_norm(
             raise ValueError(f"a gradient is sharded over {sorted(sharded)}, and groups are given for {axes}")
         index = sum(2 ** axes.index(axis) for axis in sharded)  # gradients with the same axes add up in one number
         local = _power(grad, p).to(torch.float64)
+        if p == inf:  # a NaN is neither above nor below another number: GLOO's maximum would lose it
+            local = torch.where(local.isnan(), inf, local)
         powers[index] = torch.maximum(powers[index], local) if p == inf else powers[index] + local
     for bit, axis in enumerate(axes):
         is_sharded = torch.arange(len(powers), device=where) & 2**bit > 0

@@ -11,6 +11,7 @@ Source: Micikevicius et al. 2018 (arXiv 1710.03740), sections 3.1 and 3.2.
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -51,10 +52,25 @@ class LossScaler:
             )
         self.scale, self.growth, self.backoff, self.interval = scale, growth, backoff, interval
         self.num_good_steps, self._groups = 0, tuple(groups)
+        self._owner: ReferenceType[object] | None = None
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale: the backward starts from it."""
         return loss * self.scale
+
+    def belong_to(self, optimizer: object) -> None:
+        """Let one optimizer use this scaler, the first one that asks, as long as it exists.
+
+        Raises:
+            ValueError: another optimizer does; the two would decide apart, and unscale by two scales in one step.
+        """
+        owner = self._owner() if self._owner else None
+        if owner is not None and owner is not optimizer:
+            raise ValueError(
+                "a loss scaler belongs to one optimizer, got a second: each would choose the next scale, one before "
+                "the other has unscaled its gradients; give one optimizer the full model, with a Mesh for its groups"
+            )
+        self._owner = ref(optimizer)
 
     def found_inf(self, gradients: Iterable[Tensor]) -> bool:
         """Return whether any rank has a gradient with an element that is not finite; the same on every rank."""

@@ -66,6 +66,9 @@ class Scaler(Protocol):
 
     scale: float
 
+    def belong_to(self, optimizer: object) -> None:
+        """Let one optimizer use this scaler; ValueError if another one does."""
+
     def found_inf(self, gradients: Iterable[Tensor]) -> bool:
         """Return whether any rank has a gradient that is not finite."""
 
@@ -203,9 +206,11 @@ class ShardedAdam:
             norm: of the full gradient, scaled as the loss was, if this optimizer holds only a part of the model; for
                 two optimizers it is `math.hypot(dense.grad_norm(), experts.grad_norm())`.
         """
-        if scaler is not None and scaler.found_inf(gradients):
-            scaler.update(True)
-            return StepReport(False, None)
+        if scaler is not None:
+            scaler.belong_to(self)
+            if scaler.found_inf(gradients):
+                scaler.update(True)
+                return StepReport(False, None)
         scale = 1.0 / scaler.scale if scaler is not None else 1.0
         if max_norm is not None or norm is not None:
             norm = self.norm(gradients, norm_type) if norm is None else norm

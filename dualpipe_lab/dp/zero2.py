@@ -195,7 +195,7 @@ class BucketReducer(Synchronizer):
         if self._num_done >= self.num_backwards:
             raise ValueError(
                 f"this is backward number {self._num_done + 1} of the step, and "
-                f"num_backwards={self.num_backwards}; set it to the microbatches of a step"
+                f"num_backwards={self.num_backwards}; set it to the microbatches of a step; {_RUNS}"
             )
         try:
             call_after_backward(partial(self.end_backward, self._position))
@@ -211,4 +211,8 @@ class BucketReducer(Synchronizer):
 _OUTSIDE = (
     "ZeRO-2 has got gradients that belong to no backward, as W makes them outside of autograd's engine; run the stages "
     "with a PipelineRuntime, and nothing else in the same step"
+)
+_RUNS = (
+    "each run of autograd's engine counts as one, so a microbatch must not take several: where W is apart from I, run "
+    "the stages with a PipelineRuntime, and recompute with pp.recompute, or with torch's and use_reentrant=False"
 )

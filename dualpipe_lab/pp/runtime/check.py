@@ -51,6 +51,21 @@ def check_fully_sharded(program: Program, rank: int, modules: Mapping[int, nn.Mo
             )
 
 
+def check_unwrapped(modules: Mapping[int, nn.Module]) -> None:
+    """Raise ValueError for a stage in torch's DDP, whose ranks would get different gradients, without any error.
+
+    Its reducer is made ready by a forward for the backward that follows.  A pipeline runs several forwards first, and W
+    and mirrors add to gradients that have been averaged.
+    """
+    for stage, module in modules.items():
+        if any("DistributedDataParallel" in (base.__name__ for base in type(m).__mro__) for m in module.modules()):
+            raise ValueError(
+                f"stage {stage} is wrapped in torch's DistributedDataParallel, which averages the gradients of one "
+                "forward, and a pipeline runs several before their backwards; give the runtime the module itself, and "
+                "sum its gradients with Ddp of dualpipe_lab.dp"
+            )
+
+
 def check_output(stage: int, microbatch: int, output: Tensors) -> None:
     """Raise ValueError if no gradient can come back for the output of a stage."""
     if not any(map(has_gradient, output)):

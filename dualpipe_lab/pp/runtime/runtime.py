@@ -35,7 +35,13 @@ from dualpipe_lab.pp.program import (
     actions_of,
 )
 from dualpipe_lab.pp.runtime.batch import Batch, Evaluation, Extra, StepResult, make_batch
-from dualpipe_lab.pp.runtime.check import check_fully_sharded, check_output, check_stages, check_world
+from dualpipe_lab.pp.runtime.check import (
+    check_fully_sharded,
+    check_output,
+    check_stages,
+    check_unwrapped,
+    check_world,
+)
 from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
@@ -70,8 +76,8 @@ class PipelineRuntime:
             receives, each before the send that the other one waits for.
 
     Raises:
-        ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; for a `lookahead` on
-            NCCL; InvalidProgram as `validate`.
+        ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; for a stage in torch's
+            DDP, or a `lookahead` on NCCL; InvalidProgram as `validate`.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class PipelineRuntime:
         check_stages(program, self._rank, stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
         modules = {index: stage.module for index, stage in self._stages.items()}
+        check_unwrapped(modules)
         check_fully_sharded(program, self._rank, modules, sum_mirrors)
 
         self._loss_fn = loss_fn
