@@ -1,6 +1,6 @@
 """`build_stages`: the stages of a model that one rank holds, for any program; `RankModel`: the stages together.
 
-Chapter: book/tp/block.  In: a config, a `Mesh`, a program.  Out: modules by stage, for `PipelineRuntime`.
+Chapter: book/together/cuts.  In: a config, a `Mesh`, a program.  Out: modules by stage, for `PipelineRuntime`.
   loss       each rank has its summand: the sum over its valid targets, divided by those of the step on all ranks.  The
              summands of microbatches and data ranks add up, so `runtime.step` takes weights of 1, and gradients are
              summed, never averaged
@@ -164,18 +164,8 @@ def build_stages(
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
 
-    Args:
-        config: sizes of the full model.
-        mesh: the ranks.
-        program: of the pipeline, for the ranks of `pp`; None for one stage with all layers.
-        layers: the number of layers of each stage (default: as `stage_layers` shares them out).
-        seed: of the weights: equal seeds give the weights of the same full model on every cut.
-        dtype: of the weights.
-        sequence_parallel: as in `TensorParallel`.
-        layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
-        recompute: keep only the input of each layer, and rerun its forward in the backward.
-        num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
-        device: of the weights (default: that of the rank).
+    `config`, `program`, `layers` and `sequence_parallel` are as in `check_stages`, all others as in `V3MoE`.  Equal seeds
+    give the weights of the same full model on every cut.
 
     Raises:
         ValueError: as `check_stages`; the layout is missing or for another number of ranks.
@@ -187,11 +177,10 @@ def build_stages(
     dense = config if isinstance(config, LlamaConfig) else config.dense
     sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype)
     shares = stage_layers(config, 1 if program is None else program.num_stages, layers)
-    make, stages = _stage_maker(config, sharing, num_nodes), {}
-    for number in stages_of(program, mesh.rank("pp")):
-        ends = number == 0, number == len(shares) - 1
-        stages[number] = make(shares[number], *ends)
-        stages[number].draw(seed, device)
+    make = _stage_maker(config, sharing, num_nodes)
+    stages = {s: make(shares[s], s == 0, s == len(shares) - 1) for s in stages_of(program, mesh.rank("pp"))}
+    for stage in stages.values():
+        stage.draw(seed, device)
     return RankModel(config, mesh, program, shares, stages)
 
 
