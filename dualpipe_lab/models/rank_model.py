@@ -164,8 +164,8 @@ def build_stages(
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
 
-    `config`, `program`, `layers` and `sequence_parallel` are as in `check_stages`, all others as in `V3MoE`.  Equal seeds
-    give the weights of the same full model on every cut.
+    `config`, `program`, `layers` and `sequence_parallel` are as in `check_stages`, all others as in `V3MoE`.  Equal
+    seeds give the weights of the same full model on every cut.
 
     Raises:
         ValueError: as `check_stages`; the layout is missing or for another number of ranks.
