@@ -62,6 +62,7 @@ class Ddp(ShardedOptimizer):
             self.adam.kind,
             group_of=self.adam.group_of,
         )
+        self.reducer.sums_tied = self.sums_tied
         for bucket in self.reducer.buckets:
             self.adam.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
 

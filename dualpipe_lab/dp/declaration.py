@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.dp.tied import TiedStages, holders_of, numbered_stages, tied_names
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.shard import Shard, shards_of
@@ -84,7 +85,7 @@ def declare(module: nn.Module, program: Program | None = None, pp_rank: int = 0)
     ('0.weight', (6, 3), ('tp',))
     """
     full_name, shards, tied = full_name_of(module), shards_of(module), _tied(module)
-    holders, stage_of = _holders(program), _stage_of(module, program, pp_rank)
+    holders, stage_of = holders_of(program), _stage_of(module, program, pp_rank)
     found = {}
     for name, parameter in module.named_parameters():
         shard, stage = shards.get(name), stage_of.get(parameter)
@@ -143,6 +144,7 @@ class Declaration:
     Attributes:
         parameters: what the module says about each.
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
+        tied: sums the gradients of a weight that several stages hold.
 
     Raises:
         ValueError: layers are sharded over other ranks than the mesh says, gradients stay partial, a pipeline has no
@@ -157,6 +159,7 @@ class Declaration:
         self.parameters = declare(module, program, mesh.rank("pp"))
         make = _node_copies if hybrid else _copies
         self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
+        self.tied = TiedStages(module, mesh, program)
 
     def copies(self, parameter: nn.Parameter) -> Copies:
         """Return the ranks with copies of a parameter."""
@@ -166,9 +169,9 @@ class Declaration:
         """Return what parameters in one buffer have in common: the same on all copies, so that their buffers match."""
         declared, here = self.parameters[parameter], self.mesh.rank("pp")
         is_mirror = declared.mirrored and declared.holders[0] != here
-        return frozenset(declared.axes) | {
-            name for name, holds in (("replica", declared.is_replica), ("mirror", is_mirror)) if holds
-        }
+        marks = {"replica": declared.is_replica, "mirror": is_mirror}
+        tied = {f"tied to stage {declared.stage}"} if parameter in self.tied.stage_of else set()  # a buffer of its own
+        return frozenset(declared.axes) | {mark for mark, holds in marks.items() if holds} | tied
 
     def counts(self, parameter: nn.Parameter, is_sharded: bool) -> bool:
         """Return whether this rank's values of a parameter count in the norm of the full model.
@@ -298,19 +301,11 @@ def _check_program(mesh: Mesh, program: Program | None) -> None:
         raise ValueError(f"program {program.name!r} is for {program.num_ranks} ranks, {mesh.topology} has pp {size}")
 
 
-def _holders(program: Program | None) -> dict[int, tuple[int, ...]]:
-    """The ranks of the pipeline that hold each stage."""
-    found: dict[int, set[int]] = {}
-    for (stage, _), rank in program.placement.items() if program else ():
-        found.setdefault(stage, set()).add(rank)
-    return {stage: tuple(sorted(ranks)) for stage, ranks in found.items()}
-
-
 def _stages(module: nn.Module, program: Program | None, pp_rank: int) -> Mapping[int, nn.Module]:
-    named = _numbered(module)
+    named = numbered_stages(module)
     if named is not None or program is None:
         return named or {}
-    here = [stage for stage, ranks in _holders(program).items() if pp_rank in ranks]
+    here = [stage for stage, ranks in holders_of(program).items() if pp_rank in ranks]
     if len(here) != 1:
         raise ValueError(
             f"rank {pp_rank} of program {program.name!r} holds stages {here}, and {type(module).__name__} does not say "
@@ -324,16 +319,10 @@ def _stage_of(module: nn.Module, program: Program | None, pp_rank: int) -> dict[
     return {parameter: int(index) for index in reversed(stages) for parameter in stages[index].parameters()}
 
 
-def _numbered(module: nn.Module) -> Mapping[int, nn.Module] | None:
-    """The stages by number; None for a module that has none, or has something else under that name."""
-    stages = getattr(module, "stages", None)
-    return stages if isinstance(stages, Mapping) else None
-
-
 def _tied(module: nn.Module) -> dict[nn.Parameter, str]:
     """The weights that an earlier stage holds too, with the name there."""
-    stages = _numbered(module) or {}
-    names: Mapping[int, str] = (getattr(module, "tied", None) or {}) if stages else {}
+    stages = numbered_stages(module) or {}
+    names = tied_names(module)
     first, *others = sorted(names) or [-1]
     found = {stages[index].get_parameter(names[index]): names[first] for index in others if index in stages}
     if first in stages and names:

@@ -33,7 +33,8 @@ class ZeroOptions:
     """The options that every stage of ZeRO takes.
 
     Args:
-        hyperparameters: of AdamW, or a function of a parameter's name and value that returns them.
+        hyperparameters: of AdamW, or a function of a parameter's name and value that returns them; with a mesh, of its
+            name in the full model.
         master: keep fp32 weights for 16-bit parameters.
         rounding_seed: instead, round bf16 weights at random, from this seed.
         grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
@@ -147,6 +148,8 @@ class ShardedAdam:
     def kind(self, parameter: nn.Parameter) -> Kind:
         """Return what a parameter must have in common with its neighbours in a buffer."""
         options, name = self._options, self._names[parameter]
+        if self._declaration is not None:
+            name = self._declaration.parameters[parameter].name  # a pipeline's stages do not change learning rates
         chosen = options.hyperparameters
         hyperparameters = chosen if isinstance(chosen, Hyperparameters) else chosen(name, parameter)
         if self._declaration is not None:
@@ -286,6 +289,7 @@ class ShardedOptimizer:
         self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)
         self.names = {parameter: name for name, parameter in module.named_parameters()}
         self.adam = ShardedAdam(self.names, group, options, self.is_sharded, self.declaration)
+        self.sums_tied = self.declaration is not None and len(self.declaration.tied.stage_of) > 0
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
 
     @property
@@ -315,7 +319,15 @@ class ShardedOptimizer:
             for work in works:
                 assert work is not None
                 work.wait()
+            self._sum_tied(self._finished)
         return self._finished
+
+    def _sum_tied(self, gradients: list[Tensor]) -> None:
+        """Add the gradients of a weight that other stages of a pipeline hold too."""
+        if self.declaration is not None:
+            stage_of, held = self.declaration.tied.stage_of, zip(self.local_shards, gradients, strict=True)
+            firsts = [(stage_of.get(shard.bucket.parameters[0]), grad) for shard, grad in held]
+            self.declaration.tied.add({stage: grad for stage, grad in firsts if stage is not None})
 
     def grad_norm(self, p: float = 2.0) -> float:
         """Complete the sums and return the norm of the full gradient."""

@@ -45,7 +45,7 @@ class Zero1(ShardedOptimizer):
             start_reduce_scatter,
             self.adam.group_of,
         )
-        self.reducer.name = "Zero1"
+        self.reducer.name, self.reducer.sums_tied = "Zero1", self.sums_tied
         self.flats = [bucket.flatten_weights() for bucket in self.reducer.buckets]
         self.adam.add_shards(self.reducer.buckets, self.flats)
 

@@ -34,6 +34,8 @@ HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 CASES = {
     "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
+    "tied, pp 2 x dp 2": (TIED, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "dualpipev")),
+    "tied, pp 2 x tp 2": (TIED, lab.Topology([("tp", 2), ("pp", 2)]), ("1f1b", "dualpipe")),
     "pp 2 x tp 2": (LLAMA, lab.Topology([("pp", 2), ("tp", 2)]), ("dualpipe", "dualpipev")),
     "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("dualpipe", "1f1b")),
     "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
@@ -86,6 +88,8 @@ def train(optimizer, mesh, program):
         model.begin_step(num_valid_tokens(targets, model.data), num_data * M * ROWS)
         optimizer.zero_grad()
         runtime.step(list(ids), list(targets), weights=[1.0] * M)
+        if model.tied:
+            runtime.sum_tied(model.tied)  # nothing is left to it: the optimizer adds them, and not twice
         grads = full_gradients(optimizer) if grads is None else grads
         norms.append(optimizer.step(max_norm=MAX_NORM).norm)
     return grads, norms, num_data

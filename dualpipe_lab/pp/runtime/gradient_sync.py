@@ -85,17 +85,21 @@ class GradientSync:
                 owner.check_addition(parameters)
         self._check_shards()
 
-    def check_tied(self, names: Mapping[int, str]) -> None:
-        """Raise ValueError if a tied weight cannot be summed now."""
+    def check_tied(self, names: Mapping[int, str]) -> bool:
+        """Return whether a tied weight is still to be summed; raise ValueError if it cannot be now."""
         for stage in names.keys() & self._modules.keys():
             parameter = self._modules[stage].get_parameter(names[stage])
             for owner in synchronizers_of(parameter):
+                if owner.sums_tied:
+                    return False
                 if owner.is_sharded:
                     raise ValueError(
-                        f"{names[stage]} of stage {stage} is tied to other stages, and {owner.name} shards "
-                        "its gradient over the data ranks; use Ddp for stages with tied weights"
+                        f"{names[stage]} of stage {stage} is tied to other stages, and {owner.name} shards its "
+                        "gradient over the data ranks; give it the Mesh in place of the group, or use Ddp for stages "
+                        "with tied weights"
                     )
                 owner.check_addition([parameter])
+        return True
 
     def _find(self) -> None:
         self._found = {}

@@ -182,13 +182,14 @@ class PipelineRuntime:
         """Sum the gradients of one weight that two or more stages hold, given its name in each.
 
         All ranks call it, after `sum_mirrors` where there are any: `runtime.sum_tied({0: "weight", 3: "head.weight"})`.
-        With `Ddp`, call its `finished_gradients()` first: its sums begin during the step.
+        With `Ddp`, call its `finished_gradients()` first: its sums begin during the step.  An optimizer over a `Mesh`
+        adds tied weights itself, and this does nothing.
 
         Raises:
             ValueError: data parallelism has begun to sum them and has not finished, or shards them.
         """
-        self._sync.check_tied(names)
-        self._replicated.sum_tied(names)
+        if self._sync.check_tied(names):
+            self._replicated.sum_tied(names)
 
     def _execute(self, plan: RankPlan, batch: Batch) -> None:
         """Run the steps of a plan in order; every message is launched here, and waited for where it is used."""
