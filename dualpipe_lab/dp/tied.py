@@ -62,7 +62,7 @@ class TiedStages:
 def holders_of(program: Program | None) -> dict[int, tuple[int, ...]]:
     """Return the ranks of a pipeline that hold each stage.
 
-    >>> holders_of(Program("two stages", [["0F0", "0B0"], ["1F0", "1B0"]]))
+    >>> holders_of(Program.parse("two stages", ["0F0 0B0", "1F0 1B0"]))
     {0: (0,), 1: (1,)}
     """
     found: dict[int, set[int]] = {}

@@ -69,11 +69,6 @@ def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         return f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks"
     if plan.zero and plan.num_copies == 1:
         return f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
-    if plan.zero and plan.pp > 1 and getattr(config, "tied", False):
-        return (
-            f"ZeRO shards a gradient before two stages can add theirs of the tied embedding, got zero={plan.zero}, pp "
-            f"{plan.pp} and tied=True; use zero=0"
-        )
     if plan.zero == 3 and plan.overlap:
         return "ZeRO-3 gathers the weights of a module for its call, and overlapped experts call none as a whole"
     return _hybrid(plan) if plan.hybrid else None

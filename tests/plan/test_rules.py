@@ -105,13 +105,6 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
     ({"dp": 2}, LLAMA, 0, "a sequence has a token at least, got a length of 0", None),
     ({"zero": 1}, LLAMA, None, "ZeRO-1 shards over the ranks of dp, cp and ep that copy a weight", "dp 1 = 1 rank"),
     (
-        {"zero": 3, "pp": 2, "dp": 2},
-        replace(LLAMA, tied=True),
-        None,
-        "of the tied embedding, got zero=3, pp 2 and tied=True; use zero=0",
-        r"pp 2 \(1f1b, m 1\) x dp 2 = 4 ranks",
-    ),
-    (
         {"zero": 3, "overlap": True, "pp": 2, "dp": 2, "schedule": "dualpipe", "num_microbatches": 4},
         V3,
         None,
