@@ -1,7 +1,7 @@
 """A V3 model trained with overlapped experts has the losses, norms and weights of the training in one process."""
 
 import pytest
-from runs import OPTIONS, TEXT, V3, check, plan, run
+from training_runs import OPTIONS, TEXT, V3, check, plan, run
 
 from dualpipe_lab import train
 

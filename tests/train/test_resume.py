@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
+from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
 
 import dualpipe_lab as lab
 from dualpipe_lab import train
@@ -57,7 +57,7 @@ SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
 import os, signal
-from runs import LLAMA, plan, run
+from training_runs import LLAMA, plan, run
 from dualpipe_lab.dp.checkpoint import session
 
 def main(folder, how):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runs import LLAMA, OPTIONS, TEXT, check, plan, run
+from training_runs import LLAMA, OPTIONS, TEXT, check, plan, run
 
 from dualpipe_lab import train
 
