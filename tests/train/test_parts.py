@@ -1,0 +1,155 @@
+"""The parts of a training that need no rank: data, learning rate, metrics, refusals."""
+
+import sys
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import LLAMA, TEXT, V3, plan, run
+
+import dualpipe_lab as lab
+from dualpipe_lab import cp, data, train
+from dualpipe_lab.train.metrics import MetricFiles, read_csv
+
+RUN = sys.modules[train.run.__module__]  # the function has the name of its module
+
+
+def test_the_frozen_corpus_is_small_fixed_text_in_two_parts():
+    first, last = data.frozen_corpus(), data.frozen_corpus("evaluation")
+    assert len(first) + len(last) == 295_199 < 300_000
+    assert len(last) == int(0.05 * 295_199)
+    assert first.startswith(b"# Ranks and messages")
+    (first + last).decode()
+    with pytest.raises(ValueError, match=r"splits .* got 'test'"):
+        data.frozen_corpus("test")
+
+
+@given(parts=st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 3), (6, 2), (3, 4)]), step=st.integers(0, 5))
+def test_every_cut_of_a_global_batch_holds_the_same_sequences(parts, step):
+    sampler = train.Sampler(TEXT, sequence_length=8, global_batch=12, seed=3)
+    data_size, num_microbatches = parts
+    batches = [sampler.batch(step, num_microbatches, rank, data_size) for rank in range(data_size)]
+    inputs = torch.cat([tensor for batch in batches for tensor in batch.inputs])
+    targets = torch.cat([tensor for batch in batches for tensor in batch.targets])
+    full = sampler.batch(step)
+    assert torch.equal(inputs, full.inputs[0])
+    assert torch.equal(targets, full.targets[0])
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert {batch.num_tokens for batch in batches} == {12 * 8}
+
+
+def test_sequences_differ_between_steps_seeds_and_places():
+    rows = [train.Sampler(TEXT, 16, 4, seed).rows(step, 0, 4) for seed, step in product(range(3), range(3))]
+    assert len({row for each in rows for row in each}) > 30
+    assert rows[0] == train.Sampler(TEXT, 16, 4, 0).rows(0, 0, 4)
+
+
+def test_ranks_of_cp_take_their_shares_of_the_same_sequences():
+    sampler, layout = train.Sampler(TEXT, 16, 2), cp.make_layout("zigzag", 16, 2)
+    full = sampler.batch(0)
+    shares = [sampler.batch(0, layout=layout, cp_rank=rank) for rank in range(2)]
+    for rank, share in enumerate(shares):
+        places = list(layout.positions(rank))
+        assert torch.equal(share.inputs[0], full.inputs[0][:, places])
+        assert torch.equal(share.targets[0], full.targets[0][:, places])
+
+
+def test_documents_are_padded_and_their_padding_is_no_target():
+    sampler = train.Sampler([b"ab", b"abcdefgh"], sequence_length=4, global_batch=16)
+    batch = sampler.batch(0)
+    valid = batch.targets[0] != -100
+    assert batch.num_tokens == int(valid.sum()) == sampler.num_tokens(0)
+    assert set(valid.sum(1).tolist()) == {1, 4}
+    assert bool((batch.inputs[0][valid.sum(1) == 1, 1:] == 0).all())
+
+
+@given(
+    decay=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 5),
+    more=st.integers(1, 20),
+    final=st.floats(0, 1),
+)
+def test_a_schedule_rises_then_falls_to_its_end(decay, warmup, more, final):
+    schedule = train.Schedule(decay, warmup, warmup + more, final)
+    factors = [schedule.factor(step) for step in range(warmup + more + 3)]
+    assert all(0 < a <= b <= 1 for a, b in pairwise(factors[:warmup]))
+    assert factors[warmup] == 1
+    assert all(a >= b for a, b in pairwise(factors[warmup:]))
+    if decay != "constant" and more > 1:
+        assert factors[warmup + more - 1] == pytest.approx(final)
+        assert factors[-1] == pytest.approx(final)
+
+
+def test_a_metrics_file_goes_on_where_a_run_was_resumed(tmp_path):
+    file = tmp_path / "deep" / "rows.csv"
+    rows = [train.Metrics(step, 1 / step, None, 1e-3, 10.0, 0.5, (1, 2), (3, 4)) for step in range(1, 5)]
+    for first, last in ((1, 3), (3, 4)):
+        with MetricFiles(file, None, first) as files:
+            for row in rows[first - 1 : last]:
+                files.write(row)
+    read = read_csv(file)
+    assert [row["step"] for row in read] == ["1", "2", "3", "4"]
+    assert [float(row["loss"]) for row in read] == [row.loss for row in rows]
+    assert read[0]["sent_bytes"] == "2"
+    assert file.read_text().startswith("step,loss,norm,lr,")
+
+
+REFUSED = [
+    ({"steps": 0}, "at least 1 step, got steps=0"),
+    ({"text": TEXT[:16]}, r"a window takes sequence_length \+ 1 = 17 bytes, and the corpus has 16; use a shorter"),
+    ({"text": [b"long enough", b"x"]}, "document 1 has 1 bytes"),
+    ({"global_batch": 6}, "does not divide among 2 data ranks x 2 microbatches = 4; use 4 or 8"),
+    ({"save_every": 2}, "needs a folder"),
+    ({"evaluate_every": 2}, "give evaluation="),
+    ({"evaluation": b"short", "evaluate_every": 1}, "the corpus has 5"),
+    ({"max_norm": 0.0}, "max_norm > 0"),
+    ({"resume": "/nowhere"}, "no checkpoint in /nowhere"),
+    ({"config": replace(LLAMA, vocabulary_size=100)}, "knows 100 of 256; use vocabulary_size=256"),
+    ({"config": replace(LLAMA, hidden_size=15)}, "15"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_trained_is_refused_before_any_process(monkeypatch, change, message):
+    def start(*arguments, **options):
+        raise AssertionError("a process starts")
+
+    monkeypatch.setattr(RUN, "launch", start)
+    change = dict(change)
+    with pytest.raises(ValueError, match=message):
+        run(change.pop("config", LLAMA), plan(dp=2, num_microbatches=2), **change)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    run(LLAMA, plan(), steps=2, folder=folder)
+    return folder
+
+
+FOREIGN = [
+    ({"config": replace(LLAMA, vocabulary_size=300)}, "vocabulary_size=256, got vocabulary_size=300; resume it with"),
+    ({"config": V3}, "model=LlamaConfig, got model=V3MoEConfig"),
+    ({"steps": 2}, "is of step 2, got steps=2"),
+    ({"seed": 5}, "seed=0, got seed=5"),
+    ({"sequence_length": 8}, "sequence_length=16, got sequence_length=8"),
+    ({"ema": 0.5}, "ema=False, got ema=True"),
+    ({"plan": lab.Plan()}, "precision=float64, got precision=float32"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), FOREIGN, ids=[message for _, message in FOREIGN])
+def test_a_checkpoint_of_another_training_is_refused(saved, monkeypatch, change, message):
+    monkeypatch.setattr(RUN, "launch", None)
+    change = dict(change)
+    with pytest.raises(ValueError, match=message):
+        run(change.pop("config", LLAMA), change.pop("plan", plan()), resume=saved, **change)
+
+
+def test_a_folder_with_later_steps_is_not_overwritten(saved, monkeypatch):
+    monkeypatch.setattr(RUN, "launch", None)
+    with pytest.raises(ValueError, match=r"later steps than 0, such as step-00000002; resume it"):
+        run(LLAMA, plan(), folder=saved)
