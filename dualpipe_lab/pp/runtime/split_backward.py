@@ -127,12 +127,13 @@ def accumulate_grad(weight: Tensor, grad: Tensor, is_new: bool = False) -> None:
 
     Args:
         weight: a parameter.
-        grad: its gradient.
+        grad: its gradient; it becomes the type in which gradients of this weight accumulate.
         is_new: nothing else holds this tensor: it may become `.grad` itself.
     """
     with torch.no_grad():
         if weight.grad is None:
-            weight.grad = grad if is_new else grad.clone()  # autograd may have given one tensor to two weights
+            # a copy: autograd may have given one tensor to two weights
+            weight.grad = grad.to(weight.grad_dtype or grad.dtype, copy=not is_new)
         else:
             weight.grad += grad
     for hook in accumulation_hooks(weight):
