@@ -92,3 +92,22 @@ def test_one_stage_is_the_model_and_others_say_what_they_lack():
             build_stages(config, mesh, layout=lab.cp.make_layout("zigzag", LENGTH, 2))
 
     launch(fn, 1)
+
+
+def test_recomputation_keeps_one_input_per_layer():
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(lab.Topology([("dp", 1)])), []
+        for config in (LLAMA, V3):
+            ids = batch(config.vocabulary_size, 1)[0][0, 0]
+            for again in (False, True):
+                model, kept = build_stages(config, mesh, seed=SEED, recompute=again), []
+                shape = (*ids.shape, config.hidden_size)
+                with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+                    model(ids)
+                found.append(sum(tuple(tensor.shape) == shape for tensor in kept))
+        return found
+
+    kept, llama, many, v3 = launch(fn, 1)[0]
+    assert llama == v3 == 6 + 2, "every layer's input; the norm and the head keep theirs"
+    assert kept > 20
+    assert many > 20
