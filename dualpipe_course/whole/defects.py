@@ -321,9 +321,10 @@ def train(runs: Sequence[type[TrainingRun]], first_seed: int = 0) -> list[Log]:
     return [Log(ranks) for ranks in zip(*found, strict=True)]
 
 
-def timeline(run: type[TrainingRun]) -> Timeline:
+def timeline(run: type[TrainingRun], name: str) -> Timeline:
     """Return both streams of a run's first forwards, backwards and sums, after the broadcast of the weights."""
-    return launch(first_sums, 2, run, clock="virtual", link=LINK).streams
+    found = launch(first_sums, 2, run, clock="virtual", link=LINK).streams
+    return Timeline(name, found.spans_by_rank, found.messages, found.source, found.unit)
 
 
 def first_sums(rank: int, world_size: int, run: type[TrainingRun]) -> None:

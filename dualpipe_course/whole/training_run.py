@@ -17,7 +17,7 @@ from dualpipe_course.comparison import Meter
 from dualpipe_course.whole.training_log import RankLog
 from dualpipe_lab import comm, data, dp, models
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.context import compute
+from dualpipe_lab.world.context import compute, span
 from dualpipe_lab.world.emulate.link import Link
 from dualpipe_lab.world.mesh import Mesh
 
@@ -38,6 +38,12 @@ def draw(seed: int) -> Microbatch:
     return ids, targets
 
 
+def _pass(kind: str, ms: float) -> None:
+    """Let time pass, as a span of the timeline."""
+    with span(kind, label=kind):
+        compute(ms)
+
+
 class TrainingRun:
     """A loop of forward, backward, sum, clip, update; subclasses say how the ranks share it."""
 
@@ -52,8 +58,8 @@ class TrainingRun:
         self.peak = self.held = 0  # bytes of gathered weights
         self.model: nn.Module = self.make_model()
         for layer in self.layers():
-            layer.register_forward_hook(lambda *_: compute(FORWARD_MS, "F"))
-            layer.register_full_backward_pre_hook(lambda *_: compute(BACKWARD_MS, "B"))
+            layer.register_forward_hook(lambda *_: _pass("F", FORWARD_MS))
+            layer.register_full_backward_pre_hook(lambda *_: _pass("B", BACKWARD_MS))
         self.prepare()
 
     def train(self, num_steps: int = STEPS) -> RankLog:
