@@ -13,5 +13,9 @@ from .sampler import Sampler as Sampler
 from .sampler import Batch as Batch
 from .schedule import Schedule as Schedule
 
+# Random numbers: equal on copies, different elsewhere
+from .seeds import seed_ranks as seed_ranks
+from .seeds import sharded_random as sharded_random
+
 # What a step measures
 from .metrics import Metrics as Metrics
