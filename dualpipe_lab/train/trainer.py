@@ -97,9 +97,6 @@ class Trainer:
 
         # every microbatch's loss is its summand of the step's, so all weights are 1
         result = self.runtime.step(batch.inputs, batch.targets, weights=[1.0] * len(batch.inputs))
-        if self.model.tied:  # two stages add theirs to the complete sums over the data ranks
-            self.optimizer.finished_gradients()
-            self.runtime.sum_tied(self.model.tied)
         report = self.optimizer.step(lr_factor=lr_factor, max_norm=self.options.max_norm)
         self._update_biases()
         if self.ema is not None:

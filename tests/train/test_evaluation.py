@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import LLAMA, OPTIONS, TEXT, V3, check, plan, run
+from training_runs import LLAMA, OPTIONS, TEXT, V3, check, plan, run
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, train
@@ -74,7 +74,11 @@ def test_a_step_sends_the_bytes_that_the_plan_predicts(chosen):
 def test_a_tied_table_on_two_stages_trains_as_in_one_process():
     config = replace(LLAMA, tied=True)
     expected = train.reference(config, TEXT, 5, **OPTIONS)
-    for chosen in (plan(pp=2, dp=2, num_microbatches=2), plan(pp=2, num_microbatches=4, schedule="dualpipe")):
+    for chosen in (
+        plan(pp=2, num_microbatches=2),
+        plan(pp=2, dp=2, num_microbatches=4, schedule="dualpipe", zero=1),
+        plan(pp=2, dp=2, num_microbatches=4, schedule="dualpipev", zero=3),
+    ):
         check(run(config, chosen, weights=True), expected)
 
 

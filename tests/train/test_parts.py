@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import LLAMA, TEXT, V3, plan, run
+from training_runs import LLAMA, TEXT, V3, plan, run
 
 import dualpipe_lab as lab
 from dualpipe_lab import cp, data, train
