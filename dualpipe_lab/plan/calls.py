@@ -42,6 +42,11 @@ class Calls:
         moved = traffic.reduce_scatter([shard] * len(ranks), ranks.index(self.rank))
         self._enter("reduce_scatter_single", moved, ranks)
 
+    def all_to_all(self, ranks: Sequence[int], sends: Sequence[int], receives: Sequence[int]) -> None:
+        """Send a block of bytes to each of some ranks, and receive one from each."""
+        moved = traffic.all_to_all(sends, receives, ranks.index(self.rank))
+        self._enter("all_to_all_single", moved, ranks)
+
     def send(self, peer: int, num_bytes: int) -> None:
         """Send a message."""
         self.ledger.add("isend", num_bytes, 0, {peer})

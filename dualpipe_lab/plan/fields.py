@@ -164,6 +164,13 @@ class PlanFields:
         program = self.program
         return 1 if program is None else program.num_stages
 
+    def holders(self, stage: int) -> tuple[int, ...]:
+        """Return the ranks of pp that hold a stage: under DualPipe two."""
+        program = self.program
+        if program is None:
+            return (0,)
+        return tuple(sorted({rank for (held, _), rank in program.placement.items() if held == stage}))
+
     @property
     def has_pairs(self) -> bool:
         """Whether the pipeline has overlapped pairs of a forward and a backward."""

@@ -5,23 +5,25 @@ Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by
   ZeRO-0    an all-reduce of every bucket          ZeRO-1   a reduce-scatter, and an all-gather of the weights
   ZeRO-2    a reduce-scatter of the buckets of a stage in each of its backwards, and an all-gather of the weights
   ZeRO-3    for each unit (embedding, layer, norm, head) an all-gather in every forward and backward, and a
-            reduce-scatter in every backward; of I and W, the first gathers and the second scatters
+            reduce-scatter in every backward; of I and W, the first gathers and the second scatters, and W gathers
+            layers with a router again, whose weight it computes, and prefetches the unit before each
   mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2 and 3: this rank's shards of them)
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import stage_layers, stages_of
+from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers, stages_of
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
-from dualpipe_lab.pp.program import B, F, I, W
+from dualpipe_lab.pp.program import Action, B, F, I, W
 from dualpipe_lab.sharding import shard_slice
 
 BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
@@ -39,46 +41,40 @@ class Part(NamedTuple):
     kind: frozenset[str]
 
 
-def parts_of(plan: PlanFields, config: LlamaConfig, rank: int) -> list[Part]:
+def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     pp_rank = plan.topology.at(rank).rank("pp")
     shares = stage_layers(config, plan.num_stages, plan.layers)
     maker = _Parts(plan, config, plan.topology.at(rank).rank("tp"))
     found: list[Part] = []
     for stage in stages_of(plan.program, pp_rank):
-        is_mirror = holders(plan, stage)[0] != pp_rank
+        is_mirror = plan.holders(stage)[0] != pp_rank
         ends = stage == 0, stage == plan.num_stages - 1
-        for unit, (numel, kind) in maker.stage(len(shares[stage]), *ends):
+        for unit, (numel, kind) in maker.stage(shares[stage], *ends):
             found.append(Part(stage, unit, numel, kind | {"mirror"} if is_mirror else kind))
     return found
-
-
-def holders(plan: PlanFields, stage: int) -> tuple[int, ...]:
-    """Return the ranks of pp that hold a stage."""
-    program = plan.program
-    if program is None:
-        return (0,)
-    return tuple(sorted({rank for (held, _), rank in program.placement.items() if held == stage}))
 
 
 class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
-    def __init__(self, plan: PlanFields, config: LlamaConfig, tp_rank: int) -> None:
-        self.config, self.tp, self.tp_rank = config, plan.tp, tp_rank
+    def __init__(self, plan: PlanFields, config: ModelConfig, tp_rank: int) -> None:
+        self.config = config if isinstance(config, LlamaConfig) else config.dense
+        self.sparse = None if isinstance(config, LlamaConfig) else config
+        self.tp, self.tp_rank, self.ep = plan.tp, tp_rank, plan.ep
 
-    def stage(self, num_layers: int, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
+    def stage(self, layers: range, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
         """Yield unit, elements and kind of every parameter, in order; a stage with a tied table is one unit."""
         numel, kind = table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
         units = [[table]] if is_first else []
-        units += [list(self.layer())] * num_layers
+        units += [list(self.layer(number)) for number in layers]
         if is_last:
             head = [] if is_first else [(numel, kind | {"replica"})]
             units += [[(self.config.hidden_size, frozenset())], head if self.config.tied else [table]]
         is_one = self.config.tied and is_first and is_last
         yield from ((0 if is_one else number, held) for number, unit in enumerate(units) for held in unit)
 
-    def layer(self) -> Iterator[Held]:
+    def layer(self, number: int) -> Iterator[Held]:
         """Yield those of one layer."""
         config, hidden = self.config, self.config.hidden_size
         inner = config.num_heads * config.size_of_head
@@ -88,7 +84,18 @@ class _Parts:
         yield self.shard(inner, hidden)
         yield from [(config.size_of_head, frozenset[str]())] * (2 * config.qk_norm)
         yield hidden, frozenset()
-        yield from [self.shard(config.ffn_size, hidden)] * 3
+        if self.sparse is None or number < self.sparse.num_dense_layers:
+            yield from [self.shard(config.ffn_size, hidden)] * 3
+        else:
+            yield from self.experts(self.sparse)
+
+    def experts(self, config: V3MoEConfig) -> Iterator[Held]:
+        """Yield router, experts and shared expert."""
+        yield config.num_experts * config.hidden_size, frozenset()
+        kind = frozenset({"ep"}) if self.ep > 1 else frozenset[str]()
+        yield from [(config.num_experts // self.ep * config.expert_ffn_size * config.hidden_size, kind)] * 3
+        if config.num_shared_experts:
+            yield from [self.shard(config.shared_ffn_size, config.hidden_size)] * 3
 
     def shard(self, length: int, *others: int) -> Held:
         """Return elements and kind of this rank's shard along a dimension."""
@@ -108,20 +115,21 @@ class _Parts:
 class GradientTraffic:
     """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
 
-    def __init__(self, plan: PlanFields, config: LlamaConfig, calls: Calls) -> None:
-        self.plan, self.calls = plan, calls
+    def __init__(self, plan: PlanFields, config: ModelConfig, calls: Calls) -> None:
+        self.plan, self.config, self.calls = plan, config, calls
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
         self.grad_bytes = max(4, self.weight_bytes)  # bf16 gradients accumulate and travel in fp32
-        self.ranks, self.replicas = self._copies()
         self.buckets = _units(self.parts) if plan.zero == 3 else _buckets(self.parts, self.weight_bytes)
         numels = [[self.parts[index].numel for index in bucket] for bucket in self.buckets]
-        self.layouts = [Layout(sizes, len(self.ranks)) for sizes in numels]
+        dense, experts = self._copies(plan.copy_axes), self._copies(_expert_axes(plan))
+        self.copies = [experts if "ep" in self.parts[bucket[0]].kind else dense for bucket in self.buckets]
+        self.layouts = [Layout(sizes, len(ranks)) for sizes, (ranks, _) in zip(numels, self.copies, strict=True)]
 
-    def _copies(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def _copies(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """The ranks that a gradient is summed over, and under hybrid ZeRO those with the same shard on other nodes."""
         plan, rank = self.plan, self.calls.rank
-        ranks = plan.topology.at(rank).ranks(*plan.copy_axes) if plan.copy_axes else (rank,)
+        ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
         if not plan.hybrid or plan.ranks_per_node is None:
             return ranks, None
         size = plan.ranks_per_node
@@ -135,28 +143,59 @@ class GradientTraffic:
         if self.plan.zero == 3:
             self._each(F, gathers=True)
             self._each(B, I, gathers=True)
+            self._gather_again()
         if self.plan.zero > 1:
             self._each(B, W, gathers=False)
-        for layout in self.layouts:
+        for (ranks, replicas), layout in zip(self.copies, self.layouts, strict=True):
             if self.plan.zero == 0:
-                self.calls.all_reduce(self.ranks, layout.padded_numel, self.grad_bytes)
+                self.calls.all_reduce(ranks, layout.padded_numel, self.grad_bytes)
             elif self.plan.zero == 1:
-                self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
-            if self.replicas is not None:
-                self.calls.all_reduce(self.replicas, layout.shard_numel, self.grad_bytes)
+                self.calls.reduce_scatter(ranks, layout.padded_numel, self.grad_bytes)
+            if replicas is not None:
+                self.calls.all_reduce(replicas, layout.shard_numel, self.grad_bytes)
             if self.plan.zero in (1, 2):
-                self.calls.all_gather(self.ranks, layout.shard_numel, self.weight_bytes)
+                self.calls.all_gather(ranks, layout.shard_numel, self.weight_bytes)
 
     def _each(self, *kinds: str, gathers: bool) -> None:
         """Gather or scatter the buckets of a stage in every action of some kinds."""
         counts = self._actions(kinds)
-        for bucket, layout in zip(self.buckets, self.layouts, strict=True):
+        for bucket, (ranks, _), layout in zip(self.buckets, self.copies, self.layouts, strict=True):
             for stage in {self.parts[index].stage for index in bucket}:
                 for _ in range(counts[stage]):
                     if gathers:
-                        self.calls.all_gather(self.ranks, layout.shard_numel, self.weight_bytes)
+                        self.calls.all_gather(ranks, layout.shard_numel, self.weight_bytes)
                     else:
-                        self.calls.reduce_scatter(self.ranks, layout.padded_numel, self.grad_bytes)
+                        self.calls.reduce_scatter(ranks, layout.padded_numel, self.grad_bytes)
+
+    def _gather_again(self) -> None:
+        """Gather what a W needs for the weights of routers: no I has computed them."""
+        for stage, count in self._splits().items():
+            units = self._router_units(stage)
+            units |= {unit - 1 for unit in units if unit}
+            for bucket, (ranks, _), layout in zip(self.buckets, self.copies, self.layouts, strict=True):
+                first = self.parts[bucket[0]]
+                for _ in range(count * (first.stage == stage and first.unit in units)):
+                    self.calls.all_gather(ranks, layout.shard_numel, self.weight_bytes)
+
+    def _router_units(self, stage: int) -> set[int]:
+        """The units of a stage that have a router; the embedding is the first unit of the first stage."""
+        if isinstance(self.config, LlamaConfig):
+            return set()
+        layers = stage_layers(self.config, self.plan.num_stages, self.plan.layers)[stage]
+        first = self.config.num_dense_layers
+        return {number + (stage == 0) for number, layer in enumerate(layers) if layer >= first}
+
+    def _splits(self) -> Counter[int]:
+        """The number of I and W, by stage, that the runtime does not run as one: on stage 0 it does, where it can."""
+        program = self.plan.program
+        if program is None:
+            return Counter()
+        here = self.plan.topology.at(self.calls.rank).rank("pp")
+        found = Counter(stage for stage, kind, _ in program.actions(here) if kind == W)
+        for one, other in pairwise(program.ranks[here]):
+            if isinstance(one, Action) and one[:2] == (0, I) and other == one._replace(kind=W):
+                found[0] -= 1
+        return found
 
     def _actions(self, kinds: tuple[str, ...]) -> Counter[int]:
         """The number of actions of some kinds, by stage here."""
@@ -170,7 +209,7 @@ class GradientTraffic:
         """Enter the exchange of gradients between the two copies of a stage."""
         here = self.plan.topology.at(self.calls.rank)
         for stage in sorted({part.stage for part in self.parts}):
-            for other in holders(self.plan, stage):
+            for other in self.plan.holders(stage):
                 held = self._held(stage)
                 if other != here.rank("pp") and (held or self.plan.zero < 2):  # a shard may hold nothing of a stage
                     num_bytes = held * self.grad_bytes
@@ -181,13 +220,17 @@ class GradientTraffic:
         """The gradients of a stage that this rank has when mirrors add: all, or its shards under ZeRO-2 and 3."""
         if self.plan.zero < 2:
             return sum(part.numel for part in self.parts if part.stage == stage)
-        place = self.ranks.index(self.calls.rank)
         return sum(
             piece.stop - piece.start
-            for bucket, layout in zip(self.buckets, self.layouts, strict=True)
-            for piece in layout.tensors_in(place)
+            for bucket, (ranks, _), layout in zip(self.buckets, self.copies, self.layouts, strict=True)
+            for piece in layout.tensors_in(ranks.index(self.calls.rank))
             if self.parts[bucket[piece.tensor]].stage == stage
         )
+
+
+def _expert_axes(plan: PlanFields) -> tuple[str, ...]:
+    """The axes along which experts are copied."""
+    return ("edp",) if plan.experts_in_data and plan.ep > 1 else tuple(a for a in plan.copy_axes if a != "ep")
 
 
 def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""`StageTraffic`: the calls that a Llama's stages make within a layer: along tp and cp, forward and backward.
+"""`StageTraffic`: the calls that stages of dense layers make: along tp and cp, forward and backward.
 
 Chapter: book/whole/sums.  In: a plan, a config, the shape of a microbatch.  Out: calls, entered by `Calls`.
   a layer, forward      two sums of T h along tp; the keys and values of all other ranks, on the ring of cp
@@ -51,26 +51,26 @@ class StageTraffic:
         """The tokens that a rank holds between two layers."""
         return self.num_tokens // (self.plan.tp if self.plan.sequence_parallel else 1)
 
-    def forward(self, num_layers: int, is_first: bool, is_last: bool) -> None:
+    def forward(self, layers: range, is_first: bool, is_last: bool) -> None:
         """Enter the forward of a stage, with the loss of the last one."""
         if is_first:
             self.sum_output()
-        for _ in range(num_layers):
-            self._layer_forward()
+        for number in layers:
+            self._layer_forward(number)
         if is_last:
             self.gather_input()
             for numbers in (1, 2):  # the maximum; the logit of the target, and the sum of exponentials
                 self.calls.all_reduce(self.tp, numbers * self.num_tokens, self.wide)
 
-    def backward(self, num_layers: int, is_first: bool, is_last: bool) -> None:
+    def backward(self, layers: range, is_first: bool, is_last: bool) -> None:
         """Enter the backward of a stage, or I where it is split."""
         if is_last:
             self.sum_input_grad()
             self._sum_norm()
-        for _ in range(num_layers):
+        for number in layers:
             if self.plan.recompute:
-                self._layer_forward()
-            self._layer_backward()
+                self._layer_forward(number)
+            self._layer_backward(number)
         if is_first:
             self.gather_output_grad()
 
@@ -94,17 +94,25 @@ class StageTraffic:
         self.gather_input()
         self.sum_output()
 
-    def _layer_forward(self) -> None:
+    def ffn_forward(self, number: int) -> None:
+        """Enter the forward of a layer's feed-forward network."""
+        self.gather_input()
+        self.sum_output()
+
+    def ffn_backward(self, number: int) -> None:
+        """Enter its backward."""
+        self.gather_output_grad()
+        self.sum_input_grad()
+
+    def _layer_forward(self, number: int) -> None:
         self.gather_input()
         if self.layout is not None:
             self._ring(self.layout, "forward")
         self.sum_output()
-        self.gather_input()
-        self.sum_output()
+        self.ffn_forward(number)
 
-    def _layer_backward(self) -> None:
-        self.gather_output_grad()
-        self.sum_input_grad()
+    def _layer_backward(self, number: int) -> None:
+        self.ffn_backward(number)
         self._sum_norm()
         self.gather_output_grad()
         if self.layout is not None:

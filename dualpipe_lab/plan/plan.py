@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
+from dualpipe_lab.plan.expert_traffic import Routing
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import first_problem
 from dualpipe_lab.plan.search import legal_plans, nearest_plan
@@ -132,7 +132,14 @@ class Plan(PlanFields):
         self.check(config)
         return sums_of(self, config)
 
-    def traffic(self, config: ModelConfig, batch_size: int, sequence_length: int, clips: bool = True) -> StepTraffic:
+    def traffic(
+        self,
+        config: ModelConfig,
+        batch_size: int,
+        sequence_length: int,
+        routing: Routing | None = None,
+        clips: bool = True,
+    ) -> StepTraffic:
         """Return the messages and bytes of one training step, for every rank and operation.
 
         It is a step after the first, which also makes groups and exchanges what stays the same.
@@ -141,11 +148,13 @@ class Plan(PlanFields):
             config: of the full model.
             batch_size: sequences of the step, over all data ranks and microbatches.
             sequence_length: tokens of each.
+            routing: by rank and layer, how many of the rank's tokens of the step chose each expert (`router.load`);
+                None for choices that are spread evenly, which the result then says.
             clips: whether the step clips the gradient by its norm.
 
         Raises:
             ValueError: as `check`; sequences that do not divide, or a plan whose traffic is not known exactly: with
-                experts, with a tied table on two stages.
+                overlapped experts, or with a tied table on two stages.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> step = Plan(dp=2, zero=1).traffic(LlamaConfig(), batch_size=4, sequence_length=16)
@@ -154,8 +163,7 @@ class Plan(PlanFields):
         """
         self.check(config, sequence_length)
         num_rows = check_traffic(self, config, batch_size)
-        assert isinstance(config, LlamaConfig)
-        return traffic_of(self, config, num_rows, sequence_length, clips)
+        return traffic_of(self, config, num_rows, sequence_length, routing, clips)
 
     def grid(self, axis: str | None = None, rank: int = 0) -> GridDrawing:
         """Return the drawing of the grid with one group highlighted; it prints as text and displays as SVG.

@@ -138,7 +138,7 @@ class _Rows:
         is_partial: bool = False,
     ) -> ParameterSums:
         """Return the row of a kind that is sharded along an axis; `stages` holds it, by default every one."""
-        plan, homes = self.plan, self.homes(0 if stages is None else stages[0])
+        plan, homes = self.plan, self.plan.holders(0 if stages is None else stages[0])
         over = ("edp",) if axis == "ep" and plan.experts_in_data and plan.ep > 1 else self.data(axis)
         sharded = [name for name in ("pp",) if plan.pp > 1 and stages is None]
         sharded += [axis] if axis is not None and getattr(plan, axis) > 1 else []
@@ -153,7 +153,7 @@ class _Rows:
         if len(ranks := self.ranks(*over, home=homes[0])) > 1:
             sums.append(Sum(" x ".join(over), ranks, self.groups(stages, over)))
         if stages is not None and len(set(stages)) > 1:
-            ends = tuple(home for stage in stages for home in self.homes(stage))
+            ends = tuple(home for stage in stages for home in self.plan.holders(stage))
             sums.append(Sum("tied stages", self.ranks_of(ends), plan.world_size // plan.pp))
         copied = [*over] if len(ranks) > 1 else []
         copied += ["tp"] * along_tp + ["key heads"] * (kv_copies > 1) + ["mirrors"] * (len(homes) > 1)
@@ -187,12 +187,6 @@ class _Rows:
         """Return the axes along which other ranks have a copy of a parameter and other tokens."""
         return tuple(name for name in self.axes if name in ("dp", "ep", "cp") and name != axis)
 
-    def homes(self, stage: int) -> tuple[int, ...]:
-        """Return the ranks of pp that hold a stage."""
-        if self.program is None:
-            return (0,)
-        return tuple(sorted({rank for (held, _), rank in self.program.placement.items() if held == stage}))
-
     def ranks_of(self, homes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ranks at these places of pp and at 0 along all other axes."""
         return tuple(dict.fromkeys(self.topology.rank_at(pp=home) if home else 0 for home in homes))
@@ -203,8 +197,8 @@ class _Rows:
 
     def groups(self, stages: tuple[int, ...] | None, axes: tuple[str, ...]) -> int:
         """Return the number of groups along some axes among the ranks that hold a parameter."""
-        holders = self.plan.pp if stages is None else len(self.homes(stages[0]))
-        size = len(self.homes(0)) if axes == ("pp",) else len(self.ranks(*axes))
+        holders = self.plan.pp if stages is None else len(self.plan.holders(stages[0]))
+        size = len(self.plan.holders(0)) if axes == ("pp",) else len(self.ranks(*axes))
         return self.plan.world_size // self.plan.pp * holders // size
 
 

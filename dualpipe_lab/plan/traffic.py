@@ -5,24 +5,29 @@ Chapter: book/whole/sums.  In: a plan, a config, the sequences of a step.  Out: 
   pipeline    activations, their gradients, and the shapes of a step
   gradients   mirrors, tied tables, data ranks, weights                    `dualpipe_lab.plan.gradient_traffic`
   norm        one sum of two numbers over the world, where gradients are clipped
+  routers     the sum of the experts' loads, by which the routers' biases move
 The step is one of many: the first also exchanges headers of shapes, makes groups and compares shards.  What a trainer
 sends to show its metrics comes on top.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.expert_traffic import ExpertTraffic, Routing, even_loads, router_calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.layer_traffic import StageTraffic
+from dualpipe_lab.plan.rules import has_experts
 from dualpipe_lab.pp.program import B, F, I, Program
 from dualpipe_lab.pp.validation.routes import routes
 from dualpipe_lab.world.record.ledger import Ledger, RankLedger
 
-PARTS = ("layers", "pipeline", "gradients", "norm")
+PARTS = ("layers", "pipeline", "gradients", "norm", "routers")
 _NUMBER = 8  # bytes of a shape's number, and of a norm's power
 
 
@@ -32,7 +37,7 @@ class StepTraffic:
 
     Attributes:
         title: the plan and the batch.
-        parts: a ledger for each of `layers`, `pipeline`, `gradients` and `norm`.
+        parts: a ledger for each of `PARTS`.
     """
 
     title: str
@@ -73,63 +78,122 @@ def check_traffic(plan: PlanFields, config: ModelConfig, batch_size: int) -> int
             f"a step's sequences divide among {plan.data_size} data ranks x {plan.num_microbatches} microbatches, got "
             f"{batch_size}; use {-(-max(batch_size, 1) // parts) * parts}"
         )
-    if not isinstance(config, LlamaConfig):
-        raise ValueError(
-            f"traffic is counted for a LlamaConfig, whose messages do not depend on a router, got {config}"
-        )
-    if plan.pp > 1 and config.tied:
+    if plan.overlap:
+        raise ValueError("traffic is counted for layers that run one after another, got overlap=True")
+    if plan.pp > 1 and isinstance(config, LlamaConfig) and config.tied:
         raise ValueError(f"traffic is counted without tied stages, got pp {plan.pp} and tied=True")
     return batch_size // parts
 
 
 def traffic_of(
-    plan: PlanFields, config: LlamaConfig, num_rows: int, sequence_length: int, clips: bool = True
+    plan: PlanFields,
+    config: ModelConfig,
+    num_rows: int,
+    sequence_length: int,
+    routing: Routing | None = None,
+    clips: bool = True,
 ) -> StepTraffic:
     """Return the messages and bytes of a step, for microbatches of `num_rows` sequences."""
     found: dict[str, list[RankLedger]] = {part: [] for part in PARTS}
+    step = _Step(plan, config, num_rows, sequence_length)
+    loads = step.uniform() if routing is None else routing
     for rank in range(plan.world_size):
-        for part, enter in _PARTS.items():
+        for part in PARTS:
             calls = Calls(rank)
-            if part != "norm" or clips:
-                enter(plan, config, calls, num_rows, sequence_length)
+            if part == "layers":
+                step.layers(calls, loads)
+            elif part != "norm" or clips:
+                getattr(step, part)(calls)
             found[part].append(calls.ledger)
     title = f"{plan}; {num_rows * plan.data_size * plan.num_microbatches} sequences of {sequence_length} per step"
+    title += "" if routing is not None or not has_experts(config) else "; uniform routing"
     return StepTraffic(title, {part: Ledger(ledgers) for part, ledgers in found.items()})
 
 
-def _layers(plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, length: int) -> None:
-    traffic = StageTraffic(plan, config, calls, num_rows, length)
-    shares, last = stage_layers(config, plan.num_stages, plan.layers), plan.num_stages - 1
-    program = plan.program
-    if program is None:
-        actions = [(0, kind) for kind in (F, B) for _ in range(plan.num_microbatches)]
-    else:
-        here = program.actions(plan.topology.at(calls.rank).rank("pp"))
-        actions = [(stage, kind) for stage, kind, _ in here]
-    for stage, kind in actions:
-        ends = stage == 0, stage == last
-        if kind == F:
-            traffic.forward(len(shares[stage]), *ends)
-        elif kind in (B, I):
-            traffic.backward(len(shares[stage]), *ends)
+class _Step:
+    """One step under a plan; each method enters the calls of one rank in one part of it."""
 
+    def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
+        self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
+        self.shares = stage_layers(config, plan.num_stages, plan.layers)
 
-def _pipeline(plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, length: int) -> None:
-    program = plan.program
-    if program is None:
-        return
-    num_bytes = StageTraffic(plan, config, calls, num_rows, length).boundary_bytes
-    here = plan.topology.at(calls.rank)
-    ranks, me = here.ranks("pp"), here.rank("pp")
-    for route in routes(program):
-        for stage in range(program.num_stages - 1):
-            before, after = route[stage], route[stage + 1]
-            if before == after or me not in (before, after):
-                continue
-            peer = ranks[after if me == before else before]
-            calls.send(peer, num_bytes)  # of the activation, or of its gradient
-            calls.receive(peer, num_bytes)
-    _signatures(program, calls, ranks, me)
+    def layers(self, calls: Calls, routing: Routing) -> None:
+        """Enter forwards and backwards."""
+        traffic = self._traffic(calls)
+        for stage, kind in self._actions(calls.rank):
+            ends = stage == 0, stage == len(self.shares) - 1
+            if kind == F:
+                traffic.forward(self.shares[stage], *ends)
+            elif kind in (B, I):
+                traffic.backward(self.shares[stage], *ends)
+        if isinstance(traffic, ExpertTraffic):
+            for layer in self._sparse_layers(calls.rank):
+                traffic.enter_rows(layer, routing)
+
+    def pipeline(self, calls: Calls) -> None:
+        """Enter activations, their gradients, and the numbers of the step's shapes."""
+        plan, program = self.plan, self.plan.program
+        if program is None:
+            return
+        num_bytes, here = self._traffic(calls).boundary_bytes, plan.topology.at(calls.rank)
+        ranks, me = here.ranks("pp"), here.rank("pp")
+        for route in routes(program):
+            for before, after in pairwise(route):
+                if before != after and me in (before, after):
+                    peer = ranks[after if me == before else before]
+                    calls.send(peer, num_bytes)  # of the activation, or of its gradient
+                    calls.receive(peer, num_bytes)
+        _signatures(program, calls, ranks, me)
+
+    def gradients(self, calls: Calls) -> None:
+        """Enter mirrors, sums over the data ranks, and gathers of weights."""
+        traffic = GradientTraffic(self.plan, self.config, calls)
+        traffic.enter_mirrors()
+        traffic.enter()
+
+    def norm(self, calls: Calls) -> None:
+        """Enter the norm's sum."""
+        calls.all_reduce(range(self.plan.world_size), 2, _NUMBER)
+
+    def routers(self, calls: Calls) -> None:
+        """Enter the sums of loads."""
+        if not isinstance(self.config, LlamaConfig):
+            first = self.config.num_dense_layers
+            counts = {
+                stage: sum(layer >= first for layer in self.shares[stage])
+                for stage in sorted({stage for stage, _ in self._actions(calls.rank)})
+            }
+            router_calls(calls, self.plan, counts, self.config.num_experts)
+
+    def uniform(self) -> dict[tuple[int, int], list[int]]:
+        """Return loads that are as even as they can be, by rank and layer."""
+        found: dict[tuple[int, int], list[int]] = {}
+        if isinstance(self.config, LlamaConfig):
+            return found
+        for rank in range(self.plan.world_size):
+            forwards = Counter(stage for stage, kind in self._actions(rank) if kind == F)
+            slots = self._traffic(Calls(rank)).num_tokens * self.config.num_experts_per_token
+            for stage, count in forwards.items():
+                loads = even_loads(slots * count, self.config.num_experts)
+                found |= {(rank, layer): loads for layer in self.shares[stage]}
+        return found
+
+    def _traffic(self, calls: Calls) -> StageTraffic:
+        if isinstance(self.config, LlamaConfig):
+            return StageTraffic(self.plan, self.config, calls, *self.shape)
+        return ExpertTraffic(self.plan, self.config, calls, *self.shape)
+
+    def _actions(self, rank: int) -> list[tuple[int, str]]:
+        """The stage and the kind of every action of a rank."""
+        program = self.plan.program
+        if program is None:
+            return [(0, kind) for kind in (F, B) for _ in range(self.plan.num_microbatches)]
+        return [(stage, kind) for stage, kind, _ in program.actions(self.plan.topology.at(rank).rank("pp"))]
+
+    def _sparse_layers(self, rank: int) -> list[int]:
+        first = getattr(self.config, "num_dense_layers", 0)
+        stages = {stage for stage, _ in self._actions(rank)}
+        return [layer for stage in stages for layer in self.shares[stage] if layer >= first]
 
 
 def _signatures(program: Program, calls: Calls, ranks: tuple[int, ...], me: int) -> None:
@@ -143,19 +207,6 @@ def _signatures(program: Program, calls: Calls, ranks: tuple[int, ...], me: int)
                 calls.receive(ranks[parent], num_bytes)
             elif me == parent:
                 calls.send(ranks[other], num_bytes)
-
-
-def _gradients(plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, length: int) -> None:
-    traffic = GradientTraffic(plan, config, calls)
-    traffic.enter_mirrors()
-    traffic.enter()
-
-
-def _norm(plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, length: int) -> None:
-    calls.all_reduce(range(plan.world_size), 2, _NUMBER)
-
-
-_PARTS = {"layers": _layers, "pipeline": _pipeline, "gradients": _gradients, "norm": _norm}
 
 
 def _together(ledgers: tuple[RankLedger, ...]) -> RankLedger:

@@ -9,6 +9,10 @@ from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 CONFIG = LlamaConfig(
     vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, qk_norm=True
 )
+V3 = V3MoEConfig(
+    vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, expert_ffn_size=6,
+    num_experts=4, num_groups=2, num_groups_per_token=1,
+)  # fmt: skip
 LENGTH = 8
 SYNCHRONOUS = lab.schedules.names(synchronous=True)
 
@@ -55,6 +59,45 @@ def test_three_axes_send_what_the_plan_says():
     assert_exact([lab.Plan(**fields, schedule=name, zero=2) for name in ("dualpipe", "dualpipev")], CONFIG)
 
 
+def test_two_ranks_of_experts_send_what_the_plan_says_given_the_routers_counts():
+    axes = [lab.Plan(ep=2, zero=zero, num_microbatches=2, recompute=zero == 1) for zero in (0, 1, 2, 3)]
+    within = [lab.Plan(dp=2, ep=2, experts_in_data=True, zero=zero) for zero in (0, 1, 3)]
+    tensors = [lab.Plan(tp=2, sequence_parallel=sharded, recompute=not sharded) for sharded in (False, True)]
+    rings = [lab.Plan(cp=2, zero=2), lab.Plan(cp=2, ep=2, experts_in_data=True, recompute=True)]
+    pipelines = [lab.Plan(pp=2, num_microbatches=4, schedule=name) for name in ("dualpipe", "zbv", "1f1b")]
+    assert_exact(axes + within + tensors + rings + pipelines, V3)
+
+
+def test_four_ranks_with_experts_send_what_the_plan_says_given_the_routers_counts():
+    pipelines = [
+        lab.Plan(pp=2, ep=2, num_microbatches=4, schedule=name, zero=zero)
+        for name, zero in (("dualpipe", 0), ("dualpipe", 2), ("dualpipev", 3), ("zero_bubble_h1", 1))
+    ]
+    others = [
+        lab.Plan(dp=2, ep=2, zero=1),
+        lab.Plan(dp=4, ep=2, experts_in_data=True, zero=2),
+        lab.Plan(ep=2, tp=2, sequence_parallel=True),
+        lab.Plan(ep=2, cp=2, layout="striped"),
+    ]
+    assert_exact(pipelines + others, V3)
+
+
+def test_without_counts_the_prediction_says_uniform_routing_and_has_the_counts_of_calls():
+    plan, batch = lab.Plan(ep=2, num_microbatches=2), 8
+    uniform, skewed = (
+        plan.traffic(V3, batch, LENGTH),
+        {(rank, layer): [64, 0, 0, 0] for rank in (0, 1) for layer in range(1, 5)},
+    )
+    assert str(uniform).splitlines()[0].endswith("; uniform routing")
+    known = plan.traffic(V3, batch, LENGTH, skewed)
+    assert "uniform" not in str(known)
+    assert {name: found[0] for name, found in uniform.calls(0).items()} == {n: f[0] for n, f in known.calls(0).items()}
+    # all rows are in the first rank's expert: 64 of the other rank's travel, 8 numbers of 4 bytes, there and back twice
+    assert known.ledger.sent("all_to_all_single", 1) - 2 * 4 * 2 * 8 == 4 * 64 * 8 * 4 * 2
+    assert uniform.ledger.sent("all_to_all_single", 1) - 2 * 4 * 2 * 8 == 4 * 64 * 8 * 4 * 2
+    assert known.ledger.received("all_to_all_single", 0) == known.ledger.sent("all_to_all_single", 1)
+
+
 def test_buckets_are_those_of_the_optimizers():
     from dualpipe_lab.dp.buckets import BUCKET_BYTES
     from dualpipe_lab.plan import gradient_traffic
@@ -92,7 +135,7 @@ def test_a_step_s_traffic_prints_and_adds_up():
     [
         ({"dp": 2, "num_microbatches": 3}, CONFIG, 8, "2 data ranks x 3 microbatches, got 8; use 12"),
         ({"dp": 2}, CONFIG, 0, "2 data ranks x 1 microbatches, got 0; use 2"),
-        ({"ep": 2}, V3MoEConfig(), 2, "counted for a LlamaConfig, whose messages do not depend on a router"),
+        ({"pp": 2, "schedule": "dualpipe", "num_microbatches": 4, "overlap": True}, V3, 4, "got overlap=True"),
         ({"pp": 2}, LlamaConfig(tied=True), 2, "counted without tied stages, got pp 2"),
         ({"tp": 3}, CONFIG, 3, "num_heads must divide among the ranks"),
     ],

@@ -3,6 +3,7 @@
 import torch
 
 import dualpipe_lab as lab
+from dualpipe_lab import comm
 from dualpipe_lab.train import Batch, Options, Trainer
 from dualpipe_lab.train import trainer as trainer_module
 from dualpipe_lab.world.context import rank_context
@@ -15,7 +16,7 @@ def calls():
 
 
 def train(plan, config, num_rows, length):
-    """In a rank: the calls of the second of two steps under a plan, by operation; without the exchange of metrics."""
+    """In a rank: the calls of the second of two steps under a plan, without the exchange of metrics, and its loads."""
     batch_size = num_rows * plan.data_size * plan.num_microbatches
     trainer = Trainer(config, plan, Options(sequence_length=length, global_batch=batch_size))
     local = length if trainer.layout is None else trainer.layout.size(trainer.mesh.rank("cp"))
@@ -24,21 +25,40 @@ def train(plan, config, num_rows, length):
         torch.randint(config.vocabulary_size, (num_rows, local), generator=generator)
         for _ in range(plan.num_microbatches)
     ]
-    batch, exchange, before = Batch(ids, ids, batch_size * length, batch_size), trainer_module.exchange, calls()
-    snapshots = []
+    batch, exchange, update = (
+        Batch(ids, ids, batch_size * length, batch_size),
+        trainer_module.exchange,
+        Trainer._update_biases,
+    )
+    snapshots, loads = [], {}
+
+    def keep_loads(self):
+        loads.update({(rank_context().rank, layer): load for layer, load in loads_of(self.model)})
+        update(self)
+
     trainer_module.exchange = lambda reading: (snapshots.append(calls()), exchange(reading))[1]
+    Trainer._update_biases = keep_loads
     try:
         for _ in range(2):
             before = calls()
             trainer.step(batch)
     finally:
-        trainer_module.exchange = exchange
+        trainer_module.exchange, Trainer._update_biases = exchange, update
     found = {}
     for name, after in sorted(snapshots[-1].items()):
         spent = tuple(b - a for a, b in zip(before.get(name, (0, 0, 0)), after, strict=True))
         if spent[0]:
             found[name] = spent
-    return found
+    return found, loads
+
+
+def loads_of(model):
+    """How many tokens of the step chose each expert, by layer."""
+    for stage in model.stages.values():
+        for number, layer in stage.layers.named_children():
+            router = getattr(layer.mlp, "router", None)
+            if router is not None:
+                yield int(number), router.load.tolist()
 
 
 def differences(rank, plans, config, num_rows, length):
@@ -46,8 +66,10 @@ def differences(rank, plans, config, num_rows, length):
     found = {}
     for plan in plans:
         batch_size = num_rows * plan.data_size * plan.num_microbatches
-        expected = plan.traffic(config, batch_size, length).calls(rank)
-        found[str(plan)] = (train(plan, config, num_rows, length), expected)
+        measured, loads = train(plan, config, num_rows, length)
+        routing = {key: load for one in comm.all_gather_object(loads) for key, load in one.items()}
+        step = plan.traffic(config, batch_size, length, routing)
+        found[str(plan)] = (measured, step.calls(rank))
     return found
 
 

@@ -1,0 +1,115 @@
+"""`ExpertTraffic`: the calls of stages with layers of experts, given how many tokens chose each expert.
+
+Chapter: book/together/sums.  In: a plan, a config, loads.  Out: calls, entered by `Calls`.
+  forward     counts, dispatch, combine: rows of h to the ranks of their experts, and back
+  backward    combine's and dispatch's gradients, the same rows; with recompute the forward once more
+  shared      an expert that every token uses: a sum of T h forward and one backward
+  tp          every rank of tp routes all tokens: under sequence parallelism they are gathered for that
+  balance     along cp the counts of each sequence, B E whole numbers, are summed
+The number of calls does not depend on the router, the bytes do.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.layer_traffic import StageTraffic
+from dualpipe_lab.world.record import traffic
+
+Routing: TypeAlias = Mapping[tuple[int, int], Sequence[int]]  # by rank and layer: load_E of the rank's step
+_COUNT = 8  # bytes of a whole number
+
+
+class ExpertTraffic(StageTraffic):
+    """Enters the calls of one rank's stages, where some layers have experts.
+
+    Args:
+        plan: a plan that fits the model.
+        config: of the full model.
+        calls: of the rank.
+        num_rows: sequences of a microbatch.
+        sequence_length: tokens of a full sequence.
+    """
+
+    def __init__(
+        self, plan: PlanFields, config: V3MoEConfig, calls: Calls, num_rows: int, sequence_length: int
+    ) -> None:
+        super().__init__(plan, config.dense, calls, num_rows, sequence_length)
+        self.sparse = config
+        self.ep = plan.topology.at(calls.rank).ranks("ep") if plan.ep > 1 else (calls.rank,)
+
+    def ffn_forward(self, number: int) -> None:
+        """Enter the forward of a layer's feed-forward network."""
+        if number < self.sparse.num_dense_layers:
+            super().ffn_forward(number)
+            return
+        self.gather_input()
+        counts = [self.sparse.num_experts // len(self.ep) * _COUNT] * len(self.ep)
+        self.calls.all_to_all(self.ep, counts, counts)
+        self._exchange_twice()
+        self._shared()
+        if self.sparse.balance and self.layout is not None:
+            self.calls.all_reduce(self.cp, self.num_rows * self.sparse.num_experts, _COUNT)
+
+    def ffn_backward(self, number: int) -> None:
+        """Enter its backward."""
+        if number < self.sparse.num_dense_layers:
+            super().ffn_backward(number)
+            return
+        self.gather_output_grad()
+        self._exchange_twice()
+        self._shared()
+
+    def enter_rows(self, layer: int, routing: Routing) -> None:
+        """Enter the bytes of all exchanges of a layer in the step: every row goes there and back, twice or thrice."""
+        share = self.sparse.num_experts // len(self.ep)
+        place = self.ep.index(self.calls.rank)
+        sends = [sum(routing[self.calls.rank, layer][at * share : (at + 1) * share]) for at in range(len(self.ep))]
+        receives = [sum(routing[rank, layer][place * share : (place + 1) * share]) for rank in self.ep]
+        rows = traffic.all_to_all(sends, receives, place)
+        times = (3 if self.plan.recompute else 2) * self.config.hidden_size * self.element
+        entry = self.calls.ledger.entries["all_to_all_single"]
+        entry.sent += (rows.sent + rows.received) * times
+        entry.received += (rows.sent + rows.received) * times
+
+    def _exchange_twice(self) -> None:
+        """Enter dispatch and combine, without their bytes, of which the router decides."""
+        for _ in range(2):
+            self.calls.all_to_all(self.ep, [0] * len(self.ep), [0] * len(self.ep))
+
+    def _shared(self) -> None:
+        if self.sparse.num_shared_experts:
+            self.calls.all_reduce(self.tp, self.num_tokens * self.config.hidden_size, self.element)
+
+
+def even_loads(num_slots: int, num_experts: int) -> list[int]:
+    """Return how many tokens choose each expert if the choices are spread as evenly as they can be.
+
+    >>> even_loads(10, 4)
+    [3, 3, 2, 2]
+    """
+    share, more = divmod(num_slots, num_experts)
+    return [share + (expert < more) for expert in range(num_experts)]
+
+
+def router_calls(calls: Calls, plan: PlanFields, num_routers: dict[int, int], num_experts: int) -> None:
+    """Enter the sums of the experts' loads, by which the routers' biases move, once per step.
+
+    `num_routers`: by stage of this rank.
+    """
+    total = sum(num_routers.values())
+    if not total:
+        return
+    here = plan.topology.at(calls.rank)
+    calls.all_reduce(here.ranks(*plan.copy_axes) if plan.copy_axes else (calls.rank,), total * num_experts, _COUNT)
+    shared: dict[int, int] = {}  # by rank of pp with copies: the routers of those
+    for stage, count in num_routers.items():
+        for other in plan.holders(stage):
+            if other != here.rank("pp"):
+                shared[other] = shared.get(other, 0) + count
+    for other, count in shared.items():
+        if count:
+            calls.send(here.ranks("pp")[other], count * num_experts * _COUNT)
+            calls.receive(here.ranks("pp")[other], count * num_experts * _COUNT)
