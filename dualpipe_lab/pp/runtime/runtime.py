@@ -102,7 +102,6 @@ class PipelineRuntime:
         modules = {index: stage.module for index, stage in self._stages.items()}
         check_unwrapped(modules)
         check_fully_sharded(program, self._rank, modules, sum_mirrors)
-
         self._loss_fn = loss_fn
         self._overlapped = overlapped
         self._on_stage_done = on_stage_done
