@@ -1,4 +1,4 @@
-"""What overlap gives in wall time: pairs beside their two-stream simulation, and whole pipelines.
+"""What overlap gives in wall time: pairs beside their two-stream simulation, whole pipelines, and a V3 model.
 
     python benchmarks/overlap.py [--layers 4] [--work-ms 20] [--rounds 7] [--unit-ms 10] [--pipelines 4 8]
 
@@ -6,6 +6,7 @@
               of one operation: measured, its ratio to the simulation, and the simulation beside the longer sum
   pipelines   1F1B, ZB-H1 and DualPipe, every pipeline rank two expert-parallel ranks, one layer per stage; F
               computes as long as it communicates.  A step lasts from the first rank's start to the last rank's end
+  V3 model    DualPipe on 2 pipeline ranks of 2 ranks each: embedding, a dense layer, layers with a shared expert, head
 Work is slept, all-to-alls take the time of an emulated link, messages between stages are not delayed; tensors, routing
 and autograd are real and come on top.  Every round runs every contender once, every second round from the last to the
 first; medians over the rounds, and the least and the most of the ratio to the simulation.
@@ -22,21 +23,25 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import dualpipe_lab as lab
-from dualpipe_lab import comm, schedules
+from dualpipe_lab import comm, models, schedules
 from dualpipe_lab.ep import ExpertParallel
 from dualpipe_lab.ep.overlap import (
     InterruptibleStage,
     MicrobatchPass,
     Order,
+    backward_alone,
     emulated,
     execute,
     forward_alone,
+    input_grads_alone,
+    interruptible_stage,
     lower_bound,
     one_f_one_b_basic,
     one_f_one_b_overlap,
     overlapped_forward_backward,
     simulate,
     ticks_of,
+    weight_grads_alone,
 )
 from dualpipe_lab.ep.overlap import (
     closed_forms as forms,
@@ -44,6 +49,8 @@ from dualpipe_lab.ep.overlap import (
 from dualpipe_lab.pp import Program, run_pair_serially
 
 MS, SIZES = emulated.MS, emulated.Sizes()
+V3 = models.V3MoEConfig(hidden_size=16, num_layers=6, num_heads=2, num_kv_heads=1, ffn_size=32, expert_ffn_size=12)
+V3_SIZES = emulated.Sizes(hidden=V3.hidden_size, experts=V3.num_experts, top_k=V3.num_experts_per_token)
 CONTENDERS = {
     "1F1B": ("1f1b", run_pair_serially),
     "ZB-H1": ("zero_bubble_h1", run_pair_serially),
@@ -137,6 +144,53 @@ def pipeline_cost(work: float, comm_ms: float, is_overlapped: bool) -> lab.Cost:
     return lab.Cost(F=forward, I=forward, W=2 * size[1], B=backward, overlap=pair)
 
 
+def time_models(rank: int, world_size: int, ticks: Any, batch: list[Tensor], rounds: int) -> list[list[Any]]:
+    """Start and end of a step of a V3 model with serial and with overlapped pairs; the first round warms up."""
+    program, sizes = schedules.build("dualpipe", 2, len(batch)), V3_SIZES
+    mesh = lab.Mesh(lab.Topology([("pp", 2), ("ep", 2)]))
+    fixed, steps = emulated.even_choices(sizes), []
+    for hook in (run_pair_serially, overlapped_forward_backward):
+        model = models.build_stages(V3, mesh, program, layers=[3, 3])
+        stages = {s: interruptible_stage(stage, s, ticks, fixed=fixed) for s, stage in model.stages.items()}
+        like = model.boundary(1, sizes.tokens)
+        steps.append(lab.PipelineRuntime(program, stages, model.loss_fn(), like, mesh.group("pp"), overlapped=hook))
+    found: list[list[Any]] = []
+    for number in range(rounds + 1):
+        found.append([(0, 0)] * len(steps))
+        for place, runtime in in_turns(enumerate(steps), number):
+            comm.barrier()
+            started = lab.now()
+            runtime.step(batch, batch)
+            found[-1][place] = started, lab.now()
+    return found[1:]
+
+
+def v3_model(rounds: int, unit_ms: float) -> None:
+    """Print one row for serial and one for overlapped pairs."""
+    ticks = ticks_of(round(unit_ms / 2 * MS), S_F=round(unit_ms / 4 * MS), P_F=round(unit_ms / 4 * MS))
+    num_microbatches, letters = 8, (["P", "P", *["ASDMC"] * 2], [*["ASDMC"] * 3, "P"])
+    batch = [torch.arange(V3_SIZES.tokens)[None] % V3.vocabulary_size] * num_microbatches
+    link = lab.NodeLink(V3_SIZES.link(unit_ms), lab.Link(gbps=1e6), ranks_per_node=2)  # float32: half of the bytes
+    out = lab.launch(time_models, 4, ticks, batch, rounds, link=link, timeout=900)
+    print(f"\nV3 model of 6 layers, 2 pipeline ranks of 2 ranks each, {num_microbatches} microbatches: ms per step")
+    print(f"{'':<24}{'measured':>9}{'simulated':>10}  {'ratio':<20}")
+    kinds = {"F": forward_alone, "B": backward_alone, "I": input_grads_alone, "W": weight_grads_alone}
+    ticks = ticks | dict.fromkeys(("D_F", "C_F", "C_B", "D_B"), round(unit_ms / 2 * MS))
+    alone = {kind: [simulate(build(each), ticks).makespan for each in letters] for kind, build in kinds.items()}
+
+    def pair(step: Any) -> Any:
+        up, down = step
+        order = one_f_one_b_overlap(letters[up.stage], backward_layers=letters[down.stage])
+        return simulate(order, ticks).makespan
+
+    for place, (title, overlap) in enumerate({"serial pairs": None, "overlapped": pair}.items()):
+        spans = [[rank[i][place] for rank in out] for i in range(rounds)]
+        measured = [max(end for _, end in span) - min(start for start, _ in span) for span in spans]
+        program = schedules.build("dualpipe", 2, num_microbatches)
+        predicted = lab.simulate(program, lab.Cost(**alone, overlap=overlap)).makespan
+        print(f"{title:<24}{beside(measured, predicted)}", flush=True)
+
+
 def main() -> None:
     """Run all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -150,6 +204,7 @@ def main() -> None:
     pairs(arguments.layers, arguments.work_ms, arguments.rounds)
     for num_ranks in arguments.pipelines:
         pipelines(num_ranks, arguments.rounds, arguments.unit_ms)
+    v3_model(arguments.rounds, arguments.unit_ms)
 
 
 if __name__ == "__main__":

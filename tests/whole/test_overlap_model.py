@@ -32,6 +32,7 @@ def check(world_size, cases, timeout=180):
         assert all(torch.equal(counted[layer], load) for layer, load in loads.items()), case
 
 
+@pytest.mark.slow
 def test_dualpipe_with_experts_has_the_gradients_of_one_process():
     axes = [("pp", 2), ("ep", 2)]
     bare = replace(CONFIG, num_shared_experts=0, balance=0.0)
@@ -49,6 +50,7 @@ def test_dualpipe_with_experts_has_the_gradients_of_one_process():
     )
 
 
+@pytest.mark.slow
 def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
     check(
         8,
@@ -64,6 +66,7 @@ def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
     )
 
 
+@pytest.mark.slow
 def test_data_parallelism_sees_the_gradients_of_every_piece():
     axes = [("pp", 2), ("dp", 2), ("ep", 2)]
     check(
@@ -71,6 +74,18 @@ def test_data_parallelism_sees_the_gradients_of_every_piece():
         [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Ddp", "Zero1", "Zero2")]
         + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero2"})],
     )
+
+
+def test_experts_that_are_dispatched_node_by_node_are_refused():
+    def fn(rank, world_size):
+        module = build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0]
+        module.layers.get_submodule("2").mlp.nodes = "two nodes"
+        with pytest.raises(
+            ValueError, match="layer 2 dispatches node by node, which cannot be interrupted; use num_nod"
+        ):
+            interruptible_stage(module, 0)
+
+    lab.launch(fn, 1)
 
 
 def test_zero_3_is_refused():
