@@ -80,9 +80,7 @@ def test_experts_that_are_dispatched_node_by_node_are_refused():
     def fn(rank, world_size):
         module = build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0]
         module.layers.get_submodule("2").mlp.nodes = "two nodes"
-        with pytest.raises(
-            ValueError, match="layer 2 dispatches node by node, which cannot be inter"
-        ):
+        with pytest.raises(ValueError, match="layer 2 dispatches node by node, which cannot be inter"):
             interruptible_stage(module, 0)
 
     lab.launch(fn, 1)
