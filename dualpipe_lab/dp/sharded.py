@@ -8,6 +8,7 @@ a parameter without mixing up learning rates.
 Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, DeepSpeed `safe_get_full_grad`.
 """
 
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -225,10 +226,19 @@ class ShardedAdam:
             scale *= clip_factor(norm, max_norm)
         self.num_steps += 1
         for shard, grad in zip(self.shards, gradients, strict=True):
+            self._seed_rounding(shard)
             shard.adam.step(grad, self.num_steps, lr_factor, scale)
         if scaler is not None:
             scaler.update(False)
         return StepReport(True, norm)
+
+    def _seed_rounding(self, shard: LocalShard) -> None:
+        """On a mesh, draw by name, so that all copies round alike: mirrored stages come in another order, for one."""
+        if self.generator is not None and self._declaration is not None:
+            first = self._declaration.parameters[shard.bucket.parameters[0]]
+            part = None if first.shard is None else first.shard.start
+            key = f"{self._options.rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
+            self.generator.manual_seed(zlib.crc32(key.encode()))
 
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""

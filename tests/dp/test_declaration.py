@@ -8,21 +8,28 @@ from torch import nn
 import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.declaration import copy_axes
+from dualpipe_lab.dp.ema import ShardedEma
 from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
+from dualpipe_lab.ep.moe import Experts
+from dualpipe_lab.models.llama import Llama
+from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.v3_moe import V3MoE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.pp import schedules
 
 # one key head, so that tp has replicas of it
 CONFIG = V3MoEConfig(
     vocabulary_size=29, hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, ffn_size=20, expert_ffn_size=6,
     num_experts=4, num_groups=2, balance=0.0,
 )  # fmt: skip
+TINY = {"vocabulary_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 4, "num_kv_heads": 1, "ffn_size": 8}
 # eps is large: else Adam would hide a gradient that is clipped too much
-HYPER, MAX_NORM, STEPS, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 3, 4, 6
+HYPER, MAX_NORM, STEPS, ROWS, LENGTH, DECAY = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 3, 4, 6, 0.6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 TOPOLOGIES = {
     "ep 2": lab.Topology([("ep", 2)]),
@@ -49,18 +56,20 @@ def batches():
 
 
 def one_process(state):
-    """Gradients of the first step, norms and weights of all, by torch's clipping."""
+    """Gradients of the first step, all norms, the last weights and their moving average, by torch's clipping."""
     model, norms, grads = PlainV3MoE(CONFIG, torch.float64), [], {}
     model.load_state_dict(state)
-    optimizer = AdamW(model.parameters(), HYPER)
+    optimizer, average = AdamW(model.parameters(), HYPER), {name: tensor.clone() for name, tensor in state.items()}
     for ids, targets in batches():
         optimizer.zero_grad()
         model.loss(ids, targets).backward()
         grads = grads or {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         optimizer.step()
+        for name, parameter in model.named_parameters():
+            average[name].mul_(DECAY).add_(parameter.detach(), alpha=1 - DECAY)
     assert min(norms) > 2 * MAX_NORM  # it does clip
-    return grads, norms, {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return grads, norms, {name: parameter.detach() for name, parameter in model.named_parameters()}, average
 
 
 def build(stage, model, mesh, options):
@@ -78,6 +87,7 @@ def rows_of(mesh):
 def train(optimizer, mesh):
     """Two microbatches a step; the gradients of the first step, and all norms."""
     rows, norms, grads = rows_of(mesh), [], None
+    averages = ShardedEma(optimizer, DECAY)
     for ids, targets in batches():
         parts = list(zip(ids[rows].split(1), targets[rows].split(1), strict=True))
         optimizer.zero_grad(len(parts))
@@ -87,7 +97,9 @@ def train(optimizer, mesh):
         asked = optimizer.grad_norm()
         norms.append(optimizer.step(max_norm=MAX_NORM).norm)
         assert asked == norms[-1]
-    return grads, norms
+        averages.update()
+    with averages.applied():
+        return grads, norms, full_weights(optimizer)
 
 
 def worst(found, expected, declared):
@@ -106,7 +118,7 @@ def compare(topology, hybrid=False):
     def fn(rank, world_size):
         mesh, found = lab.Mesh(topology), {}
         state = V3MoE(CONFIG, mesh, dtype=torch.float64).full_state_dict()
-        expected_grads, expected_norms, expected = one_process(state)
+        expected_grads, expected_norms, expected, expected_average = one_process(state)
         for name, stage in STAGES.items():
             model = V3MoE(CONFIG, mesh, dtype=torch.float64)
             if mesh.rank("dp"):  # the optimizer makes copies equal
@@ -114,11 +126,12 @@ def compare(topology, hybrid=False):
             if mesh.rank("edp" if topology.edp else "dp"):
                 nn.init.normal_(model.layers[1].mlp.experts.gate)
             optimizer = build(stage, model, mesh, ZeroOptions(HYPER, bucket_bytes=3000, hybrid=hybrid))
-            grads, norms = train(optimizer, mesh)
+            grads, norms, averaged = train(optimizer, mesh)
             declared = optimizer.declaration.parameters
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
             weights = worst(full_weights(optimizer), expected, declared)
-            found[name] = worst(grads, expected_grads, declared), off, weights
+            average = worst(averaged, expected_average, declared)
+            found[name] = worst(grads, expected_grads, declared), off, weights, average
         return found
 
     for found in launch(fn, topology.world_size, timeout=120):
@@ -134,3 +147,61 @@ def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
 @pytest.mark.parametrize("name", NODES)
 def test_shards_within_nodes_and_replicas_across_them_too(name):
     compare(NODES[name], hybrid=True)
+
+
+def refused(make):
+    with pytest.raises(ValueError, match=r".+") as caught:
+        make()
+    return str(caught.value)
+
+
+def test_what_cannot_be_right_is_refused():
+    """On every rank alike, before anything is sent."""
+
+    def fn(rank, world_size):
+        mesh = lab.Mesh(lab.Topology([("dp", 2), ("ep", 2)]))
+        piped = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)]))
+        plain = nn.Linear(2, 2)
+        experts = Experts(2, 2, 4)  # over the world, and the mesh has 2 ranks of ep
+        llama = Llama(LlamaConfig(**TINY), lab.Topology([("tp", 4)]), sequence_parallel=True, coalesce=True)
+        program = schedules.build("1f1b", 4, 4)
+        looped = schedules.build("interleaved", 2, 4)
+        return [
+            refused(lambda: Ddp(nn.Sequential(experts), mesh)),
+            refused(lambda: Ddp(llama, llama.mesh)),
+            refused(lambda: Zero1(plain, piped)),
+            refused(lambda: Zero1(plain, piped, program=program)),
+            refused(lambda: Zero1(plain, piped, program=looped)),
+            refused(lambda: Zero2(plain, mesh, ZeroOptions(replicas=mesh.group("dp")))),
+            refused(lambda: Zero2(plain, mesh, ZeroOptions(hybrid=True))),
+        ]
+
+    for rank, found in enumerate(launch(fn, 4)):
+        first = 2 * (rank // 2)
+        rules = [
+            f"(Experts) is sharded over ranks [0, 1, 2, 3], and ep of dp 2 x ep 2 = 4 ranks has [{first}, {first + 1}]",
+            "leaves gradients partial, which data parallelism would sum before they are complete; use TensorParallel",
+            "pp 2 x dp 2 = 4 ranks have a pipeline, whose program says which ranks hold a stage; give program=",
+            "program '1F1B' is for 4 ranks, pp 2 x dp 2 = 4 has pp 2",
+            "and Linear does not say which is which; give it `stages`",
+            "with a mesh the module's declaration says what replicas=, axes_of= and norm_groups= say",
+            "hybrid ZeRO shards within nodes, got dp 2 x ep 2 = 4 ranks; give the topology ranks_per_node=",
+        ]
+        for text, rule in zip(found, rules, strict=True):
+            assert rule in text
+
+
+def test_copies_that_lie_unevenly_on_the_nodes_are_refused():
+    """Three of four data ranks are on the first node."""
+
+    def fn(rank, world_size):
+        topology = lab.Topology([("dp", 3), ("tp", 2)], ranks_per_node=2 * 2 - 1)
+        return refused(lambda: Zero1(nn.Linear(2, 2), lab.Mesh(topology), ZeroOptions(hybrid=True)))
+
+    for text in launch(fn, 6):
+        assert "dp group [0, 2, 4] lies unevenly on nodes of 3 ranks: [(0, 2), (4,)]; shard over all copies" in text
+
+
+def test_an_edp_that_leaves_out_ranks_with_other_data_is_refused_without_a_rank():
+    with pytest.raises(ValueError, match=r"got dp 2 x cp 2 = 4 ranks with experts_over=\('dp',\); use experts_over="):
+        copy_axes(lab.Topology([("dp", 2), ("cp", 2)], edp=2))

@@ -129,3 +129,27 @@ def compare(config, topology, kinds, stages=STAGES):
 def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
     """On whole, split, mirrored and folded pipelines."""
     compare(*CASES[name])
+
+
+def test_copies_stay_equal_when_weights_are_rounded_at_random():
+    """bf16 without masters: mirrors hold their stages in another order, and ranks of tp have shards of their own."""
+
+    def fn(rank, world_size):
+        mesh, program = lab.Mesh(lab.Topology([("pp", 2), ("tp", 2)])), schedules.build("dualpipe", 2, M)
+        model = build_stages(TIED, mesh, program, dtype=torch.bfloat16)
+        optimizer = Zero1(model, mesh, ZeroOptions(HYPER, rounding_seed=3), program=program)
+        before = full_weights(optimizer)
+        train(optimizer, mesh, program)
+        named = optimizer.declaration.parameters.items()
+        weights = full_weights(optimizer)
+        moved = any(not torch.equal(weights[name], before[name]) for name in weights)
+        return moved, {(said.name, said.shard): weights[optimizer.names[p]] for p, said in named}
+
+    launched, copies = launch(fn, 4, timeout=120), {}
+    for moved, weights in launched:
+        assert moved
+        for key, value in weights.items():
+            copies.setdefault(key, []).append(value)
+    assert min(map(len, copies.values())) >= 2  # mirrors at least
+    for key, values in copies.items():
+        assert all(torch.equal(value, values[0]) for value in values), key

@@ -1,6 +1,6 @@
-"""Experts are no copies: an optimizer over ranks with other experts is refused, one over their own copies is right."""
+"""Experts are no copies: an optimizer over ranks with other experts is refused, one over a mesh is right."""
 
-from math import hypot
+from math import hypot, isnan
 
 import pytest
 import torch
@@ -71,6 +71,7 @@ def data():
 
 
 def one_process(rank, world_size):
+    torch.manual_seed(0)
     model, x = make(), data()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     model(x).square().mean().backward()
@@ -78,6 +79,56 @@ def one_process(rank, world_size):
     nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
     AdamW(model.parameters(), HYPER).step()
     return before, grads, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSING if name != "broadcast"])
+def test_on_a_mesh_they_are_trained_as_in_one_process(name):
+    """ep 2, what a plain group refuses: gradients, and a step clipped by one norm."""
+    ((_, grads, after),) = lab.launch(one_process, 1, output="collect")
+
+    def fn(rank, world_size):
+        torch.manual_seed(rank)
+        model, mesh = make(), lab.Mesh(lab.Topology([("ep", 2)]))
+        options = ZeroOptions(HYPER)
+        optimizer = (
+            Zero3(model, list(model.children()), mesh, options)
+            if name == "Zero3"
+            else REFUSING[name](model, mesh, options)
+        )
+        (model(data()[2 * rank : 2 * rank + 2]).square().sum() / data().numel()).backward()
+        found, report = full_gradients(optimizer), optimizer.step(max_norm=MAX_NORM)
+        return found, full_weights(optimizer), report, model[1].experts.shards
+
+    norm = float(torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt())
+    for found, weights, report, shards in lab.launch(fn, 2, output="collect"):
+        assert report.stepped
+        assert report.norm == pytest.approx(norm, rel=1e-12)
+        for ours, theirs in ((found, grads), (weights, after)):
+            assert ours.keys() == theirs.keys()
+            for key, value in ours.items():
+                expected = theirs[key]
+                if key.startswith("1.experts."):
+                    expected = shards[key.removeprefix("1.experts.")].of(expected)
+                assert (value - expected).abs().max() <= 1e-12 * max(1.0, float(expected.abs().max())), key
+
+
+def test_a_gradient_that_is_no_number_on_one_rank_stops_the_step_on_all():
+    """Also one of an expert that no other rank holds, and of GShard's experts."""
+
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(lab.Topology([("ep", 2)])), []
+        for module in (make(), GShardMoE(WIDTH, WIDTH, NUM_EXPERTS, 8)):
+            optimizer = Ddp(module, mesh, ZeroOptions(HYPER))
+            before = full_weights(optimizer)
+            for shard, grad in zip(optimizer.local_shards, optimizer.finished_gradients(), strict=True):
+                if rank == 1 and "ep" in optimizer.declaration.parameters[shard.bucket.parameters[0]].axes:
+                    grad[0] = float("nan")
+            report = optimizer.step(max_norm=1.0)
+            same = all(torch.equal(value, before[name]) for name, value in full_weights(optimizer).items())
+            found.append((report.stepped, isnan(report.norm), same))
+        return found
+
+    assert lab.launch(fn, 2, output="collect") == [[(False, True, True)] * 2] * 2
 
 
 @pytest.mark.parametrize("stage", [Ddp, Zero1, Zero2])
