@@ -83,3 +83,16 @@ def test_a_plan_shows_its_grid():
     assert str(plan.grid()).splitlines()[0] == "pp 2 x dp 2 = 4 ranks; the pp group of rank 0: 0, 2"
     assert "<svg" in plan._repr_html_()
     assert "pp 2 (1f1b, m 1) x dp 2 = 4 ranks" in plan._repr_html_()
+
+
+@pytest.mark.parametrize("config", [LLAMA, V3])
+def test_the_axes_are_those_over_which_the_optimizers_sum(config):
+    from dualpipe_lab.dp.declaration import copy_axes
+
+    for plan in lab.Plan.all(config, 8, zeros=[0], schedule_names=["1f1b"]):
+        dense, experts = (set(axes) - {"edp"} for axes in copy_axes(plan.topology))
+        assert set(plan.copy_axes) == {axis for axis in dense if plan.topology.size(axis) > 1}
+        if config is V3:
+            along = {one.along for one in plan.sums(config).of("experts").sums if one.along != "tp"}
+            found = set(" x ".join(along).split(" x ")) - {"", "edp"}
+            assert found == {axis for axis in experts if plan.topology.size(axis) > 1}
