@@ -57,7 +57,7 @@ def main() -> None:
         folder=chosen.folder,
         save_every=50 if chosen.folder else None,
         csv=chosen.csv,
-        sample=chosen.sample,
+        sample=chosen.sample or None,
     )
     if os.environ.get("RANK", "0") == "0":  # torchrun runs this script once per rank
         print(result)

@@ -19,6 +19,7 @@ from torch import Tensor
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import name_of
 from dualpipe_lab.plan import Plan
+from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import MetricFiles, Metrics
@@ -97,7 +98,15 @@ def run(
             results = _launched(job, timeout, backend)
     first: Outcome = results[0]
     ended = first.checkpoint, first.text, first.interrupted
-    return Result(str(plan), first.metrics, *ended, results.timeline, first.state)
+    return Result(str(plan), first.metrics, *ended, _last_step(results.timeline, str(plan)), first.state)
+
+
+def _last_step(timeline: Timeline, title: str) -> Timeline | None:
+    """Return the last training step, without the evaluations that follow it; the trace holds nothing older."""
+    steps = timeline.steps()
+    if not steps:
+        return None
+    return Timeline(title, steps[0].spans_by_rank, steps[0].messages, timeline.source, timeline.unit)
 
 
 def _launched(job: Job, timeout: float, backend: str) -> Any:

@@ -44,6 +44,21 @@ def test_a_text_goes_on_with_the_likeliest_byte_of_the_model(alone):
 
 
 @pytest.mark.slow
+def test_a_v3_model_evaluates_and_writes_though_its_last_stage_has_a_loss_of_its_own():
+    chosen = plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe")
+    result = run(V3, chosen, weights=True, bias_speed=0.0, **EXTRAS, **SAMPLE)
+    model = models.PlainV3MoE(replace(V3, balance=0.0), torch.float64)
+    model.load_state_dict(result.weights())
+    sampler = train.Sampler(EXTRAS["evaluation"], 16, 8)
+    with torch.no_grad():
+        losses = [float(model.loss(batch.inputs[0], batch.targets[0])) for batch in map(sampler.batch, range(2))]
+    assert result.metrics[-1].evaluation == pytest.approx(sum(losses) / 2, rel=1e-12)
+    assert result.text.startswith("A rank ")
+    assert "\0" not in result.text, "logits of zeros"
+    assert len(result.timeline.steps()) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", PLANS, ids=str)
 def test_a_plan_evaluates_and_writes_as_one_rank_does(alone, chosen):
     result = run(LLAMA, chosen, **EXTRAS, **SAMPLE)

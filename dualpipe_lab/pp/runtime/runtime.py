@@ -280,10 +280,10 @@ class PipelineRuntime:
         if not torch.is_grad_enabled():
             done.stage.live.pop(microbatch, None)  # no backward follows
         if self._is_last(index):
-            if done.loss is not None:
-                batch.losses[microbatch] = done.loss
-            elif done.result:
+            if done.result:  # without targets; a loss of the module's own then counts with the earlier stages'
                 batch.outputs[microbatch] = done.result if len(done.result) > 1 else done.result[0]
+            elif done.loss is not None:
+                batch.losses[microbatch] = done.loss
         elif done.loss is not None:
             batch.stage_losses[index, microbatch] = done.loss
 
