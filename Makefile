@@ -78,8 +78,12 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-bench: $(INSTALLED_DEV) ## run every benchmark and print its table
+bench: $(INSTALLED_DEV) ## run every benchmark and print its table; LONG=1: every plan of 8 ranks (some hours, resumable)
+ifdef LONG
+	@$(BIN)/python benchmarks/plans.py --all
+else
 	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
+endif
 
 new-chapter: $(INSTALLED) ## make a chapter that passes: make new-chapter part=tp name=my-topic
 	@$(BIN)/python tools/new_chapter.py $(or $(part),$(error name the part: make new-chapter part=tp name=my-topic)) $(or $(name),$(error name the topic: make new-chapter part=tp name=my-topic))
