@@ -77,7 +77,7 @@ def test_a_wrong_gradient_would_be_seen():
 def assert_right(chosen):
     """Train under each plan in one launch, and compare."""
     world_size, right = chosen[0].plan.world_size, _proof.references(chosen)
-    found = lab.launch(_proof.prove_all, world_size, chosen, right, timeout=300, output="collect")[0]
+    found = lab.launch(_proof.prove_all, world_size, chosen, right, timeout=900, output="collect")[0]
     assert len(found) == len(chosen)
     wrong = {str(case): bad for case, errors in zip(chosen, found, strict=True) if (bad := _proof.problems(errors))}
     assert not wrong
