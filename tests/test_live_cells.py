@@ -18,6 +18,7 @@ LIVE = [
     "book/ep/eplb.md",
     "book/dp/topology.md",
     "book/start/ranks-and-messages.md",
+    "book/whole/cuts.md",
 ]
 CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r"^(?:viz\.)?play\(", re.MULTILINE)
