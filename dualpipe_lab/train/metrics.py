@@ -10,7 +10,6 @@ Elsewhere: torchtitan `MetricsProcessor`; TensorBoard `SummaryWriter`.
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -130,7 +129,7 @@ def read_csv(file: str | Path) -> list[dict[str, str]]:
 def check_tensorboard() -> None:
     """Raise MissingExtra unless TensorBoard's package is installed."""
     with extra("tensorboard", "metrics for TensorBoard"):
-        import_module("tensorboard")
+        import tensorboard  # type: ignore[import-not-found, import-untyped, unused-ignore] # noqa: F401
 
 
 def _writer(folder: str | Path, first: int) -> Any:

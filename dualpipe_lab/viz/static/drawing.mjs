@@ -5,7 +5,17 @@ import { themeOf, watchTheme } from "./theme.mjs";
 
 const PRINTING = ["beforeprint", "afterprint"];
 
+// A page's own shortcuts on plain keys stay away from our sliders and buttons too; notebooks have a mark (register.mjs).
+function keepPlainKeys(event) {
+  if (!(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey)) event.stopPropagation();
+}
+
 export class Drawing extends HTMLElement {
+  constructor() {
+    super();
+    this.addEventListener("keydown", keepPlainKeys);
+  }
+
   disconnectedCallback() {
     this.player?.stop();
     this.unwatch?.();
