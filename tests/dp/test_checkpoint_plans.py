@@ -69,14 +69,14 @@ def equal(ours, theirs):
 def folder(tmp_path_factory):
     """Checkpoints of every plan and kind of optimizer."""
     folder = tmp_path_factory.mktemp("plans")
-    launch(saving, 4, folder, PLANS, timeout=120)
+    launch(saving, 4, folder, PLANS, timeout=480)
     return folder
 
 
 def test_every_plan_goes_on_from_the_checkpoint_of_every_other(folder):
     """Bitwise: gradients are drawn by name, so every plan has the same arithmetic."""
     for num_ranks, plans in ((4, PLANS), (1, {"one rank": ONE})):
-        for found in launch(loading, num_ranks, folder, plans, timeout=120):
+        for found in launch(loading, num_ranks, folder, plans, timeout=480):
             assert len(found) == len(plans) * len(KINDS) * 2
             assert all(all(same) for same in found.values()), found
 

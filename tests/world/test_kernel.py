@@ -20,7 +20,7 @@ lab.launch(sleepers, 3, timeout=100)
 """
 
 
-def pids(folder, count=3, seconds=30):
+def pids(folder, count=3, seconds=120):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = [path.read_text() for path in folder.glob("pid-*")]
