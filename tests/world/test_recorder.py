@@ -85,7 +85,7 @@ def _step(rank, num_ranks):
 def test_a_step_is_in_the_books_when_it_is_over_and_for_those_who_ask_within():
     first, last = lab.launch(_step, 2, output="collect")
     assert [count for _, count in last[0]] == [1, 2, 3]
-    assert last[0][0][0] == 0  # nobody had asked before
+    assert last[0][0][0] <= 1  # 0 unless the launcher has asked, as it does where ranks are slow
     for _, counts, num_sent in (first, last):
         assert counts == {"isend": 3, "irecv": 3, "barrier": 1}
         assert num_sent == 3
