@@ -9,13 +9,13 @@ const DRAWINGS = "dp-timeline, dp-steps, dp-explorer, dp-live";
 
 // Notebooks have shortcuts on plain keys, which would take them from our sliders and buttons; Ctrl+S and the like are
 // theirs.  Notebook 7 reads a key before any element sees it, and looks for this mark on the element with the focus first.
-function keepPlainKeys({ target, ctrlKey, metaKey, altKey, shiftKey }) {
+function markPlainKeys({ target, ctrlKey, metaKey, altKey, shiftKey }) {
   if (!target.closest?.(DRAWINGS)) return;
   target.toggleAttribute("data-lm-suppress-shortcuts", !(ctrlKey || metaKey || altKey || shiftKey));
 }
 
 export function register() {
-  if (!customElements.get("dp-timeline")) window.addEventListener("keydown", keepPlainKeys, true);
+  if (!customElements.get("dp-timeline")) window.addEventListener("keydown", markPlainKeys, true);
   if (!customElements.get("dp-timeline")) customElements.define("dp-timeline", TimelineElement);
   if (!customElements.get("dp-steps")) customElements.define("dp-steps", StepsElement);
   if (!customElements.get("dp-explorer")) customElements.define("dp-explorer", ExplorerElement);
