@@ -29,7 +29,7 @@ DRAW_WHOLE = """e => {
   const { perTime, row } = e.screen.layout, sum = (total, track) => total + track.numRanks * track.makespan;
   const pixels = Math.min(...e.tracks.map(track => track.shortest)) * perTime;
   const rows = e.tracks.reduce(sum, 0) * perTime * row.cell;
-  return { filled, cells: e.screen.cells, pixels, perTime, height: row.cell, rows };
+  return { filled, cells: e.screen.cells, pixels, perTime, height: row.cell, line: row.line, rows };
 }"""
 STATE = "e => ({ time: e.time, makespan: e.makespan, playing: e.playing, status: e.status.textContent })"
 
@@ -80,21 +80,16 @@ def simulated(track, costs):
     return simulate(program, Cost(**costs))
 
 
-def shown_spans(timeline, streams):
-    """The spans that are drawn: no waits, and of other streams than work only where streams are."""
-    spans = [span for row in timeline.spans_by_rank for span in row if span.kind != "wait"]
-    return [span for span in spans if span.stream == "work" or streams]
-
-
 def spans_of(track, streams):
-    """What is drawn of a track: how long each span is and of how many actions it consists; with `streams`, messages."""
+    """How long each span of a track is and of how many actions it consists: in rows, and with `streams` in lanes."""
     if "rows" in track:
         timeline = simulated(track, track["costs"])
     else:
         timeline = Timeline.from_dict({"format": "dualpipe-lab/timeline/1", **track})
+    spans = [span for row in timeline.spans_by_rank for span in row if span.kind != "wait"]
     sent = [message.arrived - (message.left or message.sent) for message in timeline.messages if streams]
-    shown = shown_spans(timeline, streams)
-    return [(span.duration, len(span.actions) or 1) for span in shown] + [(duration, 1) for duration in sent]
+    rows = [(span.duration, len(span.actions) or 1) for span in spans if span.stream == "work"]
+    return rows, [(span.duration, 1) for span in spans if span.stream != "work" and streams] + [(t, 1) for t in sent]
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -106,32 +101,17 @@ def test_every_action_has_its_cell(opened, viewport):
         drawn = element.evaluate(DRAW_WHOLE)
         cells = [(width, height) for colour, width, height in drawn["filled"] if colour in CELLS]
         streams = element.evaluate("e => e.streams")
-        spans = [span for track in spec["tracks"] for span in spans_of(track, streams)]
+        found = [spans_of(track, streams) for track in spec["tracks"]]
+        rows, lanes = ([span for track in found for span in track[place]] for place in (0, 1))
         if drawn["pixels"] >= 1.5:
-            actions = sum(parts for duration, parts in spans if duration > 0)  # no time, no cell
+            actions = sum(parts for duration, parts in rows + lanes if duration > 0)  # no time, no cell
             assert len(cells) == drawn["cells"] == actions, f"timeline {number} of {opened.path}"
         else:  # too narrow for cells: what is filled is as much of a row as work is of its time, in quarters
             assert drawn["cells"] == 0
-            busy = sum(covered(track, streams) for track in spec["tracks"])
-            work = float(busy) * drawn["perTime"] * drawn["height"]
-            if opened.path != "book/whole/museum":  # there spans lie within spans of the same row
-                assert sum(width * height for width, height in cells) == pytest.approx(work, abs=drawn["rows"] / 8)
+            high = sum(t for t, _ in rows) * drawn["height"] + sum(t for t, _ in lanes) * drawn["line"]
+            work = float(high) * drawn["perTime"]
+            assert sum(width * height for width, height in cells) == pytest.approx(work, abs=drawn["rows"] / 8)
     assert opened.complaints == []
-
-
-def covered(track, streams):
-    """How long the rows of a track are busy; spans of one row may overlap where they were recorded."""
-    if "rows" in track:
-        return sum(duration for duration, _ in spans_of(track, streams))
-    timeline, total = Timeline.from_dict({"format": "dualpipe-lab/timeline/1", **track}), 0
-    for row in timeline.spans_by_rank:
-        for stream in {span.stream for span in row}:
-            end = None
-            for span in sorted((s for s in row if s.stream == stream and s.kind != "wait"), key=lambda s: s.start):
-                if stream == "work" or streams:
-                    start = span.start if end is None else max(span.start, end)
-                    total, end = total + max(0, span.end - start), max(span.end, start)
-    return total + sum(duration for duration, _ in spans_of(track, streams)[len(shown_spans(timeline, streams)) :])
 
 
 # ---- keys

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dualpipe_course.comparison import (
     Found,
     Limit,
-    Meter,
     Numbers,
     Off,
     Unchanged,
@@ -22,6 +21,7 @@ from dualpipe_course.cp import formula
 from dualpipe_course.cp.formula import Matrix
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong
+from dualpipe_course.meter import Meter
 from dualpipe_course.start.ranks import check_messages_only
 from dualpipe_course.trial import call_each, ended
 from dualpipe_lab.cp.layouts import make_layout

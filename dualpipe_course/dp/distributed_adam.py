@@ -8,9 +8,10 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Memory, Numbers, Off, Unchanged, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks
 from dualpipe_course.differences import apart, close
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Memory
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Memory, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Memory
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Memory, Meter, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Memory, Meter
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter, sent_bytes

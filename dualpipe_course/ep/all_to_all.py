@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Meter
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 

@@ -8,8 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Meter, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
 from dualpipe_lab.world.emulate.link import Link

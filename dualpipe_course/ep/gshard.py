@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Limit, Meter, Numbers, Off, compare_on_ranks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks
 from dualpipe_course.differences import shape
 from dualpipe_course.ep import gates
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, check_ints, ended, needs_function, on_ranks
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Meter
 from dualpipe_course.differences import apart, close
 from dualpipe_course.ep import gates
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
 

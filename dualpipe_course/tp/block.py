@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Meter, Numbers, Off, check_found
+from dualpipe_course.comparison import Found, Numbers, Off, check_found
 from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.tp import layers
 from dualpipe_course.trial import check_ints, needs_function, on_ranks

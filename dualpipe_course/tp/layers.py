@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dualpipe_course.comparison import (
     Found,
     Limit,
-    Meter,
     Numbers,
     Off,
     Unchanged,
@@ -19,6 +18,7 @@ from dualpipe_course.comparison import (
     in_words,
     on_one_process,
 )
+from dualpipe_course.meter import Meter
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from dualpipe_course.comparison import Meter
+from dualpipe_course.meter import Meter
 from dualpipe_course.whole.training_log import RankLog
 from dualpipe_lab import comm, data, dp, models
 from dualpipe_lab.topology import Topology

@@ -1,6 +1,6 @@
 """`build_stages`: the stages of a model that one rank holds, for any program; `RankModel`: the stages together.
 
-Chapter: book/together/cuts.  In: a config, a `Mesh`, a program.  Out: modules by stage, for `PipelineRuntime`.
+Chapter: book/whole/cuts.  In: a config, a `Mesh`, a program.  Out: modules by stage, for `PipelineRuntime`.
   loss       each rank has its summand: the sum over its valid targets, divided by those of the step on all ranks.  The
              summands of microbatches and data ranks add up, so `runtime.step` takes weights of 1, and gradients are
              summed, never averaged

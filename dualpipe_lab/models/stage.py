@@ -1,6 +1,6 @@
 """`TransformerStage`: some layers of a model, with the embedding before the first and the head behind the last.
 
-Chapter: book/together/cuts.  In: a config, a `Sharing`, a range of layers.  Out: a module.
+Chapter: book/whole/cuts.  In: a config, a `Sharing`, a range of layers.  Out: a module.
   stage      in                       out
   first      ids_BS                   x_BSD
   others     x_BSD                    x_BSD

@@ -1,6 +1,6 @@
 """Which layers of a model each stage of a pipeline has, and the rules of it; needs no rank and no torch.
 
-Chapter: book/together/cuts.  In: a config, a topology, a program.  Out: the layers of each stage, or a refusal.
+Chapter: book/whole/cuts.  In: a config, a topology, a program.  Out: the layers of each stage, or a refusal.
   cost of a layer   the parameters that a token uses there: an expert counts k times, and a lookup costs nothing
   cost of the head  V h, on the last stage
 A stage may be on several ranks (DualPipe: on s and P - 1 - s).

@@ -1,6 +1,6 @@
 """`ExpertTraffic`: the calls of stages with layers of experts, given how many tokens chose each expert.
 
-Chapter: book/together/sums.  In: a plan, a config, loads.  Out: calls, entered by `Calls`.
+Chapter: book/whole/sums.  In: a plan, a config, loads.  Out: calls, entered by `Calls`.
   forward     counts, dispatch, combine: rows of h to the ranks of their experts, and back
   backward    combine's and dispatch's gradients, the same rows; with recompute the forward once more
   shared      an expert that every token uses: a sum of T h forward and one backward

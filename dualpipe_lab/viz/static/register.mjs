@@ -15,8 +15,10 @@ function markPlainKeys({ target, ctrlKey, metaKey, altKey, shiftKey }) {
 }
 
 export function register() {
-  if (!customElements.get("dp-timeline")) window.addEventListener("keydown", markPlainKeys, true);
-  if (!customElements.get("dp-timeline")) customElements.define("dp-timeline", TimelineElement);
+  if (!customElements.get("dp-timeline")) {
+    window.addEventListener("keydown", markPlainKeys, true);
+    customElements.define("dp-timeline", TimelineElement);
+  }
   if (!customElements.get("dp-steps")) customElements.define("dp-steps", StepsElement);
   if (!customElements.get("dp-explorer")) customElements.define("dp-explorer", ExplorerElement);
   if (!customElements.get("dp-live")) customElements.define("dp-live", LiveElement);
