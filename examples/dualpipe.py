@@ -36,10 +36,10 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def compare(rank: int, world_size: int, num_microbatches: int) -> tuple[float, float, float]:
+def compare(rank: int, world_size: int, schedule: str, num_microbatches: int) -> tuple[float, float, float]:
     """Differences of loss, gradients and outputs between the pipeline and one process, on this rank."""
     torch.manual_seed(0)  # the same model and data on every rank
-    program = schedules.dualpipe(world_size, num_microbatches)
+    program = schedules.build(schedule, world_size, num_microbatches)
     model = nn.Sequential(*(Block() for _ in range(program.num_stages))).double()
     inputs, targets = torch.randn(2, num_microbatches, ROWS, HIDDEN, dtype=torch.float64)
 
@@ -52,7 +52,7 @@ def compare(rank: int, world_size: int, num_microbatches: int) -> tuple[float, f
     runtime = lab.PipelineRuntime(program, placed, mse_loss, sum_mirrors=True)
     result = runtime.step(list(inputs), list(targets))
     loss = torch.stack([torch.zeros((), dtype=torch.float64), *result.losses.values()]).sum()
-    comm.all_reduce(loss)  # each end of the pipeline has the losses of one direction
+    comm.all_reduce(loss)  # DualPipe's two ends have the losses of one direction each, rank 0 of a V has all
     outputs = runtime.evaluate(list(inputs)).outputs
     with torch.no_grad():
         off = max((difference(y, model(inputs[m])) for m, y in outputs.items()), default=0.0)
@@ -60,13 +60,18 @@ def compare(rank: int, world_size: int, num_microbatches: int) -> tuple[float, f
     return float(abs(loss - expected.detach())), max(difference(p.grad, grad) for p, grad in pairs), off
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(schedule: str, description: str | None) -> None:
+    """Compare on the ranks of the command line, and say how far the pipeline is off."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=int(os.environ.get("WORLD_SIZE", "4")))
     parser.add_argument("--microbatches", type=int, default=8)
     chosen = parser.parse_args()
-    results = lab.launch(compare, chosen.ranks, chosen.microbatches, timeout=120)
+    results = lab.launch(compare, chosen.ranks, schedule, chosen.microbatches, timeout=120)
     loss, grad, output = (max(column) for column in zip(*results, strict=True))
     assert max(loss, grad, output) < 1e-13, (loss, grad, output)
     if os.environ.get("RANK", "0") == "0":
-        print(f"dualpipe, {chosen.ranks} ranks: loss off by {loss:.1e}, gradients {grad:.1e}, outputs {output:.1e}")
+        print(f"{schedule}, {chosen.ranks} ranks: loss off by {loss:.1e}, gradients {grad:.1e}, outputs {output:.1e}")
+
+
+if __name__ == "__main__":
+    main("dualpipe", __doc__)

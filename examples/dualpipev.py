@@ -3,70 +3,11 @@
     python examples/dualpipev.py --ranks 4 --microbatches 8
     torchrun --nproc-per-node 4 examples/dualpipev.py --microbatches 8
 
-Every rank holds two stages of a V: rank 0 has the first and the last one, so no stage has a copy.
+Every rank holds two stages of a V: rank 0 has the first and the last one, so no stage has a copy.  The rest is as in
+`dualpipe.py`, the script beside this one.
 """
 
-import argparse
-import os
-
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import gelu, mse_loss
-
-import dualpipe_lab as lab
-from dualpipe_lab import comm, schedules
-
-ROWS, HIDDEN = 3, 64
-
-
-class Block(nn.Module):
-    """A stage: an MLP, residual."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`x_..D` in and out."""
-        return x + self.down(gelu(self.up(x)))
-
-
-def difference(ours: Tensor, theirs: Tensor) -> float:
-    """The length of the difference, relative to that of the expected tensor."""
-    return float((ours - theirs).norm() / theirs.norm())
-
-
-def compare(rank: int, world_size: int, num_microbatches: int) -> tuple[float, float, float]:
-    """Differences of loss, gradients and outputs between the pipeline and one process, on this rank."""
-    torch.manual_seed(0)  # the same model and data on every rank
-    program = schedules.dualpipev(world_size, num_microbatches)
-    model = nn.Sequential(*(Block() for _ in range(program.num_stages))).double()
-    inputs, targets = torch.randn(2, num_microbatches, ROWS, HIDDEN, dtype=torch.float64)
-
-    expected = torch.stack([mse_loss(model(x), y) for x, y in zip(inputs, targets, strict=True)]).mean()
-    expected.backward()
-    grads = [[parameter.grad for parameter in stage.parameters()] for stage in model]
-    model.zero_grad()
-
-    placed = {action.stage: model[action.stage] for action in program.actions(rank)}
-    runtime = lab.PipelineRuntime(program, placed, mse_loss)
-    result = runtime.step(list(inputs), list(targets))
-    loss = torch.stack([torch.zeros((), dtype=torch.float64), *result.losses.values()]).sum()
-    comm.all_reduce(loss)  # rank 0 has all losses
-    outputs = runtime.evaluate(list(inputs)).outputs
-    with torch.no_grad():
-        off = max((difference(y, model(inputs[m])) for m, y in outputs.items()), default=0.0)
-    pairs = [pair for i, stage in placed.items() for pair in zip(stage.parameters(), grads[i], strict=True)]
-    return float(abs(loss - expected.detach())), max(difference(p.grad, grad) for p, grad in pairs), off
-
+from dualpipe import main
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=int(os.environ.get("WORLD_SIZE", "4")))
-    parser.add_argument("--microbatches", type=int, default=8)
-    chosen = parser.parse_args()
-    results = lab.launch(compare, chosen.ranks, chosen.microbatches, timeout=120)
-    loss, grad, output = (max(column) for column in zip(*results, strict=True))
-    assert max(loss, grad, output) < 1e-13, (loss, grad, output)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"dualpipev, {chosen.ranks} ranks: loss off by {loss:.1e}, gradients {grad:.1e}, outputs {output:.1e}")
+    main("dualpipev", __doc__)
