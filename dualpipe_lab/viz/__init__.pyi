@@ -21,6 +21,12 @@ from .shards import ShardedTensor as ShardedTensor
 from .shards import Transition as Transition
 from .mosaic import Mosaic as Mosaic
 
+# Boxes and arrows
+from .diagram import Arrow as Arrow
+from .diagram import Box as Box
+from .diagram import Diagram as Diagram
+from .block import transformer_block as transformer_block
+
 # Numbers
 from .chart import Chart as Chart
 from .stacks import Stacks as Stacks
