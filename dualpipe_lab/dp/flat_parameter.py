@@ -75,6 +75,12 @@ class FlatParameter:
             self._gathering.wait()
             self._gathering = None
 
+    def gather_again(self) -> None:
+        """Gather the full weights anew if they are here or in flight: the shards have changed since."""
+        if self.is_full or self._gathering is not None:
+            self.free()
+            self.gather()
+
     def free(self) -> None:
         """Free the full weights and keep the shard."""
         if self._gathering is not None:

@@ -96,6 +96,11 @@ class Zero3(ShardedOptimizer):
         """All flat parameters, the root's last."""
         return self.reducer.flats
 
+    def all_gather_weights(self) -> None:
+        """Gather again the full weights that are here now: they were gathered before the shards changed."""
+        for flat in self.flats:
+            flat.gather_again()
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Have all full weights inside of the `with` block; changes to them are lost."""

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from zero_runs import BATCHES, Blocks
 
 import dualpipe_lab as lab
+from dualpipe_lab.dp.ema import ShardedEma
 from dualpipe_lab.dp.flat_parameter import FlatParameter
 from dualpipe_lab.dp.zero3 import Zero3
 
@@ -181,3 +182,31 @@ def test_units_that_do_not_fit_are_refused(units, message):
 
     with pytest.raises(lab.RankError, match=message):
         launch(fn, 1)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_averages_reach_weights_that_are_gathered_already_and_leave_them_again(reshard):
+    def fn(rank, world_size):
+        model = Blocks()
+        optimizer = Zero3(model, model.units, reshard_after_forward=reshard)
+        averages = ShardedEma(optimizer, 0.5)
+        loss_of(model).backward()
+        optimizer.step(lr_factor=100.0)
+        with torch.no_grad(), averages.applied():
+            expected = float(loss_of(model))
+        with torch.no_grad(), optimizer.gathered():
+            before = float(loss_of(model))
+        with torch.no_grad(), optimizer.gathered(), averages.applied():
+            during = [float(loss_of(model)) for _ in range(2)]
+        with torch.no_grad(), optimizer.gathered():
+            with averages.applied():
+                pass
+            after = float(loss_of(model))
+        assert during == [expected, expected] != [before, before]
+        assert after == before
+        kept = loss_of(model)  # without resharding, the units stay full after this forward
+        with torch.no_grad(), averages.applied():
+            assert float(loss_of(model)) == expected
+        return float(kept.detach()) == before
+
+    assert all(launch(fn, 2))
