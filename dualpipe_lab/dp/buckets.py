@@ -135,10 +135,11 @@ def assign_buckets(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     buckets: list[list[nn.Parameter]] = []
     for _, run in groupby(reversed(trained), kind):
-        num_bytes = bucket_bytes  # full: the first parameter of a kind opens a bucket
+        buckets.append([])  # the first parameter of a kind opens a bucket, also one without elements
+        num_bytes = 0
         for parameter in run:
             size = parameter.numel() * parameter.element_size()
-            if num_bytes + size > bucket_bytes:
+            if buckets[-1] and num_bytes + size > bucket_bytes:
                 buckets.append([])
                 num_bytes = 0
             buckets[-1].append(parameter)

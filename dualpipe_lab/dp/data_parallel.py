@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.declaration import Copies, broadcast_over, sharing_ranks
+from dualpipe_lab.tp.shard import declared_shards
 from dualpipe_lab.world.context import device, rank_context
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
@@ -41,7 +42,7 @@ def check_copies(module: nn.Module, group: Group | None = None) -> None:
     """
     ranks = members(group)
     for name, layer in module.named_modules():
-        if not getattr(layer, "shards", None):
+        if not declared_shards(layer):
             continue
         others = set(ranks) & set(sharing_ranks(layer)) - {rank_context().rank}
         if others:

@@ -24,7 +24,7 @@ from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.tied import TiedStages, holders_of, numbered_stages, tied_names
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.shard import Shard, shards_of
+from dualpipe_lab.tp.shard import Shard, declared_shards, shards_of
 from dualpipe_lab.world.mesh import Mesh
 
 DATA_AXES = ("dp", "ep", "cp")  # ranks that differ along these have the same dense weights and other tokens
@@ -237,7 +237,7 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
                 f"{name or 'the module'} ({type(layer).__name__}) leaves gradients partial, which data parallelism "
                 "would sum before they are complete; use TensorParallel(coalesce=False)"
             )
-        for axis in {shard.mesh_axis for shard in getattr(layer, "shards", {}).values()}:
+        for axis in {shard.mesh_axis for shard in declared_shards(layer).values()}:
             ranks, along = sharing_ranks(layer), mesh.ranks(axis)
             if ranks and ranks != along:
                 raise ValueError(

@@ -154,7 +154,7 @@ class UnitReducer(Synchronizer):
         """Register the hooks of the next unit, or of the root."""
         unit = _Unit(self, len(self.units), flats)
         self.units.append(unit)
-        module.register_forward_pre_hook(unit.before_forward)
+        module.register_forward_pre_hook(unit.before_forward, prepend=True)  # a weight norm's hook reads the weights
         module.register_forward_hook(unit.after_forward)
         for flat in flats:
             self._flat_of |= dict.fromkeys(flat.bucket.parameters, flat)

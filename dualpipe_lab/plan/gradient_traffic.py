@@ -237,10 +237,11 @@ def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:
     """Return the numbers of the parameters in every bucket, as `dp.buckets.assign_buckets` fills them."""
     buckets: list[list[int]] = []
     for _, run in groupby(reversed(range(len(parts))), key=lambda index: parts[index].kind):
-        num_bytes = BUCKET_BYTES
+        buckets.append([])
+        num_bytes = 0
         for index in run:
             size = parts[index].numel * element_bytes
-            if num_bytes + size > BUCKET_BYTES:
+            if buckets[-1] and num_bytes + size > BUCKET_BYTES:
                 buckets.append([])
                 num_bytes = 0
             buckets[-1].append(index)

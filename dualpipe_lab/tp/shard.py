@@ -51,8 +51,14 @@ def shards_of(model: nn.Module) -> dict[str, Shard]:
     return {
         f"{prefix}.{name}" if prefix else name: shard
         for prefix, module in model.named_modules()
-        for name, shard in getattr(module, "shards", {}).items()
+        for name, shard in declared_shards(module).items()
     }
+
+
+def declared_shards(layer: nn.Module) -> Mapping[str, Shard]:
+    """Return the shards that a layer names; none for a module that has something else under that name, or nothing."""
+    shards = getattr(layer, "shards", None)
+    return shards if isinstance(shards, Mapping) else {}
 
 
 def load_shards(model: nn.Module, read: Callable[[str, Shard | None], Tensor]) -> None:

@@ -126,6 +126,16 @@ def read_csv(file: str | Path) -> list[dict[str, str]]:
         return list(csv.DictReader(text))
 
 
+def check_csv(file: str | Path) -> None:
+    """Raise ValueError for a file that is a folder, or has something else than metrics: it would be lost."""
+    path = Path(file)
+    if path.is_dir():
+        raise ValueError(f"csv is a file for metrics, got the folder {path}; name a file in it")
+    names = [field.name for field in fields(Metrics)]
+    if path.exists() and path.stat().st_size and path.read_text(errors="replace").split("\n")[0].split(",") != names:
+        raise ValueError(f"{path} has no metrics in its first line, and would be replaced; name another file")
+
+
 def check_tensorboard() -> None:
     """Raise MissingExtra unless TensorBoard's package is installed."""
     with extra("tensorboard", "metrics for TensorBoard"):

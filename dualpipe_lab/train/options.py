@@ -3,8 +3,11 @@
 Chapter: book/whole/training.  In: numbers, folders.  Out: checked options; one message with a remedy.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,10 +18,12 @@ from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan import Plan
-from dualpipe_lab.train.metrics import check_tensorboard
+from dualpipe_lab.train.metrics import check_csv, check_tensorboard
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
 from dualpipe_lab.train.schedule import Schedule
 
+_COUNTS = ("sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep")
+_MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 Data: TypeAlias = bytes | Sequence[bytes]
 
@@ -73,25 +78,58 @@ class Options:
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name} counts from 1, got {value!r}")
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise ValueError(f"clipping needs max_norm > 0, got {self.max_norm}; use None for no clipping")
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise ValueError(f"a moving average needs ema from 0 to below 1, got {self.ema}; use None for none")
-        for name in ("log_every", "bias_speed", "sample_length", "temperature"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is at least 0, got {getattr(self, name)}")
-        if self.sample == "":
-            raise ValueError("a text is continued from at least 1 byte; give sample a letter, or leave it out")
-        if self.save_every is not None and self.folder is None:
-            raise ValueError(f"save_every={self.save_every} needs a folder to save in; give folder=")
+        for names, first in ((_COUNTS, 1), (("log_every", "sample_length"), 0)):
+            for name in names:
+                value = getattr(self, name)
+                if not (_is_whole(value) and value >= first) and not (value is None and name in _MAY_BE_NONE):
+                    raise ValueError(f"{name} counts from {first}, got {value!r}")
+        if not _is_whole(self.seed):
+            raise ValueError(f"seed is an integer, got {self.seed!r}; runs of one seed start from equal weights")
+        for name in ("bias_speed", "temperature"):
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} is a finite number of at least 0, got {getattr(self, name)!r}")
+        if self.max_norm is not None and not (_is_number(self.max_norm) and self.max_norm > 0):
+            raise ValueError(f"clipping needs max_norm > 0, got {self.max_norm!r}; use None for no clipping")
+        if self.ema is not None and not (_is_number(self.ema) and 0 <= self.ema < 1):
+            raise ValueError(f"a moving average needs ema from 0 to below 1, got {self.ema!r}; use None for none")
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        for name, kind in (("hyperparameters", Hyperparameters), ("schedule", Schedule)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} is a {kind.__name__}, got {getattr(self, name)!r}")
+        if self.sample is not None and (not isinstance(self.sample, str) or not self.sample):
+            raise ValueError(
+                f"a text is continued from at least 1 byte of a str, got sample={self.sample!r}; give a letter, or None"
+            )
+        for name in ("save_every", "keep"):
+            if getattr(self, name) is not None and self.folder is None:
+                raise ValueError(f"{name}={getattr(self, name)} needs a folder to save in; give folder=")
 
     def sampler(self, data: Data) -> Sampler:
         """Return the sampler of a text or of documents."""
         return Sampler(data, self.sequence_length, self.global_batch, self.seed)
+
+
+def named_options(**options: Any) -> Options:
+    """Return `Options`; of an unknown name say where it belongs, or which one is like it.
+
+    Raises:
+        TypeError: the name and its place, as for any unknown argument.
+        ValueError: as `Options`.
+
+    >>> named_options(num_warmup=2)
+    Traceback (most recent call last):
+    TypeError: a training has no option num_warmup; give it as schedule=Schedule(num_warmup=...)
+    """
+    known = [each.name for each in fields(Options)]
+    for name in set(options) - set(known):
+        homes = {Hyperparameters: "hyperparameters=Hyperparameters", Schedule: "schedule=Schedule", Plan: "Plan"}
+        home = next((call for kind, call in homes.items() if name in {each.name for each in fields(kind)}), None)
+        like = get_close_matches(name, known, n=1)
+        remedy = f"it has {', '.join(known)}" if home is None else f"give it as {home}({name}=...)"
+        raise TypeError(f"a training has no option {name}; {f'use {like[0]}' if like and home is None else remedy}")
+    return Options(**options)
 
 
 def describe(config: Config, plan: Plan, options: Options) -> dict[str, Any]:
@@ -127,22 +165,31 @@ def check(
     Raises:
         ValueError: naming the rule, the values and what to do.
     """
+    if not isinstance(config, LlamaConfig | V3MoEConfig) or not isinstance(plan, Plan):
+        raise ValueError(
+            f"a training has the config of a model, a LlamaConfig or a V3MoEConfig, and a Plan, got "
+            f"{type(config).__name__} and {type(plan).__name__}"
+        )
     plan.check(config, options.sequence_length)
     microbatch_size(options.global_batch, plan.data_size, plan.num_microbatches)
     check_data(config, data, steps, options)
     if options.evaluate_every is not None and evaluation is None:
         raise ValueError(f"evaluate_every={options.evaluate_every} needs data to evaluate with; give evaluation=")
+    if options.evaluate_every is None and evaluation is not None:
+        raise ValueError("evaluation= is data for every so many steps, got evaluate_every=None; give that number")
     if evaluation is not None:
         options.sampler(evaluation)
     if options.tensorboard is not None:
         check_tensorboard()
+    if options.csv is not None:
+        check_csv(options.csv)
     first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps)
     _check_folder(options.folder, first, resume)
 
 
 def check_data(config: Config, data: Data, steps: int, options: Options) -> None:
     """Refuse a number of steps, a vocabulary or a corpus with which no model can be trained."""
-    if not isinstance(steps, int) or steps < 1:
+    if not _is_whole(steps) or steps < 1:
         raise ValueError(f"a training has at least 1 step, got steps={steps!r}")
     check_vocabulary(config.vocabulary_size)
     options.sampler(data)
@@ -182,9 +229,22 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
 
 
 def _check_folder(folder: str | Path | None, first: int, resume: Path | None) -> None:
-    later = [] if folder is None else [step for step in saved_steps(folder) if step > first]
+    if folder is None:
+        return
+    above = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"checkpoints are saved in a folder, and {above} is none that can be written; name another")
+    later = [step for step in saved_steps(folder) if step > first]
     if later:
         remedy = "resume it (resume=), or save into another folder" if resume is None else "remove them, or resume them"
         raise ValueError(
             f"{folder} has checkpoints of later steps than {first}, such as {name_of(later[-1])}; {remedy}"
         )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

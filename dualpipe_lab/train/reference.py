@@ -16,7 +16,7 @@ from dualpipe_lab.models.plain_v3_moe import PlainRouter, PlainV3MoE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.train.metrics import Metrics
-from dualpipe_lab.train.options import Config, Data, Options, check_data
+from dualpipe_lab.train.options import Config, Data, check_data, named_options
 from dualpipe_lab.train.result import Result
 from dualpipe_lab.world.operating_system import peak_memory_bytes
 
@@ -34,7 +34,7 @@ def reference(config: Config, data: Data, steps: int, precision: str = "float64"
     Raises:
         ValueError: as `run`.
     """
-    chosen = Options(**options)
+    chosen = named_options(**options)
     config.check()
     check_data(config, data, steps, chosen)
     model = _model(config, getattr(torch, precision), chosen.seed)

@@ -23,7 +23,7 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import MetricFiles, Metrics
-from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint
+from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
 from dualpipe_lab.train.screen import Screen, append, follow
@@ -90,7 +90,7 @@ def run(
         RankError, RankTimeout: as `launch`; the checkpoints that were saved until then are complete.
     """
     __tracebackhide__ = True
-    chosen, found = Options(**options), find_checkpoint(resume)
+    chosen, found = named_options(**options), find_checkpoint(resume)
     check(config, plan, data, steps, chosen, found, evaluation)
     with tempfile.TemporaryDirectory() as scratch:
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, Path(scratch))

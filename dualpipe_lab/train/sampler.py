@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dualpipe_lab.cp.layouts import SequenceLayout
 
+_TEXTS = (str, bytes, bytearray, memoryview)
 IGNORED = -100  # the target of a token that has no loss; that of `dp`
 
 
@@ -57,6 +58,9 @@ class Sampler:
     """
 
     def __init__(self, data: bytes | Sequence[bytes], sequence_length: int, global_batch: int, seed: int = 0) -> None:
+        parts = list(data) if isinstance(data, Sequence) and not isinstance(data, _TEXTS) else [data]
+        if wrong := [type(part).__name__ for part in parts if not isinstance(part, bytes)]:
+            raise ValueError(f"a text is bytes, and documents are a list of bytes, got {wrong[0]}; use text.encode()")
         self.text, self.documents = (data, []) if isinstance(data, bytes) else (b"", list(data))
         self.sequence_length, self.global_batch, self.seed = sequence_length, global_batch, seed
         if sequence_length < 1 or global_batch < 1:

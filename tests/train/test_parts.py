@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import cp, data, train
 from dualpipe_lab.train.metrics import MetricFiles, read_csv
 
+HERE = Path(__file__).parent
 RUN = sys.modules[train.run.__module__]  # the function has the name of its module
 
 
@@ -109,6 +111,26 @@ REFUSED = [
     ({"resume": "/nowhere"}, "no checkpoint in /nowhere"),
     ({"config": replace(LLAMA, vocabulary_size=100)}, "knows 100 of 256; use vocabulary_size=256"),
     ({"config": replace(LLAMA, hidden_size=15)}, "15"),
+    ({"text": "a text of letters " * 9}, r"got str; use text.encode\(\)"),
+    ({"text": bytearray(TEXT)}, "documents are a list of bytes, got bytearray"),
+    ({"text": [b"long enough", "letters"]}, "got str"),
+    ({"text": None}, "got NoneType"),
+    ({"evaluation": "letters", "evaluate_every": 1}, "got str"),
+    ({"evaluation": TEXT}, "got evaluate_every=None; give that number"),
+    ({"seed": 1.5}, "seed is an integer, got 1.5"),
+    ({"log_every": 0.5}, "log_every counts from 0, got 0.5"),
+    ({"temperature": float("nan")}, "temperature is a finite number of at least 0, got nan"),
+    ({"bias_speed": float("inf")}, "bias_speed is a finite number"),
+    ({"max_norm": "1"}, "max_norm > 0, got '1'"),
+    ({"sample": b"A"}, "got sample=b'A'"),
+    ({"keep": 2}, "keep=2 needs a folder"),
+    ({"hyperparameters": {"lr": 1e-3}}, "hyperparameters is a Hyperparameters, got {'lr': 0.001}"),
+    ({"schedule": "cosine"}, "schedule is a Schedule, got 'cosine'"),
+    ({"config": {"num_layers": 2}}, "a LlamaConfig or a V3MoEConfig, and a Plan, got dict and Plan"),
+    ({"plan": "dp 2"}, "got LlamaConfig and str"),
+    ({"folder": f"{__file__}/deeper"}, "test_parts.py is none that can be written; name another"),
+    ({"csv": __file__}, "test_parts.py has no metrics in its first line, and would be replaced"),
+    ({"csv": str(HERE)}, "csv is a file for metrics, got the folder"),
 ]
 
 
@@ -120,7 +142,22 @@ def test_what_cannot_be_trained_is_refused_before_any_process(monkeypatch, chang
     monkeypatch.setattr(RUN, "launch", start)
     change = dict(change)
     with pytest.raises(ValueError, match=message):
-        run(change.pop("config", LLAMA), plan(dp=2, num_microbatches=2), **change)
+        run(change.pop("config", LLAMA), change.pop("plan", plan(dp=2, num_microbatches=2)), **change)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("sequence_lenght", "use sequence_length"),
+        ("lr", r"give it as hyperparameters=Hyperparameters\(lr=...\)"),
+        ("num_warmup", r"schedule=Schedule\(num_warmup=...\)"),
+        ("num_microbatches", r"Plan\(num_microbatches=...\)"),
+        ("xyz", "it has sequence_length, global_batch, seed"),
+    ],
+)
+def test_an_unknown_option_is_told_where_it_belongs(name, place):
+    with pytest.raises(TypeError, match=f"no option {name}; .*{place}"):
+        run(LLAMA, plan(), **{name: 1})
 
 
 @pytest.fixture(scope="module")

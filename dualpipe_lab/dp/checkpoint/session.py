@@ -140,7 +140,7 @@ def load(
     left = [shard for shard in checkpoint.shards() if shard not in checked]
     _on_all_ranks(lambda: checkpoint.verify(left[comm.get_rank(group) :: comm.get_world_size(group)]), group)
     for shard, values in zip(local, staged, strict=True):
-        shard.view.copy_(values)
+        shard.fill(values)
     return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
 
 

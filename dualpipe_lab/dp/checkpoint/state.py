@@ -49,13 +49,20 @@ PlaceOf = Callable[[str, Tensor], Place]
 
 
 class SavedShard(NamedTuple):
-    """This rank's shard of a full tensor, as a flat view."""
+    """This rank's shard of a full tensor, as a flat view; a copy of `source` where memory has another order."""
 
     name: str
     shape: tuple[int, ...]  # of the full tensor
     region: ShardRegion
     view: Tensor
     is_copy: bool = False
+    source: Tensor | None = None
+
+    def fill(self, values: Tensor) -> None:
+        """Load values into the tensor that the shard is of."""
+        self.view.copy_(values)
+        if self.source is not None:
+            self.source.copy_(self.view.view(self.source.shape))
 
 
 def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> Iterator[SavedShard]:
@@ -79,7 +86,7 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
     persistent = optimizer.module.state_dict(keep_vars=True)
     for name, buffer in optimizer.module.named_buffers():
         if name in persistent:
-            yield _saved_shard("buffer", name, buffer, buffer.detach().view(-1), 0, place_of)
+            yield _unsharded("buffer", name, buffer, place_of)
 
 
 def declared_places(optimizer: ShardedOptimizer) -> PlaceOf:
@@ -118,7 +125,13 @@ def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], place_of: Plac
         return
     for parameter, name in optimizer.names.items():
         if parameter not in seen:
-            yield _saved_shard("parameter", name, parameter, parameter.detach().view(-1), 0, place_of)
+            yield _unsharded("parameter", name, parameter, place_of)
+
+
+def _unsharded(kind: str, name: str, owner: Tensor, place_of: PlaceOf) -> SavedShard:
+    """Return a tensor that this rank holds in full; it may be a transposed one, whose elements have no flat view."""
+    saved = _saved_shard(kind, name, owner, owner.detach().reshape(-1), 0, place_of)
+    return saved if owner.is_contiguous() else saved._replace(source=owner.detach())
 
 
 def _saved_shard(kind: str, name: str, owner: Tensor, view: Tensor, first: int, place_of: PlaceOf) -> SavedShard:
