@@ -91,6 +91,7 @@ class PlainLlama(nn.Module):
     ) -> None:
         super().__init__()
         config.check()
+        self.config = config
         self.embedding = nn.Embedding(config.vocabulary_size, config.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(PlainLayer(config, dtype) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)

@@ -111,12 +111,22 @@ class PlainV3MoE(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocabulary_size, False, dtype=dtype)
         self.to(context.device() if device is None else device)
 
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return `logits_BSV` of `ids_BS`."""
+        return self._logits_and_balance(ids)[0]
+
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of `targets_BS`, plus the weighted balance losses per sequence."""
+        logits, balance = self._logits_and_balance(ids)
+        mean = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        return mean + self.config.balance * balance
+
+    def _logits_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits, and the sum of the layers' balance losses."""
         positions, x = torch.arange(ids.shape[1], device=ids.device), self.embedding(ids)
         balance = x.new_zeros(())
         for layer in self.layers:
             x, loss = layer(x, positions)
             balance = balance if loss is None else balance + loss
-        logits = self.head(self.norm(x)).flatten(0, 1)
-        return cross_entropy(logits, targets.flatten(), ignore_index=IGNORED) + self.config.balance * balance
+        logits: Tensor = self.head(self.norm(x))
+        return logits, balance

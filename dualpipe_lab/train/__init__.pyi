@@ -4,9 +4,12 @@ from .options import Options as Options
 from .result import Result as Result
 from .reference import reference as reference
 
+# From a checkpoint, without ranks and plan; `generate` takes a trainer too
+from .generate import generate as generate
+from .saved_model import read_model as read_model
+
 # Inside a rank
 from .trainer import Trainer as Trainer
-from .generate import generate as generate
 
 # Data and learning rate as functions of the step
 from .sampler import Sampler as Sampler

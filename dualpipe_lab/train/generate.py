@@ -1,12 +1,15 @@
-"""`generate`: write text with the model of a `Trainer`, one byte at a time, through the full pipeline.
+"""`generate`: write text with a trained model, one byte at a time: from a checkpoint alone, or inside of a `Trainer`.
 
 Chapter: book/whole/training.  In: a beginning.  Out: the beginning and what the model adds.
 Every byte is one forward of the last `sequence_length` bytes: no keys and values are kept, so n bytes cost n forwards.
-The padding behind the text does no harm, because attention is causal.  The rank that holds the text's last position
-gives its logits to all; every rank draws the same byte from them.
+  a checkpoint   one process, without ranks and plan: the full model in plain torch
+  a trainer      the full pipeline; the padding behind the text does no harm, because attention is causal.  The rank
+                 that holds the text's last position gives its logits to all; every rank draws the same byte from them
 Elsewhere: vLLM and Megatron's `generate` keep keys and values.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,24 +18,41 @@ from torch import Tensor
 from dualpipe_lab import comm
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.data import VOCABULARY_SIZE
+from dualpipe_lab.train.options import Config, find_checkpoint
+from dualpipe_lab.train.sampler import check_vocabulary
+from dualpipe_lab.train.saved_model import read_model, sequence_length_of
 from dualpipe_lab.world.context import device
 
 if TYPE_CHECKING:
     from dualpipe_lab.train.trainer import Trainer
 
 
-def generate(trainer: "Trainer", prompt: str | bytes, num_tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
-    """Return a prompt continued by `num_tokens` bytes; every rank calls this, and gets the same text.
+def generate(
+    source: "Trainer | str | Path",
+    prompt: str | bytes,
+    num_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    *,
+    config: Config | None = None,
+    sequence_length: int | None = None,
+) -> str:
+    """Return a prompt continued by `num_tokens` bytes.
 
     Args:
-        trainer: with the model.
+        source: a checkpoint, or a folder of them, of which the last is taken: `result.checkpoint` after a run; inside
+            of a rank, a trainer: then every rank calls this, and gets the same text.
         prompt: at least one byte.
         num_tokens: bytes to add.
         temperature: 0 takes the likeliest byte; above, bytes are drawn, at 1 with the model's probabilities.
         seed: of the draws.
+        config: of the model, for a checkpoint that does not say it; a given one must equal the saved one.
+        sequence_length: the bytes that the model reads (default: as it was trained).
 
     Raises:
-        ValueError: an empty prompt, or a number below 0.
+        ValueError: an empty prompt, or a number that has no meaning; a checkpoint of another model, or that does not
+            say how it was trained.
+        CheckpointError: as `read_model`.
     """
     text = bytearray(prompt.encode() if isinstance(prompt, str) else prompt)
     if not text or num_tokens < 0 or temperature < 0:
@@ -40,12 +60,51 @@ def generate(trainer: "Trainer", prompt: str | bytes, num_tokens: int, temperatu
             f"a text is continued from at least 1 byte, by at least 0 tokens at a temperature of at least 0, got "
             f"{len(text)} bytes, num_tokens={num_tokens}, temperature={temperature}"
         )
+    if sequence_length is not None and sequence_length < 1:
+        raise ValueError(f"sequence_length counts from 1, got {sequence_length}")
     generator = torch.Generator().manual_seed(seed)
-    with trainer.optimizer.gathered():
-        for _ in range(num_tokens):
-            logits = _next_logits(trainer, bytes(text[-trainer.options.sequence_length :]))
-            text.append(_draw(logits, temperature, generator))
+    if isinstance(source, (str, Path)):
+        next_logits, length = _from_checkpoint(source, config, sequence_length)
+        _write(text, num_tokens, length, next_logits, temperature, generator)
+        return text.decode(errors="replace")
+    if config is not None or sequence_length is not None:
+        raise ValueError("a trainer has its config and sequence_length; leave them out")
+    with source.optimizer.gathered():
+        length = source.options.sequence_length
+        _write(text, num_tokens, length, lambda read: _next_logits(source, read), temperature, generator)
     return text.decode(errors="replace")
+
+
+def _write(
+    text: bytearray,
+    num_tokens: int,
+    length: int,
+    next_logits: Callable[[bytes], Tensor],
+    temperature: float,
+    generator: torch.Generator,
+) -> None:
+    """Append bytes to a text, each drawn from the logits that follow the last `length` bytes."""
+    for _ in range(num_tokens):
+        text.append(_draw(next_logits(bytes(text[-length:])), temperature, generator))
+
+
+def _from_checkpoint(
+    path: str | Path, config: Config | None, sequence_length: int | None
+) -> tuple[Callable[[bytes], Tensor], int]:
+    """Return what gives a checkpoint's logits after a text, in this process, and how many bytes it reads."""
+    found = find_checkpoint(path)  # once: a training that goes on may save a later one meanwhile
+    length = sequence_length_of(found) if sequence_length is None else sequence_length
+    if length is None:
+        raise ValueError(f"{found} does not say how long its sequences were; give sequence_length=")
+    model = read_model(found, config)
+    check_vocabulary(model.config.vocabulary_size)
+
+    def next_logits(text: bytes) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = model(torch.tensor([list(text)], device=device()))
+        return logits[0, -1].double().cpu()
+
+    return next_logits, length
 
 
 def _next_logits(trainer: "Trainer", text: bytes) -> Tensor:

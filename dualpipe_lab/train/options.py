@@ -195,15 +195,13 @@ def check_data(config: Config, data: Data, steps: int, options: Options) -> None
     options.sampler(data)
 
 
-def find_checkpoint(resume: str | Path | None) -> Path | None:
-    """Return the checkpoint itself: `resume`, or the one with the highest step in it.
+def find_checkpoint(path: str | Path) -> Path:
+    """Return the checkpoint itself: `path`, or the one with the highest step in it.
 
     Raises:
         CheckpointError: there is none.
     """
-    if resume is None or (Path(resume) / INDEX).is_file():
-        return None if resume is None else Path(resume)
-    return latest(resume)
+    return Path(path) if (Path(path) / INDEX).is_file() else latest(path)
 
 
 def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, steps: int) -> int:
@@ -212,20 +210,38 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
     saved = checkpoint.index.values["config"]
     if not isinstance(saved, Mapping) or "model" not in saved:
         raise ValueError(f"{path} was not saved by train.run; load it with dp.checkpoint.load")
-    pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
-    given = asdict(config)
-    pairs |= {name: (saved["config"].get(name), given.get(name)) for name in {**given, **saved["config"]}}
-    pairs["ema"] = (saved["ema"], options.ema is not None)
+    check_config(path, saved, config)
+    pairs: dict[str, tuple[Any, Any]] = {"ema": (saved["ema"], options.ema is not None)}
     precisions = saved["plan"]["precision"], plan.precision
     pairs["precision"] = ("", "") if "float64" not in precisions else precisions
     position = checkpoint.index.values["sampler"]
     pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
-    for name, (there, here) in pairs.items():
-        if there != here:
-            raise ValueError(f"{path} was saved with {name}={there}, got {name}={here}; resume it with {name}={there}")
+    _check_equal(path, pairs)
     if steps <= checkpoint.step:
         raise ValueError(f"{path} is of step {checkpoint.step}, got steps={steps}; the training ends at a later step")
     return int(checkpoint.step)
+
+
+def check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
+    """Refuse a checkpoint of another model.
+
+    Args:
+        path: of the checkpoint.
+        saved: what it says about its training, from `describe`.
+        config: of the model that is wanted.
+
+    Raises:
+        ValueError: naming the first size that differs.
+    """
+    pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
+    given = asdict(config)
+    _check_equal(path, pairs | {name: (saved["config"].get(name), given.get(name)) for name in given | saved["config"]})
+
+
+def _check_equal(path: Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (there, here) in pairs.items():
+        if there != here:
+            raise ValueError(f"{path} was saved with {name}={there}, got {name}={here}; use it with {name}={there}")
 
 
 def _check_folder(folder: str | Path | None, first: int, resume: Path | None) -> None:

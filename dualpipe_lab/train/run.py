@@ -90,7 +90,7 @@ def run(
         RankError, RankTimeout: as `launch`; the checkpoints that were saved until then are complete.
     """
     __tracebackhide__ = True
-    chosen, found = named_options(**options), find_checkpoint(resume)
+    chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
     check(config, plan, data, steps, chosen, found, evaluation)
     with tempfile.TemporaryDirectory() as scratch:
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, Path(scratch))

@@ -168,7 +168,7 @@ def saved(tmp_path_factory):
 
 
 FOREIGN = [
-    ({"config": replace(LLAMA, vocabulary_size=300)}, "vocabulary_size=256, got vocabulary_size=300; resume it with"),
+    ({"config": replace(LLAMA, vocabulary_size=300)}, "vocabulary_size=256, got vocabulary_size=300; use it with"),
     ({"config": V3}, "model=LlamaConfig, got model=V3MoEConfig"),
     ({"steps": 2}, "is of step 2, got steps=2"),
     ({"seed": 5}, "seed=0, got seed=5"),

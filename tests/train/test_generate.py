@@ -1,0 +1,77 @@
+"""A checkpoint of any plan writes in one process the text that the ranks wrote; another model's is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from training_runs import LLAMA, OPTIONS, V3, plan, run
+
+from dualpipe_lab import models, train
+from dualpipe_lab.dp.checkpoint import CheckpointError
+from dualpipe_lab.dp.checkpoint.index import checksum_of
+
+PROMPT, SEED = "A rank ", 3
+CASES = [
+    (replace(LLAMA, tied=True, qk_norm=True), plan(dp=2, zero=3)),
+    (V3, plan(ep=2)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "chosen"), CASES, ids=str)
+def test_a_checkpoint_alone_writes_what_the_ranks_wrote(tmp_path, config, chosen):
+    """With routers whose biases have moved, drawn and likeliest bytes, and a text longer than a sequence."""
+    written = run(config, chosen, folder=tmp_path, sample=PROMPT, steps=2, sample_length=12, temperature=0.5, seed=SEED)
+    assert train.generate(tmp_path, PROMPT, 12, 0.5, SEED) == written.text
+    assert train.generate(str(written.checkpoint), PROMPT, 12, 0.5, SEED, config=config) == written.text
+    assert train.generate(tmp_path, PROMPT, 12, 0.5, SEED + 1) != written.text
+    model = train.read_model(tmp_path)
+    assert all(torch.equal(tensor, written.weights()[name]) for name, tensor in model.named_parameters())
+    if config is V3:
+        assert all(float(buffer.abs().max()) > 0 for buffer in model.buffers()), "biases move, and are read"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    return run(LLAMA, plan(), steps=1, folder=folder).checkpoint
+
+
+REFUSED = [
+    ({"config": replace(LLAMA, vocabulary_size=300)}, "vocabulary_size=256, got vocabulary_size=300; use it with"),
+    ({"config": V3}, "model=LlamaConfig, got model=V3MoEConfig"),
+    ({"prompt": ""}, "at least 1 byte"),
+    ({"sequence_length": 0}, "counts from 1, got 0"),
+    ({"source": "/nowhere"}, "no checkpoint in /nowhere"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_written_is_refused_before_any_work(saved, monkeypatch, change, message):
+    monkeypatch.setattr(models.PlainLlama, "forward", None)
+    given = {"source": saved, "prompt": PROMPT, "num_tokens": 2} | change
+    with pytest.raises(ValueError, match=message):
+        train.generate(**given)
+
+
+def test_a_checkpoint_that_says_nothing_of_its_model_needs_its_config(saved, tmp_path):
+    silent = tmp_path / saved.name
+    shutil.copytree(saved, silent)
+    index = json.loads((silent / "index.json").read_text())
+    index["values"] |= {"config": None, "sampler": None}
+    (silent / "index.json").write_text(json.dumps(index | {"values_checksum": checksum_of(index["values"])}))
+    known = {"config": LLAMA, "sequence_length": OPTIONS["sequence_length"]}
+    assert train.generate(silent, PROMPT, 5, **known) == train.generate(saved, PROMPT, 5)
+    with pytest.raises(ValueError, match="does not say of which model it is; give config="):
+        train.generate(silent, PROMPT, 5, sequence_length=16)
+    with pytest.raises(ValueError, match="does not say how long its sequences were; give sequence_length="):
+        train.generate(silent, PROMPT, 5, config=LLAMA)
+    for other, message in (
+        (replace(LLAMA, vocabulary_size=300), r"shape \(256, 16\), the model's has \(300, 16\)"),
+        (replace(LLAMA, num_layers=3), "has tensor parameter/layers.3.* the model has not"),
+        (replace(LLAMA, num_layers=5), "has no tensor parameter/layers.4"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{message}.*another model"):
+            train.generate(silent, PROMPT, 5, **known | {"config": other})
