@@ -2,7 +2,7 @@
 
 Chapter: book/ep/eplb.  In: for each row its pieces, each with a label and a size.  Out: an SVG that fits a narrow page,
 or text.  All pieces of one label light up when the pointer or the focus is on one of them.  The heaviest row has an
-outline; a dashed line is the mean of the rows.  matplotlib draws, the page's theme gives the colours (`viz.figure`).
+outline; a dashed line is the mean of the rows, or a limit.  matplotlib draws, the page's theme gives the colours (`viz.figure`).
 Elsewhere: matplotlib `Axes.barh(left=...)`.
 """
 
@@ -35,9 +35,10 @@ class Stacks:
         rows: the pieces of each row, by its name; sizes are not negative.
         what: the kind of thing that a label names, such as "expert".
         unit: the unit of the sizes.
+        limit: what a row may have at most, with its name; None for the mean.  A row above it has the outline.
 
     Raises:
-        ValueError: no rows, no size above 0, or a negative size.
+        ValueError: no rows, no size above 0, a negative size, or a limit that is not above 0.
 
     >>> print(Stacks("two ranks", {"rank 0": [("0", 4.5), ("2", 1)], "rank 1": [("0", 4.5), ("1", 2)]}))
     two ranks: heaviest 6.5 tokens, mean 6, max/mean 1.083
@@ -45,17 +46,28 @@ class Stacks:
     rank 1  0: 4.5, 1: 2  = 6.5
     """
 
-    def __init__(self, title: str, rows: Mapping[str, Pieces], what: str = "expert", unit: str = "tokens") -> None:
-        self.title, self.what, self.unit = title, what, unit
+    def __init__(
+        self,
+        title: str,
+        rows: Mapping[str, Pieces],
+        what: str = "expert",
+        unit: str = "tokens",
+        limit: tuple[str, float] | None = None,
+    ) -> None:
+        self.title, self.what, self.unit, self.limit = title, what, unit, limit
         self.rows = {name: [(str(label), float(size)) for label, size in pieces] for name, pieces in rows.items()}
         self.totals = {name: sum(size for _, size in pieces) for name, pieces in self.rows.items()}
         if not any(self.totals.values()) or any(size < 0 for pieces in self.rows.values() for _, size in pieces):
             raise ValueError(f"{title}: stacks need rows whose pieces have sizes above 0, got {self.rows}")
+        if limit is not None and not limit[1] > 0:
+            raise ValueError(f"{title}: a limit is above 0, got {limit}")
         self.heaviest, self.mean = max(self.totals.values()), sum(self.totals.values()) / len(self.rows)
 
     @property
     def summary(self) -> str:
-        """The heaviest row, the mean, and their ratio."""
+        """The heaviest row, the mean, and their ratio; or the limit."""
+        if self.limit is not None:
+            return f"heaviest {self.heaviest:.4g} {self.unit}; {self.limit[0]}: {self.limit[1]:g} {self.unit}"
         ratio = self.heaviest / self.mean
         return f"heaviest {self.heaviest:.5g} {self.unit}, mean {self.mean:.4g}, max/mean {ratio:.4g}"
 
@@ -77,19 +89,19 @@ class Stacks:
         """Draw one accessible SVG element."""
         bottom = _TOP + _ROW * len(self.rows)
         figure, axes = new_axes(_WIDTH, bottom + _AXIS, (_LEFT, _TOP, _RIGHT, bottom))
-        axes.set(xlim=(0, self.heaviest), ylim=(len(self.rows) - 0.5, -0.5), xticks=[], yticks=[])
+        axes.set(xlim=(0, self._end), ylim=(len(self.rows) - 0.5, -0.5), xticks=[], yticks=[])
         write(figure, 4, 16, self.title, fontweight="bold")
         write(figure, 4, 34, self.summary, color=MUTED, fontsize=11)
         for row, (name, total) in enumerate(self.totals.items()):
-            is_heaviest = total >= self.heaviest * (1 - 1e-12)
-            weight, colour = ("bold", TEXT) if is_heaviest else ("normal", MUTED)
+            has_outline = total >= self.heaviest * (1 - 1e-12) if self.limit is None else total > self.limit[1]
+            weight, colour = ("bold", TEXT) if has_outline else ("normal", MUTED)
             y = _TOP + row * _ROW + 17
             write(figure, 4, y, name, color=colour, fontweight=weight, fontsize=11)
             write(figure, self._total_at(total), y, f"{total:.5g}", color=colour, fontweight=weight, fontsize=11)
-            if is_heaviest:
+            if has_outline:
                 axes.barh(row, total, 24 / _ROW, color="none", edgecolor=TEXT, lw=2, clip_on=False)
         axes.vlines(
-            self.mean, -0.65, len(self.rows) - 0.5, color=TEXT, lw=2, ls=(0, (2.5, 1.5)), clip_on=False, zorder=4
+            self._line, -0.65, len(self.rows) - 0.5, color=TEXT, lw=2, ls=(0, (2.5, 1.5)), clip_on=False, zorder=4
         )
         groups = self._draw_pieces(axes)
         return inline_svg(figure, f"{self.title}: {self.summary}", str(self), groups, _STYLE)
@@ -98,7 +110,7 @@ class Stacks:
         """Draw all pieces; return the words of each label by the gid of its pieces."""
         gids: dict[str, str] = {}
         holders: dict[str, list[str]] = {}
-        pixel = self.heaviest / (_RIGHT - _LEFT)
+        pixel = self._end / (_RIGHT - _LEFT)
         for row, (name, pieces) in enumerate(self.rows.items()):
             left = 0.0
             for number, (label, size) in enumerate(pieces):
@@ -120,6 +132,14 @@ class Stacks:
         return {gid: f"{self.what} {label}: {', '.join(holders[label])}" for label, gid in gids.items()}
 
     def _total_at(self, total: float) -> float:
-        """Return where a row's total stands, in px: behind its bar, and not across the line of the mean."""
-        x, mean = (_LEFT + size / self.heaviest * (_RIGHT - _LEFT) for size in (total, self.mean))
-        return mean + 6 if x + 4 < mean < x + 6 + _LETTER * len(f"{total:.5g}") else x + 6
+        """Return where a row's total stands, in px: behind its bar, and not across the dashed line."""
+        x, line = (_LEFT + size / self._end * (_RIGHT - _LEFT) for size in (total, self._line))
+        return line + 6 if x + 4 < line < x + 6 + _LETTER * len(f"{total:.5g}") else x + 6
+
+    @property
+    def _line(self) -> float:
+        return self.mean if self.limit is None else self.limit[1]
+
+    @property
+    def _end(self) -> float:
+        return max(self.heaviest, self._line)

@@ -71,3 +71,16 @@ def test_nothing_to_draw_is_refused():
     for rows in ({}, {"rank 0": []}, {"rank 0": [("0", 0)]}, {"rank 0": [("0", 2), ("1", -1)]}):
         with pytest.raises(ValueError, match="sizes above 0"):
             Stacks("nothing", rows)
+
+
+def test_a_limit_stands_in_place_of_the_mean():
+    stacks = Stacks("a limit", {"1 GPU": [("a", 9), ("b", 4)], "1 of 8": [("a", 3)]}, "bytes", "GB", ("H100", 10))
+    assert stacks.summary == "heaviest 13 GB; H100: 10 GB"
+    root = ET.fromstring(stacks.to_svg())
+    (outline,), (line,) = styled(root, "stroke-linejoin: miter"), styled(root, "stroke-dasharray")
+    assert box(line)[0] - box(outline)[0] == pytest.approx(box(outline)[2] * 10 / 13, abs=0.5)
+    beyond = ET.fromstring(Stacks("all fit", ROWS, limit=("limit", 70)).to_svg())
+    assert not styled(beyond, "stroke-linejoin: miter")
+    assert box(styled(beyond, "stroke-dasharray")[0])[0] < float(beyond.get("viewBox").split()[2])
+    with pytest.raises(ValueError, match="above 0, got"):
+        Stacks("none", ROWS, limit=("none", 0))
