@@ -35,7 +35,7 @@ class Options:
     Attributes:
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all ranks.
-        seed: of the weights and of the data.
+        seed: of the weights, of the data, and of the random numbers of each rank and step.
         hyperparameters: of AdamW.
         schedule: the factor of the learning rate.
         max_norm: clip the gradient of the full model to this norm; None for no clipping.

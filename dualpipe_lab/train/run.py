@@ -6,8 +6,6 @@ Chapter: book/whole/training.  In: a config, a plan, data, a number of steps.  O
 Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +27,7 @@ from dualpipe_lab.train.sampler import Sampler
 from dualpipe_lab.train.screen import Screen, append, follow
 from dualpipe_lab.train.trainer import Trainer
 from dualpipe_lab.world import torchrun
+from dualpipe_lab.world.folder import private_folder
 from dualpipe_lab.world.launcher import launch
 
 
@@ -92,8 +91,8 @@ def run(
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
     check(config, plan, data, steps, chosen, found, evaluation)
-    with tempfile.TemporaryDirectory() as scratch:
-        job = Job(config, plan, data, steps, chosen, found, evaluation, weights, Path(scratch))
+    with private_folder() as scratch:  # the next kernel removes what a killed one has left
+        job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
         with stop_file(job.scratch / "stop"):
             results = _launched(job, timeout, backend)
     first: Outcome = results[0]
@@ -122,7 +121,7 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     """Train on one rank; the function that `run` launches."""
     options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
-        options = replace(options, folder=comm.all_gather_object(tempfile.mkdtemp() if rank == 0 else "")[0])
+        options = replace(options, folder=comm.all_gather_object(job.scratch / "weights")[0])
     trainer = Trainer(job.config, job.plan, options, (job.scratch / "stop").exists)
     if job.resume is not None:
         trainer.load(job.resume)
@@ -130,8 +129,6 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     rows = _train(trainer, sampler, job, rank)
     saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder))
     state = read_weights(saved) if rank == 0 and job.keeps_weights and saved is not None else None
-    if is_temporary and rank == 0 and options.folder is not None:
-        shutil.rmtree(options.folder)
     kept = None if is_temporary else saved
     text = None
     if options.sample is not None:

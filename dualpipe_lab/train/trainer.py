@@ -35,6 +35,7 @@ from dualpipe_lab.train.meter import Meter, Reading, bubble_fraction, exchange
 from dualpipe_lab.train.metrics import Metrics
 from dualpipe_lab.train.options import Config, Options, describe
 from dualpipe_lab.train.sampler import Batch, Sampler
+from dualpipe_lab.train.seeds import seed_ranks
 from dualpipe_lab.world.mesh import Mesh
 
 _OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
@@ -91,6 +92,7 @@ class Trainer:
     def step(self, batch: Batch) -> Metrics:
         """Train on one batch: forwards and backwards, sums, clipping, update."""
         self._meter.start()
+        seed_ranks(self.options.seed, self.mesh, self.num_steps)  # for modules that draw, such as dropout
         lr_factor = self.options.schedule.factor(self.num_steps)
         self.optimizer.zero_grad()
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
@@ -98,8 +100,8 @@ class Trainer:
         # every microbatch's loss is its summand of the step's, so all weights are 1
         result = self.runtime.step(batch.inputs, batch.targets, weights=[1.0] * len(batch.inputs))
         report = self.optimizer.step(lr_factor=lr_factor, max_norm=self.options.max_norm)
-        self._update_biases()
-        if self.ema is not None:
+        self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update nothing moves
+        if self.ema is not None and report.stepped:
             self.ema.update()
         self.num_steps += 1
 
@@ -133,8 +135,15 @@ class Trainer:
         return sum_over_ranks(self._summand(losses)) / num_tokens
 
     def outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
-        """Return the logits of each microbatch whose last stage is on this rank; every rank calls this."""
-        found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+        """Return the logits of each microbatch whose last stage is on this rank; every rank calls this.
+
+        Modules are in evaluation mode meanwhile: a dropout drops nothing.
+        """
+        self.model.eval()
+        try:
+            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+        finally:
+            self.model.train()
         return found
 
     def save(self, sampler: Sampler) -> Path:
@@ -160,11 +169,11 @@ class Trainer:
         with torch.no_grad():
             return [self.loss_fn(logits, batch.targets[m]) for m, logits in self.outputs(batch.inputs).items()]
 
-    def _update_biases(self) -> None:
-        """Move the selection biases of the routers, by the loads of all microbatches and data ranks."""
+    def _update_biases(self, speed: float) -> None:
+        """Move the selection biases of the routers by the loads of all microbatches and data ranks; reset the loads."""
         axes = [axis for axis in ("dp", "ep", "cp") if axis in self.mesh.topology.names]
         groups = self.mesh.group(*axes), self.mesh.group("pp")
-        update_biases(self.model.stages, self.options.bias_speed, groups[0], self.plan.program, groups[1])
+        update_biases(self.model.stages, speed, groups[0], self.plan.program, groups[1])
 
     def _summand(self, losses: list[Tensor]) -> float:
         """Return this rank's part of the step's loss; ranks of tp compute the same one, and the first counts it."""
