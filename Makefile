@@ -7,6 +7,7 @@ NBVAL ?=
 WORKERS ?= 2
 STAND_IN ?= all
 PAGES ?= 1
+LAB ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -16,11 +17,11 @@ REPLAY = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanit
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help new-chapter book test test-stand-in test-all lab serve exercises grade lint format bench pairs lock release clean
+.PHONY: help new-chapter book test test-stand-in test-all lab fresh serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PAGES=1  PYTEST_ARGS='-k gpipe'"
+	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PAGES=1  LAB=--no-browser  PYTEST_ARGS='-k gpipe'"
 
 # A stamp is older than its lock exactly when the environment has to be renewed.
 $(INSTALLED): requirements.txt requirements.lock
@@ -54,8 +55,11 @@ test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the
 test-all: $(INSTALLED) ## book and tests on each of Python 3.11, 3.12 and 3.13 that is found, and the container's image
 	@$(BIN)/python tools/test_all.py
 
-lab: $(INSTALLED) ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/book/intro.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
+lab: $(INSTALLED) ## make or renew your copies of the notebooks in my-course, and open JupyterLab on them
+	@$(BIN)/python -m dualpipe_lab lab $(LAB)
+
+fresh: $(INSTALLED) ## give a chapter out again and keep yours: make fresh chapter=gpipe
+	@$(BIN)/python -m dualpipe_lab fresh $(or $(chapter),$(error name the chapter: make fresh chapter=gpipe))
 
 serve: ## serve the built book on 127.0.0.1:PORT
 	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2

@@ -1,6 +1,7 @@
-"""`dualpipe-lab grade FOLDER` and `dualpipe-lab progress`: the commands that the course adds to the library."""
+"""The commands that the course adds to the library: `dualpipe-lab grade`, `progress`, `lab` and `fresh`."""
 
 import io
+import os
 import sys
 import time
 from dataclasses import replace
@@ -10,11 +11,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from dualpipe_course import record
 from dualpipe_course.grading.limits import Limits
 from dualpipe_lab._optional import extra
 
 MAX_SECONDS = 86_400
-EXERCISES = Path(__file__).parents[1] / "exercises"
+COURSE = Path(__file__).parents[1]
+EXERCISES = COURSE / "exercises"
+FOLDER = "my-course"
+START = "start.md"
+ToFolder = Annotated[Path | None, typer.Option("--to", help="your folder; without it my-course, beside the book")]
 
 
 def grade(
@@ -58,13 +64,56 @@ def grade(
 
 
 def progress() -> None:
-    """Show which exercises are solved in the notebooks of this folder."""
+    """Show which exercises are solved in the notebooks of this folder, or else in those that `lab` made."""
     from dualpipe_course.check import progress as page
 
+    if not record.path().exists() and record.path(COURSE / FOLDER).exists():
+        os.chdir(COURSE / FOLDER)
     print(page())
+
+
+def lab(
+    context: typer.Context,
+    to: ToFolder = None,
+    copies_only: Annotated[bool, typer.Option("--copies-only", help="make the copies, start nothing")] = False,
+) -> None:
+    """Make or renew your copies of the notebooks, and open JupyterLab on them.
+
+    Other options, such as --no-browser or --port=8890, go to JupyterLab.
+    """
+    from dualpipe_course.workspace import lab as jupyterlab
+    from dualpipe_course.workspace.renew import renew
+
+    folder = to or COURSE / FOLDER
+    if address := jupyterlab.running(folder):
+        print(f"JupyterLab runs on {folder} already: {address}\nEnd it before the copies can be renewed.")
+        return
+    try:
+        report = renew(COURSE, folder, jupyterlab.trust)
+    except OSError as error:
+        if not (folder / START).is_file():
+            raise ValueError(f"{folder} cannot be written ({error.strerror}); name another: --to FOLDER") from None
+        print(f"{folder} cannot be written ({error.strerror}): nothing is renewed", file=sys.stderr)
+    else:
+        pages = f"{report.num_copies} pages in {folder}, {report.num_shown} of them with results"
+        print("\n".join([*report.lines, f"==> {pages}"]), flush=True)
+    if not copies_only:
+        jupyterlab.start(folder, context.args)
+
+
+def fresh(
+    chapter: Annotated[str, typer.Argument(help="a copy, such as gpipe, or gpipe-exercises")], to: ToFolder = None
+) -> None:
+    """Give a chapter out again, as the course has it now; what you had is kept in `old`."""
+    from dualpipe_course.workspace import lab as jupyterlab
+    from dualpipe_course.workspace.renew import fresh as again
+
+    print("\n".join(again(COURSE, to or COURSE / FOLDER, chapter, jupyterlab.trust).lines))
 
 
 def register(app: typer.Typer) -> None:
     """Add the course's commands; the entry point `dualpipe_lab.commands` names this function."""
     app.command()(grade)
     app.command()(progress)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab)
+    app.command()(fresh)

@@ -1,4 +1,4 @@
-"""What a learner has solved, kept in the learner's own folder: `.dualpipe-lab/progress.json` beside the notebook.
+"""What a learner has solved: `.dualpipe-lab/progress.json` in the learner's course folder, or beside the notebook.
 
 In: names of exercises.  Out: attempts, hints and solved marks.  The file is replaced in one step, so that a crash never
 leaves half of one; a file that cannot be read counts as empty, and a folder that cannot be written is no error.
@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 FOLDER = ".dualpipe-lab"
+FILE = "progress.json"
+COPIES = "copies.json"  # stands beside it in a course folder, which has one record for all of its notebooks
 MAX_EXERCISES = 1_000
 MAX_COUNT = 1_000_000
 
@@ -28,15 +30,23 @@ class Entry:
 NOTHING = Entry()
 
 
-def path() -> Path:
-    """Where the progress of notebooks in this folder is kept."""
-    return Path(FOLDER) / "progress.json"
+def path(folder: Path | None = None) -> Path:
+    """Where the progress of notebooks in a folder, or in the current one, is kept."""
+    return (folder or _course_folder()) / FOLDER / FILE
 
 
-def load() -> dict[str, Entry]:
+def _course_folder() -> Path:
+    """The folder that `make lab` made around the current one; the current one where there is none."""
+    with contextlib.suppress(OSError):  # the current folder may be gone
+        here = Path.cwd()
+        return next((one for one in (here, *here.parents) if (one / FOLDER / COPIES).is_file()), Path())
+    return Path()
+
+
+def load(folder: Path | None = None) -> dict[str, Entry]:
     """Return what is known, by exercise; entries that make no sense are left out."""
     try:
-        data = json.loads(path().read_text(encoding="utf-8"))
+        data = json.loads(path(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(data, dict):
@@ -59,6 +69,17 @@ def note_hint(name: str, number: int) -> None:
     _save(known | {name: replace(known.get(name, NOTHING), hints=number)})
 
 
+def merge(entries: dict[str, Entry], folder: Path) -> None:
+    """Add what is known elsewhere to the record of a folder; what is solved in either is solved."""
+    known = load(folder)
+    for name, other in entries.items():
+        own = known.get(name, NOTHING)
+        counts = (max(own.attempts, other.attempts), max(own.hints, other.hints))
+        known[name] = Entry(own.solved or other.solved, *counts)
+    if entries:
+        _save(known, folder)
+
+
 def _entry(value: object) -> Entry | None:
     if not isinstance(value, dict):
         return None
@@ -68,14 +89,15 @@ def _entry(value: object) -> Entry | None:
     return Entry(value.get("solved") is True, *counts)
 
 
-def _save(entries: dict[str, Entry]) -> None:
+def _save(entries: dict[str, Entry], folder: Path | None = None) -> None:
     text = json.dumps({name: asdict(entry) for name, entry in sorted(entries.items())}, indent=1)
     with contextlib.suppress(OSError):  # a read-only folder must not spoil a right answer
-        path().parent.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path().parent)
+        target = path(folder)
+        target.parent.mkdir(exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(temporary, path())
+            os.replace(temporary, target)
         except OSError:
             Path(temporary).unlink(missing_ok=True)

@@ -24,6 +24,7 @@ COMMANDS = (
     "clean",
     "exercises",
     "format",
+    "fresh",
     "grade",
     "help",
     "lab",

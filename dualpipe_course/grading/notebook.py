@@ -91,6 +91,14 @@ def parse(data: bytes) -> list[Cell]:
         raise Unreadable(f"no notebook of format 4 ({type(error).__name__}); save it from Jupyter again") from None
 
 
+def is_chapter(data: bytes) -> bool:
+    """Return whether a notebook is the copy of a chapter that `make lab` gives out."""
+    try:
+        return str(json.loads(data)["metadata"]["dualpipe_lab"]["page"]).startswith("book/")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
 def overlay(pristine: list[Cell], submitted: list[Cell]) -> Overlay:
     """Combine the learner's answers with the pristine cells; the pieces of a split answer cell are joined in order."""
     answers: dict[str, list[str]] = {}

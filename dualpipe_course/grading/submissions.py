@@ -1,7 +1,8 @@
 """Submissions: find them in a folder, and the exercise that each one answers.
 
 `folder/maria/gpipe.ipynb` belongs to "maria"; in a flat folder `maria-gpipe.ipynb` belongs to "maria-gpipe".
-The answer tags determine the exercise; without any, the file name does.
+The answer tags determine the exercise; without any, the file name does.  A learner may hand in the whole folder that
+`make lab` made: copies of chapters, which answer nothing, are left out.
 """
 
 import hashlib
@@ -10,7 +11,17 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dualpipe_course.grading.notebook import Cell, Overlay, Unreadable, overlay, parse, read, read_bytes, topic_tags
+from dualpipe_course.grading.notebook import (
+    Cell,
+    Overlay,
+    Unreadable,
+    is_chapter,
+    overlay,
+    parse,
+    read,
+    read_bytes,
+    topic_tags,
+)
 
 COURSE = Path(__file__).parents[1]
 
@@ -60,7 +71,7 @@ def find(folder: Path, pristine: dict[str, list[Cell]], out: Path) -> list[Submi
     if not paths:
         raise ValueError(f"no notebook (*.ipynb) in {folder}; one folder per learner, or one file per learner")
     library = library_digest()
-    return [_submission(path, folder, pristine, library) for path in paths]
+    return [_submission(path, folder, pristine, library) for path in paths if not _is_chapter(path)]
 
 
 def library_digest() -> str:
@@ -69,6 +80,15 @@ def library_digest() -> str:
     for path in sorted([*COURSE.rglob("*.py"), *COURSE.rglob("*.cfg")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _is_chapter(path: Path) -> bool:
+    """Whether a notebook says that it is the copy of a chapter, and answers nothing."""
+    try:
+        data = read_bytes(path)
+        return not topic_tags(parse(data)) and is_chapter(data)
+    except Unreadable:
+        return False
 
 
 def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], library: str) -> Submission:

@@ -1,0 +1,108 @@
+"""The page that JupyterLab opens first: where to go on, what is solved, the parts of the course.
+
+In: a workspace after its renewal.  Out: `start.md`, written anew at each start; what a learner wrote into it is kept.
+"""
+
+from datetime import datetime
+from pathlib import Path
+
+from dualpipe_course import record
+from dualpipe_course.workspace.contents import Chapter, Contents, Page, Part, tags_of
+from dualpipe_course.workspace.given import Folder, digest
+
+NAME = PLACE = "start.md"
+SOLVED, OPEN = "■", "□"
+FOOT = """\
+## How this folder works
+
+- These notebooks are your copies: change them as you like. `make lab` renews those that you left as they were.
+  Where you changed one, yours stays, and a new version of the course stands beside it as `NAME.new.ipynb`.
+- To start a chapter afresh: `make fresh chapter=gpipe`, or `dualpipe-lab fresh gpipe` in a terminal (File, New,
+  Terminal). What you had goes to the folder `old` with its date. `gpipe-exercises` means the exercises.
+- {about}this page is written anew at each start; `check.progress()` in a notebook shows what is solved now.
+"""
+ABOUT = "[For learners](about/learners.md) says how exercises, hints and live cells work; "
+NO_OUTPUTS = """\
+The notebooks show no results yet, because the book was not built in this folder's course: run their cells, or run
+`make book` and then `make lab`, which puts the results into every notebook that you left as it was.
+"""
+
+
+def write(folder: Folder, table: Contents, news: list[str], shows: bool) -> None:
+    """Write the page: `news` are sentences about this renewal, `shows` says whether there are outputs."""
+    entries = record.load(folder.path)
+    parts = [_part(number, part, folder, entries) for number, part in enumerate(table.parts, 1)]
+    told = "".join(f"- {line}\n" for line in news)
+    about = ABOUT if any(page.place == "about/learners.md" for page in table.texts) else ""
+    blocks = [
+        f"# {table.home.title}",
+        _go_on(folder, table, entries),
+        _summary(folder, table, entries),
+        "" if shows else NO_OUTPUTS,
+        f"## New since the last start\n\n{told}" if told else "",
+        *parts,
+        FOOT.format(about=about),
+    ]
+    text = "\n\n".join(block.strip() for block in blocks if block) + "\n"
+    given, data = folder.given.get(NAME), folder.read(PLACE)
+    if data is not None and not (given and digest(data) == given.data):
+        folder.keep(PLACE)
+    folder.give(NAME, PLACE, text.encode(), "")
+
+
+def _go_on(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
+    """Return the sentence that leads to the next page: the one touched last, or the one after it if it is done."""
+    pages = [page for chapter in _chapters(table) for page in (chapter.page, chapter.exercises) if page]
+    touched = [(time, page) for page in pages if (time := _touched(folder, page))]
+    home = f"[The course in one page]({_place(folder, table.home)}) says what it is about."
+    if not touched:
+        return f"**Begin with [{pages[0].title}]({_place(folder, pages[0])}).** {home}"
+    time, last = max(touched, key=lambda one: one[0])
+    when = f"{datetime.fromtimestamp(time):%d %B %Y, %H:%M}"
+    solved = _solved(folder, last, entries)
+    if solved and all(solved) and last != pages[-1]:
+        after = pages[pages.index(last) + 1]
+        return (
+            f"**Go on with [{after.title}]({_place(folder, after)}).** All of {last.title} is solved ({when}). {home}"
+        )
+    return f"**Go on with [{last.title}]({_place(folder, last)}).** You were there last, on {when}. {home}"
+
+
+def _summary(folder: Folder, table: Contents, entries: dict[str, record.Entry]) -> str:
+    solved = [one for chapter in _chapters(table) for one in _solved(folder, chapter.exercises, entries)]
+    return f"{sum(solved)} of {len(solved)} exercises are solved."
+
+
+def _part(number: int, part: Part, folder: Folder, entries: dict[str, record.Entry]) -> str:
+    rows = [f"## {number}. {part.caption}", "", "| | chapter | exercises | solved |", "|---|---|---|---|"]
+    for place, chapter in enumerate(part.chapters, 1):
+        solved = _solved(folder, chapter.exercises, entries)
+        marks = f"{SOLVED * sum(solved)}{OPEN * (len(solved) - sum(solved))} {sum(solved)} of {len(solved)}"
+        page, more = chapter.page, chapter.exercises
+        link = f"[exercises]({_place(folder, more)})" if more else ""
+        rows.append(f"| {place} | [{page.title}]({_place(folder, page)}) | {link} | {marks if solved else ''} |")
+    return "\n".join(rows)
+
+
+def _chapters(table: Contents) -> list[Chapter]:
+    return [chapter for part in table.parts for chapter in part.chapters]
+
+
+def _place(folder: Folder, page: Page) -> str:
+    given = folder.given.get(page.source)
+    return given.place if given else page.place
+
+
+def _touched(folder: Folder, page: Page) -> float:
+    """When a copy was changed or run; 0 for one that is as it was given out."""
+    given, data = folder.given.get(page.source), folder.read(_place(folder, page))
+    if data is None or (given and given.data == digest(data)):
+        return 0.0
+    return (folder.path / _place(folder, page)).stat().st_mtime
+
+
+def _solved(folder: Folder, page: Page | None, entries: dict[str, record.Entry]) -> list[bool]:
+    """Whether each exercise of a page is solved."""
+    tags = tags_of(folder.path / Path(_place(folder, page))) if page else []
+    names = [tag.removeprefix("check-") for tag in tags if tag.startswith("check-")]
+    return [entries.get(name, record.NOTHING).solved for name in names]

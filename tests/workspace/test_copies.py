@@ -1,0 +1,93 @@
+"""The copies: in reading order, with links that work, folded as the book folds, with the outputs of the build."""
+
+import re
+
+import nbformat
+import pytest
+
+from dualpipe_course.workspace import contents
+from dualpipe_course.workspace.pages import plain
+
+ONE, TWO = "1-pipeline-parallelism/01-one.ipynb", "1-pipeline-parallelism/02-two.ipynb"
+EXERCISES, THREE = "1-pipeline-parallelism/01b-one-exercises.ipynb", "2-tensors-more/01-three.ipynb"
+RESULT = nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution_count=1)
+
+
+def test_files_stand_in_reading_order_without_pages_beside_them(learner):
+    assert learner.start() == []
+    assert learner.files() == sorted([ONE, EXERCISES, TWO, THREE, "about/learners.md", "intro.ipynb", "start.md"])
+
+
+def test_links_lead_to_copies_and_no_page_of_the_builder_is_linked(learner):
+    learner.start()
+    three = "[three](../2-tensors-more/01-three.ipynb#Its-name)"
+    assert learner.texts(ONE)[0].endswith(f"{three}, names, [two](02-two.ipynb)")
+    assert "[three](2-tensors-more/01-three.ipynb)" in learner.texts("intro.ipynb")[0]
+    assert "[one](../1-pipeline-parallelism/01-one.ipynb)" in (learner.path / "about" / "learners.md").read_text()
+
+
+def test_a_copy_is_paired_with_nothing_and_has_no_cell_for_colab(learner):
+    learner.start()
+    notebook = learner.notebook(TWO)
+    assert notebook["metadata"] == {"dualpipe_lab": {"page": "book/pp/two"}}
+    assert learner.texts(TWO) == ["# Two\n\nText.", "1 + 1"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "folded"),
+    [
+        ("hide-input", {"source_hidden": True}),
+        ("hide-cell", {"source_hidden": True, "outputs_hidden": True}),
+        ("nccl", None),
+    ],
+)
+def test_what_the_book_folds_is_folded(course, learner, tag, folded):
+    course.page("book/pp/two", "# Two", "1 + 1", tags=[tag])
+    learner.start()
+    assert learner.notebook(TWO)["cells"][1]["metadata"].get("jupyter") == folded
+
+
+def test_outputs_come_from_the_build_if_it_ran_the_same_code(course, learner):
+    course.built("book/pp/two", "1 + 1", outputs=[RESULT])
+    learner.start()
+    cell = learner.notebook(TWO)["cells"][1]
+    assert (cell["outputs"][0]["data"], cell["execution_count"]) == ({"text/plain": ["2"]}, None)
+    course.page("book/pp/two", "# Two", "1 + 2")
+    learner.start()
+    assert learner.notebook(TWO)["cells"][1]["outputs"] == []
+
+
+def test_a_build_fills_the_copies_that_are_there_already(course, learner):
+    learner.start()
+    assert "The notebooks show no results yet" in (learner.path / "start.md").read_text()
+    course.built("book/pp/two", "1 + 1", outputs=[RESULT])
+    assert learner.start() == []
+    assert learner.notebook(TWO)["cells"][1]["outputs"] != []
+    assert "no results yet" not in (learner.path / "start.md").read_text()
+
+
+def test_blocks_of_the_book_become_markdown():
+    hidden = ":::{admonition} Answer\n:class: dropdown\n\nSix.\n:::"
+    assert plain(hidden) == "<details><summary>Answer</summary>\n\nSix.\n\n</details>"
+    assert plain("::::{grid} 1 1 3\n:gutter: 3\n\n:::{grid-item-card} Door\nIn.\n:::\n::::") == "**Door**\n\nIn."
+    assert plain("```{glossary}\nrank\n  One process.\n```") == "rank\n  One process.\n"
+    assert plain("```python\n:::\n```") == "```python\n:::\n```"
+
+
+def test_every_page_of_the_real_course_is_given_out_and_every_link_of_a_copy_leads_to_a_copy(tmp_path, learner):
+    learner.course.path = contents.Path(__file__).parents[2]
+    learner.start()
+    places = [page.place for page in contents.read(learner.course.path).pages()]
+    assert len(places) == len(set(places)) > 90
+    numbered = [place for place in places if place[0].isdigit()]
+    assert numbered == sorted(numbered)
+    assert sum(place.endswith("-exercises.ipynb") for place in places) >= 46
+    links = 0
+    for place in places:
+        folder = (learner.path / place).parent
+        text = (learner.path / place).read_text() if place.endswith(".md") else "\n".join(learner.texts(place))
+        for target in re.findall(r"\]\(([^)\s:#`]+\.(?:md|ipynb))", text):
+            links += 1
+            assert (folder / target).is_file(), f"{place} links {target}"
+        assert not re.search(r"^:::", text, re.MULTILINE), place
+    assert links > 300
