@@ -23,9 +23,13 @@ from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 
-HIDDEN, FFN, EXPERTS, NUM_LAYERS = 3, 5, 4, 4  # 5 rows on 2 ranks of tp: 3 and 2
+HIDDEN, FFN, EXPERTS, NUM_LAYERS = 3, 5, 4, 2  # 5 rows on 2 ranks of tp: 3 and 2
 HEADS, KV_HEADS, HEAD_SIZE = 2, 1, 2  # on 2 ranks of tp both hold the key head
 HYPER = Hyperparameters(lr=0.01, weight_decay=0.1)
+
+
+def mesh_of(axes):
+    return lab.Mesh(lab.Topology(axes))
 
 
 class Layer(nn.Module):
@@ -59,9 +63,9 @@ class ModelStage(nn.Module):
 class RankModel(nn.Module):
     """This rank's stages; under DualPipe's placement a rank holds those of both directions."""
 
-    def __init__(self, axes, mirrored=False):
+    def __init__(self, mesh, mirrored=False):
         super().__init__()
-        self.mesh = lab.Mesh(lab.Topology(axes))
+        self.mesh = mesh
         groups = [self.mesh.group(axis) for axis in ("tp", "ep", "dp")]
         tp, ep = TensorParallel(groups[0]), ExpertParallel(groups[1], groups[2])
         pp, rank = self.mesh.size("pp"), self.mesh.rank("pp")
@@ -70,6 +74,7 @@ class RankModel(nn.Module):
         self.parts = nn.ModuleDict(
             {str(stage): ModelStage(range(stage * per, (stage + 1) * per), tp, ep) for stage in sorted(set(numbers))}
         )
+        self.parameter_shards = shards_of(self)
 
     @property
     def stages(self):
@@ -90,19 +95,19 @@ def numbers(name, kind, shape):
 
 def local(model, name, tensor, kind):
     """This rank's shard of the numbers of a tensor."""
-    shard = shards_of(model).get(name)
+    shard = model.parameter_shards.get(name)
     full = numbers(model.full_name(name), kind, tensor.shape if shard is None else shard.full_shape(tensor))
     return full if shard is None else shard.of(full)
 
 
-def build(kind, axes, mirrored=False, seed=None):
+def build(kind, mesh, mirrored=False, seed=None):
     """A model with an optimizer of `KINDS`; with `seed`, weights and biases that no other seed has."""
-    model = RankModel(axes, mirrored)
+    model = RankModel(mesh, mirrored)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point():
                 tensor.copy_(local(model, name, tensor, f"weight {seed}"))
-    options = ZeroOptions(HYPER, bucket_bytes=200)
+    options = ZeroOptions(HYPER, bucket_bytes=600)
     if kind == "Zero1 over dp":
         return model, Zero1(model, model.mesh.group("dp"), options)
     if kind == "Zero3":

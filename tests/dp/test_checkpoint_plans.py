@@ -1,10 +1,10 @@
 """A checkpoint reads from the modules which part of the full model a rank has: experts, tp, stages, copies of them."""
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
-from declared_model import KINDS, ModelStage, RankModel, build, local, step
+from declared_model import KINDS, NUM_LAYERS, ModelStage, RankModel, build, local, mesh_of, step
 from models import launch
 from torch import nn
 
@@ -25,40 +25,60 @@ PLANS = {
     "pp 2 x dp 2": ([("pp", 2), ("dp", 2)], False),
     "pp 2 x ep 2, mirrored": ([("pp", 2), ("ep", 2)], True),
 }
-ONE = ([("dp", 1)], False)
+ONE = {"one rank": ([("dp", 1)], False)}
 
 
-def saving(rank, world_size, folder, plans):
-    """Two steps on each plan, then a checkpoint."""
-    for kind in KINDS:
-        for name, plan in plans.items():
-            model, optimizer = build(kind, *plan)
+def saving(rank, world_size, folder):
+    """Two steps on each plan with each kind of optimizer, then a checkpoint."""
+    for name, (axes, mirrored) in PLANS.items():
+        mesh = mesh_of(axes)
+        for kind in KINDS:
+            model, optimizer = build(kind, mesh, mirrored)
             for number in range(2):
                 step(model, optimizer, number)
             save(folder / kind / name, 2, optimizer)
 
 
-def loading(rank, world_size, folder, plans):
-    """Whether each checkpoint gives the weights and biases of two steps, and after a third one those of three.
+def one_rank(rank, world_size):
+    """What a checkpoint of one rank holds after two steps, and its weights after two and after three."""
+    model, optimizer = build("Ddp", mesh_of([("dp", 1)]))
+    for number in range(2):
+        step(model, optimizer, number)
+    names = {p: model.full_name(name) for p, name in optimizer.names.items()}
+    state = {f"buffer/{name}": bias.clone() for name, bias in model.biases().items()}
+    for held in optimizer.local_shards:
+        for kind, flat in held.adam.state_dict().items():
+            for parameter, view in zip(held.bucket.parameters, held.bucket.views(flat), strict=True):
+                state[f"{kind}/{names[parameter]}"] = view.clone()
+    step(model, optimizer, 2)
+    return state, {f"parameter/{names[p]}": p.detach().clone() for p in model.parameters()}
 
-    Each kind of optimizer loads what another one has saved.
-    """
-    found, names = {}, list(PLANS)
-    for target, (at, kind) in product(plans, enumerate(KINDS)):
-        reference, stepping = build(kind, *plans[target])
-        weights = []
-        for number in range(3):
-            step(reference, stepping, number)
-            weights.append(full_weights(stepping))
-        saver = [*KINDS][(at + 1) % len(KINDS)]
-        for name in [*names, *names][at : at + 2]:
-            model, optimizer = build(kind, *plans[target], seed=7)
-            load(latest(folder / saver / name), optimizer)
-            same = [optimizer.num_steps == 2, equal(full_weights(optimizer), weights[1])]
-            same.append(equal(model.biases(), reference.biases()))
-            step(model, optimizer, 2)  # the moments count here
-            found[target, kind, name] = [*same, equal(full_weights(optimizer), weights[2])]
+
+def meetings(plans):
+    """Target's plan and kind, saver's plan and kind: of these four, any two meet in all 25 combinations, each once."""
+    savers, kinds = [*PLANS], [*KINDS]
+    for (at, plan), (number, kind) in product(enumerate(plans), enumerate(kinds)):
+        yield plan, kind, savers[(at + number) % len(savers)], kinds[(at + 2 * number) % len(kinds)]
+
+
+def loading(rank, world_size, folder, plans, state, stepped):
+    """Whether each checkpoint gives the weights and biases of two steps, and after a third one those of three."""
+    found, meshes = {}, {plan: mesh_of(axes) for plan, (axes, _) in plans.items()}
+    for plan, kind, name, saver in meetings(plans):
+        model, optimizer = build(kind, meshes[plan], plans[plan][1], seed=7)
+        load(latest(folder / saver / name), optimizer)
+        same = [optimizer.num_steps == 2, holds(model, optimizer, state)]
+        same.append(all(torch.equal(bias, state[f"buffer/{name}"]) for name, bias in model.biases().items()))
+        step(model, optimizer, 2)  # the moments count here
+        found[plan, kind, name, saver] = [*same, holds(model, optimizer, stepped)]
     return found
+
+
+def holds(model, optimizer, state):
+    """Whether each weight is this rank's part of the full one."""
+    shards = model.parameter_shards
+    full = {name: state[f"parameter/{model.full_name(name)}"] for name, _ in model.named_parameters()}
+    return equal(full_weights(optimizer), {n: shards[n].of(full[n]) if n in shards else full[n] for n in full})
 
 
 def equal(ours, theirs):
@@ -69,41 +89,36 @@ def equal(ours, theirs):
 def folder(tmp_path_factory):
     """Checkpoints of every plan and kind of optimizer."""
     folder = tmp_path_factory.mktemp("plans")
-    launch(saving, 4, folder, PLANS, timeout=480)
+    launch(saving, 4, folder, timeout=300)
     return folder
 
 
-def test_every_plan_goes_on_from_the_checkpoint_of_every_other(folder):
+@pytest.fixture(scope="module")
+def reference():
+    """The model on one rank, after two steps and after three."""
+    return launch(one_rank, 1)[0]
+
+
+def test_every_plan_goes_on_from_the_checkpoint_of_every_other(folder, reference):
     """Bitwise: gradients are drawn by name, so every plan has the same arithmetic."""
-    for num_ranks, plans in ((4, PLANS), (1, {"one rank": ONE})):
-        for found in launch(loading, num_ranks, folder, plans, timeout=480):
-            assert len(found) == len(plans) * len(KINDS) * 2
+    for num_ranks, plans in ((4, PLANS), (1, ONE)):
+        for found in launch(loading, num_ranks, folder, plans, *reference, timeout=300):
+            assert len(found) == len(plans) * len(KINDS)
             assert all(all(same) for same in found.values()), found
+    columns = zip(*meetings(PLANS), strict=True)
+    assert all(len({*zip(*two, strict=True)}) == 25 for two in combinations(columns, 2))
 
 
-def test_a_checkpoint_has_the_full_model_once(folder):
+def test_a_checkpoint_has_the_full_model_once(folder, reference):
     """Names, shapes and moments are those of one rank, and each selection bias is in one file."""
-
-    def one(rank, world_size):
-        model, optimizer = build("Ddp", *ONE)
-        for number in range(2):
-            step(model, optimizer, number)
-        names = {p: model.full_name(name) for p, name in optimizer.names.items()}
-        state = {f"buffer/{name}": bias for name, bias in model.biases().items()}
-        for held in optimizer.local_shards:
-            for kind, flat in held.adam.state_dict().items():
-                for parameter, view in zip(held.bucket.parameters, held.bucket.views(flat), strict=True):
-                    state[f"{kind}/{names[parameter]}"] = view.clone()
-        return state
-
-    (state,) = launch(one, 1)
+    state, _ = reference
     assert {name.split("/")[0] for name in state} == {"parameter", "exp_avg", "exp_avg_sq", "buffer"}
     for kind in KINDS:
         for name in PLANS:
             checkpoint = Checkpoint(latest(folder / kind / name))
             assert equal({key: checkpoint.read(key) for key in checkpoint.names()}, state), (kind, name)
             biases = checkpoint.names("buffer/")
-            assert [len(checkpoint.index.tensors[bias].shards) for bias in biases] == [1] * 4
+            assert [len(checkpoint.index.tensors[bias].shards) for bias in biases] == [1] * NUM_LAYERS
 
 
 def refusal(rank, folder, model):
@@ -126,7 +141,7 @@ def test_what_one_name_cannot_hold_is_refused(tmp_path):
             stage.layers["0"].norm.weight.add_(rank)
         found = [refusal(rank, tmp_path, nn.Sequential(nn.Linear(2, 2 + rank))), refusal(rank, tmp_path, stage)]
         found.append(refusal(rank, tmp_path, nn.Linear(2, 2)))  # drawn by rank: two layers, or copies that drifted
-        model = RankModel([("ep", 2)])
+        model = RankModel(mesh)
         try:
             save(tmp_path / str(rank), 1, Zero1(model, mesh.group("dp")), group=mesh.group("dp"))  # this rank alone
         except CheckpointError as error:
@@ -144,7 +159,7 @@ def test_what_one_name_cannot_hold_is_refused(tmp_path):
 
 def test_a_place_that_is_given_overrides_the_declared_one(tmp_path):
     def fn(rank, world_size):
-        model, optimizer = build("Zero1", [("dp", 2)])
+        model, optimizer = build("Zero1", mesh_of([("dp", 2)]))
         path = save(tmp_path, 1, optimizer, shard_spec_of=lambda name, tensor: ShardSpec(f"mine.{name}"))
         weights = local(model, "parts.0.layers.0.norm.weight", torch.empty(3), "weight None")
         return torch.equal(Checkpoint(path).read("parameter/mine.parts.0.layers.0.norm.weight"), weights)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from declared_model import KINDS, build, local
+from declared_model import KINDS, build, local, mesh_of
 from models import launch, make_batch
 from torch import nn
 from zero_runs import STAGES, Blocks
@@ -34,9 +34,9 @@ def test_one_bad_element_stops_every_rank(bad):
     """pp 2 x dp 2 on a mesh: only one stage's shard on one data rank has it, and every other rank learns it."""
 
     def fn(rank, world_size):
-        found = {}
+        found, mesh = {}, mesh_of(AXES)
         for kind in KINDS.keys() - {"Zero1 over dp"}:
-            model, optimizer = build(kind, AXES)
+            model, optimizer = build(kind, mesh)
             before = {name: weight.clone() for name, weight in full_weights(optimizer).items()}
             for norm_type in NORMS:
                 optimizer.zero_grad()
