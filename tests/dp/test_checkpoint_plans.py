@@ -89,7 +89,7 @@ def equal(ours, theirs):
 def folder(tmp_path_factory):
     """Checkpoints of every plan and kind of optimizer."""
     folder = tmp_path_factory.mktemp("plans")
-    launch(saving, 4, folder, timeout=300)
+    launch(saving, 4, folder, timeout=480)
     return folder
 
 
@@ -102,7 +102,7 @@ def reference():
 def test_every_plan_goes_on_from_the_checkpoint_of_every_other(folder, reference):
     """Bitwise: gradients are drawn by name, so every plan has the same arithmetic."""
     for num_ranks, plans in ((4, PLANS), (1, ONE)):
-        for found in launch(loading, num_ranks, folder, plans, *reference, timeout=300):
+        for found in launch(loading, num_ranks, folder, plans, *reference, timeout=480):
             assert len(found) == len(plans) * len(KINDS)
             assert all(all(same) for same in found.values()), found
     columns = zip(*meetings(PLANS), strict=True)
