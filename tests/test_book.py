@@ -16,6 +16,7 @@ PAGES = sorted(page for page in BOOK.rglob("*.md") if ".ipynb_checkpoints" not i
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 # no topics of the lecture table
 BEYOND_THE_MAP = {
+    *(f"{part}/door.md" for part in ("dp", "tp", "pp", "cp", "ep")),
     "dp/hybrid-zero.md",
     "dp/topology.md",
     "ep/eplb.md",

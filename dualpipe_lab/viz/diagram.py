@@ -133,8 +133,9 @@ class Diagram:
 
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
-        width = max(box.side("right")[0] for box in self.boxes.values())
-        height = max(box.side("bottom")[1] for box in self.boxes.values())
+        middles = [self._curve(arrow)[-1] for arrow in self.arrows]  # a curve between two upper sides rises above both
+        width = max(*(box.side("right")[0] for box in self.boxes.values()), *(x for x, _ in middles), 0)
+        height = max(*(box.side("bottom")[1] for box in self.boxes.values()), *(y + 2 for _, y in middles), 0)
         body = [*map(_draw_box, self.boxes.values()), *map(self._draw_arrow, self.arrows)]
         body += self._draw_legend(height + MARGIN)
         width = max(width, 7.2 * len(self.title), *(x for x, _ in self._legend_places())) + MARGIN
@@ -159,21 +160,30 @@ class Diagram:
                 f"{self.title}: sides are two of {', '.join(_UNIT)}, such as 'right left', got {arrow.sides!r}"
             )
 
+    def _curve(self, arrow: Arrow) -> list[Point]:
+        """The four points of an arrow's Bezier curve, and its middle."""
+        start, end = self.boxes[arrow.start], self.boxes[arrow.end]
+        first, last = _sides(arrow, start, end)
+        a, b = _away(start.side(first), first, 7 if arrow.both else 1), _away(end.side(last), last, 7)
+        bend = max(14.0, 0.4 * max(abs(a[0] - b[0]), abs(a[1] - b[1])))
+        if first == last:  # out and back: a flat bow
+            bend = min(bend, 26.0)
+        near, far = _away(a, first, bend), _away(b, last, bend)
+        x, y = ((p + 3 * q + 3 * r + s) / 8 for p, q, r, s in zip(a, near, far, b, strict=True))
+        return [a, near, far, b, (x, y)]
+
     def _draw_arrow(self, arrow: Arrow) -> str:
         start, end = self.boxes[arrow.start], self.boxes[arrow.end]
         first, last = _sides(arrow, start, end)
         colour = "currentColor" if arrow.colour is None else _COLOURS[arrow.colour][0]
-        tip, tail = end.side(last), start.side(first)
-        a, b = _away(tail, first, 7 if arrow.both else 1), _away(tip, last, 7)
-        bend = max(14.0, 0.4 * max(abs(a[0] - b[0]), abs(a[1] - b[1])))
-        near, far = _away(a, first, bend), _away(b, last, bend)
+        a, near, far, b, middle = self._curve(arrow)
         path = f"M{a[0]:.1f} {a[1]:.1f}C{near[0]:.1f} {near[1]:.1f} {far[0]:.1f} {far[1]:.1f} {b[0]:.1f} {b[1]:.1f}"
         dashes = ' stroke-dasharray="5 4"' if arrow.dashed else ""
-        drawn = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>{_head(tip, last, colour)}'
+        drawn = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+        drawn += _head(end.side(last), last, colour)
         if arrow.both:
-            drawn += _head(tail, first, colour)
-        middle = [(p + 3 * q + 3 * r + s) / 8 for p, q, r, s in zip(a, near, far, b, strict=True)]
-        return drawn + _label(arrow, middle[0], middle[1], flat=first in ("left", "right") and a[1] == b[1])
+            drawn += _head(start.side(first), first, colour)
+        return drawn + _label(arrow, *middle, flat=first in ("left", "right") and a[1] == b[1])
 
     def _legend_places(self) -> Iterator[tuple[float, str]]:
         """The right end of each entry, and its colour."""

@@ -2,7 +2,7 @@
 
 Chapter: book/ep/eplb.  In: for each row its pieces, each with a label and a size.  Out: an SVG that fits a narrow page,
 or text.  All pieces of one label light up when the pointer or the focus is on one of them.  The heaviest row has an
-outline; a dashed line is the mean of the rows, or a limit.  matplotlib draws, the page's theme gives the colours (`viz.figure`).
+outline; a dashed line is the mean of the rows, or a limit.  matplotlib draws, the theme gives colours (`viz.figure`).
 Elsewhere: matplotlib `Axes.barh(left=...)`.
 """
 

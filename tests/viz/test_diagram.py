@@ -61,6 +61,14 @@ def test_everything_lies_inside_and_the_text_is_there():
     assert not re.search(r"nan|inf", picture.to_svg())
 
 
+def test_a_bow_below_the_boxes_lies_inside():
+    boxes = [Box("a", (0, 0), (4, 2)), Box("b", (20, 0), (4, 2))]
+    flat, bow = (
+        ET.fromstring(Diagram("t", boxes, [Arrow("a", "b", sides=side)]).to_svg()) for side in (None, "bottom bottom")
+    )
+    assert float(bow.get("height")) - float(flat.get("height")) == pytest.approx(28, abs=3)
+
+
 BOX = Box("a", (0, 0), (4, 2))
 
 
