@@ -50,7 +50,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "v3": [
         {},
         {"dp": 4, "zero": 3},
-        {"dp": 2, "ep": 2, "experts_in_data": True, "zero": 2},
+        {"dp": 4, "ep": 2, "experts_in_data": True, "zero": 2},
         {"ep": 2, "tp": 2, "sequence_parallel": True},
         {"ep": 2, "cp": 2, "zero": 1},
         {**DUALPIPE, "ep": 2, "overlap": True},

@@ -1,0 +1,87 @@
+"""Ctrl-C in a cell and under torchrun: the step ends, the checkpoint is saved, the program goes on; for real.
+
+The third case, a script, is in `test_resume.py`.
+"""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from dualpipe_lab import train
+from dualpipe_lab.dp.checkpoint import latest, saved_steps
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
+SAYS = "interrupted: the training stops after this step"
+TRAINING = """
+from training_runs import LLAMA, plan, run
+result = run(LLAMA, plan(dp=2, zero=1), steps=5000, folder={folder!r}, log_every=1)
+print("ended", result.interrupted, result.metrics[-1].step, result.checkpoint.name, flush=True)
+"""
+
+
+def is_whole(folder, said):
+    """One checkpoint, of the step that the program says; a text comes of it."""
+    (step,) = saved_steps(folder)
+    assert f"ended True {step} step-{step:08d}" in said
+    assert SAYS in said
+    assert train.generate(latest(folder), "A rank ", 1).startswith("A rank ")
+
+
+@pytest.mark.slow
+def test_torchrun_hands_the_interrupt_on_and_all_ranks_stop_after_the_same_step(tmp_path):
+    """torchrun sends SIGINT to every rank, and kills those that need more than 30 s; a terminal sends it to all too."""
+    (tmp_path / "script.py").write_text(TRAINING.format(folder=str(tmp_path / "saved")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, **pipes) as process:
+        for line in process.stdout:
+            if line.startswith("step 2 "):
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                break
+        said, _ = process.communicate(timeout=120)
+    is_whole(tmp_path / "saved", said)
+    assert said.count("ended True") == 2, said  # both ranks
+
+
+@pytest.mark.slow
+def test_an_interrupted_cell_saves_and_the_next_cell_resumes(tmp_path):
+    manager, client = start_new_kernel(kernel_name="python3", env=ENVIRONMENT)
+    try:
+        said = ran(client, TRAINING.format(folder=str(tmp_path)), lambda: manager.interrupt_kernel())
+        is_whole(tmp_path, said)
+        (step,) = saved_steps(tmp_path)
+        more = f"steps={step + 1}, resume={str(tmp_path)!r}"
+        assert f"went on to {step + 1}" in ran(
+            client, f"print('went on to', run(LLAMA, plan(), {more}).metrics[-1].step)", None
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def ran(client, code, interrupt):
+    """Run a cell, interrupt it after its second step, and return what it prints."""
+    request, said, until = client.execute(code), "", time.monotonic() + 120
+    while time.monotonic() < until:
+        try:
+            message = client.get_iopub_msg(timeout=1)
+        except queue.Empty:
+            continue
+        if message["parent_header"].get("msg_id") != request:
+            continue
+        content = message["content"]
+        said += content.get("text", "") + "\n".join(content.get("traceback", []))
+        if interrupt is not None and "step 2 " in said:
+            interrupt()
+            interrupt = None
+        if content.get("execution_state") == "idle":
+            return said
+    raise AssertionError(f"the cell did not end: {said}")
