@@ -258,24 +258,14 @@ def _copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
 
 def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
     """The copies on this rank's node, and the ranks with the same shard on the others."""
-    size, mine = mesh.topology.ranks_per_node, mesh.ranks(*axes)
-    if size is None:
+    mine = mesh.ranks(*axes)
+    if mesh.topology.ranks_per_node is None:
         raise ValueError(
             f"hybrid ZeRO shards within nodes, got {mesh.topology} ranks; give the topology ranks_per_node="
         )
-    shards: list[tuple[int, ...]] = []
-    replicas: list[tuple[int, ...]] = []
-    for ranks in _all_groups(mesh.topology, axes):
-        nodes = sorted({rank // size for rank in ranks})
-        parts = [tuple(rank for rank in ranks if rank // size == node) for node in nodes]
-        if len({len(part) for part in parts}) != 1:
-            over = " x ".join(axes)
-            raise ValueError(
-                f"{over} group {list(ranks)} lies unevenly on nodes of {size} ranks: {parts}; shard over all copies "
-                "(hybrid=False), or use another ranks_per_node"
-            )
-        shards += parts
-        replicas += zip(*parts, strict=True)
+    parts = mesh.topology.parts_by_node(*axes)
+    shards = [ranks for each in parts for ranks in each]
+    replicas = [ranks for each in parts for ranks in zip(*each, strict=True)]
     within, across = (_make(parts, mesh.global_rank) for parts in (shards, replicas))
     return Copies(within, across if len(members(within)) < len(mine) else None)
 
@@ -284,11 +274,6 @@ def _make(all_ranks: list[tuple[int, ...]], rank: int) -> Group:
     """Make groups, as every rank of the world does, and return the one with this rank."""
     made = [comm.new_group(ranks) for ranks in all_ranks]
     return next(group for group, ranks in zip(made, all_ranks, strict=True) if rank in ranks)
-
-
-def _all_groups(topology: Topology, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    present = tuple(axis for axis in axes if axis in topology.names or topology.size(axis) > 1)
-    return topology.groups(*present) if present else tuple((rank,) for rank in range(topology.world_size))
 
 
 def _check_program(mesh: Mesh, program: Program | None) -> None:

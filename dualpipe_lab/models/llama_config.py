@@ -65,6 +65,8 @@ class LlamaConfig:
         sizes = (self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_heads, self.num_kv_heads, tp_size)
         if min(sizes) < 1 or self.num_layers < 0:
             raise ValueError(f"sizes count from 1 and layers from 0, got {self} on {tp_size} ranks")
+        if not (self.eps >= 0 and self.rope_base > 0):
+            raise ValueError(f"norms need eps of at least 0 and angles a rope_base above 0, got {self}")
         check_heads(self.hidden_size, self.num_heads, self.num_kv_heads, tp_size, self.head_size)
         if num_tokens is not None and num_tokens % tp_size:
             raise ValueError(

@@ -6,6 +6,7 @@ Chapter: book/ep/v3-moe.  In: sizes.  Out: checked sizes, numbers of parameters.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.closed_forms import layer_parameters
@@ -90,8 +91,18 @@ class V3MoEConfig:
         from dualpipe_lab.ep.moe.config import check_divides
 
         self.dense.check(tp_size)
-        if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0 or self.balance < 0:
+        if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0:
             raise ValueError(f"dense layers are some of the layers, and nothing is below 0, got {self}")
+        if not (0 <= self.balance < inf and self.expert_ffn_size >= 1):
+            raise ValueError(
+                f"a balance loss has a finite weight of at least 0, and an expert a width of at least 1, got balance="
+                f"{self.balance} and expert_ffn_size={self.expert_ffn_size}"
+            )
+        if not 1 <= self.num_experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"a token uses 1..{self.num_experts} of {self.num_experts} experts, got num_experts_per_token="
+                f"{self.num_experts_per_token}"
+            )
         groups = self.num_groups, self.num_groups_per_token
         check_groups(self.num_experts, self.num_experts_per_token, *groups)
         check_divides(self.num_experts, ep_size)

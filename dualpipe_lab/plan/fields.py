@@ -121,6 +121,13 @@ class PlanFields:
         return tuple(axis for axis, size in self.sizes.items() if size > 1 and axis in ("dp", "ep", "cp"))
 
     @property
+    def expert_copy_axes(self) -> tuple[str, ...]:
+        """The axes of the grid along which experts are copied; `edp` where they are within the data ranks."""
+        if self.experts_in_data and self.ep > 1:
+            return ("edp",)
+        return tuple(axis for axis in self.copy_axes if axis != "ep")
+
+    @property
     def num_copies(self) -> int:
         """The number of ranks that hold the same dense weights: data ranks, times cp."""
         return self.data_size * self.cp

@@ -122,7 +122,7 @@ class GradientTraffic:
         self.grad_bytes = max(4, self.weight_bytes)  # bf16 gradients accumulate and travel in fp32
         self.buckets = _units(self.parts) if plan.zero == 3 else _buckets(self.parts, self.weight_bytes)
         numels = [[self.parts[index].numel for index in bucket] for bucket in self.buckets]
-        dense, experts = self._copies(plan.copy_axes), self._copies(_expert_axes(plan))
+        dense, experts = self._copies(plan.copy_axes), self._copies(plan.expert_copy_axes)
         self.copies = [experts if "ep" in self.parts[bucket[0]].kind else dense for bucket in self.buckets]
         self.layouts = [Layout(sizes, len(ranks)) for sizes, (ranks, _) in zip(numels, self.copies, strict=True)]
 
@@ -226,11 +226,6 @@ class GradientTraffic:
             for piece in layout.tensors_in(ranks.index(self.calls.rank))
             if self.parts[bucket[piece.tensor]].stage == stage
         )
-
-
-def _expert_axes(plan: PlanFields) -> tuple[str, ...]:
-    """The axes along which experts are copied."""
-    return ("edp",) if plan.experts_in_data and plan.ep > 1 else tuple(a for a in plan.copy_axes if a != "ep")
 
 
 def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:

@@ -135,13 +135,13 @@ def _hybrid(plan: PlanFields) -> str | None:
     if not plan.zero:
         return "hybrid says where ZeRO shards, got zero=0; use zero=1, 2 or 3"
     try:
-        topology = plan.topology
-        size = topology.size("shard") if "dp" in topology.names else 1
+        dense, _ = (plan.topology.parts_by_node(*axes) for axes in (plan.copy_axes, plan.expert_copy_axes))
     except ValueError as error:
         return str(error)
-    if size in (1, plan.dp):
+    within, num_nodes = len(dense[0][0]), len(dense[0])
+    if within == 1 or num_nodes == 1:
         return (
-            f"hybrid ZeRO needs a dp group with several ranks on each of several nodes, got {size} of its {plan.dp} "
-            f"ranks on a node of {plan.ranks_per_node}"
+            f"hybrid ZeRO needs copies of a weight on several ranks of each of several nodes, got {within} of "
+            f"{plan.num_copies} copies on a node of {plan.ranks_per_node}"
         )
     return None

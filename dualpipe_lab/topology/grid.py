@@ -121,6 +121,31 @@ class Topology:
             return 1
         return len(self.groups(axis)[0])
 
+    def parts_by_node(self, *axes: str) -> tuple[Groups, ...]:
+        """Return, for each group along the axes that the grid has, its ranks on each node, equally many on all of them.
+
+        Raises:
+            ValueError: the topology has no `ranks_per_node`, or a group lies unevenly on the nodes.
+
+        >>> Topology([("dp", 4), ("tp", 2)], ranks_per_node=4).parts_by_node("dp")
+        (((0, 2), (4, 6)), ((1, 3), (5, 7)))
+        """
+        size = self.ranks_per_node
+        if size is None:
+            raise ValueError(f"{self} ranks have no nodes; give ranks_per_node=")
+        present = tuple(axis for axis in axes if axis in self.names or self.size(axis) > 1)
+        found = []
+        for group in self.groups(*present) if present else tuple((rank,) for rank in range(self.world_size)):
+            nodes = sorted({rank // size for rank in group})
+            parts = tuple(tuple(rank for rank in group if rank // size == node) for node in nodes)
+            if len({len(part) for part in parts}) != 1:
+                raise ValueError(
+                    f"{' x '.join(axes)} group {list(group)} lies unevenly on nodes of {size} ranks: {list(parts)}; "
+                    "shard over all copies (hybrid=False), or use another ranks_per_node"
+                )
+            found.append(parts)
+        return tuple(found)
+
     def at(self, rank: int) -> "RankCoordinates":
         """Return one rank's coordinates: its number, group and neighbours along every axis."""
         return RankCoordinates(self, rank)
@@ -182,17 +207,8 @@ class Topology:
         return _slices(group, size) if kind == "ep" else tuple(group[first::size] for first in range(size))
 
     def _node_parts(self, kind: str) -> Groups:
-        assert self.ranks_per_node is not None
-        found: list[tuple[int, ...]] = []
-        for group in self.groups("dp"):
-            nodes = sorted({rank // self.ranks_per_node for rank in group})
-            parts = [tuple(rank for rank in group if rank // self.ranks_per_node == node) for node in nodes]
-            if len({len(part) for part in parts}) != 1:
-                raise ValueError(
-                    f"dp group {list(group)} lies unevenly on nodes of {self.ranks_per_node} ranks: {parts}"
-                )
-            found += parts if kind == "shard" else list(zip(*parts, strict=True))
-        return tuple(found)
+        parts = self.parts_by_node("dp")
+        return tuple(ranks for each in parts for ranks in (each if kind == "shard" else zip(*each, strict=True)))
 
     def _extent(self, axis: str) -> int:
         return self.sizes[self.names.index(axis)]

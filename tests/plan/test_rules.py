@@ -126,10 +126,17 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         "dp 4 = 4 ranks, 2 ranks",
     ),
     (
+        {"zero": 1, "hybrid": True, "dp": 6, "ep": 2, "experts_in_data": True, "ranks_per_node": 3},
+        V3,
+        None,
+        r"edp group \[0, 2, 4\] lies unevenly on nodes of 3 ranks",
+        r"dp 6 \(ZeRO-1\)",
+    ),
+    (
         {"zero": 1, "hybrid": True, "dp": 2, "tp": 2, "ranks_per_node": 2},
         LLAMA,
         None,
-        "several ranks on each of several nodes, got 1 of its 2 ranks on a node of 2",
+        "several ranks of each of several nodes, got 1 of 2 copies on a node of 2",
         r"dp 2 \(ZeRO-1\) x tp 2",
     ),
     (

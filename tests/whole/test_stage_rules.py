@@ -1,6 +1,7 @@
 """Which layers a stage has, and what is refused before any process starts."""
 
 from dataclasses import replace
+from math import nan
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
 
 LLAMA, V3 = LlamaConfig(num_layers=6), V3MoEConfig(num_layers=6)
-PP2 = [("pp", 2)]
+PP1, PP2 = [("pp", 1)], [("pp", 2)]
 
 
 def sizes(config, num_stages, layers=None):
@@ -52,6 +53,10 @@ def test_layers_are_shared_out_by_their_work():
         (LLAMA, [("dp", 2)], schedules.gpipe(2, 2), {}, "GPipe for 2 in dp 2 = 2 ranks; build it for 1"),
         (LLAMA, [("ep", 2)], None, {}, "a Llama has no experts to shard, got ep 2"),
         (V3, [("ep", 3)], None, {}, "got 8 experts on 3 ranks"),
+        (replace(V3, num_experts_per_token=9), PP1, None, {}, "1..8 of 8 experts, got num_experts_per_token=9"),
+        (replace(V3, expert_ffn_size=0), PP1, None, {}, "a width of at least 1, got balance=.* expert_ffn_size=0"),
+        (replace(V3, balance=nan), PP1, None, {}, "got balance=nan"),
+        (replace(LLAMA, rope_base=0.0), PP1, None, {}, "a rope_base above 0"),
         (V3, [("tp", 3)], None, {}, "num_heads must divide among the ranks, got 4 on 3"),
         (
             LLAMA,
