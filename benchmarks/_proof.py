@@ -20,7 +20,7 @@ from dualpipe_lab import data, dp, models, train
 
 STEPS, COUNTED = 5, 2  # the step whose calls are counted: neither the first nor one whose gradients are gathered
 LIMITS = {"gradients": 1e-12, "loss": 1e-10, "norm": 1e-10, "weights": 1e-8}
-LAYERS = {1: 2, 2: 4, 4: 8, 8: 16}  # by pp: two for every rank, as schedules in V need
+MOST_LAYERS = 16  # two for every one of 8 ranks of pp, as schedules in V need
 SIZES = {"hidden_size": 16, "ffn_size": 32, "num_heads": 8, "num_kv_heads": 4}
 OPTIONS: dict[str, Any] = {
     "sequence_length": 16,
@@ -42,33 +42,48 @@ class Case:
     plan: lab.Plan
 
     @property
+    def num_layers(self) -> int:
+        """One for every stage; one more, so that stages differ, where there are more microbatches than ranks of pp."""
+        uneven = self.plan.num_microbatches > self.plan.pp > 1
+        return max(2, self.plan.num_stages + uneven)
+
+    @property
     def config(self) -> Config:
-        """The sizes: the number of layers follows pp."""
-        return config_of(self.model, self.plan.pp)
+        """The sizes; the number of layers follows the stages."""
+        return config_of(self.model, self.num_layers)
 
     def __str__(self) -> str:
         flags = ("sequence_parallel", "recompute", "overlap", "experts_in_data")
         chosen = [name for name in flags if getattr(self.plan, name)]
-        return ", ".join([f"{self.model}: {self.plan}", *chosen])
+        return ", ".join([f"{self.model} of {self.num_layers} layers: {self.plan}", *chosen])
 
 
-def config_of(model: str, pp: int) -> Config:
-    """The tiny model with two layers for every rank of a pipeline."""
+def config_of(model: str, num_layers: int) -> Config:
+    """The tiny model."""
     if model == "llama":
-        return models.LlamaConfig(**SIZES, num_layers=LAYERS[pp])
+        return models.LlamaConfig(**SIZES, num_layers=num_layers)
     experts = {"expert_ffn_size": 8, "num_experts": 8, "num_groups": 4, "balance": 1e-2}
-    return models.V3MoEConfig(**SIZES, **experts, num_layers=LAYERS[pp])
+    return models.V3MoEConfig(**SIZES, **experts, num_layers=num_layers)
 
 
 def cases(num_ranks: int = 8) -> Iterator[Case]:
     """Every legal plan of so many ranks for both models; its other settings change from one plan to the next."""
-    most = max(pp for pp in LAYERS if num_ranks % pp == 0)
     for model in ("llama", "v3"):
-        settings = {"num_microbatches": 2 * most, "precision": "float64"}
-        every = lab.Plan.all(config_of(model, most), num_ranks, OPTIONS["sequence_length"], **settings)
+        settings = {"num_microbatches": 2 * num_ranks, "precision": "float64"}
+        config = config_of(model, MOST_LAYERS)
+        every = lab.Plan.all(config, num_ranks, OPTIONS["sequence_length"], **settings)
         for number, plan in enumerate(every):
-            fitted = replace(plan, num_microbatches=2 * plan.pp)
-            yield Case(model, varied(fitted, config_of(model, plan.pp), number))
+            yield Case(model, varied(short(plan, number), config, number))
+
+
+def short(plan: lab.Plan, number: int) -> lab.Plan:
+    """The plan with as few microbatches as its schedule allows; every fourth has two for each rank of pp."""
+    fewest, more = replace(plan, num_microbatches=max(plan.pp, 2)), replace(plan, num_microbatches=2 * plan.pp)
+    try:
+        _ = fewest.program
+    except ValueError:  # DualPipe needs two for each rank
+        return more
+    return fewest if number % 4 and fewest.has_pairs == more.has_pairs else more
 
 
 def varied(plan: lab.Plan, config: Config, number: int) -> lab.Plan:
@@ -90,15 +105,15 @@ def varied(plan: lab.Plan, config: Config, number: int) -> lab.Plan:
 
 
 @cache
-def expected(model: str, pp: int) -> train.Result:
+def expected(model: str, num_layers: int) -> train.Result:
     """The same training in one process, once for each number of layers."""
     torch.set_num_threads(1)  # tensors of a few hundred numbers: threads only wait for one another
-    return train.reference(config_of(model, pp), data.frozen_corpus(), STEPS, **OPTIONS)
+    return train.reference(config_of(model, num_layers), data.frozen_corpus(), STEPS, **OPTIONS)
 
 
 def references(chosen: Sequence[Case]) -> dict[tuple[str, int], train.Result]:
     """What the ranks compare with, for the models of some cases."""
-    return {key: expected(*key) for key in {(case.model, case.plan.pp) for case in chosen}}
+    return {key: expected(*key) for key in {(case.model, case.num_layers) for case in chosen}}
 
 
 def prove_all(
@@ -114,7 +129,7 @@ def prove_all(
     """
     found = []
     for case in chosen:
-        every: list[Errors] = lab.comm.all_gather_object(prove(case, right[case.model, case.plan.pp]))
+        every: list[Errors] = lab.comm.all_gather_object(prove(case, right[case.model, case.num_layers]))
         found.append(together(every))
         if file and rank == 0:
             with Path(file).open("a") as lines:

@@ -42,6 +42,7 @@ class RankContext:
         recorder: ledger, trace and status of this rank.
         wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
         device: where the tensors of this rank live.
+        groups: this rank's group of those that a mesh has made, by the ranks of all of them.
         in_flight: works without a completed `wait`; a work that is garbage-collected would lose its message.
         quiet: True inside a pipeline's step: a wait for a message makes no span, the operation log is not written, and
             the recorder buffers messages until the end of the step.
@@ -62,6 +63,7 @@ class RankContext:
         self.everyone = tuple(range(world_size))
         self.recorder = Recorder(rank)
         self.in_flight: dict[int, object] = {}
+        self.groups: dict[tuple[tuple[int, ...], ...], torch.distributed.ProcessGroup] = {}
         self._num_receives: Counter[tuple[int, int]] = Counter()  # by peer and stream
         self.quiet = False
         self._open_spans = 0

@@ -2,7 +2,8 @@
 
 Chapter: book/dp/topology.  In: a topology of the world's size.  Out: coordinates, process groups, a `DeviceMesh`.
 Torch makes a group only if every rank of the world takes part.  The first call of `group(axis)` therefore makes all
-groups along the axis, and every rank must call it, in the same order of axes.
+groups along the axis, and every rank must call it, in the same order of axes.  Meshes of one run share their groups:
+three threads of GLOO serve each, and look around a hundred times per second.
 Elsewhere: torch `DeviceMesh.get_group`; Megatron `get_tensor_model_parallel_group`.
 """
 
@@ -28,21 +29,23 @@ class Mesh(RankCoordinates):
             raise ValueError(f"{topology} ranks, the world has {world_size}; the sizes must multiply to {world_size}")
         super().__init__(topology, rank_context().rank)
         self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks: axes may share a group
+        self._made = rank_context().groups
 
     def group(self, *axes: str) -> Group:
         """Process group of this rank along one axis or several: gradients are reduced over `group("dp", "cp")`.
 
-        The first call for an axis involves every rank of the world.
+        The first call for an axis involves every rank of the world, unless another mesh has made these groups.
 
         Raises:
             ValueError: the topology has no such axis.
         """
         mine = self.ranks(*axes)
         if mine not in self._groups:
-            for ranks in self._groups_along(axes):
-                group = comm.new_group(ranks)
-                if ranks == mine:
-                    self._groups[mine] = group
+            every = self._groups_along(axes)  # the same on all ranks, so all make groups or none
+            if every not in self._made:
+                made = {ranks: comm.new_group(ranks) for ranks in every}
+                self._made[every] = made[mine]
+            self._groups[mine] = self._made[every]
         return self._groups[mine]
 
     def device_mesh(self, device: str | None = None) -> DeviceMesh:
