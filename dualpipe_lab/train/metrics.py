@@ -8,6 +8,7 @@ Elsewhere: torchtitan `MetricsProcessor`; TensorBoard `SummaryWriter`.
 """
 
 import csv
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -95,10 +96,8 @@ class MetricFiles:
         self._csv = None if csv_file is None else Path(csv_file)
         self._writer = None if tensorboard is None else _writer(tensorboard, first)
         if self._csv is not None:
-            kept = [row for row in read_csv(self._csv) if int(float(row["step"])) < first] if self._csv.exists() else []
             self._csv.parent.mkdir(parents=True, exist_ok=True)
-            with self._csv.open("w", newline="") as file:
-                _rows(file, kept, header=True)
+            _keep_before(self._csv, first)
 
     def write(self, row: Metrics) -> None:
         """Write one row."""
@@ -118,6 +117,16 @@ class MetricFiles:
     ) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def _keep_before(path: Path, first: int) -> None:
+    """Leave the header and the complete rows before a step in a file; whenever this is killed, no row is lost."""
+    read = read_csv(path) if path.exists() else []
+    complete = [row for row in read if None not in row.values()]  # a kill may have cut the last one short
+    hidden = path.with_name(f".{path.name}.saving")
+    with hidden.open("w", newline="") as file:
+        _rows(file, [row for row in complete if int(float(row["step"])) < first], header=True)
+    os.replace(hidden, path)
 
 
 def read_csv(file: str | Path) -> list[dict[str, str]]:

@@ -1,0 +1,152 @@
+"""The progress bar in a terminal, a narrow one and a pipe; metrics in TensorBoard's files and in a CSV file."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import types
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from dualpipe_lab import train
+from dualpipe_lab._optional import MissingExtra
+from dualpipe_lab.train.metrics import MetricFiles, check_tensorboard, read_csv
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import time
+from dualpipe_lab.train.metrics import Metrics
+from dualpipe_lab.train.screen import Screen
+
+with Screen(num_steps=30, log_every=10) as screen:
+    for step in range(1, 31):
+        evaluation = 4.5 if step == 7 else None
+        screen.show(Metrics(step, 5 / step, 1.0, 1e-3, 1e4, 0.25, (2048,), (10**8,), evaluation=evaluation))
+        time.sleep(0.02)
+print("the end")
+"""
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+STEPS = ["1", "7", "10", "20", "30"]
+
+
+def in_terminal(columns):
+    """What a script writes to a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    hidden = ("COLUMNS", "LINES", "NO_COLOR", "TERM")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        said = b""
+        try:
+            while part := os.read(ours, 65536):
+                said += part
+        except OSError:
+            pass  # Linux says so that the other end is closed
+        assert process.wait(timeout=60) == 0, said.decode()
+    os.close(ours)
+    return said.decode()
+
+
+@pytest.mark.parametrize("columns", [100, 30])
+def test_a_terminal_has_one_line_of_progress_and_whole_rows(columns):
+    said = in_terminal(columns)
+    lines = [CONTROL.sub("", line).rstrip() for line in re.split(r"[\r\n]+", said)]
+    bars = [line for line in lines if re.search(r"\d+/30", line)]
+    assert len(bars) > 5, said
+    assert max(map(len, bars)) <= columns, "a line that wraps cannot be drawn over"
+    assert said.count("\x1b[1A") == 1, "the cursor goes up once, to remove the last bar: a bar is one line"
+    assert re.findall(r"step (\d+)  loss \d.*peak 100 MB", CONTROL.sub("", said)) == STEPS
+    assert said.count("\x1b[?25h") == 1, "the cursor is back"
+    assert CONTROL.sub("", said).rstrip().endswith("the end")
+
+
+def test_a_pipe_gets_plain_lines():
+    command = [sys.executable, "-c", SCRIPT]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    *lines, last = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == STEPS
+    assert last == "the end"
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\r" not in done.stdout
+
+
+def row(step, norm=None):
+    return train.Metrics(step, 1 / step, norm, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
+
+
+class Writer:
+    """A stand-in for TensorBoard's `SummaryWriter`: it records the calls."""
+
+    made: ClassVar[list["Writer"]] = []
+
+    def __init__(self, folder, purge_step):
+        self.folder, self.purge_step, self.scalars, self.is_open = folder, purge_step, [], True
+        self.made.append(self)
+
+    def add_scalar(self, name, value, step):
+        assert self.is_open
+        self.scalars.append((name, value, step))
+
+    def close(self):
+        self.is_open = False
+
+
+def test_tensorboard_gets_every_number_of_every_step_once(monkeypatch, tmp_path):
+    """With a stand-in for its package.  A resumed run purges steps that it repeats; what is no number is left out."""
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
+    package = types.ModuleType("torch.utils.tensorboard")
+    package.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", package)
+    with MetricFiles(None, tmp_path, first=3) as files:
+        files.write(row(3, norm=2.0))
+        files.write(row(4))
+    (writer,) = Writer.made
+    assert (writer.folder, writer.purge_step, writer.is_open) == (str(tmp_path), 3, False)
+    values = {(name, step): value for name, value, step in writer.scalars}
+    assert len(values) == len(writer.scalars)
+    assert (values["loss", 3], values["norm", 3], values["sent_bytes", 4]) == (1 / 3, 2.0, 2)
+    assert ("norm", 4) not in values
+    assert ("evaluation", 3) not in values
+
+
+def test_without_tensorboard_one_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(MissingExtra, match=r'pip install "dualpipe-lab\[tensorboard\]"'):
+        check_tensorboard()
+
+
+def test_a_file_that_a_kill_cut_short_is_continued_without_double_rows(tmp_path):
+    file = tmp_path / "rows.csv"
+    with MetricFiles(file, None) as files:
+        for step in range(1, 13):
+            files.write(row(step))
+    file.write_text(file.read_text().rpartition("2,0.08")[0])  # the row of step 12 ends behind its first digit
+    assert file.read_text().endswith("\n1")
+    with MetricFiles(file, None, first=12) as files:
+        files.write(row(12))
+    assert [each["step"] for each in read_csv(file)] == [str(step) for step in range(1, 13)]
+    assert os.listdir(tmp_path) == ["rows.csv"]
+
+
+def test_a_kill_while_the_rows_are_written_anew_loses_none(tmp_path, monkeypatch):
+    file = tmp_path / "rows.csv"
+    with MetricFiles(file, None) as files:
+        files.write(row(1))
+    before = file.read_text()
+
+    def die(*names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", die)
+    with pytest.raises(KeyboardInterrupt):
+        MetricFiles(file, None, first=2)
+    assert file.read_text() == before
