@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Pieces: TypeAlias = Sequence[tuple[str, float]]  # label and size
 
 _WIDTH, _TOP, _ROW, _AXIS = 460, 44, 26, 6  # px
-_LEFT, _RIGHT = 52, 404  # px, ends of the longest row
+_LEFT, _RIGHT = 52, 404  # px, ends of the longest row; long names move the first
 _LETTER = 7.0  # px, mean width of a letter at font size 11
 _INKS = ("#ffffff", "#000001")  # of the labels on the two blues; matplotlib leaves pure black out
 _STYLE = (  # what is below the pointer, or has the focus
@@ -88,7 +88,7 @@ class Stacks:
     def to_svg(self) -> str:
         """Draw one accessible SVG element."""
         bottom = _TOP + _ROW * len(self.rows)
-        figure, axes = new_axes(_WIDTH, bottom + _AXIS, (_LEFT, _TOP, _RIGHT, bottom))
+        figure, axes = new_axes(_WIDTH, bottom + _AXIS, (self._left, _TOP, _RIGHT, bottom))
         axes.set(xlim=(0, self._end), ylim=(len(self.rows) - 0.5, -0.5), xticks=[], yticks=[])
         write(figure, 4, 16, self.title, fontweight="bold")
         write(figure, 4, 34, self.summary, color=MUTED, fontsize=11)
@@ -110,7 +110,7 @@ class Stacks:
         """Draw all pieces; return the words of each label by the gid of its pieces."""
         gids: dict[str, str] = {}
         holders: dict[str, list[str]] = {}
-        pixel = self._end / (_RIGHT - _LEFT)
+        pixel = self._end / (_RIGHT - self._left)
         for row, (name, pieces) in enumerate(self.rows.items()):
             left = 0.0
             for number, (label, size) in enumerate(pieces):
@@ -133,7 +133,7 @@ class Stacks:
 
     def _total_at(self, total: float) -> float:
         """Return where a row's total stands, in px: behind its bar, and not across the dashed line."""
-        x, line = (_LEFT + size / self._end * (_RIGHT - _LEFT) for size in (total, self._line))
+        x, line = (self._left + size / self._end * (_RIGHT - self._left) for size in (total, self._line))
         return line + 6 if x + 4 < line < x + 6 + _LETTER * len(f"{total:.5g}") else x + 6
 
     @property
@@ -143,3 +143,7 @@ class Stacks:
     @property
     def _end(self) -> float:
         return max(self.heaviest, self._line)
+
+    @property
+    def _left(self) -> float:
+        return max(_LEFT, 12 + 6.4 * max(map(len, self.rows)))
