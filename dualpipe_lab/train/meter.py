@@ -43,9 +43,8 @@ class Meter:
     """Measures one step after the other; the trace then holds the last one."""
 
     def start(self) -> None:
-        """Begin a step: forget the spans of the one before."""
-        trace = rank_context().trace
-        del trace.spans[:], trace.collectives[:]
+        """Begin a step: forget the spans and messages of the one before."""
+        rank_context().trace.forget()
         self._sent, self._started = _sent_bytes(), now()
 
     def stop(self, loss: float, wants_stop: bool) -> Reading:

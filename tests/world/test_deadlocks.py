@@ -1,6 +1,7 @@
 """Ranks that wait for ever, and some that only seem to: who waits for whom and why, long before the time limit."""
 
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ import torch.distributed as dist
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab.world.record.operation import Communicator
+from dualpipe_lab.world.record.rank_status import Blocked, RankStatus
+from dualpipe_lab.world.supervise.diagnosis import is_stuck
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +181,18 @@ def test_a_send_to_a_rank_that_returned_is_explained(failing):
             comm.send(torch.ones(3), 1, tag=5)
 
     assert "rank 1 returned without receiving what rank 0 sends with tag 5" in str(failing(fn, 2))
+
+
+def test_a_collective_that_all_ranks_have_reached_is_slow_and_no_deadlock():
+    def status(rank, ranks, text="all_reduce"):
+        blocked = Blocked("all_reduce", text, communicator=Communicator(ranks))
+        return RankStatus(rank, blocked, False, 1.0, 5, 0.0, Counter(), Counter(), {}, {}, [])
+
+    def stuck(*texts):
+        found = {rank: status(rank, tuple(range(len(texts))), text) for rank, text in enumerate(texts)}
+        return is_stuck(found, found, 1.0)
+
+    assert not stuck("all_reduce", "all_reduce")
+    assert stuck("all_reduce", "all_reduce of another shape")
+    apart = {0: status(0, (0, 1)), 1: status(1, (1, 2)), 2: status(2, (0, 2))}
+    assert is_stuck(apart, apart, 1.0)

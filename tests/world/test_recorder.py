@@ -7,6 +7,7 @@ import torch
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.record import trace
 from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.recorder import MAX_BUFFERED, Recorder
 from dualpipe_lab.world.record.traffic import Traffic
@@ -96,3 +97,32 @@ def test_a_step_is_in_the_books_when_it_is_over_and_for_those_who_ask_within():
     for _, counts, num_sent in (first, last):
         assert counts == {"isend": 3, "irecv": 3, "barrier": 1}
         assert num_sent == 3
+
+
+def test_messages_match_after_the_trace_has_forgotten_some():
+    def fn(rank, world_size):
+        for step in range(4):
+            if step in (1, 3):
+                rank_context().trace.forget()
+            for _ in range(2):
+                comm.send(torch.ones(step + 1), 1) if rank == 0 else comm.recv(torch.ones(step + 1), 0)
+        return len(rank_context().trace.sent) + len(rank_context().trace.received)
+
+    results = lab.launch(fn, 2, output="collect")
+    assert list(results) == [2, 2], "those of the last step"
+    assert [message.num_bytes for message in results.timeline.messages] == [16, 16]
+
+
+def test_receives_that_were_not_recorded_are_not_lost(monkeypatch, recwarn):
+    def fn(rank, world_size):
+        trace.MAX_EVENTS = 4  # in this rank's process
+        for _ in range(3):  # rank 0 receives more than it records, and the others send less
+            for sender in (1, 2):
+                if rank == 0:
+                    comm.recv(torch.ones(1), sender)
+                if rank == sender:
+                    comm.send(torch.ones(1), 0)
+
+    monkeypatch.setattr(trace, "MAX_EVENTS", 4)
+    assert len(lab.launch(fn, 3, output="collect").timeline.messages) == 4
+    assert not [warning for warning in recwarn if "never received" in str(warning.message)]

@@ -38,9 +38,19 @@ def locate(status: RankStatus, name_line: Callable[[RankStatus], str]) -> str:
 def is_stuck(before: Statuses, after: Statuses, seconds: float) -> bool:
     """Whether every rank waits for the same operation in both rounds and used almost no processor time between them.
 
-    A rank that moves a large tensor also waits for one operation, but uses processor time.
+    A rank that moves a large tensor also waits for one operation, but uses processor time.  A collective that all its
+    ranks have reached is no deadlock: on a crowded machine it may stand still for seconds.
     """
+    if any(_has_all_ranks(status.blocked, after) for status in after.values()):
+        return False
     return bool(after) and all(_stood_still(before.get(rank), status, seconds) for rank, status in after.items())
+
+
+def _has_all_ranks(blocked: Blocked | None, statuses: Statuses) -> bool:
+    """Whether every rank of a collective waits in it, with one signature."""
+    if blocked is None or blocked.communicator is None:
+        return False
+    return all(rank in statuses and statuses[rank].blocked == blocked for rank in blocked.communicator.ranks)
 
 
 def _stood_still(before: RankStatus | None, after: RankStatus, seconds: float) -> bool:
