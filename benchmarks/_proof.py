@@ -1,7 +1,7 @@
 """Plans beside one process: what a rank measures of a training under each, and the tiny models that divide well.
 
 In float64 on the same sequences: raw gradients of the first and the last step, loss and norm of every step, the weights
-at the end; and the messages and bytes of one step beside the plan's own prediction, where it makes one.
+at the end; and the messages and bytes of one step beside the plan's own prediction, given the routers' counts.
 """
 
 import json
@@ -145,7 +145,7 @@ def together(every: Sequence[Errors]) -> Errors:
         worst["gradients"] = float("inf")
     worst["cpu"] = round(sum(errors["cpu"] for errors in every), 2)
     calls = [errors["calls"] for errors in every]
-    worst["traffic"] = None if calls[0] is None else all(measured == predicted for measured, predicted in calls)
+    worst["traffic"] = all(measured == predicted for measured, predicted in calls)
     return worst
 
 
@@ -159,7 +159,7 @@ def prove(case: Case, right: train.Result) -> Errors:
     sampler, gradients = trainer.options.sampler(data.frozen_corpus()), Spy(trainer)
     rows, before = [], {}
     for step in range(STEPS):
-        gradients.wanted = step in (0, STEPS - 1)
+        gradients.wanted, gradients.counted = step in (0, STEPS - 1), step == COUNTED
         before = calls() if step == COUNTED else before
         rows.append(trainer.step(trainer.batch(sampler)))
     with trainer.optimizer.gathered():
@@ -173,16 +173,21 @@ def prove(case: Case, right: train.Result) -> Errors:
         "names": sorted(declared.name for declared in trainer.optimizer.declaration.parameters.values()),
         "num_names": len(right.weights()),
         "cpu": process_time() - began,
-        "calls": traffic(case, before, snapshots[COUNTED]),
+        "calls": traffic(case, before, snapshots[COUNTED], gradients.routing()),
     }
 
 
 class Spy:
-    """Gathers the raw gradients of a trainer before its optimizer clips them, in the steps that want them."""
+    """Gathers the raw gradients of a trainer before its optimizer clips them, in the steps that want them.
+
+    In the step that is counted it notes how many of this rank's tokens chose each expert.
+    """
 
     def __init__(self, trainer: train.Trainer) -> None:
         self.found: list[dict[torch.nn.Parameter, Tensor]] = []
-        self.wanted = False
+        self.wanted = self.counted = False
+        self._loads: dict[tuple[int, int], list[int]] = {}
+        self._stages = trainer.model.stages
         self._optimizer, self._step = trainer.optimizer, trainer.optimizer.step
         trainer.optimizer.step = self.step
 
@@ -191,7 +196,16 @@ class Spy:
         if self.wanted:
             found = dp.full_gradients(self._optimizer)
             self.found.append({parameter: found[name] for parameter, name in self._optimizer.names.items()})
+        if self.counted:
+            rank = lab.rank_context().rank
+            layers = [pair for stage in self._stages.values() for pair in stage.layers.named_children()]
+            routers = {int(number): layer.mlp.router for number, layer in layers if hasattr(layer.mlp, "router")}
+            self._loads = {(rank, number): router.load.tolist() for number, router in routers.items()}
         return self._step(**options)
+
+    def routing(self) -> dict[tuple[int, int], list[int]]:
+        """The counts of all ranks, by rank and layer; every rank calls this."""
+        return {key: load for loads in lab.comm.all_gather_object(self._loads) for key, load in loads.items()}
 
 
 def trainer_distance(trainer: train.Trainer) -> Callable[..., float]:
@@ -215,19 +229,19 @@ def calls() -> dict[str, tuple[int, int, int]]:
     return {name: (entry.count, entry.sent, entry.received) for name, entry in entries.items()}
 
 
-def traffic(case: Case, before: dict[str, Any], after: dict[str, Any]) -> tuple[Any, Any] | None:
-    """This rank's calls in a step, and those that the plan predicts; None where it makes no prediction."""
-    if case.model != "llama":
-        return None
+def traffic(
+    case: Case, before: dict[str, Any], after: dict[str, Any], routing: dict[tuple[int, int], list[int]]
+) -> tuple[Any, Any]:
+    """This rank's calls in a step, and those that the plan predicts."""
     spent = {
         name: tuple(b - a for a, b in zip(before.get(name, (0, 0, 0)), entry, strict=True))
         for name, entry in after.items()
     }
-    step = case.plan.traffic(case.config, OPTIONS["global_batch"], OPTIONS["sequence_length"])
+    step = case.plan.traffic(case.config, OPTIONS["global_batch"], OPTIONS["sequence_length"], routing)
     return {name: entry for name, entry in sorted(spent.items()) if entry[0]}, step.calls(lab.rank_context().rank)
 
 
 def problems(errors: Errors) -> list[str]:
     """What is beyond the limits, in words; nothing where all is well."""
     found = [f"{name} off by {errors[name]:.1e}" for name, limit in LIMITS.items() if not errors[name] <= limit]
-    return found + (["calls differ from the prediction"] if errors["traffic"] is False else [])
+    return found + (["calls differ from the prediction"] if not errors["traffic"] else [])

@@ -79,7 +79,7 @@ def table(every: Sequence[Case], rows: Rows) -> Table:
     for mark, number in sorted(total.items(), key=lambda pair: (pair[0] != "all", pair[0].lower())):
         fine = [row for row in done[mark] if "error" not in row]
         worst = [f"{max((row[name] for row in fine), default=0):.1e}" for name in LIMITS]
-        counted = [row["traffic"] for row in fine if row["traffic"] is not None]
+        counted = [row["traffic"] for row in fine]
         failed = sum("error" in row or bool(_proof.problems(row)) for row in done[mark])
         shown.add_row(mark, str(len(done[mark])), str(number), *worst, f"{sum(counted)} of {len(counted)}", str(failed))
     return shown

@@ -6,6 +6,7 @@ Chapter: book/whole/sums.  In: a plan, a config, loads.  Out: calls, entered by 
   shared      an expert that every token uses: a sum of T h forward and one backward
   tp          every rank of tp routes all tokens: under sequence parallelism they are gathered for that
   balance     along cp the counts of each sequence, B E whole numbers, are summed
+  overlap     recomputation runs attention and router once more, and no expert
 The number of calls does not depend on the router, the bytes do.
 """
 
@@ -50,8 +51,16 @@ class ExpertTraffic(StageTraffic):
         self.calls.all_to_all(self.ep, counts, counts)
         self._exchange_twice()
         self._shared()
-        if self.sparse.balance and self.layout is not None:
-            self.calls.all_reduce(self.cp, self.num_rows * self.sparse.num_experts, _COUNT)
+        self._balance()
+
+    def layer_again(self, number: int) -> None:
+        """Enter what recomputation runs of a layer: of overlapped experts only what is before the exchanges."""
+        if number < self.sparse.num_dense_layers or not self.plan.overlap:
+            super().layer_again(number)
+            return
+        self.attention_forward()
+        self.gather_input()
+        self._balance()
 
     def ffn_backward(self, number: int) -> None:
         """Enter its backward."""
@@ -69,7 +78,8 @@ class ExpertTraffic(StageTraffic):
         sends = [sum(routing[self.calls.rank, layer][at * share : (at + 1) * share]) for at in range(len(self.ep))]
         receives = [sum(routing[rank, layer][place * share : (place + 1) * share]) for rank in self.ep]
         rows = traffic.all_to_all(sends, receives, place)
-        times = (3 if self.plan.recompute else 2) * self.config.hidden_size * self.element
+        again = self.plan.recompute and not self.plan.overlap
+        times = (3 if again else 2) * self.config.hidden_size * self.element
         entry = self.calls.ledger.entries["all_to_all_single"]
         entry.sent += (rows.sent + rows.received) * times
         entry.received += (rows.sent + rows.received) * times
@@ -78,6 +88,10 @@ class ExpertTraffic(StageTraffic):
         """Enter dispatch and combine, without their bytes, of which the router decides."""
         for _ in range(2):
             self.calls.all_to_all(self.ep, [0] * len(self.ep), [0] * len(self.ep))
+
+    def _balance(self) -> None:
+        if self.sparse.balance and self.layout is not None:
+            self.calls.all_reduce(self.cp, self.num_rows * self.sparse.num_experts, _COUNT)
 
     def _shared(self) -> None:
         if self.sparse.num_shared_experts:

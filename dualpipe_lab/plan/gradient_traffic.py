@@ -7,6 +7,7 @@ Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by
   ZeRO-3    for each unit (embedding, layer, norm, head) an all-gather in every forward and backward, and a
             reduce-scatter in every backward; of I and W, the first gathers and the second scatters, and W gathers
             layers with a router again, whose weight it computes, and prefetches the unit before each
+  tied      a sum of the table's gradient among the ranks that hold the first or the last stage, if those differ
   mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2 and 3: this rank's shards of them)
 """
 
@@ -26,6 +27,7 @@ from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
 from dualpipe_lab.pp.program import Action, B, F, I, W
 from dualpipe_lab.sharding import shard_slice
 
+TIED = "tied"  # the kind of a table that another stage holds too
 BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
 
 
@@ -65,13 +67,15 @@ class _Parts:
 
     def stage(self, layers: range, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
         """Yield unit, elements and kind of every parameter, in order; a stage with a tied table is one unit."""
-        numel, kind = table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
-        units = [[table]] if is_first else []
+        table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
+        numel, kind = table
+        is_one = self.config.tied and is_first and is_last
+        first = (numel, kind | {TIED}) if self.config.tied and not is_one else table
+        units = [[first]] if is_first else []
         units += [list(self.layer(number)) for number in layers]
         if is_last:
-            head = [] if is_first else [(numel, kind | {"replica"})]
+            head = [] if is_first else [(numel, kind | {"replica", TIED})]
             units += [[(self.config.hidden_size, frozenset())], head if self.config.tied else [table]]
-        is_one = self.config.tied and is_first and is_last
         yield from ((0 if is_one else number, held) for number, unit in enumerate(units) for held in unit)
 
     def layer(self, number: int) -> Iterator[Held]:
@@ -155,6 +159,17 @@ class GradientTraffic:
                 self.calls.all_reduce(replicas, layout.shard_numel, self.grad_bytes)
             if self.plan.zero in (1, 2):
                 self.calls.all_gather(ranks, layout.shard_numel, self.weight_bytes)
+        self._enter_tied()
+
+    def _enter_tied(self) -> None:
+        """Enter the sum of a tied table's gradient, where the first and the last stage are on different ranks."""
+        first, last = self.plan.holders(0), self.plan.holders(self.plan.num_stages - 1)
+        here = self.plan.topology.at(self.calls.rank)
+        for bucket, layout in zip(self.buckets, self.layouts, strict=True):
+            if first != last and TIED in self.parts[bucket[0]].kind:
+                ranks = [here.ranks("pp")[rank] for rank in sorted({*first, *last})]
+                numel = layout.shard_numel if self.plan.zero else layout.numel
+                self.calls.all_reduce(ranks, numel, self.grad_bytes)
 
     def _each(self, *kinds: str, gathers: bool) -> None:
         """Gather or scatter the buckets of a stage in every action of some kinds."""

@@ -69,7 +69,7 @@ class StageTraffic:
             self._sum_norm()
         for number in layers:
             if self.plan.recompute:
-                self._layer_forward(number)
+                self.layer_again(number)
             self._layer_backward(number)
         if is_first:
             self.gather_output_grad()
@@ -104,11 +104,19 @@ class StageTraffic:
         self.gather_output_grad()
         self.sum_input_grad()
 
-    def _layer_forward(self, number: int) -> None:
+    def layer_again(self, number: int) -> None:
+        """Enter what recomputation runs of a layer: all of its forward."""
+        self._layer_forward(number)
+
+    def attention_forward(self) -> None:
+        """Enter the forward of a layer's attention."""
         self.gather_input()
         if self.layout is not None:
             self._ring(self.layout, "forward")
         self.sum_output()
+
+    def _layer_forward(self, number: int) -> None:
+        self.attention_forward()
         self.ffn_forward(number)
 
     def _layer_backward(self, number: int) -> None:

@@ -153,8 +153,7 @@ class Plan(PlanFields):
             clips: whether the step clips the gradient by its norm.
 
         Raises:
-            ValueError: as `check`; sequences that do not divide, or a plan whose traffic is not known exactly: with
-                overlapped experts, or with a tied table on two stages.
+            ValueError: as `check`, or sequences that do not divide.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> step = Plan(dp=2, zero=1).traffic(LlamaConfig(), batch_size=4, sequence_length=16)

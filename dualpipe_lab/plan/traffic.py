@@ -67,10 +67,10 @@ class StepTraffic:
 
 
 def check_traffic(plan: PlanFields, config: ModelConfig, batch_size: int) -> int:
-    """Return the sequences of a microbatch; refuse a step whose traffic is not known exactly.
+    """Return the sequences of a microbatch.
 
     Raises:
-        ValueError: sequences that do not divide, or a plan that is not counted yet.
+        ValueError: sequences that do not divide.
     """
     parts = plan.data_size * plan.num_microbatches
     if batch_size < 1 or batch_size % parts:
@@ -78,10 +78,6 @@ def check_traffic(plan: PlanFields, config: ModelConfig, batch_size: int) -> int
             f"a step's sequences divide among {plan.data_size} data ranks x {plan.num_microbatches} microbatches, got "
             f"{batch_size}; use {-(-max(batch_size, 1) // parts) * parts}"
         )
-    if plan.overlap:
-        raise ValueError("traffic is counted for layers that run one after another, got overlap=True")
-    if plan.pp > 1 and isinstance(config, LlamaConfig) and config.tied:
-        raise ValueError(f"traffic is counted without tied stages, got pp {plan.pp} and tied=True")
     return batch_size // parts
 
 

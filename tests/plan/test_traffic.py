@@ -1,5 +1,7 @@
 """A plan's prediction of messages and bytes equals the ledger of a step, on every rank and for every operation."""
 
+from dataclasses import replace
+
 import pytest
 from traffic_runs import assert_exact
 
@@ -83,6 +85,37 @@ def test_four_ranks_with_experts_send_what_the_plan_says_given_the_routers_count
     assert_exact(pipelines + others, V3)
 
 
+def test_overlapped_experts_send_what_the_plan_says_given_the_routers_counts():
+    pipelines = [
+        lab.Plan(pp=2, num_microbatches=4, schedule=name, overlap=True, recompute=again, **{axis: 2})
+        for name, axis, again in (
+            ("dualpipe", "ep", False), ("dualpipev", "ep", True), ("paired_zero_bubble_h1", "cp", True),
+        )
+    ]  # fmt: skip
+    tensors = lab.Plan(
+        pp=2, tp=2, num_microbatches=4, schedule="dualpipe", overlap=True, recompute=True, sequence_parallel=True
+    )
+    assert_exact([*pipelines, tensors], V3)
+
+
+def test_a_tied_table_on_two_stages_sends_what_the_plan_says():
+    plans = [
+        lab.Plan(pp=2, num_microbatches=4, schedule=name, zero=zero, dp=2)
+        for name, zero in (
+            ("1f1b", 0),
+            ("1f1b", 1),
+            ("interleaved", 2),
+            ("gpipe", 3),
+            ("dualpipe", 1),
+            ("dualpipev", 2),
+        )
+    ]
+    assert_exact([*plans, lab.Plan(pp=2, tp=2, num_microbatches=2)], replace(CONFIG, tied=True))
+    assert_exact(
+        [lab.Plan(pp=4, num_microbatches=8, schedule=name) for name in ("1f1b", "dualpipe")], replace(CONFIG, tied=True)
+    )
+
+
 def test_without_counts_the_prediction_says_uniform_routing_and_has_the_counts_of_calls():
     plan, batch = lab.Plan(ep=2, num_microbatches=2), 8
     uniform, skewed = (
@@ -136,11 +169,9 @@ def test_a_step_s_traffic_prints_and_adds_up():
     [
         ({"dp": 2, "num_microbatches": 3}, CONFIG, 8, "2 data ranks x 3 microbatches, got 8; use 12"),
         ({"dp": 2}, CONFIG, 0, "2 data ranks x 1 microbatches, got 0; use 2"),
-        ({"pp": 2, "schedule": "dualpipe", "num_microbatches": 4, "overlap": True}, V3, 4, "got overlap=True"),
-        ({"pp": 2}, LlamaConfig(tied=True), 2, "counted without tied stages, got pp 2"),
         ({"tp": 3}, CONFIG, 3, "num_heads must divide among the ranks"),
     ],
 )
-def test_what_is_not_known_exactly_is_refused(fields, config, batch_size, message):
+def test_what_does_not_divide_is_refused(fields, config, batch_size, message):
     with pytest.raises(ValueError, match=message):
         lab.Plan(**fields).traffic(config, batch_size, LENGTH)

@@ -81,5 +81,4 @@ def assert_right(chosen):
     assert len(found) == len(chosen)
     wrong = {str(case): bad for case, errors in zip(chosen, found, strict=True) if (bad := _proof.problems(errors))}
     assert not wrong
-    counted = [case for case, errors in zip(chosen, found, strict=True) if errors["traffic"]]
-    assert counted == [case for case in chosen if case.model == "llama"]
+    assert all(errors["traffic"] is True for errors in found)
