@@ -1,6 +1,7 @@
 """A timeline as a Chrome trace for ui.perfetto.dev: spans, messages as arrows, live activations as counters.
 
 In: a timeline.  Out: JSON text.  Times of a trace are microseconds; one tick is written as one microsecond.
+Spans of modules stand on the thread of the work, where they nest within its actions.
 Source: "Trace Event Format", phases X (complete), s and f (flow), C (counter) and M (metadata).
 """
 
@@ -10,7 +11,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from dualpipe_lab.timeline.data import TimelineData
-from dualpipe_lab.timeline.spans import Span, Time, feeds
+from dualpipe_lab.timeline.spans import MODULES, Span, Time, feeds
 
 Event: TypeAlias = dict[str, Any]
 Ends: TypeAlias = dict[tuple[int, str], Span]  # (rank, label of a message) -> the span at that end
@@ -30,6 +31,8 @@ def _names(timeline: TimelineData) -> Iterator[Event]:
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
         for stream, name in enumerate([timeline.name, *timeline.streams[1:]]):
+            if name == MODULES:
+                continue
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": stream, "args": {"name": name}}
 
 
@@ -41,7 +44,7 @@ def _spans(timeline: TimelineData, per_us: int) -> Iterator[Event]:
                 "name": span.label or span.kind,
                 "cat": span.kind,
                 "pid": rank,
-                "tid": timeline.streams.index(span.stream),
+                "tid": 0 if span.stream == MODULES else timeline.streams.index(span.stream),
                 "ts": _us(span.start, per_us),
                 "dur": _us(span.duration, per_us),
                 "args": {"stage": span.stage, "microbatch": span.microbatch},

@@ -49,6 +49,7 @@ class Options:
         csv: a file for the metrics.
         tensorboard: a folder for TensorBoard's files; needs its package.
         log_every: steps between two printed lines; 0 prints none.
+        module_spans: record the forward of every layer and of its parts, for the timeline of the last step.
         sample: a beginning of a text that the trained model continues at the end.
         sample_length: bytes of the continuation.
         temperature: of the draws; 0 takes the likeliest byte.
@@ -73,6 +74,7 @@ class Options:
     csv: str | Path | None = None
     tensorboard: str | Path | None = None
     log_every: int = 10
+    module_spans: bool = False
     sample: str | None = None
     sample_length: int = 200
     temperature: float = 0.5

@@ -21,6 +21,7 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import MetricFiles, Metrics
+from dualpipe_lab.train.module_spans import with_modules
 from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
@@ -105,7 +106,8 @@ def _last_step(timeline: Timeline, title: str) -> Timeline | None:
     steps = timeline.steps()
     if not steps:
         return None
-    return Timeline(title, steps[0].spans_by_rank, steps[0].messages, timeline.source, timeline.unit)
+    last = with_modules(steps[0], timeline)
+    return Timeline(title, last.spans_by_rank, last.messages, timeline.source, timeline.unit)
 
 
 def _launched(job: Job, timeout: float, backend: str) -> Any:

@@ -33,6 +33,7 @@ from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, run_pair_serially
 from dualpipe_lab.train.meter import Meter, Reading, bubble_fraction, exchange
 from dualpipe_lab.train.metrics import Metrics
+from dualpipe_lab.train.module_spans import record_modules
 from dualpipe_lab.train.options import Config, Options, describe
 from dualpipe_lab.train.sampler import Batch, Sampler
 from dualpipe_lab.train.seeds import seed_ranks
@@ -87,6 +88,8 @@ class Trainer:
             overlapped=overlapped_forward_backward if plan.overlap else run_pair_serially,
             sum_mirrors=True,
         )
+        if options.module_spans:
+            record_modules(self.model.stages)
         self.num_steps, self.should_stop, self._meter = 0, False, Meter()
 
     def step(self, batch: Batch) -> Metrics:
