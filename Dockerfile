@@ -1,12 +1,14 @@
 # The course in a container, from the same lock as `make book`; JupyterLab on port 8888.
 #   docker build --build-arg TORCH_INDEX_URL=<see README.md, "Installing torch"> -t dualpipe-lab-course .
-#   docker run --rm -p 127.0.0.1:8888:8888 --shm-size 1g dualpipe-lab-course
+#   docker run --rm -p 127.0.0.1:8888:8888 --shm-size 1g -v my-course:/home/learner/my-course dualpipe-lab-course
+# The volume my-course keeps the learner's copies; JupyterLab starts on them as with `make lab`.
 # Without TORCH_INDEX_URL pip takes torch for NVIDIA GPUs, about 9 GB.
 FROM python:3.11-slim
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 learner
+    && useradd --create-home --uid 1000 learner \
+    && install --directory --owner=learner /home/learner/my-course
 WORKDIR /home/learner/course
 COPY --chown=learner pyproject.toml requirements.txt requirements.lock README.md LICENSE LICENSE-text ./
 COPY --chown=learner tools tools
@@ -19,6 +21,6 @@ RUN TORCH_INDEX_URL="$TORCH_INDEX_URL" tools/install.sh /home/learner/venv requi
 ENV PATH=/home/learner/venv/bin:$PATH
 COPY --chown=learner book book
 COPY --chown=learner exercises exercises
-COPY --chown=learner jupytext.toml ./
+COPY --chown=learner _toc.yml jupytext.toml ./
 EXPOSE 8888
-CMD ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser", "--LabApp.default_url=/lab/tree/book/intro.ipynb"]
+CMD ["dualpipe-lab", "lab", "--to=/home/learner/my-course", "--ip=0.0.0.0", "--port=8888", "--no-browser"]

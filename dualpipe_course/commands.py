@@ -20,6 +20,7 @@ COURSE = Path(__file__).parents[1]
 EXERCISES = COURSE / "exercises"
 FOLDER = "my-course"
 START = "start.md"
+FromCourse = Annotated[Path, typer.Option("--course", help="a checkout of the course: where the notebooks are")]
 ToFolder = Annotated[Path | None, typer.Option("--to", help="your folder; without it my-course, beside the book")]
 
 
@@ -75,6 +76,7 @@ def progress() -> None:
 def lab(
     context: typer.Context,
     to: ToFolder = None,
+    course: FromCourse = COURSE,
     copies_only: Annotated[bool, typer.Option("--copies-only", help="make the copies, start nothing")] = False,
 ) -> None:
     """Make or renew your copies of the notebooks, and open JupyterLab on them.
@@ -84,12 +86,12 @@ def lab(
     from dualpipe_course.workspace import lab as jupyterlab
     from dualpipe_course.workspace.renew import renew
 
-    folder = to or COURSE / FOLDER
+    folder = to or course / FOLDER
     if address := jupyterlab.running(folder):
         print(f"JupyterLab runs on {folder} already: {address}\nEnd it before the copies can be renewed.")
         return
     try:
-        report = renew(COURSE, folder, jupyterlab.trust)
+        report = renew(course, folder, jupyterlab.trust)
     except OSError as error:
         if not (folder / START).is_file():
             raise ValueError(f"{folder} cannot be written ({error.strerror}); name another: --to FOLDER") from None
@@ -102,13 +104,15 @@ def lab(
 
 
 def fresh(
-    chapter: Annotated[str, typer.Argument(help="a copy, such as gpipe, or gpipe-exercises")], to: ToFolder = None
+    chapter: Annotated[str, typer.Argument(help="a copy, such as gpipe, or gpipe-exercises")],
+    to: ToFolder = None,
+    course: FromCourse = COURSE,
 ) -> None:
     """Give a chapter out again, as the course has it now; what you had is kept in `old`."""
     from dualpipe_course.workspace import lab as jupyterlab
     from dualpipe_course.workspace.renew import fresh as again
 
-    print("\n".join(again(COURSE, to or COURSE / FOLDER, chapter, jupyterlab.trust).lines))
+    print("\n".join(again(course, to or course / FOLDER, chapter, jupyterlab.trust).lines))
 
 
 def register(app: typer.Typer) -> None:

@@ -43,24 +43,31 @@ ASK = f"""([code, expression]) => {{
 class LabServer:
     """One `jupyter lab` or `jupyter notebook` process whose notebooks, settings and runtime files lie in `folder`."""
 
-    def __init__(self, folder, app="lab"):
+    def __init__(self, folder, app="lab", command=None):
+        """Start Jupyter, or another command that becomes it, which then brings its own settings."""
         self.app = app
         self.folder, self.notebooks, self.token = folder, folder / "notebooks", secrets.token_hex(16)
         for name in ("notebooks", "runtime", "config", "data"):
             (folder / name).mkdir()
-        (folder / "config" / f"jupyter_{app}_config.json").write_text(json.dumps(SETTINGS))
-        notification = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-        notification.parent.mkdir(parents=True)
-        notification.write_text(json.dumps(NOTIFICATIONS))
         with (folder / "log").open("w") as log:
             self.process = psutil.Popen(
-                [sys.executable, "-m", "jupyter", app, f"--IdentityProvider.token={self.token}"],
+                [*(command or self.quiet()), f"--IdentityProvider.token={self.token}"],
                 cwd=self.notebooks,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def quiet(self):
+        """Write settings that ask nobody anything; return the command that starts the application."""
+        (self.folder / "config" / f"jupyter_{self.app}_config.json").write_text(json.dumps(SETTINGS))
+        notification = (
+            self.folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        )
+        notification.parent.mkdir(parents=True)
+        notification.write_text(json.dumps(NOTIFICATIONS))
+        return [sys.executable, "-m", "jupyter", self.app]
 
     def environment(self):
         folders = {f"JUPYTER_{name.upper()}_DIR": str(self.folder / name) for name in ("config", "data", "runtime")}

@@ -71,7 +71,10 @@ def read(course: Path) -> Contents:
         ValueError: the folder is no checkout of the course.
     """
     if not (course / CONTENTS).is_file():
-        raise ValueError(f"no {CONTENTS} in {course}: the notebooks come with the repository, not with the package")
+        raise ValueError(
+            f"no notebooks in {course}: they are in the course's repository, not in the package; name a checkout: "
+            "dualpipe-lab lab --course FOLDER"
+        )
     with extra("book", "reading the table of contents"):
         import yaml
     table = yaml.safe_load((course / CONTENTS).read_text(encoding="utf-8"))

@@ -62,9 +62,7 @@ def _go_on(folder: Folder, table: Contents, entries: dict[str, record.Entry]) ->
     solved = _solved(folder, last, entries)
     if solved and all(solved) and last != pages[-1]:
         after = pages[pages.index(last) + 1]
-        return (
-            f"**Go on with [{after.title}]({_place(folder, after)}).** All of {last.title} is solved ({when}). {home}"
-        )
+        return f"**Go on with [{after.title}]({_place(folder, after)}).** {last.title} is solved ({when}). {home}"
     return f"**Go on with [{last.title}]({_place(folder, last)}).** You were there last, on {when}. {home}"
 
 

@@ -49,7 +49,7 @@ app = typer.Typer(
     cls=OneLine,
     add_completion=False,
     no_args_is_help=True,
-    help="DualPipe Lab: show, compare, explain and search pipeline schedules; the course adds grade and progress.",
+    help="DualPipe Lab: show, compare, explain, search pipeline schedules. The course: lab, fresh, progress, grade.",
 )
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
 app.command(context_settings=_PASSING)(show.show)
