@@ -54,6 +54,8 @@ TOPICS = {
     "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
     "gshard": "ep.gshard",
     "eplb": "ep.eplb",
+    "training": "whole.training",
+    "deepseek": "whole.deepseek",
     "museum": "whole.museum",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}

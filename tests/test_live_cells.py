@@ -19,6 +19,8 @@ LIVE = [
     "book/dp/topology.md",
     "book/start/ranks-and-messages.md",
     "book/whole/cuts.md",
+    "book/whole/training.md",
+    "book/whole/deepseek.md",
 ]
 CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r"^(?:viz\.)?play\(", re.MULTILINE)

@@ -1,0 +1,277 @@
+"""Exercises of "A tiny DeepSeek-V3": four numbers, a pair of cut layers, a budget, the loads of two copies.
+
+Chapter: book/whole/deepseek.  Orders and schedules are judged by exact simulation, biases on ranks beside one process.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.switched_off import Without
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_lab.ep.overlap import InvalidOrder, Order, check_pair, host_calls, one_f_one_b_overlap, simulate, ticks_of
+from dualpipe_lab.ep.overlap import closed_forms as pairs
+from dualpipe_lab.pp import simulate as simulate_program
+from dualpipe_lab.pp import variant
+from dualpipe_lab.pp.cost import Cost
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("GPUs with one expert", "microbatches with labels", "all-to-alls of rows", "ms of a pair")
+EXPECTED = (4, 10, 120, 49)
+_SLIPS = (
+    {
+        2: "64 GPUs hold a stage's experts once, and 128 hold them twice; DualPipe holds every stage on two ranks",
+        32: "an expert of a stage lies on GPUs of that stage alone",
+        128: "these are the GPUs of a pipeline rank; they share the experts 64 by 64",
+        1: "128 GPUs share a pipeline rank, and 64 of them hold its experts once",
+    },
+    {
+        20: "half of the microbatches meet their loss on the other rank",
+        1: "the loss of every microbatch that enters at the other end is computed on rank 0",
+    },
+    {
+        80: "rank 0 runs both stages, which have three layers with experts",
+        240: "rank 0 runs each stage for 10 microbatches; the other 10 pass the copy",
+        60: "a backward has two all-to-alls as well",
+        30: "these are passes through layers with experts; each has four all-to-alls",
+        200: "the dense layer sends no tokens",
+    },
+    {
+        88: "this is the serial order: work and travel one after the other",
+        48: "almost: the first M_B waits for C_B, and only A_F runs meanwhile",
+        40: "this is the travel alone; the work takes longer",
+    },
+)
+PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("ADMC",), ("ADMC",)),
+    (("ASDMC", "ASDMC"), ("ASDMC", "ASDMC")),
+    (("P", "P", "ASDMC"), ("ASDMC", "ASDMC", "P")),
+    (("ASDMC", "ASDMC", "P"), ("P", "P", "ASDMC")),
+    (("ADMC", "P", "ASDMC"), ("P", "ADMC")),
+    (("P",), ("ADMC",)),
+    (("ASDMC", "ADMC"), ("P", "P")),
+)
+LIBRARY = ("dualpipe_lab.ep.overlap.builders",)
+_SHORT = dict.fromkeys(("S_F", "S_B", "S_W", "P_F", "P_B", "P_W"), 2)
+RANKS, LAYERS, SEQUENCES, TIME, ROOM = 4, 8, 48, 1850, 36
+SCHEDULES = ("1f1b", "paired_1f1b", "zbv", "paired_interleaved", "dualpipe", "dualpipev")
+_LATE = 2500  # ticks, from which on an answer earns nothing
+SPEED = 0.01
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("deepseek"), exercise)
+
+
+@exercise(
+    "deepseek-1",
+    "Four numbers of the plan",
+    "predict",
+    minutes=10,
+    points=1,
+    hints=(
+        "2,048 / 16 GPUs share one rank of the pipeline. How often do 64 go into that, and how many ranks of the "
+        "pipeline hold a stage?",
+        "Rank 0 holds both stages: stage 0 for the microbatches that enter here, stage 1 for the others.",
+        "The pair has 12 pieces of work and 8 all-to-alls; look at the longer sum, then at the beginning.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict copies of an expert, labels, all-to-alls of a step and the time of a pair."""
+    general = (
+        "2,048 / 16 / 64 copies on a rank of the pipeline, and DualPipe's two ranks per stage",
+        "rank 0 has the last stage for the microbatches from the other end",
+        "10 microbatches through one layer with experts, 10 through two; four all-to-alls each",
+        "the longer of both sums, and what the beginning adds",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "4 GPUs, 10 microbatches, 120 all-to-alls, 49 ms"
+
+
+@exercise(
+    "deepseek-2",
+    "A pair of cut layers",
+    "implement",
+    minutes=25,
+    points=4,
+    hints=(
+        "Write the groups of the backward first: each ends where an all-to-all takes its result. What runs before the "
+        "first C_B? Whatever layers in one piece come last in the stage.",
+        "S_B goes before M_B, while C_B travels. S_W goes behind M_W, while D_B travels.",
+        "Take the first group of the backward, then one of the forward and one of the backward in turn. A backward "
+        "without all-to-alls is one group: it goes behind the first group of the forward.",
+    ),
+)
+def pair(fn: Callable[..., Any]) -> str:
+    """Write `pair(up, down)`: the rows of a forward beside a backward through other layers."""
+    needs_function(fn)
+    results = call_each(Without(fn, *LIBRARY), [(list(up), list(down)) for up, down in PAIRS])
+    for (up, down), (fine, value) in zip(PAIRS, results, strict=True):
+        case = f"forward {' '.join(up)} beside backward {' '.join(down)}"
+        if not fine:
+            raise Wrong(ended(case, value))
+        _check_pair(value, up, down, case)
+    return f"{len(PAIRS)} pairs, dense layers and shared experts among them: legal, and no tick more than in turns"
+
+
+@exercise(
+    "deepseek-3",
+    "A schedule for a budget",
+    "puzzle",
+    minutes=15,
+    points=3,
+    hints=(
+        "Print the time and the memory of each schedule for 8, 12, 16, 24 and 48 microbatches.",
+        "More microbatches are smaller: their activations are, and the latency of an all-to-all is paid more often.",
+        "A schedule with pairs hides the travel. Which of those with one copy of the weights has enough to pair?",
+    ),
+)
+def budget(answer: object) -> str:
+    """Choose a schedule and the number of microbatches: at most 1,850 ticks and 36 units of memory."""
+    name, number = _chosen(answer)
+    time, memory = spent(name, number)
+    score = partial_score(max(time, TIME), _LATE, TIME)
+    if memory > ROOM:
+        raise Wrong(f"{time} ticks and {memory:g} units of memory; {ROOM} units are there", round(score / 2, 2))
+    if time > TIME:
+        raise Wrong(f"{memory:g} units of memory, and {time} ticks; {TIME} are given", score)
+    return f"within {TIME:,} ticks and {ROOM} units of memory"
+
+
+@exercise(
+    "deepseek-4",
+    "The loads of two copies",
+    "find the bug",
+    minutes=15,
+    points=2,
+    hints=(
+        "Compare the biases of a stage on both ranks of the pipeline. Each has counted half of the microbatches.",
+        "A load is to be summed over ep and over pp. In which order do the ranks of pp go through their stages?",
+        "sorted(biases) is the same order on both ranks. On which loads is the sign taken?",
+    ),
+)
+def balance(fn: Callable[..., Any]) -> str:
+    """Repair `balance(biases, loads, ep, pp, speed)`: both copies of a router keep the same biases."""
+    needs_function(fn)
+    for ep_size in (1, 2):
+        case = f"2 ranks of the pipeline x {ep_size} of experts"
+        compare_on_ranks(_with_balance, 2 * ep_size, fn, ep_size, case=case, why=_bias_in_words, at=", rank {rank}: ")
+    return "both copies of both stages, on 2 and on 4 ranks: the biases of one process that counted all tokens"
+
+
+def spent(name: str, num_microbatches: int) -> tuple[int, float]:
+    """Time in ticks and memory in units of a schedule of the puzzle.
+
+    >>> spent("1f1b", 12)
+    (2520, 40.0)
+    """
+    program, size = variant(name).build(RANKS, num_microbatches), SEQUENCES // num_microbatches
+    layers, work, travel = LAYERS // program.num_stages, 2 * size, 2 * size + 4
+    forward, backward = pairs.forward_makespan(layers, work, travel), pairs.backward_makespan(layers, work, travel)
+    overlap = pairs.overlap_makespan(layers, work, travel)
+    cost = Cost(F=forward, I=forward, W=2 * layers * work, B=backward, overlap=overlap)
+    timeline = simulate_program(program, cost)
+    held = max(len({action.stage for action in program.actions(rank)}) for rank in range(RANKS)) * layers
+    peak = max(map(timeline.peak_activations, range(RANKS)))
+    return int(timeline.makespan), float(4 * held + peak * layers * size)
+
+
+def _chosen(answer: object) -> tuple[str, int]:
+    if not isinstance(answer, (list, tuple)) or len(answer) != 2 or type(answer[0]) is not str:
+        raise Wrong("this check takes a schedule and a number of microbatches, such as ('1f1b', 12)")
+    name, number = answer[0], plain(answer[1])
+    if name not in SCHEDULES:
+        raise Wrong(f"{name!r} is none of {', '.join(SCHEDULES)}")
+    if type(number) is not int or number < 1 or SEQUENCES % number:
+        raise Wrong(f"{SEQUENCES} sequences do not divide into {number!r} microbatches")
+    try:
+        variant(name).build(RANKS, number)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    return name, number
+
+
+def _check_pair(value: Any, up: Sequence[str], down: Sequence[str], case: str) -> None:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise Wrong(f"{case}: expected two rows, work and all-to-alls, got {type(value).__name__}")
+    work_row, travel_row = (row if isinstance(row, str) else " ".join(map(str, row)) for row in value)
+    try:
+        order = Order.parse("yours", work_row, travel_row, forward=1, backward=0)
+        check_pair(order, up, down)
+        host_calls(order)
+    except ValueError as error:  # InvalidOrder among them
+        kind = "not legal" if isinstance(error, InvalidOrder) else "not readable"
+        raise Wrong(f"{case}: {kind}: {error}") from None
+    reference = one_f_one_b_overlap(up, backward_layers=down)
+    for work, travel in ((1, 1), (4, 5), (2, 3), (4, 3)):
+        ticks = ticks_of(work, travel, **_SHORT)
+        mine, least = (simulate(each, ticks) for each in (order, reference))
+        if mine.makespan > least.makespan:
+            waits = ", ".join(f"{op} for {time}" for op, time in mine.waits()) or "nothing"
+            raise Wrong(
+                f"{case}, work of {work} and all-to-alls of {travel} ticks: legal, and {mine.makespan} ticks where "
+                f"groups in turns take {least.makespan}. What waits: {waits}"
+            )
+
+
+def _bias_in_words(off: Off) -> str:
+    return off.slip or in_words(off)
+
+
+def _with_balance(rank: int, world_size: int, fn: Callable[..., Any], ep_size: int) -> Found:
+    import torch
+
+    from dualpipe_lab.topology import Topology
+    from dualpipe_lab.world.mesh import Mesh
+
+    mesh = Mesh(Topology([("pp", 2), ("ep", ep_size)]))
+    pp_rank = mesh.rank("pp")
+    counted = {key: _load(*key) for key in ((p, e, s) for p in (0, 1) for e in range(ep_size) for s in (0, 1))}
+    stages = (0, 1) if pp_rank == 0 else (1, 0)  # the stage of this rank's own direction first
+    biases = {stage: _bias(stage) for stage in stages}
+    mine = {stage: counted[pp_rank, mesh.rank("ep"), stage].clone() for stage in stages}
+    fn(biases, mine, mesh.group("ep"), mesh.group("pp"), SPEED)
+
+    def moved(stage: int, *keys: tuple[int, int, int]) -> "Tensor":
+        load = sum((counted[key] for key in keys), torch.zeros(4, dtype=torch.float64))
+        return _bias(stage) + SPEED * torch.sign(load.mean() - load)
+
+    expected, slips = {}, {}
+    for stage in (0, 1):
+        name, everywhere = f"biases of stage {stage}", [key for key in counted if key[2] == stage]
+        expected[name] = Numbers.of(moved(stage, *everywhere))
+        made = {
+            "this copy has counted its own microbatches alone": [key for key in everywhere if key[0] == pp_rank],
+            "this rank has counted its own tokens alone": [(pp_rank, mesh.rank("ep"), stage)],
+            "the tokens of the other ranks along ep are missing": [k for k in everywhere if k[1] == mesh.rank("ep")],
+            "loads of two stages were added: both ranks must go through their stages in one order": [
+                (p, e, stage if p == pp_rank else 1 - stage) for p in (0, 1) for e in range(ep_size)
+            ],
+        }
+        slips[name] = {text: Numbers.of(moved(stage, *keys)) for text, keys in made.items()}
+        slips[name]["the bias has gone the other way"] = Numbers.of(2 * _bias(stage) - moved(stage, *everywhere))
+    found = {f"biases of stage {stage}": Numbers.of(biases.get(stage)) for stage in (0, 1)}
+    return Found(found, expected, slips)
+
+
+def _load(pp_rank: int, ep_rank: int, stage: int) -> "Tensor":
+    """Tokens that each of four experts got from one rank: copies, ranks and stages differ in who has too many."""
+    import torch
+
+    table = {
+        (0, 0, 0): [9, 1, 3, 3], (1, 0, 0): [1, 4, 3, 8], (0, 1, 0): [0, 9, 6, 1], (1, 1, 0): [1, 9, 4, 2],
+        (0, 0, 1): [2, 8, 1, 5], (1, 0, 1): [1, 2, 10, 3], (0, 1, 1): [1, 2, 12, 1], (1, 1, 1): [2, 7, 1, 6],
+    }  # fmt: skip
+    return torch.tensor(table[pp_rank, ep_rank, stage], dtype=torch.float64)
+
+
+def _bias(stage: int) -> "Tensor":
+    import torch
+
+    return torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64) * (1 + stage)
