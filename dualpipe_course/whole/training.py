@@ -297,10 +297,10 @@ def _ways(batches: "list[list[tuple[Tensor, Tensor]]]") -> dict[str, list[list[f
     apart = [[float(count * len(own) * len(counts)) for count in own] for own in counts]
     return {
         "": [[total for _ in own] for own in counts],
-        "this is the mean of the microbatches' means: a target of a short one weighs more": apart,
         "this is the mean of the ranks' means: a target on a rank with few weighs more": [
             [mean[rank] * len(counts) for _ in own] for rank, own in enumerate(counts)
         ],
+        "this is the mean of the microbatches' means: a target of a short one weighs more": apart,
         "this is the mean over all places; those without a target have no loss": [[places for _ in o] for o in counts],
         "this is the sum over all targets; divide by their number": [[1 for _ in own] for own in counts],
     }
