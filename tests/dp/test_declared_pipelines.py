@@ -32,13 +32,22 @@ V3 = V3MoEConfig(**SIZES, num_layers=4, expert_ffn_size=6, num_experts=4, num_gr
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2, 4, 2, 6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
+# The schedule under Ddp, Zero1, Zero2 and Zero3: every optimizer meets every case and every schedule.
 CASES = {
-    "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
-    "tied, pp 2 x dp 2": (TIED, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "dualpipev")),
-    "tied, pp 2 x tp 2": (TIED, lab.Topology([("tp", 2), ("pp", 2)]), ("1f1b", "dualpipe")),
-    "pp 2 x tp 2": (LLAMA, lab.Topology([("pp", 2), ("tp", 2)]), ("dualpipe", "dualpipev")),
-    "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("dualpipe", "1f1b")),
-    "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
+    "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("zero_bubble_h1", "1f1b", "dualpipe", "1f1b")),
+    "tied, pp 2 x dp 2": (TIED, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "dualpipev", "dualpipe")),
+    "tied, pp 2 x tp 2": (TIED, lab.Topology([("tp", 2), ("pp", 2)]), ("dualpipe", "zero_bubble_h1", "1f1b", "1f1b")),
+    "pp 2 x tp 2": (
+        LLAMA,
+        lab.Topology([("pp", 2), ("tp", 2)]),
+        ("dualpipev", "dualpipe", "zero_bubble_h1", "dualpipev"),
+    ),
+    "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("1f1b", "1f1b", "dualpipe", "zero_bubble_h1")),
+    "ep 2 in dp 2 x pp 2": (
+        V3,
+        lab.Topology([("dp", 2), ("pp", 2)], edp=1),
+        ("dualpipe", "dualpipev", "dualpipe", "dualpipev"),
+    ),
 }
 
 
@@ -75,11 +84,19 @@ def build(stage, model, mesh, program):
     return Zero3(model, units, mesh, options, program=program)
 
 
+def data_axes(topology):
+    return [axis for axis in ("dp", "ep") if axis in topology.names]
+
+
+def num_data_of(topology):
+    return prod(size for axis, size in zip(topology.names, topology.sizes, strict=True) if axis in data_axes(topology))
+
+
 def train(optimizer, mesh, program):
     """The gradients of the first step, and all norms."""
     model, norms, grads = optimizer.module, [], None
-    axes = [axis for axis in ("dp", "ep") if axis in mesh.topology.names]
-    num_data, here = prod(mesh.size(axis) for axis in axes), mesh.rank(axes[0]) if axes else 0
+    num_data, axes = num_data_of(mesh.topology), data_axes(mesh.topology)
+    here = mesh.rank(axes[0]) if axes else 0
     runtime = PipelineRuntime(
         program, model.stages, model.loss_fn(), group=mesh.group("pp"), sum_mirrors=program.num_directions == 2
     )
@@ -92,7 +109,7 @@ def train(optimizer, mesh, program):
             runtime.sum_tied(model.tied)  # nothing is left to it: the optimizer adds them, and not twice
         grads = full_gradients(optimizer) if grads is None else grads
         norms.append(optimizer.step(max_norm=MAX_NORM).norm)
-    return grads, norms, num_data
+    return grads, norms
 
 
 def worst(found, expected, optimizer):
@@ -106,25 +123,32 @@ def worst(found, expected, optimizer):
     return off
 
 
-def compare(config, topology, kinds, stages=STAGES):
+def compare(config, topology, kinds):
+    expected_grads, expected_norms, expected = one_process(config, num_data_of(topology))
+
     def fn(rank, world_size):
         mesh, found = lab.Mesh(topology), {}
-        for name, kind in product(stages, kinds):
+        for name, kind in zip(STAGES, kinds, strict=True):
             program = schedules.build(kind, mesh.size("pp"), M)
             model = build_stages(config, mesh, program, dtype=torch.float64)
             optimizer = build(STAGES[name], model, mesh, program)
-            grads, norms, num_data = train(optimizer, mesh, program)
-            expected_grads, expected_norms, expected = one_process(config, num_data)
+            grads, norms = train(optimizer, mesh, program)
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
             weights = worst(full_weights(optimizer), expected, optimizer)
-            found[name, kind] = worst(grads, expected_grads, optimizer), off, weights
+            found[name] = worst(grads, expected_grads, optimizer), off, weights
         return found
 
     for found in launch(fn, topology.world_size, timeout=120):
-        assert len(found) == len(stages) * len(kinds)
+        assert found.keys() == STAGES.keys()
         assert max(max(off) for off in found.values()) < A1, found
 
 
+def test_every_optimizer_meets_every_schedule():
+    met = {pair for *_, kinds in CASES.values() for pair in zip(STAGES, kinds, strict=True)}
+    assert met == {*product(STAGES, ("1f1b", "zero_bubble_h1", "dualpipe", "dualpipev"))}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
     """On whole, split, mirrored and folded pipelines."""

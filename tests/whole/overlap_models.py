@@ -80,8 +80,8 @@ def attach(optimizer, model):
     return OPTIMIZERS[optimizer](model, model.mesh, program=model.program)
 
 
-def run(config, axes, name, number, layers, hook="overlapped", plain=(), fill=True, zero=None, **options):
-    """Return errors of loss, evaluation and gradients; the loads of this rank's routers, once per rank of tp."""
+def run(reference, config, axes, name, number, layers, hook="overlapped", plain=(), fill=True, zero=None, **options):
+    """Errors of loss, evaluation and gradients against `one_process`; the loads of this rank's routers, once per tp."""
     mesh = lab.Mesh(lab.Topology(axes))
     program = schedules.build(name, mesh.size("pp"), number)
     model = build(config, mesh, program, layers, **options)
@@ -108,7 +108,7 @@ def run(config, axes, name, number, layers, hook="overlapped", plain=(), fill=Tr
     assert not any(stage.num_live for stage in runtime._stages.values())
     if optimizer:
         keep_sums(optimizer)
-    expected, grads, _ = one_process(config, number, num_data)
+    expected, grads, _ = reference
     data = mesh.group(*(axis for axis in ("dp", "ep", "cp") if axis in mesh.topology.names), "pp")
     found = sum_of([*result.losses.values(), *result.stage_losses.values()], data)
     heads = sum_of(evaluation.losses.values(), data), sum_of(result.losses.values(), data)

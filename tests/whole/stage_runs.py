@@ -1,5 +1,7 @@
 """What the tests of whole models share: a batch for all data ranks, one step on any cut, and plain torch's."""
 
+from functools import cache
+
 import torch
 from runs import A1
 
@@ -50,6 +52,7 @@ def routers(model):
     return [(int(number), layer.mlp.router) for number, layer in named if hasattr(layer.mlp, "router")]
 
 
+@cache
 def plain(config, num_microbatches, num_data=1, dtype=torch.float64):
     """Loss and gradients of one process on the whole batch."""
     model = plain_model(config, dtype)
