@@ -11,6 +11,8 @@ LAB ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+# Module fixtures are shared, so workers share out files; tests/conftest.py puts those with slow tests first.
+SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
 REPLAY = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
   --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
@@ -44,13 +46,13 @@ test: $(INSTALLED_DEV) ## run all tests
 	@$(BIN)/python tools/install_cell.py --check
 	@$(BIN)/python tools/make_exercises.py --check
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(REPLAY) solutions
 
 test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one per file)
 	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --stand-in=$(STAND_IN) $(PYTEST_ARGS) $(addprefix tests/,dp tp cp pp ep)
+	@$(BIN)/python -m pytest -q $(SHARED) --stand-in=$(STAND_IN) $(PYTEST_ARGS) $(addprefix tests/,dp tp cp pp ep)
 
 test-all: $(INSTALLED) ## book and tests on each of Python 3.11, 3.12 and 3.13 that is found, and the container's image
 	@$(BIN)/python tools/test_all.py

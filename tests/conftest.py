@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(config, items):
             drawn = stand_in.draw(items)
             config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
             items[:] = drawn
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # a long file that starts last leaves other workers idle
 
 
 @pytest.fixture

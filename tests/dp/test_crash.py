@@ -39,6 +39,7 @@ def check(folder, width):
     return checkpoint.step
 
 
+@pytest.mark.slow
 def test_twenty_random_moments(tmp_path):
     """kill -9 of one rank somewhere in a save of some megabytes, 20 times in a row on one folder."""
     width = 3000

@@ -75,9 +75,12 @@ def take_over():
 
 
 def draw(items):
-    """One test of each file, unless kept on GLOO: the middle case of the first one that launches ranks itself."""
+    """One test of each file, unless kept on GLOO: the middle case of the first that launches ranks itself.
+
+    A test marked slow is drawn only where the file has no other.
+    """
     drawn = {}
-    for item in items:
+    for item in sorted(items, key=lambda item: item.get_closest_marker("slow") is not None):
         function = getattr(item, "function", None)
         if function is None or item.get_closest_marker("on_gloo") or "launch(" not in inspect.getsource(function):
             continue
