@@ -52,7 +52,8 @@ class Zero3(ShardedOptimizer):
         program: as for every stage.
 
     Raises:
-        ValueError: no parameter needs a gradient, a unit is none of the module's or lies inside of another.
+        ValueError: no parameter needs a gradient, a unit is none of the module's, lies inside of another, or has no
+            forward.
         TypeError: the units are no modules; the other stages of ZeRO take none.
     """
 
@@ -332,6 +333,11 @@ def _assign_units(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn
     for index, unit in enumerate(units):
         if unit is module or unit not in set(module.modules()):
             raise ValueError(f"unit {index} ({type(unit).__name__}) is not a submodule of {type(module).__name__}")
+        if type(unit).forward is nn.Module.forward and "forward" not in vars(unit):
+            raise ValueError(
+                f"unit {index} ({type(unit).__name__}) has no forward, before which it would be gathered; name its "
+                "modules as units: [*blocks]"
+            )
         if any(unit in other for at, other in enumerate(inside) if at != index):
             raise ValueError(f"unit {index} ({type(unit).__name__}) lies inside of another unit; name only one of them")
         for parameter in unit.parameters():

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.partition import partition
-from dualpipe_lab.pp.program import F, Overlap, Program
+from dualpipe_lab.pp.program import F, Program
 from dualpipe_lab.topology import Topology
 
 ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig
@@ -75,7 +75,6 @@ def check_stages(
     layers: Sequence[int] | None = None,
     sequence_parallel: bool = False,
     num_tokens: int | None = None,
-    overlap: bool = False,
 ) -> None:
     """Refuse a model that cannot be sharded over a topology, or that has no layers for the stages of a program.
 
@@ -86,7 +85,6 @@ def check_stages(
         layers: the number of layers of each stage (default: as `stage_layers` shares them out).
         sequence_parallel: as in `TensorParallel`.
         num_tokens: of a sequence on one rank of `cp`, if it is known.
-        overlap: whether the experts of overlapped pairs are to overlap.
 
     Raises:
         ValueError: naming the rule, the values and what to use instead.
@@ -96,13 +94,6 @@ def check_stages(
     stage_layers(config, 1 if program is None else program.num_stages, layers)
     if sequence_parallel:
         _attention(config).check(topology.size("tp"), num_tokens)
-    if overlap and (program is None or not any(isinstance(step, Overlap) for rank in program.ranks for step in rank)):
-        raise ValueError(
-            f"experts overlap in pairs of a forward and a backward, got {program.name if program else 'no pipeline'}; "
-            "use dualpipe, dualpipev or a schedule whose name begins with paired"
-        )
-    if overlap and isinstance(config, LlamaConfig):
-        raise ValueError("overlap is for layers with experts, got a LlamaConfig; leave it out, or use a V3MoEConfig")
 
 
 def check_sizes(config: ModelConfig, topology: Topology) -> None:

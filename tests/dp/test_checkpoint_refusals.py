@@ -153,6 +153,19 @@ def test_bad_arguments_are_refused(tmp_path):
         except CheckpointError as error:
             return str(error)
 
+    def statistics_of_other_data(rank, world_size):
+        model = Blocks()
+        model.register_buffer("mean", torch.zeros(3))
+        optimizer = Ddp(model)
+        model.mean += rank
+        try:
+            save(tmp_path, 1, optimizer)
+        except CheckpointError as error:
+            return str(error)
+
+    for problem in launch(statistics_of_other_data, 2):
+        assert problem.startswith("tensor buffer/mean has other values on rank 1 than on rank 0; if they are copies")
+        assert "average it over the ranks before the save" in problem
     (problem, _) = launch(complex_buffer, 2)
     assert problem.startswith("tensor buffer/turns is complex64, which safetensors cannot hold; convert it")
     for keep, sampler in launch(fn, 2):

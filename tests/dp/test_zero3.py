@@ -173,11 +173,13 @@ def test_several_forwards_before_their_backwards():
         (lambda m: [m], r"unit 0 \(Blocks\) is not a submodule of Blocks"),
         (lambda m: [nn.Linear(1, 1)], r"unit 0 \(Linear\) is not a submodule"),
         (lambda m: [m.blocks[0], m.blocks], r"unit 0 \(Sequential\) lies inside of another unit"),
+        (lambda m: [m.listed], r"unit 0 \(ModuleList\) has no forward, before which it would be gathered"),
     ],
 )
 def test_units_that_do_not_fit_are_refused(units, message):
     def fn(rank, world_size):
         model = Blocks()
+        model.listed = nn.ModuleList([nn.Linear(1, 1)])
         Zero3(model, units(model))
 
     with pytest.raises(lab.RankError, match=message):

@@ -66,9 +66,6 @@ def test_layers_are_shared_out_by_their_work():
             "got 5 tokens on 2 ranks; pad it to 6",
         ),
         (V3, [("tp", 2)], None, {"sequence_parallel": True, "num_tokens": 5}, "got 5 tokens on 2 ranks; pad it to 6"),
-        (V3, PP2, schedules.gpipe(2, 2), {"overlap": True}, "got GPipe; use dualpipe, dualpipev or"),
-        (V3, [("dp", 2)], None, {"overlap": True}, "got no pipeline"),
-        (LLAMA, PP2, schedules.dualpipe(2, 4), {"overlap": True}, "overlap is for layers with experts"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_process_starts(config, axes, program, options, message):
@@ -77,7 +74,7 @@ def test_what_cannot_be_is_refused_before_any_process_starts(config, axes, progr
 
 
 def test_what_can_be_is_not_refused():
-    check_stages(V3, lab.Topology([*PP2, ("dp", 4)], edp=2), schedules.dualpipe(2, 4), overlap=True)
+    check_stages(V3, lab.Topology([*PP2, ("dp", 4)], edp=2), schedules.dualpipe(2, 4))
     check_stages(LLAMA, lab.Topology([*PP2, ("tp", 2)]), schedules.zbv(2, 4), sequence_parallel=True, num_tokens=6)
 
 

@@ -1,8 +1,8 @@
 """Which rank writes which shard: every element of every tensor once, and nothing that could not be read.
 
 Chapter: book/dp/io.  In: what each rank says about its shards.  Out: the index's tensors; or what is wrong.
-  one shard on several ranks      the first rank writes; a sample of the weights must agree: copies may drift apart by
-                                  rounding, and other layers under one name are not alike in 1%
+  one shard on several ranks      the first rank writes; a sample of weights and buffers must agree: copies may drift
+                                  apart by rounding, and other layers, or statistics of other data, are not alike in 1%
   copies that lie otherwise       (a key head's replica, a mirror, a tied weight under ZeRO) are left out
   the rest                        must be the full tensor, once
 """
@@ -20,10 +20,11 @@ from dualpipe_lab.dp.checkpoint.state import SavedShard
 
 _SAMPLE, _ALIKE = 16, 0.01  # elements of a weight, and their relative difference, that tell copies from other layers
 _REMEDY = "give each its own name with shard_spec_of, or by `names_start_here` of the stages and `shards` of the layers"
+_BUFFER_REMEDY = "average it over the ranks before the save, give each its own name, or register it persistent=False"
 
 
 class Claim(NamedTuple):
-    """What a rank says about one of its shards before the save: where it lies, and a sample of a weight."""
+    """What a rank says about one of its shards before the save: where it lies, and a sample of a weight or buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,9 +35,10 @@ class Claim(NamedTuple):
 
 
 def claim_of(shard: SavedShard) -> Claim:
-    """Describe a shard to the other ranks; buffers may differ between ranks, and the first one's are saved."""
-    sample = sample_of(shard.view) if shard.name.startswith("parameter/") else ()
-    return Claim(shard.name, shard.shape, type_name(shard.view.dtype), shard.region, sample, shard.is_copy)
+    """Describe a shard to the other ranks."""
+    dtype = type_name(shard.view.dtype)
+    sample = sample_of(shard.view) if shard.name.startswith(("parameter/", "buffer/")) else ()
+    return Claim(shard.name, shard.shape, dtype, shard.region, sample, shard.is_copy)
 
 
 def sample_of(view: Tensor) -> tuple[float, ...]:
@@ -77,7 +79,7 @@ def assign_writers(claims_by_rank: list[list[Claim]]) -> dict[str, TensorEntry]:
             if not are_alike(written.sample, claim.sample):
                 raise CheckpointError(
                     f"tensor {name} has other values on rank {rank} than on rank {writer}; if they are copies, they "
-                    f"must be alike; else {_REMEDY}"
+                    f"must be alike; else {_BUFFER_REMEDY if name.startswith('buffer/') else _REMEDY}"
                 )
         elif not claim.is_copy or (region.numel and not any(_overlap(region, s.region) for s in entry.shards)):
             first[name, region] = rank, claim
