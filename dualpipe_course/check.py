@@ -54,6 +54,8 @@ TOPICS = {
     "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
     "gshard": "ep.gshard",
     "eplb": "ep.eplb",
+    "sums": "whole.sums",
+    "cuts": "whole.cuts",
     "training": "whole.training",
     "deepseek": "whole.deepseek",
     "museum": "whole.museum",

@@ -1,0 +1,66 @@
+"""Typical wrong answers and lazy cheats of the exercises on one model on every cut."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+ONE, TWO, THREE, FOUR = (f"cuts-{number}" for number in range(1, 5))
+NUMBERS = "ranks, sequences, tokens, layers = "
+
+TYPICAL = {
+    ONE: {
+        "forgets dp": Bad(NUMBERS + "32, 4, 256, 4", "among the data ranks first"),
+        "forgets cp": Bad(NUMBERS + "32, 2, 256, 4", "half of the tokens"),
+        "one stage": Bad(NUMBERS + "32, 2, 128, 2", "under DualPipe a rank has two"),
+    },
+    TWO: {
+        "stages without layers": Bad([(" or pp > num_layers", "")], "is not legal"),
+        "key heads never shared": Bad(
+            [("(num_kv_heads % tp and tp % num_kv_heads)", "num_kv_heads % tp")], "is missing"
+        ),
+        "contiguous pieces": Bad([("length % (2 * cp)", "length % cp")], "is not legal"),
+        "zigzag without cp": Bad([("if cp > 1 and length", "if length")], "is missing"),
+        "rounds down": Bad([("-(-num_layers // pp)", "num_layers // pp")], "the fullest stage"),
+        "each twice": Bad([("    return found", "    return found * 2")], "listed twice"),
+    },
+    THREE: {
+        "the starter": Bad('plan = {"dp": 4, "cp": 4}', "over the budget: weights, bytes"),
+        "1F1B": Bad('plan = {"pp": 4, "dp": 4, "num_microbatches": 8}', "over the budget: bubble"),
+        "two copies": Bad(
+            'plan = {"pp": 4, "dp": 4, "num_microbatches": 8, "schedule": "dualpipe"}', "over the budget: weights"
+        ),
+        "fully sharded": Bad([('"zero_bubble_h1"', '"zero_bubble_h1", "zero": 3')], "over the budget: bytes"),
+        "too few sequences": Bad('plan = {"pp": 2, "dp": 8, "num_microbatches": 8}', "sequences divide"),
+    },
+    FOUR: {
+        "the last axis is dp": Bad([("rank // stride % size", "rank % size")], "are one data rank"),
+        "from the left": Bad([("reversed(axes)", "axes")], "are one data rank"),
+        "cp forgotten": Bad([('place["dp"], place["cp"]', 'place["dp"], 0')], "it reads positions"),
+    },
+}
+
+CHEATS = {
+    ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
+    TWO: {
+        "the library's": Bad(
+            """
+def legal_sizes(num_ranks, num_layers, num_heads, num_kv_heads, length, batch, room):
+    config = models.LlamaConfig(
+        hidden_size=2 * num_heads, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads
+    )
+    plans = lab.Plan.all(config, num_ranks, length, zeros=[0], schedule_names=["1f1b"])
+    return [(p.pp, p.dp, p.cp, p.tp) for p in plans if batch % p.dp == 0 and -(-num_layers // p.pp) <= room * p.tp]
+""",
+            "switched off",
+        ),
+        "nothing": Bad("def legal_sizes(*args):\n    return []", "is missing"),
+    },
+    THREE: {"another precision": Bad([('"zero_bubble_h1"', '"1f1b", "precision": "bfloat16"')], "float32")},
+    FOUR: {
+        "everything everywhere": Bad(
+            """
+def share(rank, axes, batch, num_microbatches, length):
+    return [list(range(batch))], list(range(length))
+""",
+            "reads sequences",
+        )
+    },
+}
