@@ -40,6 +40,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "solutions" / "start" / "a").mkdir(parents=True)
     (tmp_path / "solutions" / "start" / "a" / "a.md").write_text(PAGE)
     (tmp_path / "_config.yml").write_text("repository:\n  url: https://github.com/someone/course\n  branch: main\n")
+    (tmp_path / "_toc.yml").write_text("      - file: exercises/start/a.md\n      - file: exercises/start/b.md\n")
     return tmp_path
 
 
@@ -74,13 +75,23 @@ def test_no_solution_is_handed_out(path):
 def test_both_forms_are_written_with_types_docstring_and_tags(project, capsys):
     assert run(capsys)[0] == 0
     for suffix in (".md", ".ipynb"):
-        _, install, answer, check = jupytext.read(project / "exercises" / "start" / f"a{suffix}").cells
+        _, install, answer, check, ways = jupytext.read(project / "exercises" / "start" / f"a{suffix}").cells
         assert install.metadata["tags"] == ["remove-cell", "install"]
         assert 'os.chdir(f"{home}/exercises/start")' in install.source
         assert answer.source.splitlines()[-1] == '    raise NotImplementedError("your code")'
         assert answer.source.startswith('def double(x: int) -> int:\n    """Return twice x."""')
         assert (answer.metadata.tags, check.metadata.tags) == (["answer-a-1"], ["check-a-1"])
+        assert ways.source == "Back to the chapter: [Title](../../book/start/a.md)"
     assert run(capsys, "--check")[0] == 0
+
+
+def test_an_exercise_leads_to_those_before_and_after_it(project, capsys):
+    (project / "solutions" / "start" / "b").mkdir()
+    (project / "solutions" / "start" / "b" / "b.md").write_text(PAGE.replace("# Title", "# Exercises: Other"))
+    run(capsys)
+    first, second = (jupytext.read(project / "exercises" / "start" / f"{name}.md").cells[-1].source for name in "ab")
+    assert first.endswith(" · Next exercises: [Other](b.md)")
+    assert second.startswith("Previous exercises: [Title](a.md) · Back to the chapter: [Other](../../book/start/b.md)")
 
 
 def test_a_stub_replaces_the_solution_where_there_is_one():
@@ -92,7 +103,7 @@ def test_empty_cells_are_dropped_and_outputs_removed(project, capsys):
     page = project / "solutions" / "start" / "a" / "a.md"
     page.write_text(PAGE + "\n```{code-cell} ipython3\n\n```\n")
     run(capsys)
-    assert len(jupytext.read(project / "exercises" / "start" / "a.ipynb").cells) == 4
+    assert len(jupytext.read(project / "exercises" / "start" / "a.ipynb").cells) == 5
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_every_executable_page_has_the_cell_of_this_configuration():
     assert (done.returncode, done.stdout) == (0, "")
     assert len(install_cell.pages(ROOT)) >= 5
     for page in install_cell.pages(ROOT):
-        assert page.read_text().count(":tags: [remove-cell, install]") == 1
+        assert page.read_text().count("source_hidden: true\ntags: [remove-cell, install]") == 1
 
 
 def test_a_missing_or_old_cell_is_named_and_then_written(tmp_path, monkeypatch, capsys):

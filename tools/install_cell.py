@@ -1,8 +1,8 @@
 """Write the cell that installs the course on Colab into every executable page of the book.
 
-The cell does nothing anywhere else, and the built book leaves it out (tag remove-cell).  On Colab it fetches a copy of
-the repository and installs the library without its dependencies, so that Colab's own torch stays.  The address comes
-from _config.yml, its one place; as long as that is a placeholder, the cell says so.
+The cell does nothing anywhere else; the built book leaves it out (tag remove-cell), and JupyterLab folds it.  On Colab
+it fetches a copy of the repository and installs the library without its dependencies, so that Colab's own torch stays.
+The address comes from _config.yml, its one place; as long as that is a placeholder, the cell says so.
 Usage: install_cell.py           write the cells that differ, in the .md pages (make pairs then writes the .ipynb)
        install_cell.py --check   exit 1 with the pages whose cell is missing or differs; nothing is written
 """
@@ -15,7 +15,9 @@ PLACEHOLDER = "/ORG/"
 EXTRA = "anywidget psygnal cloudpickle"  # what Colab does not bring along; none of them depends on torch
 REMEDY = "remedy: run `make pairs`"
 FENCE = "```{code-cell} ipython3"
-_CELL = re.compile(re.escape(f"{FENCE}\n:tags: [remove-cell, install]\n") + r".*?\n```\n\n", re.DOTALL)
+TAGS = ["remove-cell", "install"]
+OPTIONS = "---\njupyter:\n  source_hidden: true\ntags: [remove-cell, install]\n---"  # folded, as jupytext writes it
+_CELL = re.compile(re.escape(FENCE) + r"\n(?:(?!```).)*?tags: \[remove-cell, install\]\n.*?\n```\n\n", re.DOTALL)
 
 
 def address(config: str) -> tuple[str, str]:
@@ -47,7 +49,7 @@ if "google.colab" in sys.modules:  # fetch the course; Colab keeps its own torch
 def with_cell(text: str, source: str) -> str:
     """Return a page's text with `source` as its first code cell, once."""
     bare = _CELL.sub("", text)
-    cell = f"{FENCE}\n:tags: [remove-cell, install]\n\n{source}\n```\n\n"
+    cell = f"{FENCE}\n{OPTIONS}\n{source}\n```\n\n"
     return bare.replace("```{code-cell}", f"{cell}```{{code-cell}}", 1)
 
 

@@ -10,7 +10,8 @@ the commented lines after a third marker, where the learner is to repair somethi
                                 ### END SOLUTION
 
 A cell with a solution carries a tag such as answer-gpipe-1, and a later cell the tag check-gpipe-1.
-An exercise starts with the cell that installs the course on Colab, as the pages of the book do (install_cell.py).
+An exercise starts with the cell that installs the course on Colab, as the pages of the book do (install_cell.py), and
+ends with the ways back to its chapter and to the exercises before and after it, in the order of _toc.yml.
 Title, kind and minutes of an exercise stand in its check (dualpipe_course) alone: they are written into the solution's
 headings and first sentence from there.
 Usage: make_exercises.py            write the exercises
@@ -18,6 +19,7 @@ Usage: make_exercises.py            write the exercises
        make_exercises.py --run      execute the solutions and store their outputs in solutions/**.ipynb
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -125,15 +127,43 @@ def make(path: Path, target: Path) -> Any:
                 cell.outputs, cell.execution_count = [], None
             cells.append(cell)
     first = next((index for index, cell in enumerate(cells) if cell.cell_type == "code"), len(cells))
-    notebook.cells = [*cells[:first], _installer(target), *cells[first:]]
     _check_checks(path, cells)
+    ways = nbformat.v4.new_markdown_cell(ways_on(path, target))  # type: ignore[no-untyped-call]
+    notebook.cells = [*cells[:first], _installer(target), *cells[first:], ways]
     return notebook
+
+
+def ways_on(path: Path, target: Path) -> str:
+    """Return the last line of an exercise: to its chapter, and to the exercises before and after it."""
+    listed = re.findall(r"file: (exercises/\S+\.md)$", Path("_toc.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    names = [name for name in listed if _solution_of(name).is_file()]
+    here = names.index(target.as_posix()) if target.as_posix() in names else len(names)
+    ways = [f"Back to the chapter: {_link(target, target.as_posix().replace('exercises/', 'book/', 1), _title(path))}"]
+    if 0 < here < len(names):
+        ways.insert(0, f"Previous exercises: {_link(target, names[here - 1], _title(_solution_of(names[here - 1])))}")
+    if here + 1 < len(names):
+        ways.append(f"Next exercises: {_link(target, names[here + 1], _title(_solution_of(names[here + 1])))}")
+    return " · ".join(ways)
+
+
+def _solution_of(exercise: str) -> Path:
+    name = Path(exercise)
+    return Path("solutions", *name.parts[1:-1], name.stem, name.name)
+
+
+def _title(page: Path) -> str:
+    found = re.search(r"^# (?:Exercises: )?(.+?) *$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else page.stem
+
+
+def _link(page: Path, target: str, title: str) -> str:
+    return f"[{title}]({os.path.relpath(target, page.parent)})"
 
 
 def _installer(target: Path) -> Any:
     url, branch = install_cell.address(Path("_config.yml").read_text(encoding="utf-8"))
     source = install_cell.code(url, branch, target.parent.as_posix())
-    metadata = {"tags": ["remove-cell", "install"]}
+    metadata = {"jupyter": {"source_hidden": True}, "tags": install_cell.TAGS}
     return nbformat.v4.new_code_cell(source, metadata=metadata)  # type: ignore[no-untyped-call]
 
 

@@ -179,16 +179,20 @@ def _take_back(folder: Folder, table: Contents, report: Report) -> None:
 
 
 def _named(table: Contents, chapter: str) -> Page:
-    """Return the page that a learner means; ValueError if there is none."""
-    names: dict[str, Page] = {}
+    """Return the page that a learner means; ValueError if there is none, or more than one."""
+    names: dict[str, list[Page]] = {}
     for page in table.pages():
         short = re.sub(r"^\d+b?-", "", Path(page.place).stem)
-        for name in (page.place, Path(page.place).name, page.source, page.source.partition("/")[2], short):
-            names.setdefault(name, page)
-    if chapter not in names:
-        near = difflib.get_close_matches(chapter, names, n=3)
-        raise ValueError(f"no chapter {chapter!r}; near it: {', '.join(near) or 'none'}; see the folder's file names")
-    return names[chapter]
+        for name in {page.place, page.source, page.source.partition("/")[2], short}:
+            names.setdefault(name, []).append(page)
+    found = names.get(chapter, [])
+    if len(found) > 1 and (pages := [page for page in found if page.source.startswith("book/")]):
+        found = pages  # exercises have the name of their chapter, after their folder's
+    if len(found) != 1:
+        near = [page.source for page in found] or difflib.get_close_matches(chapter, names, n=3)
+        problem = "several chapters are called" if found else "no chapter is called"
+        raise ValueError(f"{problem} {chapter!r}; choose {', '.join(near) or 'one of _toc.yml'}")
+    return found[0]
 
 
 def _adopt_progress(course: Path, path: Path) -> None:

@@ -7,6 +7,8 @@ import yaml
 
 from dualpipe_course.workspace.renew import renew
 
+PAIRED = {"formats": "md:myst,ipynb"}
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 TOC = """
 root: book/intro.md
 parts:
@@ -40,7 +42,7 @@ class Course:
         for number, code in enumerate(codes):
             metadata = {"tags": list(tags)}
             cells.append(nbformat.v4.new_code_cell(code, id=f"code-{number}", metadata=metadata, outputs=list(outputs)))
-        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"jupytext": {"formats": "md:myst,ipynb"}})
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata={"jupytext": PAIRED, "kernelspec": KERNEL})
         path = self.path / f"{name}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, path)

@@ -4,6 +4,7 @@ import re
 
 import nbformat
 import pytest
+from small_course import KERNEL
 
 from dualpipe_course.workspace import contents
 from dualpipe_course.workspace.pages import plain
@@ -29,7 +30,7 @@ def test_links_lead_to_copies_and_no_page_of_the_builder_is_linked(learner):
 def test_a_copy_is_paired_with_nothing_and_has_no_cell_for_colab(learner):
     learner.start()
     notebook = learner.notebook(TWO)
-    assert notebook["metadata"] == {"dualpipe_lab": {"page": "book/pp/two"}}
+    assert notebook["metadata"] == {"kernelspec": KERNEL, "dualpipe_lab": {"page": "book/pp/two"}}
     assert learner.texts(TWO) == ["# Two\n\nText.", "1 + 1"]
 
 

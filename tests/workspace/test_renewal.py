@@ -194,8 +194,13 @@ def test_fresh_gives_out_again_and_keeps_what_was_there(course, started):
 
 def test_fresh_names_what_is_near_a_wrong_name(course, started):
     assert fresh(course.path, started.path, "one-exercises").lines[0].startswith(f"{EXERCISES} is kept as")
-    with pytest.raises(ValueError, match="no chapter 'thre'; near it: three"):
+    with pytest.raises(ValueError, match="no chapter is called 'thre'; choose "):
         fresh(course.path, started.path, "thre")
+    course.page("book/tp/two", "# Two")
+    course.list(part1=["tp/two", "tp/three"])
+    with pytest.raises(ValueError, match="several chapters are called 'two'; choose book/pp/two, book/tp/two"):
+        fresh(course.path, started.path, "two")
+    assert fresh(course.path, started.path, "tp/two").lines[-1].startswith("2-tensors-more/01-two.ipynb is as")
 
 
 OPERATIONS = ("edit", "run", "delete", "rename", "record", "update", "drop", "order", "start")
