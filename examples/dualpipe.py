@@ -15,6 +15,7 @@ from torch.nn.functional import gelu, mse_loss
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, schedules
+from dualpipe_lab.pp import Program
 
 ROWS, HIDDEN = 3, 64
 
@@ -36,10 +37,10 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def compare(rank: int, world_size: int, schedule: str, num_microbatches: int) -> tuple[float, float, float]:
+def compare(rank: int, world_size: int, program: Program) -> tuple[float, float, float]:
     """Differences of loss, gradients and outputs between the pipeline and one process, on this rank."""
     torch.manual_seed(0)  # the same model and data on every rank
-    program = schedules.build(schedule, world_size, num_microbatches)
+    num_microbatches = program.num_microbatches
     model = nn.Sequential(*(Block() for _ in range(program.num_stages))).double()
     inputs, targets = torch.randn(2, num_microbatches, ROWS, HIDDEN, dtype=torch.float64)
 
@@ -66,7 +67,8 @@ def main(schedule: str, description: str | None) -> None:
     parser.add_argument("--ranks", type=int, default=int(os.environ.get("WORLD_SIZE", "4")))
     parser.add_argument("--microbatches", type=int, default=8)
     chosen = parser.parse_args()
-    results = lab.launch(compare, chosen.ranks, schedule, chosen.microbatches, timeout=120)
+    program = schedules.build(schedule, chosen.ranks, chosen.microbatches)  # refused before a process starts
+    results = lab.launch(compare, chosen.ranks, program, timeout=120)
     loss, grad, output = (max(column) for column in zip(*results, strict=True))
     assert max(loss, grad, output) < 1e-13, (loss, grad, output)
     if os.environ.get("RANK", "0") == "0":

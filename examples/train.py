@@ -34,7 +34,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the folder")
     parser.add_argument("--csv", help="a file for the metrics")
     parser.add_argument("--sample", default="A rank ", help="a beginning that the trained model continues")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.steps < 1:
+        parser.error(f"--steps counts from 1, got {chosen.steps}")
+    if chosen.resume and not chosen.folder:
+        parser.error("--resume goes on from the last checkpoint of a folder; give --folder")
+    return chosen
 
 
 def main() -> None:

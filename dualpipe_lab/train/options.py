@@ -21,6 +21,7 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.metrics import check_csv, check_tensorboard
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
 from dualpipe_lab.train.schedule import Schedule
+from dualpipe_lab.world import torchrun
 
 _COUNTS = ("sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep")
 _MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
@@ -172,7 +173,7 @@ def check(
             f"a training has the config of a model, a LlamaConfig or a V3MoEConfig, and a Plan, got "
             f"{type(config).__name__} and {type(plan).__name__}"
         )
-    plan.check(config, options.sequence_length)
+    plan.check(config, options.sequence_length, int(os.environ["WORLD_SIZE"]) if torchrun.is_active() else None)
     microbatch_size(options.global_batch, plan.data_size, plan.num_microbatches)
     check_data(config, data, steps, options)
     if options.evaluate_every is not None and evaluation is None:

@@ -47,3 +47,20 @@ def test_a_model_trains_in_both_ways_and_goes_on_under_another_plan(tmp_path):
     further = python(script, *sizes, "--steps", 4, "--tp", 2, "--folder", folder, "--resume", "--csv", csv)
     assert re.findall(r"^ +(\d) +\d\.\d{4} ", further, re.MULTILINE) == ["4"]
     assert [line.split(",")[0] for line in csv.read_text().splitlines()] == ["step", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        ("train", ["--resume"], "give --folder"),
+        ("train", ["--steps", "0"], "--steps counts from 1, got 0"),
+        ("dualpipe", ["--ranks", "3"], "ValueError: dualpipe needs an even number of ranks, got 3"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_any_process(script, options, message):
+    command = [sys.executable, f"examples/{script}.py", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env=environment)
+    assert done.returncode
+    assert message in done.stderr
+    assert "RankError" not in done.stderr

@@ -145,6 +145,13 @@ def test_what_cannot_be_trained_is_refused_before_any_process(monkeypatch, chang
         run(change.pop("config", LLAMA), change.pop("plan", plan(dp=2, num_microbatches=2)), **change)
 
 
+def test_a_plan_for_another_number_of_ranks_than_torchrun_s_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"a plan for 2 ranks, the world has 4; the nearest plan of 4 ranks .* dp 4"):
+        run(LLAMA, plan(dp=2))
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [
