@@ -59,6 +59,7 @@ TOPICS = {
     "training": "whole.training",
     "deepseek": "whole.deepseek",
     "museum": "whole.museum",
+    "project": "whole.project",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

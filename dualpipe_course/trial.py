@@ -18,11 +18,13 @@ SECONDS = 20.0
 TODO = "your code"  # what a starter raises
 
 
-def on_ranks(harness: Callable[..., Any], world_size: int, *args: Any, case: str, **options: Any) -> Results:
+def on_ranks(
+    harness: Callable[..., Any], world_size: int, *args: Any, case: str, seconds: float = SECONDS, **options: Any
+) -> Results:
     """Launch `harness(rank, world_size, *args)`; an error of the learner's function becomes a `Wrong`."""
     __tracebackhide__ = True
     try:
-        return launch(harness, world_size, *args, timeout=SECONDS, **options)
+        return launch(harness, world_size, *args, timeout=seconds, **options)
     except RankError as error:
         failure = next(iter(error.failures.values()))
         if TODO in failure.cause and "NotImplementedError" in failure.cause:
