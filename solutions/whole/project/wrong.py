@@ -128,5 +128,5 @@ CHEATS = {
     FOUR: {"no work": Bad("rows = ['', '', '', '']", "4 ranks")},
     FIVE: {"always from the front": Bad([('int(Random(f"{step}/{number}").random() * (NUM_BYTES - LENGTH))', "0")],
                                         "the same sequences")},
-    SIX: {"constants": Bad("def train_step(parts, batch, max_norm):\n    return 5.8, 1.0", "the loss of step 1")},
+    SIX: {"constants": Bad("def train_step(parts, batch, max_norm):\n    return 5.8, 1.0", "loss of step 1 differs")},
 }  # fmt: skip
