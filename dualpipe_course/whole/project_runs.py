@@ -159,12 +159,12 @@ def optimizer(rank: int, world_size: int, make: Any) -> Found:
         held = max(held, memory.grown() - num_bytes)
     expected, slips = _adam(world_size), _adam(world_size, is_corrected=False)
     mean = _adam(world_size, scale=1 / world_size)
-    values = {"the weights": _joined([weight.detach() for weight in weights])}
+    values = {"the vector of weights": _joined([weight.detach() for weight in weights])}
     known = {
         "those of moments without their corrections 1 - beta^t, which matter most in the first steps": _joined(slips),
         "those of averaged gradients; the summands add up to the gradient": _joined(mean),
     }
-    return Found(values, {"the weights": _joined(expected)}, {"the weights": known}, {"sent": sent, "held": held})
+    return Found(values, {"the vector of weights": _joined(expected)}, {"the vector of weights": known}, {"sent": sent, "held": held})
 
 
 def _adam(world_size: int, is_corrected: bool = True, scale: float = 1.0) -> list[Tensor]:
