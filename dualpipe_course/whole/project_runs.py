@@ -164,7 +164,8 @@ def optimizer(rank: int, world_size: int, make: Any) -> Found:
         "those of moments without their corrections 1 - beta^t, which matter most in the first steps": _joined(slips),
         "those of averaged gradients; the summands add up to the gradient": _joined(mean),
     }
-    return Found(values, {"the vector of weights": _joined(expected)}, {"the vector of weights": known}, {"sent": sent, "held": held})
+    right = {"the vector of weights": _joined(expected)}
+    return Found(values, right, {"the vector of weights": known}, {"sent": sent, "held": held})
 
 
 def _adam(world_size: int, is_corrected: bool = True, scale: float = 1.0) -> list[Tensor]:
