@@ -57,6 +57,24 @@ def test_toc_lists_every_exercise_and_no_other_page():
     assert sorted(file for file in toc_files() if not file.startswith("book/")) == exercises
 
 
+def needs(page):
+    """The pages that a page's sentences with "You need" link to."""
+    sentences = re.findall(r"^You need .*?(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)
+    links = [link for sentence in sentences for link in re.findall(r"\]\(([\w./-]+\.md)", sentence)]
+    return [(page.parent / link).resolve().relative_to(ROOT).as_posix() for link in links]
+
+
+def test_what_a_page_needs_comes_before_it():
+    files = toc_files()
+    late = {
+        page: [need for need in needs(ROOT / page) if files.index(need) > files.index(page)]
+        for page in files
+        if page.startswith("book/")
+    }
+    assert {page: pages for page, pages in late.items() if pages} == {}
+    assert sum(bool(needs(ROOT / page)) for page in files) >= 50
+
+
 def map_cells():
     """The cells of the map on the home page, row by row."""
     text = (BOOK / "intro.md").read_text()
