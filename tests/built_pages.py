@@ -14,10 +14,12 @@ OWN = ("data:", "blob:", "file:")
 
 
 def toc_pages():
-    """Every page of the table of contents, as its path without the suffix."""
+    """Every page of the table of contents but those below the reference, as its path without the suffix."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
-    return [file.removesuffix(".md") for file in (toc["root"], *chapters)]
+    chapters = [chapter for part in toc["parts"] for chapter in part["chapters"]]
+    below = [section["file"] for chapter in chapters for section in chapter.get("sections", [])]
+    exercises = [file for file in below if file.startswith("exercises/")]
+    return [file.removesuffix(".md") for file in (toc["root"], *(entry["file"] for entry in chapters), *exercises)]
 
 
 def drawn_pages():

@@ -54,9 +54,9 @@ def test_the_skeleton_passes_and_its_wrong_answers_fail(project, capsys):
 def test_both_pages_are_listed_in_their_part(project):
     tool.make("pp", "my-topic")
     lines = (project / "_toc.yml").read_text().splitlines()
-    for folder in ("book", "exercises"):
-        place = lines.index(f"      - file: {folder}/pp/my-topic.md")
-        assert lines[place - 1].startswith(f"      - file: {folder}/pp/")
+    place = lines.index("      - file: book/pp/my-topic.md")
+    assert lines[place + 1 : place + 3] == ["        sections:", "          - file: exercises/pp/my-topic.md"]
+    assert lines[place - 1].startswith("          - file: exercises/pp/")
 
 
 @pytest.mark.parametrize(

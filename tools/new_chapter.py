@@ -247,8 +247,8 @@ def make(part: str, name: str) -> list[Path]:
         raise Refused(f"{', '.join(there)} exists already; choose another name")
     toc, table = Path("_toc.yml"), Path("dualpipe_course/check.py")
     contents = toc.read_text(encoding="utf-8")
-    for page in (f"book/{part}", f"exercises/{part}"):
-        contents = listed(contents, f"      - file: {page}/", f"      - file: {page}/{name}.md\n", "_toc.yml")
+    lines = f"      - file: book/{part}/{name}.md\n        sections:\n          - file: exercises/{part}/{name}.md\n"
+    contents = listed(contents, f"          - file: exercises/{part}/", lines, "_toc.yml")
     line = f'    "{topic}": "{part}.{topic}",\n'
     topics = listed(table.read_text(encoding="utf-8"), rf'    "\w+": "{part}\.', line, str(table))
     for path, text in files.items():
