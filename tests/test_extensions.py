@@ -56,3 +56,33 @@ def test_the_first_use_of_a_term_links_to_the_glossary(tmp_path):
         ("../../glossary.html#term-local-rank", "local rank"),
     ]
     assert re.findall(links, (out / "index.html").read_text()) == []
+
+
+SHARE_CONF = """import sys
+sys.path.insert(0, {ext!r})
+extensions, html_theme, project, html_baseurl = ["myst_parser", "dp_share"], "basic", "The course", {base!r}
+"""
+
+
+@pytest.mark.parametrize("base", ["", "https://example.org/course/"])
+def test_a_published_page_has_an_address_a_card_and_a_place_in_the_sitemap(tmp_path, base):
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "book").mkdir(parents=True)
+    (source / "conf.py").write_text(SHARE_CONF.format(ext=str(ROOT / "_ext"), base=base))
+    (source / "index.md").write_text("# Index\n\n```{toctree}\nbook/page\n```\n")
+    (source / "book" / "page.md").write_text(f'# A "b" & c\n\n{"Word & " * 60}\n\nMore.\n')
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", str(source), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tags = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)" />', (out / "book" / "page.html").read_text()))
+    if not base:
+        assert not tags
+        assert not (out / "sitemap.xml").exists()
+        return
+    assert tags["url"] == "https://example.org/course/book/page.html"
+    assert tags["image"] == "https://example.org/course/_static/card.png"
+    assert tags["title"] == "A “b” &amp; c"
+    assert re.fullmatch(r"(Word &amp; )+(Word|&amp;)? ?\.\.\.", tags["description"])
+    assert (out / "_static" / "card.png").read_bytes().startswith(b"\x89PNG")
+    site = (out / "sitemap.xml").read_text()
+    assert re.findall("<loc>(.*)</loc>", site) == [f"{base}book/page.html", f"{base}index.html"]
