@@ -16,7 +16,7 @@ from typing import Any
 from dualpipe_lab._optional import extra
 
 CONTENTS = "_toc.yml"
-REFERENCE = ("{eval-rst}", "{nb-exec-table}")  # pages that only the book's builder can write
+REFERENCE = ("{eval-rst}", "{nb-exec-table}", "{include}")  # pages that only the book's builder can write
 _HEADING = re.compile(r"^# +(.+?) *$", re.MULTILINE)
 
 
