@@ -4,6 +4,7 @@
 on this rank and returns the values of all ranks, so a script works unchanged with and without `torchrun`.
 """
 
+import atexit
 import os
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -40,6 +41,7 @@ def run(
     if not dist.is_initialized():
         accelerator.start(backend, accelerator.local_rank())
         dist.init_process_group(accelerator.group_backends(backend))
+        atexit.register(_leave)
     dist.barrier()
     wire = Wire(actual) if reads_wire else None
     place, origin_ns = accelerator.device_of_torchrun(), perf_counter_ns()
@@ -53,10 +55,21 @@ def run(
             context.RankContext(present.rank, actual, present.clock, device=place)
         )  # not the user's messages
         return all_gather_object(mine)
+    except BaseException:
+        atexit.unregister(_leave)  # a message that nobody answers would keep a group's threads, and this process, alive
+        raise
     finally:
         context.install(None)
         if wire:
             wire.close()
+
+
+def _leave() -> None:
+    """End the groups' threads before the interpreter ends: a thread that is left then may abort the process."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _placed(args: tuple[Any, ...], device: Any) -> Any:
