@@ -49,10 +49,12 @@ def change_tags(page):
 
 
 def change_kind(page):
-    page.write_text(
-        page.read_text().replace("```{code-cell} ipython3\n:tags: [hide-input, full-width, dp-whole]", "```")
+    first = (
+        "```{code-cell} ipython3\n:tags: [hide-input]\n\nfrom fractions"  # behind the install cell, so no text before
     )
-    return "Cell content differ on markdown cell #4"  # what was code is text of the cell before
+    assert first in page.read_text()
+    page.write_text(page.read_text().replace(first, "```\nfrom fractions"))
+    return "expecting a markdown cell, but got a code cell"
 
 
 def add_a_cell(page):

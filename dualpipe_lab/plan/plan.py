@@ -161,7 +161,7 @@ class Plan(PlanFields):
         True
         """
         self.check(config, sequence_length)
-        num_rows = check_traffic(self, config, batch_size)
+        num_rows = check_traffic(self, batch_size)
         return traffic_of(self, config, num_rows, sequence_length, routing, clips)
 
     def grid(self, axis: str | None = None, rank: int = 0) -> GridDrawing:

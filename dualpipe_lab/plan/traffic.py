@@ -66,7 +66,7 @@ class StepTraffic:
         return f"<p>{escape(self.title)}</p>{self.ledger._repr_html_()}"
 
 
-def check_traffic(plan: PlanFields, config: ModelConfig, batch_size: int) -> int:
+def check_traffic(plan: PlanFields, batch_size: int) -> int:
     """Return the sequences of a microbatch.
 
     Raises:

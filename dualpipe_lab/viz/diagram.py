@@ -138,7 +138,7 @@ class Diagram:
         height = max(*(box.side("bottom")[1] for box in self.boxes.values()), *(y + 2 for _, y in middles), 0)
         body = [*map(_draw_box, self.boxes.values()), *map(self._draw_arrow, self.arrows)]
         body += self._draw_legend(height + MARGIN)
-        width = max(width, 7.2 * len(self.title), *(x for x, _ in self._legend_places())) + MARGIN
+        width = max(width, 7.2 * len(self.title), self._legend_width) + MARGIN
         height += MARGIN + (22 if self.legend else 0)
         title = escape(self.title, quote=True)
         return (
@@ -185,20 +185,16 @@ class Diagram:
             drawn += _head(start.side(first), first, colour)
         return drawn + _label(arrow, *middle, flat=first in ("left", "right") and a[1] == b[1])
 
-    def _legend_places(self) -> Iterator[tuple[float, str]]:
-        """The right end of each entry, and its colour."""
-        x = MARGIN
-        for colour, words in self.legend.items():
-            x += 17 + _LETTER * len(words) + 16
-            yield x, colour
-        yield 0, ""
+    @property
+    def _legend_width(self) -> float:
+        return sum(33 + _LETTER * len(words) for words in self.legend.values())
 
     def _draw_legend(self, y: float) -> Iterator[str]:
-        for x, colour in self._legend_places():
-            if colour:
-                left = x - 33 - _LETTER * len(self.legend[colour])
-                yield f'<rect x="{left:.1f}" y="{y:.1f}" width="11" height="11" fill="{_COLOURS[colour][0]}"/>'
-                yield f'<text x="{left + 17:.1f}" y="{y + 10:.1f}">{escape(self.legend[colour])}</text>'
+        x = MARGIN
+        for colour, words in self.legend.items():
+            yield f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" fill="{_COLOURS[colour][0]}"/>'
+            yield f'<text x="{x + 17:.1f}" y="{y + 10:.1f}">{escape(words)}</text>'
+            x += 33 + _LETTER * len(words)
 
 
 def _check_box(title: str, box: Box) -> None:

@@ -32,22 +32,13 @@ V3 = V3MoEConfig(**SIZES, num_layers=4, expert_ffn_size=6, num_experts=4, num_gr
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2, 4, 2, 6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
-# The schedule under Ddp, Zero1, Zero2 and Zero3: every optimizer meets every case and every schedule.
-CASES = {
-    "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("zero_bubble_h1", "1f1b", "dualpipe", "1f1b")),
-    "tied, pp 2 x dp 2": (TIED, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "dualpipev", "dualpipe")),
-    "tied, pp 2 x tp 2": (TIED, lab.Topology([("tp", 2), ("pp", 2)]), ("dualpipe", "zero_bubble_h1", "1f1b", "1f1b")),
-    "pp 2 x tp 2": (
-        LLAMA,
-        lab.Topology([("pp", 2), ("tp", 2)]),
-        ("dualpipev", "dualpipe", "zero_bubble_h1", "dualpipev"),
-    ),
-    "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("1f1b", "1f1b", "dualpipe", "zero_bubble_h1")),
-    "ep 2 in dp 2 x pp 2": (
-        V3,
-        lab.Topology([("dp", 2), ("pp", 2)], edp=1),
-        ("dualpipe", "dualpipev", "dualpipe", "dualpipev"),
-    ),
+CASES = {  # every optimizer under every schedule of a case
+    "pp 2 x dp 2": (LLAMA, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
+    "tied, pp 2 x dp 2": (TIED, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe", "dualpipev")),
+    "tied, pp 2 x tp 2": (TIED, lab.Topology([("tp", 2), ("pp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
+    "pp 2 x tp 2": (LLAMA, lab.Topology([("pp", 2), ("tp", 2)]), ("dualpipe", "dualpipev", "zero_bubble_h1")),
+    "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("dualpipe", "1f1b", "zero_bubble_h1")),
+    "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
 }
 
 
@@ -128,24 +119,19 @@ def compare(config, topology, kinds):
 
     def fn(rank, world_size):
         mesh, found = lab.Mesh(topology), {}
-        for name, kind in zip(STAGES, kinds, strict=True):
+        for name, kind in product(STAGES, kinds):
             program = schedules.build(kind, mesh.size("pp"), M)
             model = build_stages(config, mesh, program, dtype=torch.float64)
             optimizer = build(STAGES[name], model, mesh, program)
             grads, norms = train(optimizer, mesh, program)
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))
             weights = worst(full_weights(optimizer), expected, optimizer)
-            found[name] = worst(grads, expected_grads, optimizer), off, weights
+            found[name, kind] = worst(grads, expected_grads, optimizer), off, weights
         return found
 
     for found in launch(fn, topology.world_size, timeout=120):
-        assert found.keys() == STAGES.keys()
+        assert len(found) == len(STAGES) * len(kinds)
         assert max(max(off) for off in found.values()) < A1, found
-
-
-def test_every_optimizer_meets_every_schedule():
-    met = {pair for *_, kinds in CASES.values() for pair in zip(STAGES, kinds, strict=True)}
-    assert met == {*product(STAGES, ("1f1b", "zero_bubble_h1", "dualpipe", "dualpipev"))}
 
 
 @pytest.mark.slow

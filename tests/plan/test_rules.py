@@ -88,6 +88,13 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
     ),
     ({"overlap": True, "dp": 2}, LLAMA, None, "this model has none, got overlap=True", "dp 2 = 2 ranks, float32"),
     (
+        {"overlap": True, "dp": 2},
+        V3,
+        None,
+        "of a forward and a backward, and a single stage has none",
+        "dp 2 = 2 ranks",
+    ),
+    (
         {"overlap": True, "pp": 2, "num_microbatches": 4},
         V3,
         None,

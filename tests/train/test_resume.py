@@ -25,6 +25,17 @@ def expected():
     return {config: train.reference(config, TEXT, 5, **OPTIONS) for config in (LLAMA, V3)}
 
 
+EVALUATED = {"evaluation": TEXT, "evaluate_every": 5, "num_evaluations": 2}
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    """The loss of the averaged weights after a training that never ended, on one rank."""
+    found = {config: run(config, plan(), ema=0.9, **EVALUATED).metrics[-1] for config in (LLAMA, V3)}
+    assert all(abs(row.evaluation - row.loss) > 1e-3 for row in found.values())
+    return {config: row.evaluation for config, row in found.items()}
+
+
 def follows(result, expected, first):
     """The rows after step `first`, and the last weights, are those of a run that never ended."""
     assert [row.step for row in result.metrics] == list(range(first + 1, 6))
@@ -45,12 +56,13 @@ RESUMES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "before", "after"), RESUMES, ids=str)
-def test_another_plan_goes_on_with_the_same_curve(tmp_path, expected, config, before, after):
+def test_another_plan_goes_on_with_the_same_curve(tmp_path, expected, averaged, config, before, after):
     schedule = OPTIONS["schedule"]
     first = run(config, before, steps=3, folder=tmp_path, ema=0.9, schedule=schedule)
     assert first.checkpoint == tmp_path / "step-00000003"
-    second = run(config, after, resume=tmp_path, folder=tmp_path, ema=0.9)
+    second = run(config, after, resume=tmp_path, folder=tmp_path, ema=0.9, **EVALUATED)
     follows(second, expected[config], 3)
+    assert second.metrics[-1].evaluation == pytest.approx(averaged[config], rel=1e-10)
 
 
 SCRIPT = f"""

@@ -6,8 +6,14 @@ import sys
 import pytest
 
 SCRIPT = """
+import atexit
 import sys
 import torch
+
+def end():  # called last: after what was registered later
+    sys.stdout.write(f"GROUPS LEFT {torch.distributed.is_initialized()}\\n")
+
+atexit.register(end)
 import dualpipe_lab as lab
 
 def fn(rank, world_size, factor):
@@ -34,6 +40,7 @@ def torchrun(tmp_path, *arguments):
 def test_values_and_ledger_are_gathered_on_every_rank(tmp_path):
     done = torchrun(tmp_path, "2")
     assert done.stdout.count("RESULT [(0, 1.0), (10, 1.0)] (2, 16) 1") == 2, done.stderr
+    assert done.stdout.count("GROUPS LEFT False") == 2  # a thread of GLOO that is left then may abort the process
 
 
 @pytest.mark.slow
