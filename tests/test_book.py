@@ -57,6 +57,16 @@ def test_toc_lists_every_exercise_and_no_other_page():
     assert sorted(file for file in toc_files() if not file.startswith("book/")) == exercises
 
 
+def test_every_address_that_the_book_had_leads_somewhere():
+    """A page that is renamed stays in the list and gets a line in `moved_pages` of _config.yml."""
+    had = (BOOK / "addresses.txt").read_text().split()
+    pages = {file.removesuffix(".md") for file in toc_files()}
+    moved = yaml.safe_load((ROOT / "_config.yml").read_text())["sphinx"]["config"]["moved_pages"]
+    assert set(had) - pages == set(moved)
+    assert pages <= set(had), f"new pages for book/addresses.txt: {sorted(pages - set(had))}"
+    assert had == sorted(set(had))
+
+
 def needs(page):
     """The pages that a page's sentences with "You need" link to."""
     sentences = re.findall(r"^You need .*?(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)

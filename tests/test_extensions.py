@@ -86,3 +86,39 @@ def test_a_published_page_has_an_address_a_card_and_a_place_in_the_sitemap(tmp_p
     assert (out / "_static" / "card.png").read_bytes().startswith(b"\x89PNG")
     site = (out / "sitemap.xml").read_text()
     assert re.findall("<loc>(.*)</loc>", site) == [f"{base}book/page.html", f"{base}index.html"]
+
+
+MOVED_CONF = """import sys
+sys.path.insert(0, {ext!r})
+extensions, html_theme, project, moved_pages = ["myst_parser", "dp_moved"], "basic", "The course", {moved!r}
+"""
+
+
+def build_moved(tmp_path, moved):
+    source, out = tmp_path / "source", tmp_path / "out"
+    (source / "book").mkdir(parents=True)
+    (source / "conf.py").write_text(MOVED_CONF.format(ext=str(ROOT / "_ext"), moved=moved))
+    (source / "index.md").write_text("# Index\n\n```{toctree}\nbook/page\n```\n")
+    (source / "book" / "page.md").write_text("# A & B\n")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", str(source), str(out)]
+    return out, subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_moved_page_leads_to_its_new_address(tmp_path):
+    out, done = build_moved(tmp_path, {"old/deep/page": "book/page#part", "book/before": "book/page"})
+    assert done.returncode == 0, done.stderr
+    pages = {"old/deep/page": "../../book/page.html#part", "book/before": "page.html"}
+    for page, address in pages.items():
+        text = (out / f"{page}.html").read_text()
+        assert f'content="0; url={address}"' in text
+        assert f'<a href="{address}">A &amp; B</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [({"old": "book/nowhere"}, "no page of the book"), ({"book/page": "index"}, "still a page of the book")],
+)
+def test_a_wrong_line_of_moved_pages_stops_the_build(tmp_path, moved, words):
+    _, done = build_moved(tmp_path, moved)
+    assert done.returncode != 0
+    assert words in done.stderr
