@@ -1,4 +1,4 @@
-"""Exercises of "Distributed Adam": three numbers, a dealt-out step, a sum of norms, a sharding that shards nothing.
+"""Exercises of "Distributed Adam": three numbers, a sharded step, a sum of norms, a sharding that shards nothing.
 
 Chapter: book/dp/distributed-adam.  Weights are judged against plain Python, state by the bytes of live tensors.
 """
@@ -66,7 +66,7 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "distributed_adam-2",
-    "A step that is dealt out",
+    "A sharded step",
     "implement",
     minutes=30,
     points=4,

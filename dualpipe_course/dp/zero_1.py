@@ -1,4 +1,4 @@
-"""Exercises of "ZeRO-1": its numbers, a dealt-out momentum, shards that overlap, whole parameters on ranks.
+"""Exercises of "ZeRO-1": its numbers, a sharded momentum, shards that overlap, whole parameters on ranks.
 
 Chapter: book/dp/zero-1.  A sharded step is judged by the weights of one process, by the bytes of the tensors that live
 after it, whoever holds them, and by the bytes in the ledger.
@@ -71,7 +71,7 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "zero_1-2",
-    "Momentum, dealt out",
+    "Sharded momentum",
     "implement",
     minutes=25,
     points=4,

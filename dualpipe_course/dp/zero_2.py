@@ -23,7 +23,7 @@ NUMBERS = ("bytes held", "bytes sent", "peak of gradient bytes")
 EXPECTED = (13200, 25200, 2800)
 _SLIPS = (
     {
-        16800: "this is ZeRO-1, 4 + 12 / N; here the gradients are dealt out too",
+        16800: "this is ZeRO-1, 4 + 12 / N; here the gradients are sharded too",
         9600: "this is ZeRO-3, 16 / N; the weights are whole here",
         38400: "this is plain data parallelism",
     },

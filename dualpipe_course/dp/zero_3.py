@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NUMBERS = ("bytes held", "bytes sent", "all-gathers")
 EXPECTED = (16800, 55800, 27)
 _SLIPS = (
-    {67200: "this is plain data parallelism; everything is dealt out to 4 ranks", 16000: "the root is dealt out too"},
+    {67200: "this is plain data parallelism; everything is sharded over 4 ranks", 16000: "the root is sharded too"},
     {
         18600: "this is one microbatch; there are 3",
         56700: "the root is gathered once per microbatch, for forward and backward together",
@@ -62,7 +62,7 @@ def hint(exercise: int | None = None) -> None:
     minutes=10,
     points=1,
     hints=(
-        "16 bytes for each of 4,200 parameters, dealt out to 4 ranks.",
+        "16 bytes for each of 4,200 parameters, sharded over 4 ranks.",
         "Per microbatch a unit travels three times and the root twice, each time 3/4 of its bytes in bf16.",
         "Four units are gathered twice in each of 3 microbatches, the root once.",
     ),
