@@ -18,6 +18,7 @@ TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 BEYOND_THE_MAP = {
     *(f"{part}/door.md" for part in ("dp", "tp", "pp", "cp", "ep")),
     "dp/hybrid-zero.md",
+    "dp/mixed-precision-options.md",
     "dp/topology.md",
     "ep/eplb.md",
     "pp/explorer.md",

@@ -59,8 +59,8 @@ def numbers(answer: object) -> str:
             },
             {9: "an overflow is a step that nobody makes", 5: "only the two overflows are skipped"},
             {
-                16: "that is a rank without ZeRO; the optimizer state is divided by 4",
-                4: "ZeRO-1 divides the optimizer state alone; weights and gradients stay whole",
+                16: "that is a rank without shards; masters and moments are divided by 4",
+                4: "only masters and moments are sharded; weights and gradients stay whole",
                 10: "the 12 bytes of master and moments are divided by 4, not by 2",
                 6: "the master is a part of the optimizer state: 4 + 4 + 4 bytes, divided by 4",
             },
