@@ -17,6 +17,7 @@ from torch import Tensor
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, dp, models, train
+from dualpipe_lab.plan.rules import first_problem
 
 STEPS, COUNTED = 5, 2  # the step whose calls are counted: neither the first nor one whose gradients are gathered
 LIMITS = {"gradients": 1e-12, "loss": 1e-10, "norm": 1e-10, "weights": 1e-8}
@@ -73,7 +74,11 @@ def cases(num_ranks: int = 8) -> Iterator[Case]:
         config = config_of(model, MOST_LAYERS)
         every = lab.Plan.all(config, num_ranks, OPTIONS["sequence_length"], **settings)
         for number, plan in enumerate(every):
-            yield Case(model, varied(short(plan, number), config, number))
+            case = Case(model, varied(short(plan, number), config, number))
+            yield case
+            overlapped = replace(case.plan, overlap=True)
+            if case.plan.zero == 3 and number % 2 == 1 and is_legal(overlapped, config):
+                yield Case(model, overlapped)
 
 
 def short(plan: lab.Plan, number: int) -> lab.Plan:
@@ -92,16 +97,17 @@ def varied(plan: lab.Plan, config: Config, number: int) -> lab.Plan:
         "sequence_parallel": plan.tp > 1 and number % 2 == 0,
         "recompute": number % 3 == 0,
         "layout": ("zigzag", "striped", "contiguous")[number % 3] if plan.cp > 1 else plan.layout,
-        "overlap": number % 2 == 1,
+        "overlap": number % 2 == 1 and plan.zero < 3,  # with ZeRO-3 it is a case of its own
     }
     for name, value in settings.items():
         changed = replace(plan, **{name: value})
-        try:
-            changed.check(config, OPTIONS["sequence_length"])
-        except ValueError:
-            continue
-        plan = changed
+        plan = changed if is_legal(changed, config) else plan
     return plan
+
+
+def is_legal(plan: lab.Plan, config: Config) -> bool:
+    """Whether a plan fits a model."""
+    return first_problem(plan, config, OPTIONS["sequence_length"]) is None
 
 
 @cache

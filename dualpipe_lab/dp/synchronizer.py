@@ -9,6 +9,7 @@ reducers of its stages by the hooks on their parameters, and calls
   begin_backward    when B or W of one stage and microbatch begins (gradients that I makes count with W)
   end_backward      when it ends
   ready             when all gradients of a stage are complete, mirrors included
+A stage that runs in pieces calls no module as a whole; its `hold` and `release` say when full weights must be here.
 Elsewhere: torch's pipelining calls `set_requires_gradient_sync` of FSDP; Megatron `finalize_model_grads_func`.
 """
 
@@ -52,6 +53,12 @@ class Synchronizer:
 
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
         """Expect the gradients of one stage and microbatch; if `is_last`, they are complete when computed."""
+
+    def hold(self, parameters: Collection[nn.Parameter]) -> None:
+        """Have the full weights of a stage that runs in pieces until `release`, once for every call."""
+
+    def release(self, parameters: Collection[nn.Parameter]) -> None:
+        """End one `hold`; with the last one the full weights may go."""
 
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
         """Prepare for the part of a W that computes a parameter's gradient, or adds it if I has made it (`is_made`)."""

@@ -11,6 +11,8 @@ The gradient of a unit's output starts the unit's backward: its weights are gath
 prefetched; the unit whose backward has ended reduce-scatters its gradients and is freed.  These events come in the same
 order on every rank, so the collectives match.
 In a pipeline the runtime says what is a backward: I scatters nothing, and W visits the units in reverse order.
+A stage that runs in pieces holds its units from the beginning of an F, B or I to its end; an F&B pair whose halves are
+of one stage gathers them once, and W gathers those whose weights autograd computes there.
 Elsewhere: torch FSDP2 `fully_shard` (unshard, reshard, prefetch); DeepSpeed stage 3.
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 5.3; Zhao et al. 2023 (arXiv 2304.11277), section 3.
 """
@@ -184,14 +186,15 @@ class UnitReducer(Synchronizer):
     def open(self, unit: "_Unit") -> None:
         """Gather a unit for its backward, prefetch the previous one, and close those whose backward has ended."""
         self._check_open()
+        if unit.num_holds:
+            return
         if not self.in_backward:
             self.in_backward = True
             if self._due is None:
                 call_after_backward(self._end_backward)
         if unit in self._open:
             return
-        for flat in unit.flats:
-            flat.gather()
+        unit.gather()
         if unit is not self.root:  # whose output may be that of the last unit, and whose backward ends last
             self.prefetch(unit.index - 1, unit.index)
             self._close([other for other in self._open if other is not self.root])
@@ -202,8 +205,8 @@ class UnitReducer(Synchronizer):
         scatters = self._due is not None or not self._is_pipelined
         for unit in units:
             self._complete()
+            unit.free()
             for flat in unit.flats:
-                flat.free()
                 if scatters and flat.is_trained:
                     self._in_flight.append(flat.start_scatter())
             for units_left in (self._open, self._due or []):
@@ -224,8 +227,8 @@ class UnitReducer(Synchronizer):
             self._close([*again, self.root])
         self._complete()
         self._open, self._due, self.in_backward = [], None, False
-        for flat in self.flats:
-            flat.free()
+        for unit in self.units:
+            unit.free()
 
     def finish(self) -> list[Tensor]:
         """Return the gradient shards: every backward has completed its sums."""
@@ -263,13 +266,30 @@ class UnitReducer(Synchronizer):
     def begin_backward(self, parameters: Collection[nn.Parameter], is_last: bool) -> None:
         """Expect the gradients of one stage and microbatch; its units scatter in reverse order."""
         self._check_open()
-        self._due = sorted({self._unit_of[parameter] for parameter in parameters}, key=self._order)
+        self._due = self._units_of(parameters)
+
+    def hold(self, parameters: Collection[nn.Parameter]) -> None:
+        """Gather the units of a stage that runs in pieces, and keep them until as many calls of `release`."""
+        held = self._units_of(parameters)
+        for flat in (flat for unit in held for flat in unit.flats):
+            flat.start_gather()
+        for unit in held:
+            unit.num_holds += 1
+            unit.gather()
+
+    def release(self, parameters: Collection[nn.Parameter]) -> None:
+        """Free the units of a stage that runs in pieces, unless another piece of work holds them."""
+        for unit in self._units_of(parameters):
+            unit.num_holds -= 1
+            unit.free()
 
     def before_weight_grad(self, parameter: nn.Parameter, is_made: bool) -> None:
         """Gather the weights of a parameter's unit: those of a weight norm are needed once more."""
         if self._due is None:
             raise ValueError(_OUTSIDE)
         unit = self._unit_of[parameter]
+        if unit.num_holds:
+            return  # the pieces of a B: it ends with all its units
         self._close([other for other in self._due if self._order(other) < self._order(unit)])
         if not is_made:
             self.open(unit)
@@ -293,6 +313,10 @@ class UnitReducer(Synchronizer):
                 found |= flat.bucket.grad_shards(flat.grad, comm.get_rank(flat.bucket.group))
         return found
 
+    def _units_of(self, parameters: Collection[nn.Parameter]) -> "list[_Unit]":
+        """The units of those parameters that are managed here, in the order of a backward."""
+        return sorted({self._unit_of[p] for p in parameters if p in self._unit_of}, key=self._order)
+
     def _order(self, unit: "_Unit") -> int:
         return 1 if unit is self.root else -unit.index
 
@@ -302,14 +326,21 @@ class UnitReducer(Synchronizer):
 
 
 class _Unit:
-    """The hooks of one submodule."""
+    """The hooks of one submodule; `num_holds`: the pieces of work that need its full weights now."""
 
     def __init__(self, reducer: UnitReducer, index: int, flats: list[FlatParameter]) -> None:
-        self.reducer, self.index, self.flats = reducer, index, flats
+        self.reducer, self.index, self.flats, self.num_holds = reducer, index, flats, 0
 
-    def before_forward(self, module: nn.Module, inputs: object) -> None:
+    def gather(self) -> None:
         for flat in self.flats:
             flat.gather()
+
+    def free(self) -> None:
+        for flat in self.flats if not self.num_holds else ():
+            flat.free()
+
+    def before_forward(self, module: nn.Module, inputs: object) -> None:
+        self.gather()
         if not self.reducer.in_backward:  # else it is recomputed, and the units before it come next
             following = 0 if self is self.reducer.root else self.index + 1
             self.reducer.prefetch(following, following)
@@ -319,8 +350,7 @@ class _Unit:
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(self._before_backward)
         if not self.reducer.stays_full(self):
-            for flat in self.flats:
-                flat.free()
+            self.free()
 
     def _before_backward(self, grad: Tensor) -> None:
         self.reducer.open(self)

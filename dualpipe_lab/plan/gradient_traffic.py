@@ -7,6 +7,7 @@ Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by
   ZeRO-3    for each unit (embedding, layer, norm, head) an all-gather in every forward and backward, and a
             reduce-scatter in every backward; of I and W, the first gathers and the second scatters, and W gathers
             layers with a router again, whose weight it computes, and prefetches the unit before each
+            overlapped experts: a stage is one unit, which an F&B pair with both halves of it gathers once
   tied      a sum of the table's gradient among the ranks that hold the first or the last stage, if those differ
   mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2 and 3: this rank's shards of them)
 """
@@ -24,7 +25,7 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
-from dualpipe_lab.pp.program import Action, B, F, I, W
+from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
 
 TIED = "tied"  # the kind of a table that another stage holds too
@@ -61,22 +62,24 @@ class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
     def __init__(self, plan: PlanFields, config: ModelConfig, tp_rank: int) -> None:
+        self.overlap = plan.overlap
         self.config = config if isinstance(config, LlamaConfig) else config.dense
         self.sparse = None if isinstance(config, LlamaConfig) else config
         self.tp, self.tp_rank, self.ep = plan.tp, tp_rank, plan.ep
 
     def stage(self, layers: range, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
-        """Yield unit, elements and kind of every parameter, in order; a stage with a tied table is one unit."""
+        """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
         table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
         numel, kind = table
         is_one = self.config.tied and is_first and is_last
+        is_unit = is_one or self.overlap
         first = (numel, kind | {TIED}) if self.config.tied and not is_one else table
         units = [[first]] if is_first else []
         units += [list(self.layer(number)) for number in layers]
         if is_last:
             head = [] if is_first else [(numel, kind | {"replica", TIED})]
             units += [[(self.config.hidden_size, frozenset())], head if self.config.tied else [table]]
-        yield from ((0 if is_one else number, held) for number, unit in enumerate(units) for held in unit)
+        yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
 
     def layer(self, number: int) -> Iterator[Held]:
         """Yield those of one layer."""
@@ -145,11 +148,11 @@ class GradientTraffic:
     def enter(self) -> None:
         """Enter the calls of a step."""
         if self.plan.zero == 3:
-            self._each(F, gathers=True)
-            self._each(B, I, gathers=True)
+            self._each(self._actions(F), gathers=True)
+            self._each(self._actions(B, I) - self._shared_pairs(), gathers=True)
             self._gather_again()
         if self.plan.zero > 1:
-            self._each(B, W, gathers=False)
+            self._each(self._actions(B, W), gathers=False)
         for (ranks, replicas), layout in zip(self.copies, self.layouts, strict=True):
             if self.plan.zero == 0:
                 self.calls.all_reduce(ranks, layout.padded_numel, self.grad_bytes)
@@ -171,9 +174,8 @@ class GradientTraffic:
                 numel = layout.shard_numel if self.plan.zero else layout.numel
                 self.calls.all_reduce(ranks, numel, self.grad_bytes)
 
-    def _each(self, *kinds: str, gathers: bool) -> None:
-        """Gather or scatter the buckets of a stage in every action of some kinds."""
-        counts = self._actions(kinds)
+    def _each(self, counts: Counter[int], gathers: bool) -> None:
+        """Gather or scatter the buckets of every stage so many times."""
         for bucket, (ranks, _), layout in zip(self.buckets, self.copies, self.layouts, strict=True):
             for stage in {self.parts[index].stage for index in bucket}:
                 for _ in range(counts[stage]):
@@ -183,10 +185,12 @@ class GradientTraffic:
                         self.calls.reduce_scatter(ranks, layout.padded_numel, self.grad_bytes)
 
     def _gather_again(self) -> None:
-        """Gather what a W needs for the weights of routers: no I has computed them."""
+        """Gather what a W needs for the weights of routers: no I has computed them, nor an embedding in pieces."""
         for stage, count in self._splits().items():
             units = self._router_units(stage)
             units |= {unit - 1 for unit in units if unit}
+            if self.plan.overlap:  # the stage is one unit
+                units = {0} if units or stage == 0 else units
             for bucket, (ranks, _), layout in zip(self.buckets, self.copies, self.layouts, strict=True):
                 first = self.parts[bucket[0]]
                 for _ in range(count * (first.stage == stage and first.unit in units)):
@@ -201,18 +205,26 @@ class GradientTraffic:
         return {number + (stage == 0) for number, layer in enumerate(layers) if layer >= first}
 
     def _splits(self) -> Counter[int]:
-        """The number of I and W, by stage, that the runtime does not run as one: on stage 0 it does, where it can."""
+        """The number of I and W, by stage, that the runtime does not run as one: on a plain stage 0 it does so."""
         program = self.plan.program
         if program is None:
             return Counter()
         here = self.plan.topology.at(self.calls.rank).rank("pp")
         found = Counter(stage for stage, kind, _ in program.actions(here) if kind == W)
-        for one, other in pairwise(program.ranks[here]):
+        for one, other in pairwise(program.ranks[here]) if not self.plan.overlap else ():
             if isinstance(one, Action) and one[:2] == (0, I) and other == one._replace(kind=W):
                 found[0] -= 1
         return found
 
-    def _actions(self, kinds: tuple[str, ...]) -> Counter[int]:
+    def _shared_pairs(self) -> Counter[int]:
+        """The number of overlapped pairs whose two halves use the weights of one stage, by stage."""
+        if not self.plan.overlap or self.plan.program is None:
+            return Counter()
+        steps = self.plan.program.ranks[self.plan.topology.at(self.calls.rank).rank("pp")]
+        pairs = [step for step in steps if isinstance(step, Overlap)]
+        return Counter(pair.forward.stage for pair in pairs if pair.forward.stage == pair.backward.stage)
+
+    def _actions(self, *kinds: str) -> Counter[int]:
         """The number of actions of some kinds, by stage here."""
         program = self.plan.program
         if program is None:

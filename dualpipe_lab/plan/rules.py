@@ -2,8 +2,8 @@
 
 Chapter: book/whole/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
 The rules stand in four groups.
-A group reads the sizes of the axes and its own fields (zero also `overlap`), so that `dualpipe_lab.plan.search` can
-choose the fields of each group on their own.
+A group reads the sizes of the axes and its own fields, so that `dualpipe_lab.plan.search` can choose the fields of each
+group on their own.
   grid       pp, dp, cp, tp, ep, experts_in_data
   pipeline   num_microbatches, schedule, chunks, layers, overlap
   sequence   sequence_parallel, layout
@@ -69,8 +69,6 @@ def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         return f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks"
     if plan.zero and plan.num_copies == 1:
         return f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
-    if plan.zero == 3 and plan.overlap:
-        return "ZeRO-3 gathers the weights of a module for its call, and overlapped experts call none as a whole"
     return _hybrid(plan) if plan.hybrid else None
 
 

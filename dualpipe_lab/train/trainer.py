@@ -75,7 +75,7 @@ class Trainer:
             layout=self.layout,
             recompute=plan.recompute,
         )
-        units = [_units(self.model)] if plan.zero == 3 else []
+        units = [_units(self.model, plan.overlap)] if plan.zero == 3 else []
         settings = self.mesh, _zero_options(plan, options)
         self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, *settings, program=plan.program)
         self.ema = None if options.ema is None else ShardedEma(self.optimizer, options.ema)
@@ -218,11 +218,14 @@ def _zero_options(plan: Plan, options: Options) -> ZeroOptions:
     return ZeroOptions(options.hyperparameters, master=narrow, grad_dtype=grad_dtype, hybrid=plan.hybrid)
 
 
-def _units(model: RankModel) -> list[nn.Module]:
-    """Return what ZeRO-3 gathers at a time: embedding, layers, norm and head; a stage that ties two of them at once."""
+def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
+    """Return what ZeRO-3 gathers at a time: embedding, layers, norm and head.
+
+    A stage is one unit if it ties two of them, or runs in pieces.
+    """
     units: list[nn.Module] = []
     for stage in model.stages.values():
         parts = [part for part in (stage.embedding, *stage.layers, stage.norm, stage.head) if part is not None]
         held = [parameter for part in parts for parameter in part.parameters()]
-        units += parts if len(held) == len(set(held)) else [stage]
+        units += parts if len(held) == len(set(held)) and not overlap else [stage]
     return units

@@ -112,13 +112,6 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
     ({"dp": 2}, LLAMA, 0, "a sequence has a token at least, got a length of 0", None),
     ({"zero": 1}, LLAMA, None, "ZeRO-1 shards over the ranks of dp, cp and ep that copy a weight", "dp 1 = 1 rank"),
     (
-        {"zero": 3, "overlap": True, "pp": 2, "dp": 2, "schedule": "dualpipe", "num_microbatches": 4},
-        V3,
-        None,
-        "ZeRO-3 gathers the weights of a module for its call",
-        r"pp 2 \(dualpipe, m 4\) x dp 2 \(ZeRO-2\) = 4 ranks, overlapped experts",
-    ),
-    (
         {"zero": 1, "hybrid": True, "dp": 4},
         LLAMA,
         None,

@@ -98,6 +98,23 @@ def test_overlapped_experts_send_what_the_plan_says_given_the_routers_counts():
     assert_exact([*pipelines, tensors], V3)
 
 
+def test_stages_in_pieces_are_gathered_as_the_plan_says():
+    """Each is one unit of ZeRO-3; the pairs of `paired_` schedules have both halves on one stage."""
+    plans = [
+        lab.Plan(pp=2, dp=2, ep=2, experts_in_data=True, num_microbatches=4, schedule=name, layers=layers, zero=3,
+                 overlap=True, recompute=again)
+        for name, layers, again in (
+            ("dualpipe", None, False), ("dualpipev", None, True), ("dualpipev", (1, 1, 1, 2), False),
+            ("paired_1f1b", None, False), ("paired_zero_bubble_h1", (0, 5), True), ("paired_interleaved", None, False),
+        )
+    ]  # fmt: skip
+    nodes = lab.Plan(
+        pp=2, cp=2, dp=2, num_microbatches=4, schedule="dualpipe", zero=3, overlap=True, hybrid=True, ranks_per_node=2
+    )
+    assert_exact(plans, V3)
+    assert_exact([nodes], V3)
+
+
 def test_a_tied_table_on_two_stages_sends_what_the_plan_says():
     plans = [
         lab.Plan(pp=2, num_microbatches=4, schedule=name, zero=zero, dp=2)

@@ -10,6 +10,7 @@ from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
+from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.moe import expert_parameters
 from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
@@ -24,7 +25,7 @@ CONFIG = V3MoEConfig(
     expert_ffn_size=6, balance=0.3,
 )  # fmt: skip
 ROWS, LENGTH = 2, 8
-OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2}
+OPTIMIZERS = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
 HOOKS = {"overlapped": overlapped_forward_backward, "serial": run_pair_serially}
 
 
@@ -77,7 +78,8 @@ def attach(optimizer, model):
     """An optimizer over all axes, or over dp alone; None leaves every sum to the test."""
     if optimizer is None:
         return None
-    return OPTIMIZERS[optimizer](model, model.mesh, program=model.program)
+    units = [list(model.stages.values())] if optimizer == "Zero3" else []
+    return OPTIMIZERS[optimizer](model, *units, model.mesh, program=model.program)
 
 
 def run(reference, config, axes, name, number, layers, hook="overlapped", plain=(), fill=True, zero=None, **options):

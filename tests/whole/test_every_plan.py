@@ -25,11 +25,16 @@ FIVE_AXES = lab.Plan(
 
 
 def drawn():
-    """24 plans: one for every schedule, with few stages, and nine without a pipeline, of every stage of ZeRO."""
-    draw, by_schedule, alone = random.Random(20), defaultdict(list), defaultdict(list)
+    """27 plans: one for every schedule, with few stages, and nine without a pipeline, of every stage of ZeRO.
+
+    The last three are overlapped experts under ZeRO-3, two of them on DualPipe with 2 and 4 ranks of pp.
+    """
+    draw, by_schedule, alone, in_pieces = random.Random(20), defaultdict(list), defaultdict(list), defaultdict(list)
     for case in _proof.cases():
         plan = case.plan
-        if plan.pp in (2, 4):
+        if plan.zero == 3 and plan.overlap:
+            in_pieces[plan.schedule == "dualpipe", plan.pp].append(case)
+        elif plan.pp in (2, 4):
             by_schedule[plan.schedule, case.model].append(case)
         elif plan.pp == 1:
             alone[plan.zero].append(case)
@@ -38,13 +43,13 @@ def drawn():
     ]
     for number in range(9):
         chosen.append(draw.choice([case for case in alone[number % 4] if case not in chosen]))
-    return chosen
+    return chosen + [draw.choice(in_pieces[kind]) for kind in ((True, 2), (True, 4), (False, 2))]
 
 
 def test_drawn_plans_train_as_in_one_process():
     chosen = drawn()
     plans = [case.plan for case in chosen]
-    assert len(set(map(str, chosen))) >= 24
+    assert len(set(map(str, chosen))) >= 27
     assert {plan.schedule for plan in plans if plan.pp > 1} == SYNCHRONOUS
     assert {plan.zero for plan in plans} == {0, 1, 2, 3}
     assert {plan.zero for plan in plans if plan.pp > 1} == {0, 1, 2, 3}

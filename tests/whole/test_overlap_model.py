@@ -5,11 +5,15 @@ from math import prod
 
 import pytest
 import torch
-from overlap_models import CONFIG, LENGTH, added, build, one_process, run, worst
+from overlap_models import CONFIG, LENGTH, ROWS, added, batch, build, one_process, run, worst
 
 import dualpipe_lab as lab
+from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.sharded import full_gradients
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.ep.overlap import interruptible_stage
+from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.program import Overlap
 
 LIMIT = 1e-12
 
@@ -78,8 +82,8 @@ def test_data_parallelism_sees_the_gradients_of_every_piece():
     axes = [("pp", 2), ("dp", 2), ("ep", 2)]
     check(
         8,
-        [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Ddp", "Zero1", "Zero2")]
-        + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": "Zero2"})],
+        [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Ddp", "Zero1", "Zero2", "Zero3")]
+        + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": name}) for name in ("Zero2", "Zero3")],
     )
 
 
@@ -93,17 +97,40 @@ def test_experts_that_are_dispatched_node_by_node_are_refused():
     lab.launch(fn, 1)
 
 
-def test_zero_3_is_refused():
-    def fn(rank, world_size):
-        module = build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0]
-        stage, ids = interruptible_stage(module, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
-        stage.forward(0, (ids,))
-        stage.passes.clear()
-        optimizer = Zero3(module, list(module.layers))
-        with pytest.raises(ValueError, match="use Ddp, Zero1 or Zero2 for overlapped experts, or a plain stage"):
-            stage.forward(0, (ids,))
-        with pytest.raises(ValueError, match="ZeRO-3 gathers weights when a module is called"):
-            interruptible_stage(module, 0)
-        assert optimizer.num_steps == 0
+def test_zero_3_gathers_a_stage_once_per_action_or_pair():
+    """On one stage, where the halves of every pair share weights: calls, memory, and the gradients of Ddp."""
+    program = schedules.build("paired_1f1b", 1, 4)
+    num_pairs = sum(isinstance(step, Overlap) for step in program.ranks[0])
 
-    lab.launch(fn, 1)
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(lab.Topology([("dp", 2)])), []
+        ids, targets = (each[rank] for each in batch(CONFIG, 4, 2))
+        for kind in ("ddp", "stage", "parts"):
+            model, changes = build(CONFIG, mesh, None), []
+            stage = model.stages[0]
+            parts = [stage.embedding, *stage.layers, stage.norm, stage.head]
+            units = [stage] if kind == "stage" else parts
+            if kind == "ddp":
+                optimizer = Ddp(model, mesh)
+            else:
+                optimizer = Zero3(model, units, mesh, on_change=lambda *event: changes.append(event))  # noqa: B023
+            changes.clear()
+            model.begin_step(8 * ROWS * LENGTH, 8 * ROWS)
+            runtime = lab.PipelineRuntime(
+                program, {0: interruptible_stage(stage, 0)}, model.loss_fn(), group=mesh.group("pp"),
+                overlapped=overlapped_forward_backward,
+            )  # fmt: skip
+            runtime.step(list(ids), list(targets), [1.0] * 4)
+            if kind != "ddp":
+                assert all(parameter.isnan().all() for parameter in stage.parameters()), "all are freed"
+                for unit in range(len(units)):
+                    runs = [event for event in changes if event[0] == unit]
+                    num_flats = len(optimizer.reducer.units[unit].flats)
+                    assert [held for _, held in runs].count(True) == num_flats * (8 - num_pairs)
+                    assert len(runs) == 2 * num_flats * (8 - num_pairs)
+            found.append(full_gradients(optimizer))
+        return [max(float((other[n] - found[0][n]).abs().max()) for n in other) for other in found[1:]]
+
+    assert num_pairs == 3
+    for errors in lab.launch(fn, 2, timeout=120):
+        assert max(errors) < LIMIT

@@ -6,6 +6,7 @@ Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPip
   W        no all-to-all
   F&B      `overlapped_forward_backward`: each half computes while the other half's all-to-alls are under way; a half
            whose stage is not of interruptible layers runs as one piece
+ZeRO-3 gathers all weights of a stage when a forward or backward of it begins, and frees them when that has ended.
 A stage has any layers: with experts, or in one piece (`PlainLayer`), such as an embedding or a head.
 Give the hook to the runtime: `PipelineRuntime(program, stages, loss_fn, overlapped=overlapped_forward_backward)`.
 Elsewhere: DualPipe's `overlapped_forward_backward(module0, inputs0, criterion0, ...)`, which its user writes.
@@ -34,9 +35,6 @@ class InterruptibleStage(Stage):
         ticks: nanoseconds of every kind of compute, as for `execute`.
         fill: overlap the all-to-alls of an unpaired backward with its own weight gradients.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
-
-    Raises:
-        ValueError: weights that ZeRO-3 gathers when modules are called.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class InterruptibleStage(Stage):
         self.layers, self.ticks, self._fill = list(layers), ticks, fill
         self.letters = [layer.letters for layer in layers]
         self.passes: dict[int, MicrobatchPass] = {}
-        self._check_weights()
 
     @property
     def num_live(self) -> int:
@@ -96,16 +93,15 @@ class InterruptibleStage(Stage):
     def begin_forward(
         self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any] | None = None, weight: float = 1
     ) -> MicrobatchPass:
-        """Begin the forward of a microbatch.
+        """Begin the forward of a microbatch, which holds the stage's weights until `finish_forward`.
 
         Raises:
-            ValueError: more than one input, which no layer takes; weights that ZeRO-3 gathers for module calls alone.
+            ValueError: more than one input, which no layer takes.
         """
         if extra or len(inputs) != 1:
             more = ", ".join([*map(str, extra or ()), *["a tensor"] * (len(inputs) - 1)])
             raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
-        if not self.passes:
-            self._check_weights()
+        self._hold()
         (x,) = inputs
         one = MicrobatchPass(self.layers, x, weight)
         if torch.is_grad_enabled():
@@ -114,6 +110,7 @@ class InterruptibleStage(Stage):
 
     def finish_forward(self, one: MicrobatchPass, loss_fn: Loss | None, weight: float) -> ForwardResult:
         """Return the output and the layers' losses; on the last stage the loss, whose gradient starts the backward."""
+        self._release()
         if loss_fn is None:
             return ForwardResult((one.output,), one.loss)
         y = one.output.detach().requires_grad_(torch.is_grad_enabled())
@@ -123,24 +120,28 @@ class InterruptibleStage(Stage):
             one.dy = torch.autograd.grad(loss, [y])[0] if has_graph else torch.zeros_like(y)
         return ForwardResult((), loss.detach() if one.loss is None else loss.detach() + one.loss)
 
-    def _check_weights(self) -> None:
-        owners = {owner.name for p in self.module.parameters() for owner in synchronizers_of(p)}
-        if "Zero3" in owners:
-            raise ValueError(
-                f"ZeRO-3 gathers weights when a module is called, and the pieces of stage {self.index} call none as a "
-                "whole; use Ddp, Zero1 or Zero2 for overlapped experts, or a plain stage for ZeRO-3"
-            )
-
     def begin_backward(self, microbatch: int, grads: Sequence[Tensor]) -> MicrobatchPass:
-        """Begin the backward of a microbatch with the gradient of its output."""
+        """Begin the backward of a microbatch with the gradient of its output; the weights are held until its end."""
         one = self.passes[microbatch]
+        self._hold()
         if grads:
             (one.dy,) = grads
         return one
 
     def finish_backward(self, one: MicrobatchPass) -> Tensors:
         """Return the gradient of the input; nothing for token ids."""
+        self._release()
         return () if one.dx is None else (one.dx,)
+
+    def _hold(self) -> None:
+        parameters = list(self.module.parameters())
+        for owner in dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)):
+            owner.hold(parameters)
+
+    def _release(self) -> None:
+        parameters = list(self.module.parameters())
+        for owner in dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)):
+            owner.release(parameters)
 
 
 def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> None:
