@@ -24,6 +24,7 @@ BEYOND_THE_MAP = {
     "ep/eplb.md",
     "pp/explorer.md",
     "pp/interleaved.md",
+    "pp/one-f-one-b.md",
     "pp/v-shapes.md",
     "tp/block.md",
 }

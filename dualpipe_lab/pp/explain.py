@@ -1,6 +1,6 @@
 """`explain`: tells in words which input each rank waits for.
 
-Chapter: book/pp/pipedream.  In: a `Program` and a `Cost`.  Out: an `Explanation`, which prints itself.
+Chapter: book/pp/one-f-one-b.  In: a `Program` and a `Cost`.  Out: an `Explanation`, which prints itself.
   warm-up     a rank waits for its first input
   in between  a rank waits for an activation or a gradient from another rank
   cool-down   a rank has run all its actions and waits for the last rank to end

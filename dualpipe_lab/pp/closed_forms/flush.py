@@ -1,6 +1,6 @@
 """GPipe and 1F1B: a flush at both ends of the step, and equal makespans.
 
-Chapter: book/pp/gpipe, book/pp/pipedream.  In: P ranks, M microbatches, costs.  Out: exact ticks, or counts.
+Chapter: book/pp/gpipe, book/pp/one-f-one-b.  In: P ranks, M microbatches, costs.  Out: exact ticks, or counts.
 
   GPipe and 1F1B, equal stages, free links     makespan  (M + P - 1) * (t_F + t_B)
                                                bubble    (P - 1) * (t_F + t_B) on every rank

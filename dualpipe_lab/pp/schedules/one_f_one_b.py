@@ -1,6 +1,6 @@
 """1F1B: after warmup, every forward is followed by one backward (PipeDream-flush).
 
-Chapter: book/pp/pipedream.  In: P ranks, M microbatches.  Out: one list of actions per rank; stage = rank.
+Chapter: book/pp/one-f-one-b.  In: P ranks, M microbatches.  Out: one list of actions per rank; stage = rank.
   makespan           (M + P - 1) * (t_F + t_B)      the same bubble as GPipe
   live activations   min(P - rank, M)               GPipe: M
   messages           2 * (P - 1) * M                as GPipe
