@@ -23,6 +23,7 @@ TOPICS = {
     "hybrid_zero": "dp.hybrid_zero",
     "column_parallel": "tp.column_parallel",
     "row_parallel": "tp.row_parallel",
+    "sequence_parallelism": "tp.sequence_parallelism",
     "swiglu": "tp.swiglu",
     "gqa": "tp.gqa",
     "lm_head": "tp.lm_head",

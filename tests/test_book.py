@@ -27,6 +27,7 @@ BEYOND_THE_MAP = {
     "pp/one-f-one-b.md",
     "pp/v-shapes.md",
     "tp/block.md",
+    "tp/sequence-parallelism.md",
 }
 TOPICS = """
 data parallel|column-parallel|gradient checkpointing|ring all-reduce|all-to-all
