@@ -38,7 +38,8 @@ def batch(config, number, num_data):
     """`ids` and `targets` of all data ranks, [rank, microbatch, row, token]."""
     generator = torch.Generator().manual_seed(0)
     ids, targets = torch.randint(config.vocabulary_size, (2, num_data, number, ROWS, LENGTH), generator=generator)
-    targets[0, 0, 0, :3] = -100  # microbatches have unequal numbers of targets
+    targets[0, 0, 0, :3] = -100  # microbatches have unequal numbers of targets, and one has none
+    targets[0, 1] = -100
     return ids, targets
 
 
@@ -60,11 +61,11 @@ def one_process(config, number, num_data):
     return loss.detach(), grads, loads
 
 
-def build(config, mesh, program, layers=None, again=False, sequence_parallel=False):
+def build(config, mesh, program, layers=None, again=False, sequence_parallel=False, layout="zigzag"):
     """This rank's model; `layers`: the number of layers of each stage."""
-    layout = make_layout("zigzag", LENGTH, mesh.size("cp")) if mesh.size("cp") > 1 else None
+    shares = make_layout(layout, LENGTH, mesh.size("cp")) if mesh.size("cp") > 1 else None
     model = build_stages(
-        config, mesh, program, layers=layers, dtype=torch.float64, recompute=again, layout=layout,
+        config, mesh, program, layers=layers, dtype=torch.float64, recompute=again, layout=shares,
         sequence_parallel=sequence_parallel,
     )  # fmt: skip
     for stage in model.stages.values():
@@ -93,7 +94,7 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     num_tokens, mine = int((targets >= 0).sum()), mesh.rank("dp") * mesh.size("ep") + mesh.rank("ep")
     ids, targets = ids[mine], targets[mine]
     if mesh.size("cp") > 1:
-        layout = make_layout("zigzag", LENGTH, mesh.size("cp"))
+        layout = make_layout(options.get("layout", "zigzag"), LENGTH, mesh.size("cp"))
         ids, targets = (shard(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets))
     model.begin_step(num_tokens, num_data * number * ROWS)
     stages = {s: m if s in plain else interruptible_stage(m, s, fill=fill) for s, m in modules.items()}

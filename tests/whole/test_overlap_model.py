@@ -78,6 +78,22 @@ def test_pipelines_of_four_and_layers_shared_along_tp_and_cp():
 
 
 @pytest.mark.slow
+def test_every_layout_with_a_balance_loss_and_unequal_numbers_of_targets():
+    """A microbatch of one data rank has no target; the balance loss of its sequences counts all the same."""
+    cases = [
+        (CONFIG, [("cp", 2), ("ep", 2)], "1f1b", 3, [5], {"plain": (0,), "layout": layout})
+        for layout in ("contiguous", "zigzag", "striped")
+    ]
+    cases += [
+        (CONFIG, [("pp", 2), ("cp", 2)], "dualpipe", 4, [2, 3], {"layout": layout, "zero": zero, **options})
+        for layout, zero, options in (
+            ("contiguous", "Zero3", {}), ("striped", "Zero2", {"again": True}), ("striped", "Ddp", {"hook": "serial"}),
+        )
+    ]  # fmt: skip
+    check(4, cases)
+
+
+@pytest.mark.slow
 def test_data_parallelism_sees_the_gradients_of_every_piece():
     axes = [("pp", 2), ("dp", 2), ("ep", 2)]
     check(
