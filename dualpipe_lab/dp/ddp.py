@@ -62,7 +62,7 @@ class Ddp(ShardedOptimizer):
             self.adam.kind,
             group_of=self.adam.group_of,
         )
-        self.reducer.sums_tied = self.sums_tied
+        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
         for bucket in self.reducer.buckets:
             self.adam.add_shard(bucket, bucket.flatten_weights(), 0, bucket.layout.numel)
 

@@ -8,15 +8,17 @@ Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `Declar
   experts              ep                   edp: ranks with the same      every shard, once along tp
   stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
   tied weights         -                    as above, and their stages    the first stage's
+  left partial         as above             as above, then over tp        as above
 A layer names its `shards` once; broadcast, sums, norm, ZeRO, averages and checkpoints all read them here.
 Each element of the full model is counted by one rank of the world, so a norm is one message.
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
@@ -145,11 +147,12 @@ class Declaration:
         parameters: what the module says about each.
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
         tied: sums the gradients of a weight that several stages hold.
+        partial: the parameters whose gradients layers leave partial (`coalesce`), and the ranks of their sum.
 
     Raises:
-        ValueError: layers are sharded over other ranks than the mesh says, gradients stay partial, a pipeline has no
-            program or another number of ranks, `edp=` leaves out ranks with other data, or copies lie unevenly on
-            the nodes.
+        ValueError: layers are sharded over other ranks than the mesh says, or leave gradients partial over others; a
+            pipeline has no program or another number of ranks, `edp=` leaves out ranks with other data, or copies lie
+            unevenly on the nodes.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh, hybrid: bool = False, program: Program | None = None) -> None:
@@ -159,7 +162,7 @@ class Declaration:
         self.parameters = declare(module, program, mesh.rank("pp"))
         make = _node_copies if hybrid else _copies
         self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
-        self.tied = TiedStages(module, mesh, program)
+        self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
 
     def copies(self, parameter: nn.Parameter) -> Copies:
         """Return the ranks with copies of a parameter."""
@@ -171,7 +174,8 @@ class Declaration:
         is_mirror = declared.mirrored and declared.holders[0] != here
         marks = {"replica": declared.is_replica, "mirror": is_mirror}
         tied = {f"tied to stage {declared.stage}"} if parameter in self.tied.stage_of else set()  # a buffer of its own
-        return frozenset(declared.axes) | {mark for mark, holds in marks.items() if holds} | tied
+        partial = {f"partial on {len(members(self.partial[parameter]))}"} if parameter in self.partial else set()
+        return frozenset(declared.axes) | {mark for mark, holds in marks.items() if holds} | tied | partial
 
     def counts(self, parameter: nn.Parameter, is_sharded: bool) -> bool:
         """Return whether this rank's values of a parameter count in the norm of the full model.
@@ -184,6 +188,10 @@ class Declaration:
         if kind & {"replica", "mirror"} or ("tp" not in kind and self.mesh.rank("tp") > 0):
             return False
         return self.copies(parameter).is_first(is_sharded)
+
+    def sum_partial(self, held: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+        """Sum gradients that layers left partial, given a parameter of each: one message per group of ranks."""
+        sum_in_groups((self.partial[parameter], grad) for parameter, grad in held if parameter in self.partial)
 
     def broadcast(self) -> None:
         """Broadcast every parameter and buffer from the first of its copies."""
@@ -232,11 +240,13 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
         ValueError: as it says; sums and norms would be wrong.
     """
     for name, layer in module.named_modules():
-        if getattr(layer, "partial", None):
-            raise ValueError(
-                f"{name or 'the module'} ({type(layer).__name__}) leaves gradients partial, which data parallelism "
-                "would sum before they are complete; use TensorParallel(coalesce=False)"
-            )
+        for group in (getattr(layer, "partial", None) or {}).values():
+            if not set(members(group)) <= set(mesh.ranks("tp")):
+                raise ValueError(
+                    f"{name or 'the module'} ({type(layer).__name__}) leaves gradients partial over ranks "
+                    f"{list(members(group))}, and tp of {mesh.topology} ranks has {list(mesh.ranks('tp'))}; build it "
+                    'with mesh.group("tp")'
+                )
         for axis in {shard.mesh_axis for shard in declared_shards(layer).values()}:
             ranks, along = sharing_ranks(layer), mesh.ranks(axis)
             if ranks and ranks != along:
@@ -244,6 +254,27 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
                     f"{name or 'the module'} ({type(layer).__name__}) is sharded over ranks {list(ranks)}, and "
                     f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}")'
                 )
+
+
+def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
+    """Return the parameters whose gradients layers with `coalesce` leave partial, and the ranks of their sum."""
+    return {
+        layer.get_parameter(name): group
+        for layer in module.modules()
+        for name, group in (getattr(layer, "partial", None) or {}).items()
+    }
+
+
+def sum_in_groups(partial: Iterable[tuple[Group | None, Tensor]]) -> None:
+    """Sum each tensor over its group, in place: one message for all that have the same ranks."""
+    by_ranks: dict[tuple[int, ...], tuple[Group | None, list[Tensor]]] = {}
+    for group, tensor in partial:
+        by_ranks.setdefault(members(group), (group, []))[1].append(tensor)
+    for group, tensors in by_ranks.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        comm.all_reduce(flat, group=group)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor))
 
 
 def sharing_ranks(layer: nn.Module) -> tuple[int, ...]:

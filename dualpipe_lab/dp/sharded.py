@@ -300,6 +300,7 @@ class ShardedOptimizer:
         self.names = {parameter: name for name, parameter in module.named_parameters()}
         self.adam = ShardedAdam(self.names, group, options, self.is_sharded, self.declaration)
         self.sums_tied = self.declaration is not None and len(self.declaration.tied.stage_of) > 0
+        self.sums_partial = self.declaration is not None and len(self.declaration.partial) > 0
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
 
     @property
@@ -329,15 +330,17 @@ class ShardedOptimizer:
             for work in works:
                 assert work is not None
                 work.wait()
-            self._sum_tied(self._finished)
+            self._sum_declared(self._finished)
         return self._finished
 
-    def _sum_tied(self, gradients: list[Tensor]) -> None:
-        """Add the gradients of a weight that other stages of a pipeline hold too."""
+    def _sum_declared(self, gradients: list[Tensor]) -> None:
+        """Add what layers left partial, and the gradients of a weight that other stages of a pipeline hold too."""
         if self.declaration is not None:
-            stage_of, held = self.declaration.tied.stage_of, zip(self.local_shards, gradients, strict=True)
-            firsts = [(stage_of.get(shard.bucket.parameters[0]), grad) for shard, grad in held]
-            self.declaration.tied.add({stage: grad for stage, grad in firsts if stage is not None})
+            firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
+            held = list(zip(firsts, gradients, strict=True))
+            self.declaration.sum_partial(held)
+            stage_of = self.declaration.tied.stage_of
+            self.declaration.tied.add({stage_of[first]: grad for first, grad in held if first in stage_of})
 
     def grad_norm(self, p: float = 2.0) -> float:
         """Complete the sums and return the norm of the full gradient."""

@@ -38,12 +38,13 @@ class Synchronizer:
         name: of the optimizer, for error messages.
         is_sharded: whether a rank keeps only its shard of each sum.
         sums_tied: whether the optimizer adds a weight that several stages hold, once its sums are complete.
+        sums_partial: whether it then adds gradients that layers left partial.
     """
 
     group: Group | None
     name = ""
     is_sharded = False
-    sums_tied = False
+    sums_tied = sums_partial = False
 
     def check_stage(self, module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
         """Raise ValueError if the gradients of a stage cannot be summed; `parameters` are those managed here."""

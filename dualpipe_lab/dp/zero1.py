@@ -45,7 +45,8 @@ class Zero1(ShardedOptimizer):
             start_reduce_scatter,
             self.adam.group_of,
         )
-        self.reducer.name, self.reducer.sums_tied = "Zero1", self.sums_tied
+        self.reducer.name = "Zero1"
+        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
         self.flats = [bucket.flatten_weights() for bucket in self.reducer.buckets]
         self.adam.add_shards(self.reducer.buckets, self.flats)
 

@@ -60,7 +60,7 @@ class Zero2(ShardedOptimizer):
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
         self.adam.add_shards(self.buckets, self.flats)
         self.reducer = BucketReducer(self.buckets, self.group, self.options.num_backwards)
-        self.reducer.sums_tied = self.sums_tied
+        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
 
     def step(
         self,

@@ -74,7 +74,7 @@ class Zero3(ShardedOptimizer):
         _check_units(units, group)
         super().__init__(module, group, options, program)
         self.reducer = UnitReducer(module, self.group, self.names, reshard_after_forward)
-        self.reducer.sums_tied = self.sums_tied
+        self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
         for index, parameters in enumerate(_assign_units(module, units)):
             self.reducer.add_unit([*units, module][index], self._flatten(parameters, partial(on_change, index)))
         if not self.local_shards:

@@ -10,6 +10,7 @@ A replicated weight that each rank uses for other tokens or other heads has a pa
 in their backward; with `TensorParallel(coalesce=True)` they leave it to `sum_partial_gradients`, which is called after
 the last backward of a step and sends
   2 (t - 1) / t * bytes of these gradients, once per step instead of once per backward.
+An optimizer of `dualpipe_lab.dp` over a `Mesh` needs no such call: it sums its own shards of them along tp.
 Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads` in finalize_model_grads.py; for the norm
 `param_is_not_tensor_parallel_duplicate`.
 Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm.
@@ -18,12 +19,11 @@ Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm
 from collections.abc import Collection
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.dp.declaration import partial_of, sum_in_groups
 from dualpipe_lab.dp.sharded import ZeroOptions
+from dualpipe_lab.dp.synchronizer import synchronizers_of
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.shard import shards_of
 
@@ -31,19 +31,12 @@ from dualpipe_lab.tp.shard import shards_of
 def sum_partial_gradients(model: nn.Module) -> None:
     """Sum the gradients that layers with `coalesce` left partial: one message per group of ranks.
 
-    Every rank calls this once per step, after its last backward and before anything reads the gradients.
+    Every rank calls this once per step, after its last backward and before anything reads the gradients.  An optimizer
+    over a `Mesh` sums them itself, behind the data ranks, and this leaves its parameters alone.
     """
-    by_group: dict[tuple[int, ...], tuple[Group | None, list[Tensor]]] = {}
-    for module in model.modules():
-        for name, group in getattr(module, "partial", {}).items():
-            grad = module.get_parameter(name).grad
-            if grad is not None:
-                by_group.setdefault(members(group), (group, []))[1].append(grad)
-    for group, grads in by_group.values():
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
-        comm.all_reduce(flat, group=group)
-        for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(total.view_as(grad))
+    summed_later = {p for p in model.parameters() for owner in synchronizers_of(p) if owner.sums_partial}
+    partial = [(group, p.grad) for p, group in partial_of(model).items() if p not in summed_later]
+    sum_in_groups((group, grad) for group, grad in partial if grad is not None)
 
 
 def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
@@ -79,7 +72,8 @@ def zero_options(model: nn.Module, tp: TensorParallel, options: ZeroOptions | No
     """
     if any(getattr(module, "partial", None) for module in model.modules()):
         raise ValueError(
-            "ZeRO needs gradients that are complete when a backward ends; use TensorParallel(coalesce=False)"
+            "ZeRO over a group needs gradients that are complete when a backward ends; give it the Mesh in place of "
+            "the group, or use TensorParallel(coalesce=False)"
         )
     options, along_tp = options or ZeroOptions(), norm_axes(model)
     known, others = options.axes_of, tuple(options.norm_groups)

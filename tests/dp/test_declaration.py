@@ -15,12 +15,12 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.moe import Experts
-from dualpipe_lab.models.llama import Llama
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.v3_moe import V3MoE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.rms_norm import RMSNorm
 
 # one key head, so that tp has replicas of it
 CONFIG = V3MoEConfig(
@@ -163,12 +163,12 @@ def test_what_cannot_be_right_is_refused():
         piped = lab.Mesh(lab.Topology([("pp", 2), ("dp", 2)]))
         plain = nn.Linear(2, 2)
         experts = Experts(2, 2, 4)  # over the world, and the mesh has 2 ranks of ep
-        llama = Llama(LlamaConfig(**TINY), lab.Topology([("tp", 4)]), sequence_parallel=True, coalesce=True)
+        norm = RMSNorm(4, tp=TensorParallel(coalesce=True), sharded="tokens")
         program = schedules.build("1f1b", 4, 4)
         looped = schedules.build("interleaved", 2, 4)
         return [
             refused(lambda: Ddp(nn.Sequential(experts), mesh)),
-            refused(lambda: Ddp(llama, llama.mesh)),
+            refused(lambda: Ddp(nn.Sequential(norm), mesh)),
             refused(lambda: Zero1(plain, piped)),
             refused(lambda: Zero1(plain, piped, program=program)),
             refused(lambda: Zero1(plain, piped, program=looped)),
@@ -180,7 +180,7 @@ def test_what_cannot_be_right_is_refused():
         first = 2 * (rank // 2)
         rules = [
             f"(Experts) is sharded over ranks [0, 1, 2, 3], and ep of dp 2 x ep 2 = 4 ranks has [{first}, {first + 1}]",
-            "leaves gradients partial, which data parallelism would sum before they are complete; use TensorParallel",
+            f"(RMSNorm) leaves gradients partial over ranks [0, 1, 2, 3], and tp of dp 2 x ep 2 = 4 ranks has [{rank}]",
             "pp 2 x dp 2 = 4 ranks have a pipeline, whose program says which ranks hold a stage; give program=",
             "program '1F1B' is for 4 ranks, pp 2 x dp 2 = 4 has pp 2",
             "and Linear does not say which is which; give it `stages`",

@@ -17,7 +17,7 @@ from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.sharding import shard_slice
-from dualpipe_lab.tp.grads import zero_options
+from dualpipe_lab.tp.grads import sum_partial_gradients, zero_options
 from dualpipe_lab.tp.shard import full_state_dict, shards_of
 
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
@@ -61,7 +61,7 @@ def build(stage, model, options):
 def train(optimizer, rank):
     model, norms = optimizer.module, []
     for ids, targets in batches():
-        rows = shard_slice(len(ids), 2, model.mesh.rank("dp"))
+        rows = shard_slice(len(ids), model.mesh.size("dp"), model.mesh.rank("dp"))
         optimizer.zero_grad()
         model.loss(ids[rows], targets[rows], num_tokens=int((targets != -100).sum())).backward()
         norms.append(optimizer.step(max_norm=MAX_NORM).norm)
@@ -98,6 +98,62 @@ def test_norms_and_weights_are_those_of_one_process(name):
         for case, (norms, expected, off) in found.items():
             assert norms == pytest.approx(expected, rel=1e-12), case
             assert off < 1e-12, case
+
+
+@pytest.mark.parametrize(("sizes", "kv_heads"), [((2, 2), 1), ((1, 4), 2)], ids=str)
+def test_on_a_mesh_gradients_left_partial_are_those_of_one_process(sizes, kv_heads):
+    """Norms of token shards over all ranks of tp, key heads over their copies: one message per step for each."""
+    config = LlamaConfig(**SIZES, num_heads=4, num_kv_heads=kv_heads, qk_norm=True)
+    axes = ("dp", "tp")
+
+    def fn(rank, world_size):
+        found, mesh = {}, lab.Mesh(lab.Topology(list(zip(axes, sizes, strict=True))))
+        for stage in (Ddp, Zero1, Zero2, Zero3):
+            counts = []
+            for coalesce in (False, True):
+                model = Llama(config, mesh, sequence_parallel=True, coalesce=coalesce, dtype=torch.float64)
+                state = full_state_dict(model, model.tp.group)
+                units = [list(model.layers)] if stage is Zero3 else []
+                optimizer = stage(model, *units, mesh, ZeroOptions(HYPER))
+                before = all_reduces()
+                norms = train(optimizer, rank)
+                counts.append(all_reduces() - before)
+            model, expected = optimizer.module, one_process(config, state)
+            with optimizer.gathered():
+                weights = full_state_dict(model, model.tp.group)
+            off = max(distance(weights[key], expected[1][key]) for key in weights)
+            found[stage.__name__] = norms, expected[0], off, counts[0] - counts[1]
+        return found
+
+    num_layers, num_messages = SIZES["num_layers"], 1 if kv_heads == 1 else 2
+    per_backward = num_layers * (2 + 2 + 2) + 1  # norms of a layer, of heads, copies of k and v; the last norm
+    saved = STEPS * (per_backward - num_messages)
+    for found in launch(fn, 4, timeout=120):
+        assert len(found) == 4
+        for case, (norms, expected, off, fewer) in found.items():
+            assert norms == pytest.approx(expected, rel=1e-12), case
+            assert off < 1e-12, case
+            assert case == "Ddp" or fewer == saved, case  # its buckets are all-reduced, and are others
+
+
+def all_reduces():
+    entries = lab.rank_context().recorder.flush().ledger.entries
+    return entries["all_reduce"].count if "all_reduce" in entries else 0
+
+
+def test_a_call_that_sums_partial_gradients_leaves_those_of_a_mesh_alone():
+    def fn(rank, world_size):
+        model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), True, coalesce=True, dtype=torch.float64)
+        optimizer, (ids, targets) = Ddp(model, model.mesh, ZeroOptions(HYPER)), batches()[0]
+        model.loss(ids, targets).backward()
+        before = all_reduces()
+        sum_partial_gradients(model)
+        assert all_reduces() == before
+        once = optimizer.grad_norm()
+        sum_partial_gradients(model)
+        return once == optimizer.grad_norm()
+
+    assert launch(fn, 2) == [True, True]
 
 
 def test_copies_and_replicas_counted_by_every_rank_make_the_norm_too_large():
