@@ -17,6 +17,7 @@ TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 # no topics of the lecture table
 BEYOND_THE_MAP = {
     *(f"{part}/door.md" for part in ("dp", "tp", "pp", "cp", "ep")),
+    "cp/ring-layouts.md",
     "dp/crash-safety.md",
     "dp/hybrid-zero.md",
     "dp/mixed-precision-options.md",

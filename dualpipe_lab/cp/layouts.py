@@ -1,6 +1,6 @@
 """Layouts of a sequence on a ring: which positions each rank holds, and which pairs of a block its mask shows.
 
-Chapter: book/cp/ring-attention.  In: a length s, c ranks.  Out: positions per rank; visible pairs per rank and step.
+Chapter: book/cp/ring-layouts.  In: a length s, c ranks.  Out: positions per rank; visible pairs per rank and step.
               rank r holds                  pairs of a rank, causal          critical path, 16 positions on 4 ranks
   contiguous  one run of s / c positions    first rank few, last rank all    10 16 16 16: 58
   striped     r, r + c, r + 2c, ...         differ by at most s / c a step   10 10 10 10: 40

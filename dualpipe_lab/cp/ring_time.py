@@ -1,6 +1,6 @@
 """The time of a ring whose messages travel while it computes, simulated step by step.
 
-Chapter: book/cp/ring-attention.  In: work per rank and step, time per message.  Out: when each rank finishes, in ns.
+Chapter: book/cp/ring-layouts.  In: work per rank and step, time per message.  Out: when each rank finishes, in ns.
   a step        max(work, message) where all ranks are equal: a shorter message is hidden by the work
   forward       work + (c - 1) max(work, message): the last step sends no message
   backward      the gradients of a block are sent after the work on it: the last hop is never hidden
