@@ -24,7 +24,7 @@ _SLIPS = (
         8000: "4 + 12 / 3 is exact where 3 divides the size; here the buffer has 1,002 numbers, two of them padding",
         8008: "weights and gradients are padded too: both buffers have 1,002 numbers",
         4008: "this is the state alone; weights and gradients are whole on every rank",
-        5344: "this deals out weights and gradients too, as ZeRO-3 does",
+        5344: "this shards weights and gradients too, as ZeRO-3 does",
     },
     {
         1336: "this is one of the two: gradients are reduce-scattered, new weights all-gathered",
