@@ -1,5 +1,6 @@
 """One optimizer for this rank's stages, on a mesh with a pipeline: gradients, norm, clip and weights of one process."""
 
+import math
 from itertools import product
 from math import prod
 
@@ -12,6 +13,7 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
 from dualpipe_lab.dp.ddp import Ddp
+from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ZeroOptions, full_gradients, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
@@ -66,8 +68,8 @@ def one_process(config, num_data):
     return grads, norms, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def build(stage, model, mesh, program):
-    options = ZeroOptions(HYPER, bucket_bytes=2000)
+def build(stage, model, mesh, program, **settings):
+    options = ZeroOptions(HYPER, bucket_bytes=2000, **settings)
     if stage is not Zero3:
         return stage(model, mesh, options, program=program)
     children = [child for part in model.stages.values() for child in part.children()]
@@ -83,8 +85,8 @@ def num_data_of(topology):
     return prod(size for axis, size in zip(topology.names, topology.sizes, strict=True) if axis in data_axes(topology))
 
 
-def train(optimizer, mesh, program):
-    """The gradients of the first step, and all norms."""
+def train(optimizer, mesh, program, scaler=None, overflow=None):
+    """The gradients of the first step, and all norms; the step `overflow` has an infinite loss on the last rank."""
     model, norms, grads = optimizer.module, [], None
     num_data, axes = num_data_of(mesh.topology), data_axes(mesh.topology)
     here = mesh.rank(axes[0]) if axes else 0
@@ -95,11 +97,13 @@ def train(optimizer, mesh, program):
         ids, targets = (tensor[here] for tensor in batch(model.config, step, num_data))
         model.begin_step(num_valid_tokens(targets, model.data), num_data * M * ROWS)
         optimizer.zero_grad()
-        runtime.step(list(ids), list(targets), weights=[1.0] * M)
+        bad = step == overflow and mesh.global_rank == prod(mesh.topology.sizes) - 1
+        scale = math.inf if bad else 1.0 if scaler is None else scaler.scale
+        runtime.step(list(ids), list(targets), weights=[scale] * M)
         if model.tied:
             runtime.sum_tied(model.tied)  # nothing is left to it: the optimizer adds them, and not twice
         grads = full_gradients(optimizer) if grads is None else grads
-        norms.append(optimizer.step(max_norm=MAX_NORM).norm)
+        norms.append(optimizer.step(max_norm=MAX_NORM, scaler=scaler).norm)
     return grads, norms
 
 
@@ -141,13 +145,67 @@ def test_gradients_norms_and_clipped_steps_are_those_of_one_process(name):
     compare(*CASES[name])
 
 
-def test_copies_stay_equal_when_weights_are_rounded_at_random():
+@pytest.mark.parametrize("name", ["tied, pp 2 x dp 2", "pp 2 x ep 2"])
+def test_a_scaled_loss_changes_nothing_and_one_overflow_stops_every_stage(name):
+    """float64 and a power of two: norms and weights are the same bits; mirrors, stages and data ranks decide alike."""
+    config, topology, _ = CASES[name]
+
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(topology), {}
+        for stage in STAGES:
+            program, runs = schedules.build("dualpipe", mesh.size("pp"), M), []
+            for scaler, overflow in ((None, None), (LossScaler(1024.0), None), (LossScaler(1024.0), 1)):
+                model = build_stages(config, mesh, program, dtype=torch.float64)
+                optimizer = build(STAGES[stage], model, mesh, program)
+                _, norms = train(optimizer, mesh, program, scaler, overflow)
+                runs.append((norms, full_weights(optimizer), optimizer.num_steps))
+            (norms, weights, _), (again, others, _), (stopped, _, num_steps) = runs
+            same = all(torch.equal(weights[key], others[key]) for key in weights)
+            found[stage] = norms == again, same, stopped == [norms[0], None], num_steps, scaler.scale
+        return found
+
+    for found in launch(fn, topology.world_size, timeout=120):
+        assert set(found.values()) == {(True, True, True, 1, 512.0)}, found
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "dualpipe", "zero_bubble_h1"])
+def test_bf16_weights_under_zero_3_follow_fp32_masters(kind):
+    """Sums and masters are fp32: ZeRO-3 per microbatch and Ddp per step differ by their rounding, not by bf16's."""
+    topology = lab.Topology([("pp", 2), ("dp", 2)])
+
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(topology), []
+        for stage in ("Zero3", "Ddp"):
+            program = schedules.build(kind, 2, M)
+            model = build_stages(LLAMA, mesh, program, dtype=torch.bfloat16)
+            optimizer = build(STAGES[stage], model, mesh, program, master=True, grad_dtype=torch.float32)
+            grads, norms = train(optimizer, mesh, program)
+            for shard in optimizer.local_shards:
+                assert shard.adam.weight.dtype == torch.float32
+            found.append((grads, norms, full_weights(optimizer)))
+        assert all(grad.dtype == torch.float32 for grads, *_ in found for grad in grads.values())
+        assert all(weight.dtype == torch.bfloat16 for *_, weights in found for weight in weights.values())
+        (ours, norms, weights), (theirs, others, expected) = found
+        off = [float((ours[n] - theirs[n]).abs().max() / theirs[n].abs().max()) for n in theirs]
+        moved = [float((weights[n] - expected[n]).abs().max() / expected[n].abs().max()) for n in expected]
+        return max(off), abs(norms[0] / others[0] - 1), max(moved)
+
+    for sums, norm, moved in launch(fn, 4, timeout=120):
+        assert sums < 1e-5, "fp32 sums"
+        assert norm < 1e-6
+        assert moved <= 2**-7, "one rounding to bf16"
+
+
+@pytest.mark.parametrize(
+    ("stage", "axis", "config"), [("Zero1", "tp", TIED), ("Zero3", "dp", TIED), ("Zero2", "ep", V3), ("Ddp", "dp", V3)]
+)
+def test_copies_stay_equal_when_weights_are_rounded_at_random(stage, axis, config):
     """bf16 without masters: mirrors hold their stages in another order, and ranks of tp have shards of their own."""
 
     def fn(rank, world_size):
-        mesh, program = lab.Mesh(lab.Topology([("pp", 2), ("tp", 2)])), schedules.build("dualpipe", 2, M)
-        model = build_stages(TIED, mesh, program, dtype=torch.bfloat16)
-        optimizer = Zero1(model, mesh, ZeroOptions(HYPER, rounding_seed=3), program=program)
+        mesh, program = lab.Mesh(lab.Topology([("pp", 2), (axis, 2)])), schedules.build("dualpipe", 2, M)
+        model = build_stages(config, mesh, program, dtype=torch.bfloat16)
+        optimizer = build(STAGES[stage], model, mesh, program, rounding_seed=3)
         before = full_weights(optimizer)
         train(optimizer, mesh, program)
         named = optimizer.declaration.parameters.items()
