@@ -23,6 +23,8 @@ BEYOND_THE_MAP = {
     "dp/mixed-precision-options.md",
     "dp/topology.md",
     "ep/eplb.md",
+    "pp/dualpipe-copies.md",
+    "pp/dualpipe-overlap.md",
     "pp/explorer.md",
     "pp/interleaved.md",
     "pp/one-f-one-b.md",
