@@ -30,11 +30,14 @@ def split(text: str, pattern: re.Pattern[str], open_terms: set[str]) -> Iterator
 
     >>> list(split("a rank, two ranks", pattern_of(["rank"]), {"rank"}))
     [('a ', None), ('rank', 'rank'), (', two ranks', None)]
+    >>> list(split("Gloo or gloo", pattern_of(["GLOO"]), {"GLOO"}))
+    [('Gloo', 'GLOO'), (' or gloo', None)]
     """
     start = 0
+    terms = {term.lower(): term for term in open_terms}
     for match in pattern.finditer(text):
         found = match[0].lower()
-        term = next((word for word in (found, found[:-1], found[:-2]) if word in open_terms), None)
+        term = next((terms.pop(word) for word in (found, found[:-1], found[:-2]) if word in terms), None)
         if term is not None:
             open_terms.remove(term)
             if match.start() > start:
