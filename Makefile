@@ -19,7 +19,7 @@ REPLAY = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanit
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help new-chapter book test test-stand-in test-all lab fresh serve exercises grade lint format bench pairs lock release clean
+.PHONY: help new-chapter book pdf test test-stand-in test-all lab fresh serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ lab: $(INSTALLED) ## make or renew your copies of the notebooks in my-course, an
 
 fresh: $(INSTALLED) ## give a chapter out again and keep yours: make fresh chapter=gpipe
 	@$(BIN)/python -m dualpipe_lab fresh $(or $(chapter),$(error name the chapter: make fresh chapter=gpipe))
+
+pdf: $(INSTALLED_DEV) ## print the built book as _build/dualpipe-lab.pdf, with contents and page numbers (Chromium)
+	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2
+	@$(BIN)/python tools/pdf.py
 
 serve: ## serve the built book on 127.0.0.1:PORT
 	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2

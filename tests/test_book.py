@@ -74,6 +74,34 @@ def test_every_address_that_the_book_had_leads_somewhere():
     assert had == sorted(set(had))
 
 
+CORE = re.compile(r"Core (\d+) minutes")
+LATER = {"book/whole/museum.md"}  # puzzles take longer than their words
+
+
+@pytest.mark.parametrize("page", [page for page in toc_files() if CORE.search((ROOT / page).read_text())])
+def test_the_minutes_of_a_page_are_plausible(page):
+    """A reader takes 130 words of prose and 12 lines of code that stand open a minute; pauses may double that."""
+    core = (ROOT / page).read_text().partition("## Going deeper")[0]
+    cells = re.findall(r"```\{code-cell\}[^\n]*\n(.*?)```", core, re.DOTALL)
+    lines = sum(len(cell.splitlines()) for cell in cells if not re.search("hide-|remove-cell", cell))
+    words = len(re.sub(r"```.*?```", "", core, flags=re.DOTALL).split())
+    least = words / 130 + lines / 12
+    most = 5 * least if page in LATER else 2 * least
+    assert 0.8 * least <= int(CORE.search(core)[1]) <= most
+
+
+def test_reading_paths_add_up_and_name_no_page_before_what_it_needs():
+    text = (BOOK / "paths.md").read_text()
+    paths = re.findall(r"\*(\d+) minutes\.\*\n\n((?:\d+\. .*\n)+)", text)
+    assert len(paths) >= 5
+    for minutes, lines in paths:
+        pages = re.findall(r"^\d+\. \[.*?\]\((.*?)\)", lines, re.MULTILINE)
+        assert sum(int(CORE.search((BOOK / page).read_text())[1]) for page in pages) == int(minutes)
+        for number, page in enumerate(pages):
+            later = {f"book/{other}" for other in pages[number + 1 :]}
+            assert later.isdisjoint(needs(BOOK / page)), page
+
+
 def needs(page):
     """The pages that a page's sentences with "You need" link to."""
     sentences = re.findall(r"^You need .*?(?=\. [A-Z]|\.?$)", page.read_text(), re.MULTILINE)
