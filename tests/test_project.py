@@ -32,6 +32,7 @@ COMMANDS = (
     "lock",
     "new-chapter",
     "pairs",
+    "pdf",
     "release",
     "serve",
     "test",
