@@ -7,7 +7,7 @@ NUMBERS = "held, sent, gathers"
 
 TYPICAL = {
     ONE: {
-        "nothing dealt out": Bad(f"{NUMBERS} = 67200, 55800, 27", "dealt out to 4 ranks"),
+        "nothing sharded": Bad(f"{NUMBERS} = 67200, 55800, 27", "sharded over 4 ranks"),
         "one microbatch": Bad(f"{NUMBERS} = 16800, 18600, 27", "this is one microbatch"),
         "the root three times": Bad(f"{NUMBERS} = 16800, 56700, 27", "the root is gathered once"),
         "the root gathered twice": Bad(f"{NUMBERS} = 16800, 55800, 30", "the root is not freed"),
