@@ -58,7 +58,7 @@ def measure(browser: Browser, site: str, page: str, rounds: int) -> Found:
     for _ in range(rounds):
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         tab, bodies = context.new_page(), []
-        tab.on("response", bodies.append)
+        tab.on("response", lambda response, found=bodies: found.append(response))  # playwright marks the function
         for times in (cold, warm):
             tab.goto(f"{site}{page}.html", wait_until="load")
             tab.wait_for_timeout(100)
