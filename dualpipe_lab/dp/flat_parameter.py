@@ -121,3 +121,9 @@ class FlatParameter:
         self.is_full = True
         for parameter, view in zip(self.bucket.parameters, self._views, strict=True):
             parameter.data = view
+
+
+def is_absent(parameter: Tensor) -> bool:
+    """Return whether a parameter of several elements is not gathered now: it has the memory of one NaN."""
+    num_bytes: int = parameter.untyped_storage().nbytes()
+    return num_bytes < parameter.numel() * parameter.element_size()

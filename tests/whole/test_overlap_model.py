@@ -150,3 +150,20 @@ def test_zero_3_gathers_a_stage_once_per_action_or_pair():
     assert num_pairs == 3
     for errors in lab.launch(fn, 2, timeout=120):
         assert max(errors) < LIMIT
+
+
+def test_a_frozen_stage_in_pieces_under_zero_3_is_refused():
+    """Nothing that it trains leads to the optimizer that holds its weights; they would be NaN."""
+
+    def fn(rank, world_size):
+        frozen, other = (build(CONFIG, lab.Mesh(lab.Topology([("ep", 1)])), None).stages[0] for _ in range(2))
+        frozen.requires_grad_(False)
+        stage, ids = interruptible_stage(frozen, 0), torch.zeros(1, LENGTH, dtype=torch.int64)
+        stage.forward(0, (ids,))  # nothing is sharded yet
+        stage.passes.clear()
+        optimizer = Zero3(torch.nn.ModuleList([frozen, other]), [frozen, other])
+        with pytest.raises(ValueError, match="stage 0 trains none; use Ddp, Zero1 or Zero2, or a plain stage here"):
+            stage.forward(0, (ids,))
+        assert optimizer.num_steps == 0
+
+    lab.launch(fn, 1)

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.dp.synchronizer import synchronizers_of
+from dualpipe_lab.dp.flat_parameter import is_absent
+from dualpipe_lab.dp.synchronizer import Synchronizer, synchronizers_of
 from dualpipe_lab.ep.overlap import builders
 from dualpipe_lab.ep.overlap.executor import Layer, MicrobatchPass, Pass, execute
 from dualpipe_lab.ep.overlap.order import PLAIN, Op, Order, Ticks
@@ -96,7 +97,7 @@ class InterruptibleStage(Stage):
         """Begin the forward of a microbatch, which holds the stage's weights until `finish_forward`.
 
         Raises:
-            ValueError: more than one input, which no layer takes.
+            ValueError: more than one input, which no layer takes; weights under ZeRO-3 in a stage that trains none.
         """
         if extra or len(inputs) != 1:
             more = ", ".join([*map(str, extra or ()), *["a tensor"] * (len(inputs) - 1)])
@@ -134,14 +135,23 @@ class InterruptibleStage(Stage):
         return () if one.dx is None else (one.dx,)
 
     def _hold(self) -> None:
-        parameters = list(self.module.parameters())
-        for owner in dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)):
-            owner.hold(parameters)
+        for owner in self._synchronizers():
+            owner.hold(list(self.module.parameters()))
 
     def _release(self) -> None:
+        for owner in self._synchronizers():
+            owner.release(list(self.module.parameters()))
+
+    def _synchronizers(self) -> list[Synchronizer]:
+        """What sums the gradients of this stage; raises ValueError for weights that nothing here can gather."""
         parameters = list(self.module.parameters())
-        for owner in dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)):
-            owner.release(parameters)
+        found = list(dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)))
+        if not found and any(is_absent(parameter) for parameter in parameters):
+            raise ValueError(
+                f"ZeRO-3 gathers the weights of a stage in pieces by those that it trains, and stage {self.index} "
+                "trains none; use Ddp, Zero1 or Zero2, or a plain stage here"
+            )
+        return found
 
 
 def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> None:
