@@ -7,9 +7,11 @@ Drawings print as their static pictures, answers are open, and folded cells stay
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
+from html import escape
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
@@ -21,6 +23,7 @@ from pypdf import PdfReader
 HTML = Path("_build/html")
 DEAD_TAGS = {"script", "button", "noscript"}
 DEAD_CLASSES = {"headerlink", "toggle-details__summary", "prev-next-footer", "hide"}  # hide: a folded cell
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")  # a clip, a marker or a gradient of a drawing
 FLAGS = ("--no-sandbox", "--allow-file-access-from-files")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FOOTER = '<div style="width: 100%; font-size: 8px; text-align: center"><span class="pageNumber"></span></div>'
@@ -71,14 +74,25 @@ def article_of(page: str, html: str, pages: set[str], root: Path) -> Tag:
         raise SystemExit(f"error: {page}.html has no article\n  remedy: make book")
     for dead in [node for node in article.find_all(True) if _is_dead(node)]:
         dead.extract()
-    for node in article.find_all(id=True):
-        node["id"] = anchor_of(page, str(node["id"]))
-    for node in article.find_all(src=True):
-        node["src"] = urljoin(f"{(root / page).as_uri()}.html", str(node["src"]))
+    for node in article.find_all(True):
+        _rename_anchors(node, page)
+        if not str(node.get("src", "data:")).startswith("data:"):
+            node["src"] = urljoin(f"{(root / page).as_uri()}.html", str(node["src"]))
     for link in article.find_all("a", href=True):
         _lead_inside(link, page, pages)
     article.name, article["id"] = "section", anchor_of(page)
     return article
+
+
+def _rename_anchors(node: Tag, page: str) -> None:
+    """Give a node an id that no other page has, and what refers to an id inside of a drawing the new name."""
+    for name, value in node.attrs.items():
+        if name == "id" or (name == "aria-labelledby" and value):
+            node[name] = " ".join(anchor_of(page, word) for word in str(value).split())
+        elif name in ("href", "xlink:href") and node.name != "a" and str(value).startswith("#"):
+            node[name] = f"#{anchor_of(page, str(value)[1:])}"
+        elif "url(#" in str(value):
+            node[name] = _REFERENCE.sub(lambda found: f"url(#{anchor_of(page, found[1])})", str(value))
 
 
 def _is_dead(node: Tag) -> bool:
@@ -103,10 +117,10 @@ def contents(found: list[Entry], titles: dict[str, str], numbers: dict[str, int]
     """Return the table of contents as HTML."""
     lines = ['<nav class="contents"><h1>Contents</h1>']
     for page, depth, caption in found:
-        lines += [f"<h2>{caption}</h2>"] if caption else []
+        lines += [f"<h2>{escape(caption)}</h2>"] if caption else []
         name, number = anchor_of(page), numbers.get(anchor_of(page), "")
         kind = ' class="below"' if depth else ""
-        lines.append(f'<p{kind}><a href="#{name}">{titles[page]}</a><span>{number}</span></p>')
+        lines.append(f'<p{kind}><a href="#{name}">{escape(titles[page])}</a><span>{number}</span></p>')
     return "\n".join([*lines, "</nav>"])
 
 
@@ -162,8 +176,8 @@ def print_book(found: list[Entry], target: Path, root: Path = HTML) -> int:
 def page_numbers(file: Path) -> dict[str, int]:
     """Return the page, counted from 1, of every anchor that a link of the file leads to."""
     reader = PdfReader(file)
-    found = reader.named_destinations
-    return {name.lstrip("/"): (reader.get_destination_page_number(place) or 0) + 1 for name, place in found.items()}
+    found = {name: reader.get_destination_page_number(place) for name, place in reader.named_destinations.items()}
+    return {name.lstrip("/"): number + 1 for name, number in found.items() if number is not None}
 
 
 def _chromium() -> str:

@@ -125,5 +125,4 @@ class FlatParameter:
 
 def is_absent(parameter: Tensor) -> bool:
     """Return whether a parameter of several elements is not gathered now: it has the memory of one NaN."""
-    num_bytes: int = parameter.untyped_storage().nbytes()
-    return num_bytes < parameter.numel() * parameter.element_size()
+    return bool(parameter.untyped_storage().nbytes() < parameter.numel() * parameter.element_size())
