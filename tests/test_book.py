@@ -78,16 +78,22 @@ CORE = re.compile(r"Core (\d+) minutes")
 LATER = {"book/whole/museum.md"}  # puzzles take longer than their words
 
 
-@pytest.mark.parametrize("page", [page for page in toc_files() if CORE.search((ROOT / page).read_text())])
-def test_the_minutes_of_a_page_are_plausible(page):
-    """A reader takes 130 words of prose and 12 lines of code that stand open a minute; pauses may double that."""
-    core = (ROOT / page).read_text().partition("## Going deeper")[0]
+def minutes_of(text, pauses=2):
+    """The fewest, the stated and the most minutes of a page's core.
+
+    A reader takes 130 words of prose and 12 lines of code that stand open a minute; pauses may double that.
+    """
+    core = text.partition("## Going deeper")[0]
     cells = re.findall(r"```\{code-cell\}[^\n]*\n(.*?)```", core, re.DOTALL)
     lines = sum(len(cell.splitlines()) for cell in cells if not re.search("hide-|remove-cell", cell))
-    words = len(re.sub(r"```.*?```", "", core, flags=re.DOTALL).split())
-    least = words / 130 + lines / 12
-    most = 5 * least if page in LATER else 2 * least
-    assert 0.8 * least <= int(CORE.search(core)[1]) <= most
+    least = len(re.sub(r"```.*?```", "", core, flags=re.DOTALL).split()) / 130 + lines / 12
+    return 0.8 * least, int(CORE.search(core)[1]), pauses * least
+
+
+@pytest.mark.parametrize("page", [page for page in toc_files() if CORE.search((ROOT / page).read_text())])
+def test_the_minutes_of_a_page_are_plausible(page):
+    least, minutes, most = minutes_of((ROOT / page).read_text(), pauses=5 if page in LATER else 2)
+    assert least <= minutes <= most
 
 
 def test_reading_paths_add_up_and_name_no_page_before_what_it_needs():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from scripts import load
+from test_book import minutes_of
 
 ROOT = Path(__file__).parents[1]
 tool = load(ROOT / "tools" / "new_chapter.py")
@@ -16,7 +17,8 @@ tool = load(ROOT / "tools" / "new_chapter.py")
 def project(tmp_path, monkeypatch):
     for folder in ("dualpipe_course", "tools", "tests/checks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("_toc.yml", "_config.yml", "tests/scripts.py"):
+    (tmp_path / "book").mkdir()
+    for file in ("_toc.yml", "_config.yml", "tests/scripts.py", "book/addresses.txt"):
         shutil.copy(ROOT / file, tmp_path / file)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -57,6 +59,18 @@ def test_both_pages_are_listed_in_their_part(project):
     place = lines.index("      - file: book/pp/my-topic.md")
     assert lines[place + 1 : place + 3] == ["        sections:", "          - file: exercises/pp/my-topic.md"]
     assert lines[place - 1].startswith("          - file: exercises/pp/")
+    before, addresses = ((folder / "book" / "addresses.txt").read_text().split() for folder in (ROOT, project))
+    assert addresses == sorted([*before, "book/pp/my-topic", "exercises/pp/my-topic"])
+
+
+def test_the_skeleton_has_the_order_of_a_page_and_plausible_minutes(project):
+    tool.make("tp", "my-topic")
+    text = (project / "book/tp/my-topic.md").read_text()
+    parts = ["You need", "hide-input", "## The smallest", "Takeaway", "## How it breaks", "## Recap", "## Going deeper"]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    least, minutes, most = minutes_of(text)
+    assert least <= minutes <= most
 
 
 @pytest.mark.parametrize(

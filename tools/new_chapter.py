@@ -1,8 +1,8 @@
 """Make a chapter and its exercises as a skeleton that passes: a page, a check, a solution, wrong and right answers.
 
 Usage: new_chapter.py PART NAME         for example: new_chapter.py tp expert-tensor-parallel
-It writes the files below, lists both pages in _toc.yml and the topic in dualpipe_course/check.py; `make pairs` and
-`make exercises` do the rest.  What exists is never written over.
+It writes the files below, lists both pages in _toc.yml and book/addresses.txt and the topic in
+dualpipe_course/check.py; `make pairs` and `make exercises` do the rest.  What exists is never written over.
   book/PART/NAME.md                        the chapter, to be filled
   dualpipe_course/PART/TOPIC.py            one exercise to predict, one to write for ranks, with their hints
   solutions/PART/NAME/NAME.md              the page with its solution
@@ -29,10 +29,27 @@ kernelspec:
 CHAPTER = """
 # {title}
 
-**The claim of the page in one sentence, with its number.**
-You need [Ranks and messages](../start/ranks-and-messages.md). It takes about 30 minutes.
+What the reader can do so far. What goes wrong now, with one number of a real model. The idea in one sentence. What it
+costs. Four to six plain sentences, without symbols and without words that no page before has explained.
+
+**The claim of the page in one sentence, with at most two numbers.**
+
+You need [ranks and messages](../start/ranks-and-messages.md). Core 2 minutes; going deeper 1 more.
 
 ```{{code-cell}} ipython3
+:tags: [hide-input]
+
+from dualpipe_lab.viz import Arrow, Box, Diagram
+
+boxes = [Box(f"rank {{rank}}", (10 * rank, 0), (6, 2)) for rank in range(2)]
+Diagram("What travels", boxes, [Arrow("rank 0", "rank 1", "x")])
+```
+
+*Say in one sentence what to look at first.*
+
+```{{code-cell}} ipython3
+:tags: [hide-input]
+
 import dualpipe_lab as lab  # first: starts a server meanwhile
 
 from dualpipe_lab import comm
@@ -40,11 +57,39 @@ from dualpipe_lab import comm
 
 ## The smallest case by hand
 
+A question to answer before running. How many ranks are there, and what do they return?
+
+:::{{admonition}} Answer
+:class: dropdown
+Two, and each returns its number.
+:::
+
 ```{{code-cell}} ipython3
 print(lab.launch(lambda rank, world_size: rank, 2))
 ```
 
+:::{{admonition}} Takeaway
+:class: note
+One or two lines that a reader would repeat to a colleague.
+:::
+
 [Exercises](../../exercises/{part}/{name}.md).
+
+## How it breaks
+
+One defect that was planted, and the symptom that shows it.
+
+## Recap
+
+- You can now do this.
+- Formula: it has units.
+- Cost: time, memory, bytes.
+- Choose it from this size on, with a number of real hardware.
+- Do not choose it there.
+
+## Going deeper
+
+Closed forms over grids, predicted beside counted, edge cases, neighbours.
 """
 SOLUTION = """
 # Exercises: {title}
@@ -63,7 +108,7 @@ from dualpipe_lab import comm
 ## 1. A number
 
 *Predict, 5 minutes.* Two ranks send one message each.
-**How many messages travel?**
+How many messages travel?
 
 ```{{code-cell}} ipython3
 :tags: [answer-{topic}-1]
@@ -245,7 +290,7 @@ def make(part: str, name: str) -> list[Path]:
     there = [str(path) for path in files if path.exists()]
     if there:
         raise Refused(f"{', '.join(there)} exists already; choose another name")
-    toc, table = Path("_toc.yml"), Path("dualpipe_course/check.py")
+    toc, table, addresses = Path("_toc.yml"), Path("dualpipe_course/check.py"), Path("book/addresses.txt")
     contents = toc.read_text(encoding="utf-8")
     lines = f"      - file: book/{part}/{name}.md\n        sections:\n          - file: exercises/{part}/{name}.md\n"
     contents = listed(contents, f"          - file: exercises/{part}/", lines, "_toc.yml")
@@ -254,9 +299,11 @@ def make(part: str, name: str) -> list[Path]:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    known = {*addresses.read_text(encoding="utf-8").split(), f"book/{part}/{name}", f"exercises/{part}/{name}"}
     toc.write_text(contents, encoding="utf-8")
     table.write_text(topics, encoding="utf-8")
-    return [*files, toc, table]
+    addresses.write_text("\n".join(sorted(known)) + "\n", encoding="utf-8")
+    return [*files, toc, table, addresses]
 
 
 def main(arguments: list[str]) -> int:
