@@ -19,11 +19,14 @@ from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.tp.latent_sizes import LatentSizes
+from dualpipe_lab.tp.rope_scaling import RopeScaling
 from dualpipe_lab.train.options import Config, check_config, find_checkpoint
 
 PlainModel: TypeAlias = PlainLlama | PlainV3MoE
 
 _CONFIGS: dict[str, type[Config]] = {"LlamaConfig": LlamaConfig, "V3MoEConfig": V3MoEConfig}
+_PARTS: dict[str, type[Any]] = {"rope_scaling": RopeScaling, "latent": LatentSizes}  # fields that are sizes themselves
 
 
 def read_model(path: str | Path, config: Config | None = None) -> PlainModel:
@@ -39,7 +42,7 @@ def read_model(path: str | Path, config: Config | None = None) -> PlainModel:
     """
     found = find_checkpoint(path)
     checkpoint = Checkpoint(found)
-    chosen = _config(checkpoint, config)
+    chosen = saved_config(checkpoint.path, checkpoint.index.values["config"], config)
     dtype = _dtype(checkpoint)
     make: Any = PlainV3MoE if isinstance(chosen, V3MoEConfig) else PlainLlama
     model: PlainModel = make(chosen, dtype)
@@ -64,15 +67,24 @@ def sequence_length_of(path: str | Path) -> int | None:
     return int(sampler["sequence_length"]) if isinstance(sampler, Mapping) and "sequence_length" in sampler else None
 
 
-def _config(checkpoint: Checkpoint, given: Config | None) -> Config:
-    """Return the model's config, from the checkpoint or given; if there are both, they must be equal."""
-    saved = checkpoint.index.values["config"]
+def saved_config(path: Path, saved: Any, given: Config | None = None) -> Config:
+    """Return a model's config, from what a checkpoint says or given; if there are both, they must be equal.
+
+    Args:
+        path: of the checkpoint.
+        saved: the value `config` in it.
+        given: the config that is wanted.
+
+    Raises:
+        ValueError: they differ, or there is none.
+    """
     if isinstance(saved, Mapping) and saved.get("model") in _CONFIGS:
         if given is not None:
-            check_config(checkpoint.path, saved, given)
-        return _CONFIGS[saved["model"]](**saved["config"])
+            check_config(path, saved, given)
+        parts = {name: make(**found) for name, make in _PARTS.items() if (found := saved["config"].get(name))}
+        return _CONFIGS[saved["model"]](**saved["config"] | parts)
     if given is None:
-        raise ValueError(f"{checkpoint.path} does not say of which model it is; give config=")
+        raise ValueError(f"{path} does not say of which model it is; give config=")
     return given
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from operator import index
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +22,18 @@ from torch import Tensor
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _METADATA = "__metadata__"
 
 
 class Extent(NamedTuple):
-    """The bytes of a tensor in a file: `begin` to `end`, counted from the start of the file."""
+    """The bytes of a tensor in a file: `begin` to `end`, counted from the start of the file; and its shape."""
 
     dtype: torch.dtype
     begin: int
     end: int
+    shape: tuple[int, ...]
 
 
 class Written(NamedTuple):
@@ -94,6 +96,7 @@ def write_tensors(
             data = _on_host(read(name).detach()).contiguous().view(-1).view(torch.uint8).numpy().data
             out.write(data)
             checksums[name] = zlib.crc32(data)
+            del data  # before the next tensor is read
         out.flush()
         os.fsync(out.fileno())
     return Written(len(encoded) + 8 + end, checksums)
@@ -121,13 +124,19 @@ def read_header(file: Path) -> Header:
         try:
             header = json.loads(source.read(length))
             metadata = dict(header.pop(_METADATA, {}))
-            tensors = {
-                name: Extent(types[entry["dtype"]], *(8 + length + index(place) for place in entry["data_offsets"]))
-                for name, entry in header.items()
-            }
+            tensors = {name: _extent(entry, types, 8 + length) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"its header is damaged: {type(error).__name__}") from error
     return Header(metadata, tensors)
+
+
+def _extent(entry: Mapping[str, Any], types: Mapping[str, torch.dtype], start: int) -> Extent:
+    """Return what a header says of a tensor; offsets there count from the end of the header."""
+    begin, end = (start + index(place) for place in entry["data_offsets"])
+    dtype, shape = types[entry["dtype"]], tuple(index(size) for size in entry["shape"])
+    if end - begin != prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
+        raise ValueError(f"{end - begin} bytes do not fit {shape} of {dtype}")
+    return Extent(dtype, begin, end, shape)
 
 
 def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
@@ -139,7 +148,7 @@ def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
     """
     with file.open("rb") as source:
         source.seek(begin)
-        found = bytearray(source.read(end - begin))
-    if len(found) != end - begin:
-        raise ValueError(f"it ends at byte {begin + len(found)}")
+        found = bytearray(end - begin)
+        if (length := source.readinto(found)) != end - begin:
+            raise ValueError(f"it ends at byte {begin + length}")
     return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)

@@ -52,6 +52,25 @@ def latest(folder: Path | str) -> Path:
 
 
 @contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Give a folder to write into that becomes `target` when the block has ended; a failed block leaves nothing.
+
+    It lies beside the target, as `<name>.part`; what a process that died has left under that name is removed.
+    """
+    hidden = target.with_name(target.name + ".part")
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    try:
+        yield hidden
+        sync(hidden)
+        os.replace(hidden, target)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    sync(target.parent)
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other saves, of this process and of others.
 

@@ -86,6 +86,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} has no tensor {name}")
         entry = self.index.tensors[name]
         wanted = region or full_region(entry.shape)
+        if len(entry.shards) == 1 and entry.shards[0].region == wanted and wanted.numel:  # nothing to put together
+            block = self._read_block(name, entry.shards[0], 0, wanted.numel)
+            return block if region else block.view(entry.shape)
         copies = [copies_between(shard.region, wanted) for shard in entry.shards]
         self._check_complete(name, copies, wanted.numel)
         flat = torch.empty(wanted.numel, dtype=getattr(torch, entry.dtype))
@@ -133,12 +136,17 @@ class Checkpoint:
     def _read_shard(self, name: str, shard: StoredShard, copies: list[CopyRange], flat: Tensor) -> None:
         """CopyRange what a shard has of the wanted elements."""
         begin, end = copies[0].source, copies[-1].source + copies[-1].length
-        block, offset = self._block(name, shard, begin, end)
-        self.reads.append(Read(shard.file, name, offset, offset + block.nbytes))
+        block = self._read_block(name, shard, begin, end)
         for copy in copies:
             flat[copy.target : copy.target + copy.length] = block[
                 copy.source - begin : copy.source - begin + copy.length
             ]
+
+    def _read_block(self, name: str, shard: StoredShard, begin: int, end: int) -> Tensor:
+        """Read elements of a shard, and note which bytes."""
+        block, offset = self._block(name, shard, begin, end)
+        self.reads.append(Read(shard.file, name, offset, offset + block.nbytes))
+        return block
 
     def _block(self, name: str, shard: StoredShard, begin: int, end: int) -> tuple[Tensor, int]:
         """Read elements of a shard; return them and their offset in the file.

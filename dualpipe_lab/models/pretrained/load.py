@@ -1,0 +1,210 @@
+"""`load_pretrained`: published weights into a model, each rank its slices alone.
+
+Chapter: book/whole/weights.  In: a model of any cut, a folder.  Out: the model's parameters, filled.
+  memory    beside this rank's parameters the slice that is being read
+No rank sends anything: every rank opens the files itself.  Names, shapes, types and lengths of all files are checked
+before a parameter changes.  A disk that fails after that leaves NaN everywhere: never half of one model in another.
+Elsewhere: transformers' `from_pretrained(tp_plan=)`; torchtitan with DCP's `HuggingFaceStorageReader`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.dp.synchronizer import synchronizers_of
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.pretrained.config import config_from_pretrained
+from dualpipe_lab.models.pretrained.folder import PretrainedError, PretrainedFolder
+from dualpipe_lab.models.pretrained.names import is_stacked, published_name, published_names
+from dualpipe_lab.models.rank_model import RankModel
+from dualpipe_lab.models.stage import HEAD, TABLE, TransformerStage
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.tp.shard import Shard, shards_of
+
+Model: TypeAlias = PlainLlama | PlainV3MoE | TransformerStage | RankModel
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_MOST_TOKENS = 8  # layers behind the last, each for one token more, that files may have
+_LEFT_OVER = ".rotary_emb.inv_freq"  # older files have the angles, which follow from the config
+
+
+def load_pretrained(model: Model, path: Path | str) -> None:
+    """Fill a model with published weights, before its optimizer is made; each rank calls this for its own parameters.
+
+    Args:
+        model: a plain model, a model over tp and cp, or what `build_stages` returns.
+        path: a folder with config.json and safetensors files.
+
+    Raises:
+        PretrainedError: the folder cannot be used, is of another model, or has a tensor of another shape or type; then
+            no parameter has changed.  Or a file cannot be read any more; then all parameters are NaN.
+        ValueError: an optimizer of `dp` has the parameters already, and with them masters and shards of other weights.
+    """
+    if any(synchronizers_of(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            "published weights are read before the optimizer is made, got parameters that one has: its masters and "
+            "shards would keep the old weights; call load_pretrained first"
+        )
+    config = config_of(model)
+    folder = open_pretrained(path, config)
+    read = _Reader(folder, config)
+    try:
+        for part in parts_of(model).values():
+            _fill(part, read)
+    except BaseException:
+        with torch.no_grad():
+            for part in parts_of(model).values():
+                for _, tensor in tensors_of(part):
+                    tensor.fill_(torch.nan)
+        raise
+
+
+def open_pretrained(path: Path | str, config: ModelConfig) -> PretrainedFolder:
+    """Return the folder of a model, after checking that it is one, of these sizes; only headers are read.
+
+    Raises:
+        PretrainedError: the folder cannot be used, or is of another model.
+    """
+    found = config_from_pretrained(path)
+    if _normal(found) != _normal(config):
+        raise PretrainedError(f"{path} is of {found}, the model of {config}; build it from config_from_pretrained")
+    folder = PretrainedFolder(path)
+    check_folder(folder, config)
+    return folder
+
+
+@torch.no_grad()
+def _fill(part: nn.Module, read: "_Reader") -> None:
+    """Fill a module with its slices, one after the other."""
+    shards = shards_of(part)
+    for name, tensor in tensors_of(part):
+        for target, found in read(name, tensor, shards.get(name)):
+            if found.shape != target.shape:
+                raise PretrainedError(f"{name} has shape {tuple(target.shape)} on this rank, the files {found.shape}")
+            target.copy_(found)
+
+
+def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a published folder has of a module: its parameters, and the biases of its routers."""
+    yield from part.named_parameters()
+    for name, buffer in part.named_buffers():
+        if name.endswith(("mlp.router.bias", "mlp.router.selection_bias")):
+            yield name.replace("selection_bias", "bias"), buffer
+
+
+def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
+    """Refuse a folder whose tensors are not those of a model.
+
+    Raises:
+        PretrainedError: naming the first tensor that is missing, left over, of another shape or of another type.
+    """
+    wanted = {
+        published: shape[1:] if is_stacked(name) else shape
+        for name, shape in full_shapes(config).items()
+        for published in published_names(name, config)
+    }
+    for name, shape in wanted.items():
+        stored = folder.find(name)
+        if stored.shape != shape:
+            raise PretrainedError(f"{stored.file}: {name} has shape {stored.shape}, the config asks for {shape}")
+        if stored.dtype not in _FLOATS:
+            raise PretrainedError(
+                f"{stored.file}: {name} has {stored.dtype}, whose scales are other tensors; convert the folder to "
+                "bfloat16 first"
+            )
+    surplus = sorted(
+        n for n in set(folder.tensors) - set(wanted) - _spare(folder, config) if not n.endswith(_LEFT_OVER)
+    )
+    if surplus:
+        raise PretrainedError(f"{folder.tensors[surplus[0]].file} has {surplus[0]}, which the model has not")
+
+
+def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
+    """Return the tensors of a folder that a model has no use for: a tied table again; a second token's layers."""
+    if isinstance(config, LlamaConfig):
+        return {published_name(HEAD)} if config.tied else set()
+    stems = (f"model.layers.{number}." for number in range(config.num_layers, config.num_layers + _MOST_TOKENS))
+    layers = tuple(stem for stem in stems if f"{stem}eh_proj.weight" in folder.tensors)
+    return {name for name in folder.tensors if name.startswith(layers)}
+
+
+def full_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter of a full model, and of its routers' biases, by our names.
+
+    Nothing is allocated.
+
+    >>> full_shapes(LlamaConfig(hidden_size=8, num_heads=2, num_kv_heads=1))["layers.1.attention.k.weight"]
+    (4, 8)
+    """
+    with torch.device("meta"):
+        model = (
+            PlainLlama(config, device="meta") if isinstance(config, LlamaConfig) else PlainV3MoE(config, device="meta")
+        )
+    return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
+
+
+class _Reader:
+    """Reads the shard of a parameter, of stacked experts one after the other."""
+
+    def __init__(self, folder: PretrainedFolder, config: ModelConfig) -> None:
+        self.folder, self.config = folder, config
+
+    def __call__(self, name: str, tensor: Tensor, shard: Shard | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield parts of a parameter, and what fills them."""
+        is_tied = isinstance(self.config, LlamaConfig) and self.config.tied
+        names = published_names(TABLE if name == HEAD and is_tied else name, self.config)
+        if is_stacked(name):
+            for target, number in zip(tensor, experts_of(shard, len(names)), strict=True):
+                yield target, self.folder.read(names[number])
+        else:
+            yield tensor, self._shard(names[0], shard)
+
+    def _shard(self, name: str, shard: Shard | None) -> Tensor:
+        if shard is None:
+            return self.folder.read(name)
+        where = [slice(None)] * len(self.folder.find(name).shape)
+        where[shard.axis] = slice(shard.start, shard.stop)
+        return self.folder.read(name, tuple(where))
+
+
+def experts_of(shard: Shard | None, num_experts: int) -> list[int]:
+    """Return the numbers of the experts in a shard; ValueError if they are placed in slots."""
+    every = torch.arange(num_experts)
+    numbers: list[int] = (every if shard is None else shard.of(every)).tolist()
+    return numbers
+
+
+def _normal(config: ModelConfig) -> ModelConfig:
+    """Return a config without what may differ: a head size that follows, a loss that is not in the files."""
+    if isinstance(config, LlamaConfig):
+        return replace(config, head_size=config.size_of_head)
+    return replace(config, head_size=None, num_kv_heads=config.num_heads, balance=0.0)
+
+
+def parts_of(model: Model) -> dict[int, nn.Module]:
+    """Return the modules whose parameters have their names in the full model, by the number of their stage."""
+    return dict(model.stages) if isinstance(model, RankModel) else {0: model}
+
+
+def config_of(model: Model) -> ModelConfig:
+    """Return the sizes of a model; PretrainedError if it has no published form here."""
+    config = model.config
+    if isinstance(config, LlamaConfig):
+        return config
+    if not isinstance(config, V3MoEConfig) or config.latent is None:
+        raise PretrainedError(
+            f"published weights are those of a Llama, or of a V3-style model with latents, got a "
+            f"{type(config).__name__} without; give it latent="
+        )
+    if any(hasattr(part, "multi_token") for part in parts_of(model).values()) or getattr(model, "multi_token", False):
+        raise PretrainedError(
+            "the layer of a second token has no published form here, got a model that predicts one; build it without "
+            "multi_token"
+        )
+    return config

@@ -1,0 +1,275 @@
+"""Conversions: there and back to the bit, and sources that cannot be used leave nothing behind."""
+
+import io
+import json
+import pickle
+import shutil
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from published import LLAMA3, change, cut, lie, reference
+
+import dualpipe_lab as lab
+from dualpipe_lab import data, models, train
+from dualpipe_lab.dp import checkpoint
+
+SMALL = models.LlamaConfig(hidden_size=16, ffn_size=24, num_layers=2, num_heads=2, num_kv_heads=1, qk_norm=True)
+KINDS = {
+    "llama 3.1": {"rope_parameters": LLAMA3, "dtype": torch.bfloat16},
+    "qwen3, tied": {"family": "Qwen3", "head_dim": 8, "tie_word_embeddings": True, "dtype": torch.float32},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder of several files by kind, written by transformers."""
+    found = {}
+    for kind, options in KINDS.items():
+        found[kind] = tmp_path_factory.mktemp("published") / "model"
+        reference(**options).save_pretrained(found[kind], max_shard_size="15KB")
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint of two stages on two ranks each, with masters, and the weights in it."""
+    folder = tmp_path_factory.mktemp("trained") / "saved"
+    plan = lab.Plan(pp=2, tp=2, num_microbatches=2, precision="bfloat16")
+    train.run(
+        SMALL, plan, data.frozen_corpus(), steps=1, folder=folder, sequence_length=16, global_batch=4, log_every=0
+    )
+    return folder
+
+
+def same_folders(one, other):
+    there, back = models.PretrainedFolder(one), models.PretrainedFolder(other)
+    assert there.tensors.keys() == back.tensors.keys()
+    for name, stored in there.tensors.items():
+        assert stored[1:] == back.tensors[name][1:], name
+        assert torch.equal(there.read(name), back.read(name)), name
+    return True
+
+
+def left(folder):
+    """What lies in a folder, or beside it."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_published_folder_becomes_a_checkpoint_and_is_published_again_to_the_bit(folders, kind, tmp_path):
+    done = train.convert(folders[kind], tmp_path / "ours", "checkpoint", max_bytes=10_000)
+    assert (done.source, done.target) == ("published", "checkpoint")
+    assert done.path == checkpoint.latest(tmp_path / "ours")
+    assert len(list(done.path.glob("*.safetensors"))) > 2
+    checkpoint.Checkpoint(done.path).verify()
+    model = train.read_model(done.path)
+    assert model.config == models.config_from_pretrained(folders[kind])
+    held = dict(model.named_parameters())
+    assert done.num_tensors == len(held)
+    assert done.num_bytes == sum(parameter.nbytes for parameter in held.values())
+    assert done.largest_bytes == max(parameter.nbytes for parameter in held.values())
+    train.convert(tmp_path / "ours", tmp_path / "back", "published", max_bytes=10_000)
+    assert same_folders(folders[kind], tmp_path / "back")
+    first, second = (json.loads((folder / "config.json").read_text()) for folder in (folders[kind], tmp_path / "back"))
+    assert first == second  # what this library does not use, such as the ids of special tokens, is kept
+    assert left(tmp_path) == ["back", "ours"]
+
+
+def test_a_wider_type_goes_there_and_back_to_the_bit(folders, tmp_path):
+    source = folders["llama 3.1"]
+    wide = train.convert(source, tmp_path / "wide", "checkpoint", dtype="float32")
+    kept = checkpoint.Checkpoint(wide.path)
+    assert {entry.dtype for entry in kept.index.tensors.values()} == {"float32"}
+    train.convert(wide.path, tmp_path / "narrow", "published", dtype="bfloat16")
+    assert same_folders(source, tmp_path / "narrow")
+
+
+def test_a_checkpoint_of_a_plan_is_published_and_loads_in_transformers(trained, tmp_path):
+    import transformers
+
+    done = train.convert(trained, tmp_path / "published", "published")
+    expected = train.read_model(trained)
+    found, told = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "published", output_loading_info=True, dtype=torch.float32
+    )
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids = torch.randint(256, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(found(ids).logits, expected(ids), rtol=1e-4, atol=1e-5)
+    again = train.convert(tmp_path / "published", tmp_path / "again", "checkpoint")
+    assert (done.num_tensors, done.num_bytes) == (again.num_tensors, again.num_bytes)
+    assert all(map(torch.equal, train.read_model(again.path).parameters(), expected.parameters()))
+
+
+def test_torch_checkpoints_there_and_back_to_the_bit(folders, trained, tmp_path):
+    source = folders["llama 3.1"]
+    done = train.convert(source, tmp_path / "torch", "torch")
+    names = models.PretrainedFolder(source).tensors
+    theirs = {name: torch.empty(stored.shape, dtype=stored.dtype) for name, stored in names.items()}
+    with warnings.catch_warnings(action="ignore"):
+        torch.distributed.checkpoint.load(theirs, checkpoint_id=str(tmp_path / "torch"), no_dist=True)
+    assert all(torch.equal(models.PretrainedFolder(source).read(name), tensor) for name, tensor in theirs.items())
+    again = train.convert(tmp_path / "torch", tmp_path / "back", "published", max_bytes=10_000)
+    assert same_folders(source, tmp_path / "back")
+    assert (again.source, again.num_bytes) == ("torch", done.num_bytes)
+    checkpoint.to_torch(checkpoint.latest(trained), tmp_path / "all")  # names of this library, with moments
+    ours = train.convert(tmp_path / "all", tmp_path / "ours", "checkpoint")
+    assert all(map(torch.equal, train.read_model(ours.path).parameters(), train.read_model(trained).parameters()))
+    with pytest.raises(checkpoint.CheckpointError, match="all is there already, and nothing is overwritten"):
+        checkpoint.to_torch(checkpoint.latest(trained), tmp_path / "all")
+
+
+def saved_on_ranks(rank, world_size, folder):
+    """torch's own checkpoint of a tensor that two ranks share by rows."""
+    import torch.distributed.checkpoint
+    import torch.distributed.tensor
+
+    mesh = torch.distributed.init_device_mesh("cpu", (world_size,))
+    full = torch.arange(35.0).view(7, 5)
+    shared = torch.distributed.tensor.distribute_tensor(full, mesh, [torch.distributed.tensor.Shard(0)])
+    torch.distributed.checkpoint.save({"w": shared, "step": 3}, checkpoint_id=str(folder))
+
+
+def test_chunks_of_several_ranks_are_read_as_one_tensor(tmp_path):
+    lab.launch(saved_on_ranks, 2, tmp_path / "theirs")
+    found = checkpoint.from_torch(tmp_path / "theirs", tmp_path / "ours", 3, lambda name: f"parameter/{name}")
+    assert torch.equal(checkpoint.Checkpoint(found).read("parameter/w"), torch.arange(35.0).view(7, 5))
+    cut(tmp_path / "theirs" / "__1_0.distcp")
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"__1_0.distcp is cut at byte \d+, so tensor w cannot be read"
+    ):
+        checkpoint.from_torch(tmp_path / "theirs", tmp_path / "none", 3)
+    assert left(tmp_path) == ["ours", "theirs"]
+
+
+class Order:
+    """What an attacker puts into a pickle: a call that leaves a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (str(self.file), "w")
+
+
+def test_no_code_of_a_torch_checkpoint_runs(folders, tmp_path):
+    folder = tmp_path / "torch"
+    train.convert(folders["llama 3.1"], folder, "torch")
+    harmless, data = (folder / ".metadata").read_bytes(), (folder / "__0_0.distcp").read_bytes()
+    for spoil, message in (
+        (
+            pickle.dumps(Order(tmp_path / "run")),
+            r"\.metadata is a pickle that cannot be trusted: it asks for _?io.open",
+        ),
+        (harmless[:-20], r"\.metadata is damaged"),
+        (pickle.dumps([1, 2]), r"\.metadata is damaged"),
+        (b"", r"\.metadata is damaged"),
+    ):
+        (folder / ".metadata").write_bytes(spoil)
+        with pytest.raises(checkpoint.CheckpointError, match=message):
+            train.convert(folder, tmp_path / "target", "published")
+    (folder / ".metadata").write_bytes(harmless)
+    (folder / "__0_0.distcp").write_bytes(bytes(len(data)))
+    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp: tensor model.* cannot be read"):
+        train.convert(folder, tmp_path / "target", "published")
+    file = io.BytesIO()
+    torch.save(Order(tmp_path / "run"), file)  # in the place of a tensor
+    (folder / "__0_0.distcp").write_bytes(file.getvalue() + bytes(len(data) - len(file.getvalue())))
+    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp: tensor model.* cannot be read"):
+        train.convert(folder, tmp_path / "target", "published")
+    (folder / "__0_0.distcp").unlink()
+    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp is missing, so tensor model"):
+        train.convert(folder, tmp_path / "target", "published")
+    (folder / "__0_0.distcp").write_bytes(data)
+    (folder / "config.json").unlink()
+    with pytest.raises(models.PretrainedError, match=r"torch does not say of which model it is; put the config.json"):
+        train.convert(folder, tmp_path / "target", "published")
+    assert left(tmp_path) == ["torch"]
+
+
+def only_pickles(folder):
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+
+
+PUBLISHED = {
+    "a missing file": (lambda f: next(f.glob("model-00002*")).unlink(), "model-00002.* is missing; the index names it"),
+    "a cut file": (lambda f: cut(next(f.glob("model-00002*"))), "model-00002.* is cut: model.* ends at byte"),
+    "an index that lies": (lie, "model.norm.weight is in .*, and .*index.json places it in"),
+    "another family": (
+        lambda f: change(f / "config.json", lambda v: v.update(architectures=["GPT2LMHeadModel"])),
+        "config.json is of GPT2LMHeadModel; known are",
+    ),
+    "another shape": (
+        lambda f: change(f / "config.json", lambda v: v.update(intermediate_size=44)),
+        r"safetensors: model.layers.0.mlp.\w+.weight has shape \(40, 32\), the config asks for \(44, 32\)",
+    ),
+    "pickles alone": (only_pickles, "holds no weights .* a pickle .pytorch_model.bin., and nothing is unpickled"),
+    "nothing": (shutil.rmtree, "holds no weights that can be converted: give a folder"),
+}
+
+
+@pytest.mark.parametrize("broken", PUBLISHED)
+def test_a_published_folder_that_cannot_be_used_leaves_nothing(folders, broken, tmp_path):
+    folder = shutil.copytree(folders["qwen3, tied"], tmp_path / "source")
+    spoil, message = PUBLISHED[broken]
+    spoil(folder)
+    for to in ("checkpoint", "published", "torch"):
+        with pytest.raises(models.PretrainedError, match=message):
+            train.convert(folder, tmp_path / "target", to)
+    assert left(tmp_path) in (["source"], [])
+
+
+def test_a_checkpoint_that_cannot_be_used_leaves_nothing(trained, tmp_path):
+    """A flipped bit shows only when its tensor is read: then others are written already, and are removed."""
+    folder = shutil.copytree(checkpoint.latest(trained), tmp_path / "source")
+    file = folder / "rank-00002.safetensors"
+    content = bytearray(file.read_bytes())
+    entry = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["parameter/norm.weight"]
+    content[8 + int.from_bytes(content[:8], "little") + entry["data_offsets"][0]] ^= 1
+    file.write_bytes(content)
+    for to in ("published", "checkpoint", "torch"):
+        message = r"rank-00002.safetensors: tensor parameter/norm.weight .*differ from their checksum"
+        with pytest.raises(checkpoint.CheckpointError, match=message):
+            train.convert(folder, tmp_path / "target", to)
+        assert left(tmp_path) == ["source"]
+    cut(file)
+    with pytest.raises(checkpoint.CheckpointError, match=r"rank-00002.safetensors has \d+ bytes of"):
+        train.convert(folder, tmp_path / "target", "published")
+
+
+def test_a_checkpoint_that_says_another_model_is_refused(trained, tmp_path):
+    for edit, message in (
+        ({"num_layers": 1}, "has tensor parameter/layers.1.* which the model of its config has not"),
+        ({"num_layers": 3}, "has no tensor parameter/layers.2.* which its config asks for"),
+        ({"ffn_size": 25}, r"tensor parameter/layers.0.mlp.gate.weight has shape \(24, 16\), its config asks for"),
+    ):
+        model = {"model": "LlamaConfig", "config": vars(replace(SMALL, **edit))}
+        kept = checkpoint.Checkpoint(checkpoint.latest(trained))
+        kept.index.values["config"] = model
+        (tmp_path / "source").mkdir(exist_ok=True)
+        shutil.copytree(kept.path, tmp_path / "source", dirs_exist_ok=True)
+        (tmp_path / "source" / "index.json").write_text(kept.index.dumps())
+        with pytest.raises(checkpoint.CheckpointError, match=message):
+            train.convert(tmp_path / "source", tmp_path / "target", "published")
+        assert left(tmp_path) == ["source"]
+
+
+def test_requests_that_cannot_be(folders, tmp_path):
+    source = folders["llama 3.1"]
+    for options, message in (
+        ({"to": "onnx"}, "no form 'onnx' of weights; use one of published, checkpoint, torch"),
+        ({"to": "checkpoint", "dtype": "int8"}, "no type 'int8' of weights; use one of float64"),
+        ({"to": "checkpoint", "max_bytes": 0}, "a file has at least 1 byte, got max_bytes=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train.convert(source, tmp_path / "target", **options)
+    assert left(tmp_path) == []
+    train.convert(source, tmp_path / "target", "checkpoint")
+    with pytest.raises(checkpoint.CheckpointError, match="step-00000000 is there already"):
+        train.convert(source, tmp_path / "target", "checkpoint")
+    with pytest.raises(models.PretrainedError, match="is there already, and nothing is overwritten"):
+        train.convert(source, tmp_path / "target", "published")
