@@ -36,10 +36,16 @@ from .sequence import unshard as unshard
 from .sequence import next_token_labels as next_token_labels
 from .ring_attention import ring_attention as ring_attention
 from .all_gather_attention import all_gather_attention as all_gather_attention
+from .latent_ring import latent_ring_attention as latent_ring_attention
+from .latent_ring import LatentRing as LatentRing
+from .latent_ring import SENDS as SENDS
+from .latent_ring import sends_latents as sends_latents
 
 # Bytes and time
 from .closed_forms import AttentionSizes as AttentionSizes
 from .closed_forms import sent_bytes as sent_bytes
+from .closed_forms import latent_sent_bytes as latent_sent_bytes
+from .closed_forms import unfolding_flops as unfolding_flops
 from .closed_forms import saved_bytes as saved_bytes
 from .ring_time import MessageTimes as MessageTimes
 from .ring_time import ring_forward_ns as ring_forward_ns

@@ -5,6 +5,8 @@ Chapter: book/cp/ring-attention.  In: a layout, heads, bytes per number.  Out: b
   ring forward    the blocks of all ranks but the next one           (c - 1) / c * S_kv for equal blocks
   ring backward   the same, and the gradients of every block once    (c - 1) / c * S_kv + S_dkv
   all-gather      as the ring forward; backward: the gradients of all other ranks, (c - 1) / c * S_dkv
+  latents         as the ring, with (r_kv + d_position) * batch numbers for each position
+  unfolding       2 * batch * r_kv * a (d_content + d_value) FLOPs per position attended to; 3 times that backward
   saved           tiled (2 a + 2 a_kv) d + a numbers per position    naive: a s^2 more, for the weights
 Messages are counted without headers.  A single rank sends nothing.
 """
@@ -12,6 +14,7 @@ Messages are counted without headers.  A single rank sends nothing.
 from typing import Literal, NamedTuple, TypeAlias
 
 from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.world.record import traffic
 
 Form: TypeAlias = Literal["ring", "all-gather"]
@@ -46,6 +49,13 @@ class PassBytes(NamedTuple):
     backward: int
 
 
+class PassFlops(NamedTuple):
+    """FLOPs of a forward pass and of a backward pass."""
+
+    forward: int
+    backward: int
+
+
 def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: AttentionSizes) -> PassBytes:
     """Return the bytes that a rank sends in the forward and backward of `ring_attention` or `all_gather_attention`.
 
@@ -65,6 +75,45 @@ def sent_bytes(form: Form, layout: SequenceLayout, rank: int, sizes: AttentionSi
     if form == "ring":
         return PassBytes(gathered, gathered + layout.length * sizes.dkv_position)
     return PassBytes(gathered, traffic.reduce_scatter([size * sizes.dkv_position for size in held], rank).sent)
+
+
+def latent_sent_bytes(
+    sizes: LatentSizes, layout: SequenceLayout, rank: int, batch: int, element_bytes: int, state_bytes: int
+) -> PassBytes:
+    """Return the bytes that a rank sends in the forward and backward of `latent_ring_attention`.
+
+    `state_bytes`: of a number of a gradient that travels, as in `AttentionSizes`.
+
+    >>> from dualpipe_lab.cp.layouts import make_layout
+    >>> latent_sent_bytes(LatentSizes(), make_layout("zigzag", 4096, 4), 0, 1, 2, 4)
+    PassBytes(forward=3538944, backward=12976128)
+    """
+    if layout.num_ranks == 1:
+        return PassBytes(0, 0)
+    position = batch * sizes.cached
+    held = [layout.size(number) * position * element_bytes for number in range(layout.num_ranks)]
+    gathered = traffic.all_gather(held, rank).sent
+    return PassBytes(gathered, gathered + layout.length * position * state_bytes)
+
+
+def unfolding_flops(
+    sizes: LatentSizes, num_heads: int, layout: SequenceLayout, rank: int, batch: int = 1, causal: bool = True
+) -> PassFlops:
+    """Return the FLOPs with which a rank unfolds latents in `latent_ring_attention`, for so many heads of its own.
+
+    The backward unfolds again, then multiplies twice, for the gradients of latents and weight.  With layouts of 1 rank
+    the forward is that of attention without a ring, whose backward takes twice the forward.
+
+    >>> from dualpipe_lab.cp.layouts import make_layout
+    >>> ranks = [unfolding_flops(LatentSizes(), 128, make_layout("zigzag", 4096, 4), rank).forward for rank in range(4)]
+    >>> alone = unfolding_flops(LatentSizes(), 128, make_layout("zigzag", 1024, 1), 0).forward
+    >>> [flops / alone for flops in ranks]
+    [4.0, 3.5, 3.0, 2.5]
+    """
+    masks = [layout.mask(rank, source, causal) for source in range(layout.num_ranks)]
+    seen = sum(mask.keys.stop - mask.keys.start for mask in masks if mask is not None)
+    flops = 2 * batch * seen * sizes.kv_rank * num_heads * (sizes.content + sizes.value)
+    return PassFlops(flops, 3 * flops)
 
 
 def saved_bytes(length: int, sizes: AttentionSizes, is_naive: bool = False) -> int:

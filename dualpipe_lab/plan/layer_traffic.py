@@ -5,6 +5,7 @@ Chapter: book/whole/sums.  In: a plan, a config, the shape of a microbatch.  Out
   backward              two sums of T h; keys and values again, and their gradients once round the ring
   sequence parallelism  a sum is a reduce-scatter, or a gather; the inputs of the products are gathered again
   recompute             the forward of a layer once more, its last sum included: autograd saves tensors behind it
+  loss_chunk            the same calls: the ranks' sums are exchanged behind the last chunk
 Where the backward is split, I makes all of these calls and W none: the layers compute all their gradients at once.
 """
 
@@ -74,25 +75,30 @@ class StageTraffic:
         if is_first:
             self.gather_output_grad()
 
-    def sum_output(self) -> None:
-        """Sum the partial outputs of a row-parallel layer, or of the embedding."""
-        numel = self.num_tokens * self.config.hidden_size
+    @property
+    def position_numbers(self) -> int:
+        """The numbers that travel round the ring for each position: keys and values of the heads here."""
+        return 2 * max(self.config.num_kv_heads // self.plan.tp, 1) * self.config.size_of_head
+
+    def sum_output(self, width: int | None = None) -> None:
+        """Sum the partial outputs of a row-parallel layer, or of the embedding; `width`: numbers per token."""
+        numel = self.num_tokens * (width or self.config.hidden_size)
         if self.plan.sequence_parallel:
             self.calls.reduce_scatter(self.tp, numel, self.element)
         else:
             self.calls.all_reduce(self.tp, numel, self.element)
 
-    def gather_input(self) -> None:
+    def gather_input(self, width: int | None = None) -> None:
         """Under sequence parallelism, gather the tokens of a column-parallel layer's input."""
         if self.plan.sequence_parallel:
-            self.calls.all_gather(self.tp, self.local_tokens * self.config.hidden_size, self.element)
+            self.calls.all_gather(self.tp, self.local_tokens * (width or self.config.hidden_size), self.element)
 
     gather_output_grad = gather_input  # of a row-parallel layer: as many tokens
 
-    def sum_input_grad(self) -> None:
+    def sum_input_grad(self, width: int | None = None) -> None:
         """Sum the gradient of a column-parallel layer's input, and gather the input again for the weights'."""
-        self.gather_input()
-        self.sum_output()
+        self.gather_input(width)
+        self.sum_output(width)
 
     def ffn_forward(self, number: int) -> None:
         """Enter the forward of a layer's feed-forward network."""
@@ -111,9 +117,14 @@ class StageTraffic:
     def attention_forward(self) -> None:
         """Enter the forward of a layer's attention."""
         self.gather_input()
-        if self.layout is not None:
-            self._ring(self.layout, "forward")
+        self.ring("forward")
         self.sum_output()
+
+    def attention_backward(self) -> None:
+        """Enter its backward."""
+        self.gather_output_grad()
+        self.ring("backward")
+        self._attention_input_grad()
 
     def _layer_forward(self, number: int) -> None:
         self.attention_forward()
@@ -122,10 +133,7 @@ class StageTraffic:
     def _layer_backward(self, number: int) -> None:
         self.ffn_backward(number)
         self._sum_norm()
-        self.gather_output_grad()
-        if self.layout is not None:
-            self._ring(self.layout, "backward")
-        self._attention_input_grad()
+        self.attention_backward()
         self._sum_norm()
 
     def _attention_input_grad(self) -> None:
@@ -146,9 +154,11 @@ class StageTraffic:
         if self.plan.sequence_parallel:
             self.calls.all_reduce(self.tp, self.config.hidden_size, self.wide)
 
-    def _ring(self, layout: SequenceLayout, direction: str) -> None:
+    def ring(self, direction: str) -> None:
         """Enter the hops of keys and values, and in the backward those of their gradients, one hop more."""
-        size = len(self.cp)
+        size, layout = len(self.cp), self.layout
+        if layout is None:
+            return
         for step in range(size - 1):
             self._hop(layout, step, self.element)
         if direction == "backward":
@@ -158,8 +168,7 @@ class StageTraffic:
     def _hop(self, layout: SequenceLayout, step: int, element_bytes: int) -> None:
         """Send the block that is here at a step to the next rank of the ring, and receive the following one."""
         size = len(self.cp)
-        heads = max(self.config.num_kv_heads // self.plan.tp, 1)
-        position = 2 * self.num_rows * heads * self.config.size_of_head * element_bytes
+        position = self.num_rows * self.position_numbers * element_bytes
         sent, received = (layout.size((self.place - hop) % size) * position for hop in (step, step + 1))
         if received:
             self.calls.receive(self.cp[self.place - 1], received)

@@ -1,6 +1,6 @@
 """Causal attention of a rank's local heads, with its backward written out; groups of query heads share a key head.
 
-Chapter: book/tp/gqa.  In: q_BHSK, k_BGSK, v_BGSK.  Out: o_BHSK; query head i uses key head i // (H / G).
+Chapter: book/tp/gqa.  In: q_BHSK, k_BGSK, v_BGSV.  Out: o_BHSV; query head i uses key head i // (H / G).
   s = q k^T / sqrt(K)    p = softmax of s over the earlier tokens and the token itself    o = p v
   dv = p^T do    dp = do v^T    ds = p (dp - sum over keys of dp p)    dq = ds k / sqrt(K)    dk = ds^T q / sqrt(K)
 dk and dv are sums over the query heads of the group.  Only q, k and v are kept; the backward recomputes p.
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention: o_BHSK of q_BHSK, k_BGSK and v_BGSK; G key heads divide H query heads."""
+    """Causal softmax attention: o_BHSV of q_BHSK, k_BGSK and v_BGSV; G key heads divide H query heads."""
     out: Tensor = CausalAttention.apply(q, k, v)
     return out
 
@@ -28,7 +28,7 @@ class CausalAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
         grouped = _grouped(q, k)
-        return (_weights(grouped, k) @ v).view(q.shape)
+        return (_weights(grouped, k) @ v).view(*q.shape[:-1], v.shape[-1])
 
     @staticmethod
     @once_differentiable

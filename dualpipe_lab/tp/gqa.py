@@ -24,6 +24,7 @@ from dualpipe_lab.tp.fused_linear import fused_column_linear
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import rotate, rotation
+from dualpipe_lab.tp.rope_scaling import RopeScaling
 from dualpipe_lab.tp.shard import Shard
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,6 +43,8 @@ class GroupedQueryAttention(nn.Module):
         qk_norm: normalise each head's queries and keys, with weights that all heads share.
         attend: the attention function of q_BHSK, k_BGSK, v_BGSK (default: `causal_attention`).
         dtype: of the weights.
+        rope_scaling: of the rotary angles, for long sequences.
+        eps: of the norms of queries and keys.
 
     Raises:
         ValueError: heads that do not divide as they must; see `check_heads` in `dualpipe_lab.tp.closed_forms`.
@@ -59,12 +62,14 @@ class GroupedQueryAttention(nn.Module):
         qk_norm: bool = False,
         attend: Attend = causal_attention,
         dtype: torch.dtype | None = None,
+        rope_scaling: RopeScaling | None = None,
+        eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.tp = tp = tp or TensorParallel()
         check_heads(hidden_size, num_heads, num_kv_heads, tp.size, head_size)
         self.head_size = head_size or hidden_size // num_heads
-        self.rope_base, self.attend = rope_base, attend
+        self.rope_base, self.rope_scaling, self.attend = rope_base, rope_scaling, attend
         self.replicas = replicas or kv_replicas(num_kv_heads, tp)
         kv_size = num_kv_heads * self.head_size
         num_shards = min(tp.size, num_kv_heads)
@@ -78,7 +83,7 @@ class GroupedQueryAttention(nn.Module):
         self.partial: dict[str, Group] = {}
         if self.replicas is not None and tp.coalesce:
             self.partial = {"k.weight": self.replicas, "v.weight": self.replicas}
-        norms = [RMSNorm(self.head_size, tp=tp, sharded="tokens", dtype=dtype) if qk_norm else None for _ in range(2)]
+        norms = [RMSNorm(self.head_size, eps, tp, "tokens", dtype) if qk_norm else None for _ in range(2)]
         self.q_norm, self.k_norm = norms  # a norm over one head treats heads as tokens: each rank holds other ones
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -95,7 +100,7 @@ class GroupedQueryAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         positions = torch.arange(q.shape[2], device=x.device) if positions is None else positions
-        angles = rotation(positions, self.head_size, self.rope_base, x.dtype)
+        angles = rotation(positions, self.head_size, self.rope_base, x.dtype, self.rope_scaling)
         mixed = self.attend(rotate(q, *angles), rotate(k, *angles), v)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out

@@ -14,9 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab.tp.rope_scaling import RopeScaling
 
-def rotation(positions: Tensor, head_size: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each `_SK/2`, of the rotary angles at these positions.
+
+def rotation(
+    positions: Tensor, head_size: int, base: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, each `_SK/2`, of the rotary angles at these positions; `scaling` stretches them.
 
     Raises:
         ValueError: the head size is odd.
@@ -24,7 +28,10 @@ def rotation(positions: Tensor, head_size: int, base: float, dtype: torch.dtype)
     if head_size % 2:
         raise ValueError(f"rotary positions turn pairs of features, got head_size {head_size}; use an even one")
     powers = torch.arange(0, head_size, 2, dtype=torch.float64, device=positions.device) / head_size
-    angles = positions.to(torch.float64)[:, None] * base**-powers
+    steps = base**-powers
+    if scaling is not None:
+        steps = steps * steps.new_tensor([scaling.factor_of(base ** (-i / head_size)) for i in range(0, head_size, 2)])
+    angles = positions.to(torch.float64)[:, None] * steps
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

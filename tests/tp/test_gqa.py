@@ -5,16 +5,15 @@ import torch
 from runs import counted, draw, launch, leaf
 from torch import nn
 from torch.nn import functional
-from tp_runs import assert_a1, distance, distances, local, modes
+from tp_runs import assert_a1, attention_step, distance, distances, local, modes
 
 import dualpipe_lab as lab
 from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import check_heads, kv_bytes
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import GroupedQueryAttention
-from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
+from dualpipe_lab.tp.shard import load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4
 
@@ -51,15 +50,6 @@ def plain(x, whole, dy, positions):
     return {"y": y.detach(), "dx": x.grad} | {name: value.grad for name, value in weights.items()}
 
 
-def ours(layer, x, dy, positions):
-    tp = layer.tp
-    x = leaf(local(x, 1, tp, tp.sequence_parallel))
-    y = layer(x, positions)
-    y.backward(local(dy, 1, tp, tp.sequence_parallel))
-    sum_partial_gradients(layer)
-    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, tp.group, "grad")
-
-
 HEADS = {1: [(4, 2), (3, 1)], 2: [(4, 2), (4, 4), (2, 1)], 3: [(6, 3), (3, 1)], 4: [(8, 4), (8, 2), (4, 1), (4, 4)]}
 
 
@@ -79,7 +69,7 @@ def test_it_equals_plain_torch(world_size):
                     expected |= {key: local(expected[key], 1, tp, tp.sequence_parallel) for key in ("y", "dx")}
                     layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, tp, qk_norm=qk_norm, dtype=torch.float64)
                     load_full_state_dict(layer, state(*heads, qk_norm))
-                    results = ours(layer, x, dy, positions if qk_norm else None)
+                    results = attention_step(layer, x, dy, positions if qk_norm else None)
                     found[heads, name, qk_norm] = distances(results, expected)
                     replicas = {id(weight) for weight in layer.partial}
                     assert bool(replicas) == (tp.coalesce and tp.size > heads[1])
@@ -121,7 +111,7 @@ def test_where_every_number_is_exact_the_bits_are_those_of_one_process():
             whole["q.weight"].zero_()
             layer = GroupedQueryAttention(HIDDEN, *heads, HEAD, dtype=torch.float64)
             load_full_state_dict(layer, whole)
-            found, expected = ours(layer, x, dy, None), exact(x, whole, dy)
+            found, expected = attention_step(layer, x, dy, None), exact(x, whole, dy)
             same[heads] = {name: torch.equal(found[name], expected[name]) for name in expected}
         return same
 

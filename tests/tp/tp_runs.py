@@ -3,9 +3,11 @@
 import json
 
 import torch
-from runs import A1, ORACLES
+from runs import A1, ORACLES, leaf
 
 from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.grads import sum_partial_gradients
+from dualpipe_lab.tp.shard import full_state_dict
 
 TOKENS = 12  # divides among 1, 2, 3 and 4 ranks
 
@@ -51,6 +53,16 @@ def assert_a1(launched, limit=A1):
                 seen += 1
                 assert value <= limit, f"rank {rank}, {case}: {name} is off by {value:.1e}"
     assert seen  # a test that compared nothing proves nothing
+
+
+def attention_step(layer, x, dy, positions):
+    """Output and all gradients of an attention layer on its rank: of the full weights, of its tokens of x and y."""
+    tp = layer.tp
+    x = leaf(local(x, 1, tp, tp.sequence_parallel))
+    y = layer(x, positions)
+    y.backward(local(dy, 1, tp, tp.sequence_parallel))
+    sum_partial_gradients(layer)
+    return {"y": y.detach(), "dx": x.grad} | full_state_dict(layer, tp.group, "grad")
 
 
 MODES = {

@@ -1,0 +1,211 @@
+"""Exercises of "Latent attention": what is cached, held and sent, a token that unfolds nothing, a cache that goes bad.
+
+Chapter: book/tp/latent-attention.  Outputs are judged against unfolded keys and values, FLOPs by torch's counter.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
+from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.tp.layers import draw
+from dualpipe_course.trial import check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("numbers cached", "numbers of the weight", "bytes in a backward", "times fewer")
+EXPECTED = (32, 1_232, 2_016, 8)
+_SLIPS = (
+    {
+        28: "the key position is needed too, 4 numbers that all heads share",
+        60: "the queries' latent is needed for this token's own queries only, and these are never asked for again",
+        8: "a latent has no heads: every rank caches all of it",
+        208: "that is a cache of keys and values of all heads",
+        52: "that is a cache of this rank's keys and values; the latent takes their place",
+    },
+    {
+        4_928: "that is the whole weight; a rank has the rows of its 2 heads",
+        672: "values are unfolded by this weight as well",
+        1_568: "a key's last 4 features are no product: they are the key position, the same for all heads",
+        1_408: "the weight multiplies the latent alone, 28 numbers",
+    },
+    {
+        1_344: "an all-reduce sends 2 (t - 1) / t of the bytes; on 4 ranks these are 3/2",
+        2_304: "a step's forward sends y; the backward sends the gradients of what all heads use",
+        1_872: "the heads of all ranks use the key position too",
+        504: "count bytes: a float32 has 4",
+        1_008: "what is sent passes twice: as a partial sum, and finished",
+    },
+    {
+        2: "a ring of tokens has all 8 heads on each rank",
+        6: "values are filled up to the size of keys: 8 heads of 16 + 16",
+        4: "keys travel, and values too",
+    },
+)
+EPS = 1e-6
+
+
+class Case(NamedTuple):
+    """Heads, content, position and value features, the latent, and tokens in the cache."""
+
+    heads: int
+    content: int
+    position: int
+    value: int
+    rank: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.heads} head(s) of {self.content} + {self.position} features, values of {self.value}, "
+            f"latents of {self.rank}, {self.tokens} token(s)"
+        )
+
+    @property
+    def folded(self) -> int:
+        """FLOPs of attention that folds the query into each head's rows, and unfolds one sum of latents per head."""
+        pairs = self.tokens * (2 * self.rank + self.position)
+        return 2 * self.heads * (pairs + self.rank * (self.content + self.value))
+
+
+CASES = (
+    Case(1, 2, 2, 2, 3, 1), Case(2, 3, 2, 4, 5, 6), Case(3, 4, 2, 3, 2, 9), Case(2, 8, 4, 6, 4, 64),
+)  # fmt: skip
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("latent_attention"), exercise)
+
+
+@exercise(
+    "latent_attention-1",
+    "Eight heads, one latent",
+    "predict",
+    minutes=8,
+    points=1,
+    hints=(
+        "Later tokens need the latent of keys and values and the key position. Which of them has heads?",
+        "A head's rows make 12 + 10 numbers out of 28. Three gradients are all-reduced: of both latents and of the "
+        "key position.",
+        "An all-reduce over 4 ranks sends 3/2 of its bytes. On a ring of tokens a key has 16 features, and so has a "
+        "value, filled up.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what a rank of 4 caches, holds and sends, and what latents save on a ring."""
+    general = (
+        "the latent of keys and values, and the key position",
+        "2 heads of 12 + 10 rows, 28 columns",
+        "3/2 of 6 tokens of 24 + 28 + 4 numbers of 4 bytes",
+        "8 heads of 16 + 16 numbers in place of 28 + 4",
+    )
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, general)
+    return "32 numbers cached, 1,232 held, 2,016 bytes in a backward, a ring passes on 8 times fewer numbers"
+
+
+@exercise(
+    "latent_attention-2",
+    "A token that unfolds nothing",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "Of a score q . (W c) the part W^T q does not depend on the token: fold the query once per head, then meet "
+        "the latents.",
+        "The key position is no product: its features meet the query's last ones as they are.",
+        "An output is the sum of weights times W_v c. Add up the latents with their weights first, then unfold one sum "
+        "per head.",
+    ),
+)
+def one_token(fn: Callable[..., Any]) -> str:
+    """Write `attend(q, cache, unfold)`: a new token's output from cached latents, with queries folded."""
+    needs_function(fn)
+    words = (
+        "{found:,} FLOPs in matrix products, {most:,} are enough where no cached token is unfolded: fold the query of "
+        "each head once, and unfold one sum of latents per head"
+    )
+    for case in CASES:
+        limits = [Limit("FLOPs", case.folded, words)] if case.tokens > 16 else []
+        compare_on_ranks(_attend, 1, fn, case, case=str(case), at=": ", limits=limits)
+    return f"outputs equal unfolded attention in {len(CASES)} cases, and no cached token is unfolded"
+
+
+@exercise(
+    "latent_attention-3",
+    "A cache that goes bad",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "After the first token everything is right. Look at row 0 after the second one.",
+        "Which rows has a call to norm and to rotate? A cache has rows that were normed and rotated already.",
+        "Norm and rotate the new row alone, at its position, and put it behind the others.",
+    ),
+)
+def growing(fn: Callable[..., Any]) -> str:
+    """Repair `remember(cache, down, gamma, position)`, so that earlier rows of a cache stay as they are."""
+    needs_function(fn)
+    for first, num_tokens in ((0, 1), (0, 2), (3, 4)):
+        case = f"{num_tokens} token(s) from position {first}"
+        compare_on_ranks(_remember, 1, fn, first, num_tokens, case=case, at=": ")
+    return "every row is normed once and rotated once, by its own position"
+
+
+def _attend(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Found:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    features = case.content + case.position
+    q, unfold = draw("q", (case.heads, features)), draw("W", (case.heads, case.content + case.value, case.rank))
+    cache = draw("c", (case.tokens, case.rank + case.position))
+    given = [x.clone() for x in (q, cache, unfold)]
+    with FlopCounterMode(display=False) as counter:
+        out = fn(*given)
+    latent, position = cache.split([case.rank, case.position], -1)
+    content, v = (latent @ unfold.transpose(1, 2)).split([case.content, case.value], -1)
+
+    def attended(keys: "Tensor", size: int = features) -> "Tensor":
+        weights = ((keys @ q[..., None]).squeeze(-1) / size**0.5).softmax(-1)
+        return (weights[:, None] @ v).squeeze(1)
+
+    k = torch.cat((content, position.expand(case.heads, -1, -1)), -1)
+    bare = torch.cat((content, torch.zeros_like(position).expand(case.heads, -1, -1)), -1)
+    slips = {
+        "the positions' part of the scores is missing": attended(bare),
+        f"a query has {features} features, and scores are divided by the root of that": attended(k, case.rank),
+        f"the root is that of content and position together, {features}": attended(k, case.content),
+    }
+    same = all(a.equal(b) for a, b in zip(given, (q, cache, unfold), strict=True))
+    return Found(
+        {"out": Numbers.of(out)},
+        {"out": Numbers.of(attended(k))},
+        {"out": {words: Numbers.of(value) for words, value in slips.items()}},
+        {"FLOPs": counter.get_total_flops()},
+        changed="" if same else "an argument has changed; a cache is read by every later token",
+    )
+
+
+def _remember(rank: int, world_size: int, fn: Callable[..., Any], first: int, num_tokens: int) -> Found:
+    import torch
+    from torch.nn.functional import rms_norm
+
+    from dualpipe_lab.tp.rope import rotate, rotation
+
+    size, features = 3, 4
+    gamma, down = draw("gamma", (size,)), draw("down", (num_tokens, size + features))
+    cache = down.new_empty(0, size + features)
+    found, expected = {}, {}
+    for number in range(num_tokens):
+        cache = fn(cache, down[number].clone(), gamma.clone(), first + number)
+        angles = rotation(torch.arange(first, first + number + 1), features, 10_000.0, down.dtype)
+        latent, position = down[: number + 1].split([size, features], -1)
+        position = torch.cat((position[:, 0::2], position[:, 1::2]), -1)[None, None]
+        right = torch.cat((rms_norm(latent, (size,), gamma, EPS), rotate(position, *angles)[0, 0]), -1)
+        for row in range(number + 1):
+            name = f"row {row} after {number + 1} token(s)"
+            found[name] = Numbers.of(cache[row]) if row < len(cache) else None
+            expected[name] = Numbers.of(right[row])
+    return Found(found, expected)

@@ -1,0 +1,105 @@
+"""Typical wrong answers and lazy cheats of the exercises on latent attention."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "cached, held, sent, times_fewer = "
+
+TYPICAL = {
+    "latent_attention-1": {
+        "no key position": Bad(_PREDICT + "28, 1232, 2016, 8", "the key position is needed too"),
+        "a latent cut by heads": Bad(_PREDICT + "8, 1232, 2016, 8", "a latent has no heads"),
+        "positions unfolded": Bad(_PREDICT + "32, 1568, 2016, 8", "no product"),
+        "queries' latent alone with the other": Bad(_PREDICT + "32, 1232, 1872, 8", "use the key position too"),
+        "heads still cut": Bad(_PREDICT + "32, 1232, 2016, 2", "all 8 heads"),
+    },
+    "latent_attention-2": {
+        "no positions": Bad(
+            [(" + q[:, content:] @ cache[:, rank:].T", "")], "the positions' part of the scores is missing"
+        ),
+        "root of content": Bad([("q.shape[1] ** 0.5", "content ** 0.5")], "content and position together"),
+        "unfolds all": Bad(
+            """
+def attend(q, cache, unfold):
+    rank = unfold.shape[2]
+    content = q.shape[1] - cache.shape[1] + rank
+    heads = cache[:, :rank] @ unfold.mT
+    shared = cache[:, rank:].expand(len(q), -1, -1)
+    keys = torch.cat((heads[..., :content], shared), -1)
+    weights = ((keys @ q[..., None])[..., 0] / q.shape[1] ** 0.5).softmax(-1)
+    return (weights[:, None] @ heads[..., content:])[:, 0]
+""",
+            "fold the query of each head once",
+        ),
+        "folds keys, unfolds values": Bad(
+            [
+                (
+                    "    mean = weights @ cache[:, :rank]\n    return (unfold[:, content:] @ mean[..., None])[..., 0]",
+                    "    values = cache[:, :rank] @ unfold[:, content:].mT\n"
+                    "    return (weights[:, None] @ values)[:, 0]",
+                )
+            ],
+            "are enough where no cached token is unfolded",
+        ),
+        "value rows fold the query": Bad(
+            [("@ unfold[:, :content]", "@ unfold[:, -content:]")], "out differs from one process"
+        ),
+    },
+    "latent_attention-3": {
+        "still rotates all": Bad(
+            """
+def remember(cache, down, gamma, position):
+    rank = len(gamma)
+    row = torch.cat((rms_norm(down[None, :rank], (rank,), gamma, 1e-6), down[None, rank:]), 1)
+    cache = torch.cat((cache, row))
+    return torch.cat((cache[:, :rank], rotated(cache[:, rank:], position)), 1)
+""",
+            "row 0 after 2 token(s)",
+        ),
+        "still norms all": Bad(
+            """
+def remember(cache, down, gamma, position):
+    rank = len(gamma)
+    row = torch.cat((down[None, :rank], rotated(down[None, rank:], position)), 1)
+    cache = torch.cat((cache, row))
+    return torch.cat((rms_norm(cache[:, :rank], (rank,), gamma, 1e-6), cache[:, rank:]), 1)
+""",
+            "2 token(s) from position 0: row 0 after 2 token(s)",
+        ),
+        "position from the length": Bad(
+            [("rotated(shared, position)", "rotated(shared, len(cache))")], "4 token(s) from position 3: row 0"
+        ),
+        "in front": Bad([("torch.cat((cache, row))", "torch.cat((row, cache))")], "row 0 after 2 token(s)"),
+    },
+}
+
+CHEATS = {
+    "latent_attention-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "cached = held = sent = times_fewer = Anything()", "must be a whole number"
+        ),
+    },
+    "latent_attention-2": {
+        "zeros": Bad(
+            "def attend(q, cache, unfold):\n"
+            "    return q.new_zeros(len(q), unfold.shape[1] - q.shape[1] + cache.shape[1] - unfold.shape[2])",
+            "out",
+        ),
+        "no weights": Bad(
+            [("mean = weights @ cache[:, :rank]", "mean = folded[:, 0]")],
+            "out differs",
+        ),
+    },
+    "latent_attention-3": {
+        "keeps one row": Bad([("torch.cat((cache, row))", "row")], "2 token(s) from position 0: row 0"),
+        "as it was": Bad(
+            """
+def remember(cache, down, gamma, position):
+    rank = len(gamma)
+    cache = torch.cat((cache, down[None]))
+    latents, shared = cache[:, :rank], cache[:, rank:]
+    return torch.cat((rms_norm(latents, (rank,), gamma, 1e-6), rotated(shared, position)), 1)
+""",
+            "row 0 after 2 token(s)",
+        ),
+    },
+}

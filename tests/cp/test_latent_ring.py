@@ -1,0 +1,200 @@
+"""Latents on a ring: output, raw gradients, bytes and FLOPs beside one process and the closed forms; refusals."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cp_runs import assert_close, draw
+from runs import launch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dualpipe_lab.cp.closed_forms import AttentionSizes, latent_sent_bytes, sent_bytes, unfolding_flops
+from dualpipe_lab.cp.latent_ring import LatentRing, latent_ring_attention, sends_latents
+from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
+from dualpipe_lab.cp.ring_attention import ring_attention
+from dualpipe_lab.cp.sequence import positions, shard
+from dualpipe_lab.tp.latent_attention import LatentSizes
+from dualpipe_lab.world.context import rank_context
+
+BATCH, HEADS = 2, 3
+SIZES = {
+    "narrow values": LatentSizes(query_rank=None, kv_rank=5, content=4, position=2, value=3),
+    "wide values": LatentSizes(query_rank=None, kv_rank=4, content=2, position=2, value=7),
+}
+LENGTHS = {1: (5,), 2: (12, 7, 1), 4: (16, 7, 3)}
+NAMES = ("out", "dq", "dc", "dw")
+
+
+def inputs(length, sizes, dtype=torch.float64):
+    """q, latents and the gradient of the output of a whole sequence; the weight that unfolds."""
+    shapes = (
+        (BATCH, HEADS, length, sizes.key),
+        (BATCH, length, sizes.cached),
+        (BATCH, HEADS, length, sizes.value),
+        (HEADS * (sizes.content + sizes.value), sizes.kv_rank),
+    )
+    return [draw(*shape, seed=seed).to(dtype) for seed, shape in enumerate(shapes)]
+
+
+def unfolded(c, w, sizes):
+    """Keys and values, position by position and head by head."""
+    heads = (c[..., : sizes.kv_rank] @ w.T).view(*c.shape[:2], HEADS, -1).permute(0, 2, 1, 3)
+    shared = torch.stack([c[..., sizes.kv_rank :]] * HEADS, 1)
+    return torch.cat((heads[..., : sizes.content], shared), -1), heads[..., sizes.content :]
+
+
+def reference(length, sizes, causal, dtype=torch.float64):
+    """Output and gradients of torch's attention on one process, by autograd, in float64."""
+    q, c, grad, w = (x.double() for x in inputs(length, sizes, dtype))
+    leaves = [x.requires_grad_() for x in (q, c, w)]
+    out = F.scaled_dot_product_attention(q, *unfolded(c, w, sizes), is_causal=causal)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def cases(num_ranks):
+    found = []
+    for name, length, causal, kind in itertools.product(LAYOUTS, LENGTHS[num_ranks], (True, False), SIZES):
+        if name != "zigzag" or length % (2 * num_ranks) == 0:
+            found.append((make_layout(name, length, num_ranks), causal, SIZES[kind]))
+    return found
+
+
+def measured(action):
+    """Its result, the bytes that this rank sends in it, and the FLOPs of its products but those of scores."""
+    entries = rank_context().ledger.entries
+    entries.clear()
+    with FlopCounterMode(display=False) as counter:
+        result = action()
+    flops = counter.get_flop_counts().get("Global", {}).get(torch.ops.aten.mm, 0)  # scores are batched: bmm
+    return result, sum(entry.sent for entry in entries.values()), flops
+
+
+def part(layout, causal, sizes, rank, dtype=torch.float64):
+    """Output and gradients of a rank, the bytes that it sends, and FLOPs of its products with the weight."""
+    q, c, grad, w = inputs(layout.length, sizes, dtype)
+    q, c, grad = shard(q, layout, rank, 2), shard(c, layout, rank, 1), shard(grad, layout, rank, 2)
+    leaves = [x.clone().requires_grad_() for x in (q, c, w)]
+    out, *forward = measured(lambda: latent_ring_attention(*leaves, sizes, layout, causal))
+    grads, *backward = measured(lambda: torch.autograd.grad(out, leaves, grad))
+    return [out.detach(), *grads], *zip(forward, backward, strict=True)
+
+
+def whole(parts, layout):
+    """All positions of output, dq and dc from the ranks' shards; the sum of their dw."""
+    found = []
+    for dim, tensors in zip((2, 2, 1), zip(*parts, strict=True), strict=False):
+        rows = torch.cat([x.movedim(dim, 0) for x in tensors])
+        held = torch.cat([positions(layout, rank) for rank in range(layout.num_ranks)])
+        found.append(rows[held.argsort()].movedim(0, dim))
+    return [*found, sum(x[3] for x in parts)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_output_gradients_bytes_and_flops_equal_one_process_and_the_closed_forms(num_ranks):
+    chosen = cases(num_ranks)
+
+    def fn(rank, world_size):
+        return [part(*case, rank) for case in chosen]
+
+    for (layout, causal, sizes), results in zip(chosen, zip(*launch(fn, num_ranks), strict=True), strict=True):
+        parts, sent, flops = zip(*results, strict=True)
+        case = f"{layout} causal={causal} {sizes}"
+        for name, mine, other in zip(NAMES, whole(parts, layout), reference(layout.length, sizes, causal), strict=True):
+            assert_close(mine, other, case=f"{case} {name}")
+        for rank in range(num_ranks):
+            assert sent[rank] == latent_sent_bytes(sizes, layout, rank, BATCH, 8, 8), case
+            assert flops[rank] == unfolding_flops(sizes, HEADS, layout, rank, BATCH, causal), case
+
+
+def test_latents_save_the_ratio_of_their_numbers():
+    """Beside keys and values of the size of keys, which `ring_attention` sends; in bf16, with gradients in float32."""
+    sizes, heads = LatentSizes(), 16
+    layout = make_layout("zigzag", 64, 4)
+    latents = latent_sent_bytes(sizes, layout, 0, 2, 2, 4)
+    keys = sent_bytes("ring", layout, 0, AttentionSizes(2, heads, heads, sizes.key, 2, 4))
+    assert [full * sizes.cached for full in latents] != list(keys)
+    for short, full in zip(latents, keys, strict=True):
+        assert short * 2 * heads * sizes.key == full * sizes.cached
+
+
+def test_no_keys_or_values_are_kept_for_the_backward():
+    """Queries, output, LSE and the rank's latents, whatever the number of ranks; `ring_attention` keeps K and V too."""
+    sizes, layout = SIZES["narrow values"], make_layout("contiguous", 12, 2)
+
+    def fn(rank, world_size):
+        q, c, _, w = inputs(6, sizes)
+        k, v = unfolded(c, w, sizes)
+        v = F.pad(v, (0, sizes.key - sizes.value))
+        latents = [x.requires_grad_() for x in (q, c, w)]
+        full = [x.detach().requires_grad_() for x in (q, k, v)]
+        return (
+            kept_numbers(lambda: latent_ring_attention(*latents, sizes, layout)),
+            kept_numbers(lambda: ring_attention(*full, layout)),
+        )
+
+    tokens, heads = BATCH * 6, HEADS
+    weight = heads * (sizes.content + sizes.value) * sizes.kv_rank
+    latents = tokens * (heads * (sizes.key + sizes.value + 1) + sizes.cached) + weight
+    for found in launch(fn, 2):
+        assert found == (latents, tokens * heads * (4 * sizes.key + 1))
+
+
+def kept_numbers(action):
+    """How many numbers autograd keeps for the backward of an action."""
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        action()
+    return sum(kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_types_are_summed_in_fp32(dtype):
+    """Rounding of dtype alone, and gradients travel in 4 bytes."""
+    sizes, layout = SIZES["narrow values"], make_layout("zigzag", 32, 2)
+
+    def fn(rank, world_size):
+        return part(layout, True, sizes, rank, dtype)
+
+    parts, sent, _ = zip(*launch(fn, 2), strict=True)
+    for name, mine, right in zip(NAMES, whole(parts, layout), reference(32, sizes, True, dtype), strict=True):
+        assert mine.dtype == dtype
+        assert_close(mine, right, 16 * torch.finfo(dtype).eps, f"{name} {dtype}")
+    assert list(sent) == [latent_sent_bytes(sizes, layout, rank, BATCH, dtype.itemsize, 4) for rank in range(2)]
+
+
+def test_auto_sends_what_is_shorter():
+    sizes = SIZES["narrow values"]  # 7 numbers; keys and values of one head 12
+    assert sends_latents(sizes, 1)
+    assert not sends_latents(LatentSizes(kv_rank=10, content=4, position=2, value=3), 1)
+    layout = make_layout("striped", 7, 1)
+    taken = {
+        sends: LatentRing(layout, sends=sends).takes_latents(LatentSizes(), 1) for sends in ("auto", "latents", "keys")
+    }
+    assert taken == {"auto": False, "latents": True, "keys": False}
+    assert LatentRing(layout).takes_latents(LatentSizes(), 2)
+    with pytest.raises(ValueError, match="one of auto, latents, keys, got 'values'"):
+        LatentRing(layout, sends="values")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({0: (2, 3, 12, 5)}, r"queries are \(batch, heads, positions, 6\)"),
+        ({1: (2, 12, 6)}, r"latents \(batch, positions, 7\)"),
+        ({1: (1, 12, 7)}, r"got \[\(2, 3, 12, 6\), \(1, 12, 7\)"),
+        ({2: (20, 5)}, "take 21 rows of the weight that unfolds, got 20; give it the heads"),
+        ({2: (21, 4)}, r"\(rows, 5\)"),
+        ({0: (2, 3, 11, 6)}, "holds 12 positions"),
+        ({1: (2, 13, 7)}, "holds 12 positions"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, words):
+    sizes = SIZES["narrow values"]
+
+    def fn(rank, world_size):
+        shapes = {0: (2, 3, 12, 6), 1: (2, 12, 7), 2: (21, 5)} | change
+        with pytest.raises(ValueError, match=words):
+            latent_ring_attention(*(torch.zeros(shapes[i]) for i in range(3)), sizes, make_layout("contiguous", 12, 1))
+
+    launch(fn, 1)
