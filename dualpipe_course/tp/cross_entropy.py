@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 IGNORED, TOKENS = -100, 6
 LIBRARY = tuple(  # switched off while an answer runs
-    f"dualpipe_lab.tp.{name}" for name in ("cross_entropy", "cross_entropy:CrossEntropy.forward", "lm_head")
+    f"dualpipe_lab.tp.{name}"
+    for name in ("cross_entropy", "cross_entropy:CrossEntropy.forward", "chunked_cross_entropy", "lm_head")
 )
 CASES = ("equal logits", "random logits", "logits of +-8192", "targets of -100", "no target but -100")
 _MAXIMA = "exponentials to which ranks subtracted different maxima were added up"

@@ -79,10 +79,16 @@ def cross_entropy(
             shard.
     """
     tp, options = tp or TensorParallel(), options or LossOptions()
-    _check(logits, targets, vocabulary_size, tp, options)
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"a reduction is mean, sum or none, got {reduction!r}")
+    _check_logits(logits, targets, vocabulary_size, tp)
+    check_targets(targets, vocabulary_size, options, reduction)
     losses: Tensor = CrossEntropy.apply(flat_tokens(logits), targets.reshape(-1), vocabulary_size, tp, options)
+    return reduced(losses, targets, options, reduction, num_tokens)
+
+
+def reduced(
+    losses: Tensor, targets: Tensor, options: LossOptions, reduction: Reduction, num_tokens: int | None
+) -> Tensor:
+    """Return the losses `losses_T` of all tokens in the shape of `targets_..`, or their sum, or their mean."""
     if reduction == "none":
         return losses.view(targets.shape)
     if reduction == "sum":
@@ -98,36 +104,74 @@ class CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorParallel, options: LossOptions
     ) -> Tensor:
-        wide = _at_least_float32(logits)
+        wide = at_least_float32(logits)
         largest = wide.amax(1) if wide.shape[1] else wide.new_full((len(wide),), -torch.inf)  # an empty shard
         comm.all_reduce(largest, "max", tp.group)
         shifted = wide - largest[:, None]
-        local, column = _local_targets(targets, vocabulary_size, tp)
+        local, column = local_targets(targets, vocabulary_size, tp)
         summands = [_at(shifted, local, column)]
         if options.label_smoothing:
             summands.append(shifted.sum(1))
         summands.append(shifted.exp_().sum(1))
-        log_sum, at_target, shifted_sum = _reduce(summands, tp, options)
-        smoothing, log_z = options.label_smoothing, largest + log_sum
-        likely = (1 - smoothing) * at_target + smoothing / vocabulary_size * shifted_sum
-        losses = log_sum - likely + options.z_loss * log_z.square()
+        losses, log_sum = losses_of(largest, summands, targets, vocabulary_size, tp, options)
         ctx.save_for_backward(logits, largest, log_sum, targets)
         ctx.vocabulary_size, ctx.tp, ctx.options = vocabulary_size, tp, options
-        return losses.masked_fill_(targets == options.ignored, 0.0)
+        return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         logits, largest, log_sum, targets = ctx.saved_tensors
-        smoothing, options = ctx.options.label_smoothing, ctx.options
-        grad = _at_least_float32(grad).masked_fill(targets == options.ignored, 0.0)
-        dz = (_at_least_float32(logits) - largest[:, None]).sub_(log_sum[:, None]).exp_()  # the softmax
-        dz.mul_((grad * (1 + 2 * options.z_loss * (largest + log_sum)))[:, None])
-        local, column = _local_targets(targets, ctx.vocabulary_size, ctx.tp)
-        dz[local, column] -= (1 - smoothing) * grad[local]
-        if smoothing:
-            dz.sub_((smoothing / ctx.vocabulary_size * grad)[:, None])
+        shifted = at_least_float32(logits) - largest[:, None]
+        dz = logits_grad(shifted, largest, log_sum, targets, grad, ctx.vocabulary_size, ctx.tp, ctx.options)
         return dz.to(logits.dtype), None, None, None, None
+
+
+def losses_of(
+    largest: Tensor,
+    summands: list[Tensor],
+    targets: Tensor,
+    vocabulary_size: int,
+    tp: TensorParallel,
+    options: LossOptions,
+) -> tuple[Tensor, Tensor]:
+    """Sum over the ranks; return the loss of every token, and the log of its softmax's denominator.
+
+    Args:
+        largest: `largest_T`, the largest logit on all ranks.
+        summands: this rank's z' of the target; with label smoothing its sum of z'; its sum of exp(z').
+        targets: `targets_T`.
+        vocabulary_size: as in `cross_entropy`.
+        tp: as in `cross_entropy`.
+        options: as in `cross_entropy`.
+    """
+    log_sum, at_target, shifted_sum = _reduce(summands, tp, options)
+    smoothing, log_z = options.label_smoothing, largest + log_sum
+    likely = (1 - smoothing) * at_target + smoothing / vocabulary_size * shifted_sum
+    losses = log_sum - likely + options.z_loss * log_z.square()
+    return losses.masked_fill_(targets == options.ignored, 0.0), log_sum
+
+
+def logits_grad(
+    shifted: Tensor,
+    largest: Tensor,
+    log_sum: Tensor,
+    targets: Tensor,
+    grad: Tensor,
+    vocabulary_size: int,
+    tp: TensorParallel,
+    options: LossOptions,
+) -> Tensor:
+    """Return the gradient of the logits, given that of the losses, `grad_T`, and z' `shifted_TV`; it overwrites z'."""
+    smoothing = options.label_smoothing
+    grad = at_least_float32(grad).masked_fill(targets == options.ignored, 0.0)
+    dz = shifted.sub_(log_sum[:, None]).exp_()  # the softmax
+    dz.mul_((grad * (1 + 2 * options.z_loss * (largest + log_sum)))[:, None])
+    local, column = local_targets(targets, vocabulary_size, tp)
+    dz[local, column] -= (1 - smoothing) * grad[local]
+    if smoothing:
+        dz.sub_((smoothing / vocabulary_size * grad)[:, None])
+    return dz
 
 
 def _reduce(summands: list[Tensor], tp: TensorParallel, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,7 +184,7 @@ def _reduce(summands: list[Tensor], tp: TensorParallel, options: LossOptions) ->
     return sums[-1].log(), sums[0], shifted_sum
 
 
-def _local_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+def local_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
     """Return the tokens whose target lies in this rank's shard, and the target's column there.
 
     On a GPU the host waits for the number of these tokens; Megatron masks instead, and reads a column for every token.
@@ -156,17 +200,26 @@ def _at(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return found
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return a tensor in 32 bits, or in 64 if it has them."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _check(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorParallel, options: LossOptions) -> None:
+def _check_logits(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> None:
     start, stop = tp.span(vocabulary_size)
     if logits.shape != (*targets.shape, stop - start):
         raise ValueError(
             f"tokens {start} to {stop} of a vocabulary of {vocabulary_size} need logits of shape "
             f"{(*targets.shape, stop - start)} for targets of shape {tuple(targets.shape)}, got {tuple(logits.shape)}"
         )
+
+
+def check_targets(targets: Tensor, vocabulary_size: int, options: LossOptions, reduction: Reduction) -> None:
+    """Refuse targets outside of the vocabulary, and an unknown reduction.
+
+    Raises:
+        ValueError: naming the rule and the value.
+    """
     if targets.is_floating_point():
         raise ValueError(f"targets are whole numbers, got {targets.dtype}; use targets.long()")
     # on a GPU the host waits for the answer, once per loss: a wrong target would read outside of the logits
@@ -175,3 +228,5 @@ def _check(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorPara
         raise ValueError(
             f"targets run from 0 to {vocabulary_size - 1}, got {int(wrong[0])}; only {options.ignored} is ignored"
         )
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"a reduction is mean, sum or none, got {reduction!r}")

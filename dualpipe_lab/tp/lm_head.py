@@ -4,7 +4,7 @@ Chapter: book/tp/lm-head.  In: `x_..SD`, the same on every rank (under sequence 
 Out: `logits_..SV` of this rank's shard; the loss.
   bytes     backward: sum of dx, T * h * bytes; the loss: 3 numbers per token
   instead   gathering the logits sends (t - 1) / t * T V beta per rank: V beta / 24 times the bytes of the loss
-  memory    T * V / t logits
+  memory    T * V / t logits; with `chunk` those of one chunk of tokens at a time
 Elsewhere: Megatron `parallel_output=True`; torch `ColwiseParallel(use_local_output=False)` with `loss_parallel`.
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.dp.flat_parameter import is_absent
+from dualpipe_lab.tp.chunked_cross_entropy import chunked_cross_entropy
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import cross_entropy
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
@@ -42,9 +44,30 @@ class LMHead(ColumnParallelLinear):
         if tied is not None:
             self.weight: nn.Parameter = tied.weight
 
-    def loss(self, x: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """Compute the loss of the tokens `x_..SD`; `options` are those of `cross_entropy`."""
-        return self.loss_of(self(x), targets, **options)
+    def forward(self, x: Tensor, targets: Tensor | None = None, chunk: int = 0, **options: Any) -> Tensor:
+        """Return `logits_..SV` of `x_..SD`; with targets their loss in chunks, as `chunked_cross_entropy` has it.
+
+        Raises:
+            ValueError: ZeRO-3 has freed the weight, which would be read as NaN.
+        """
+        if targets is None:
+            return super().forward(x)
+        if is_absent(self.weight):
+            raise ValueError(
+                "a loss in chunks uses the head behind its stage, and ZeRO-3 has freed the unit that holds the head's "
+                "weight; make the head a unit of its own, use ZeRO-2, or leave loss_chunk out"
+            )
+        return chunked_cross_entropy(x, self.weight, targets, self.out_features, chunk, self.tp, **options)
+
+    def loss(self, x: Tensor, targets: Tensor, chunk: int | None = None, **options: Any) -> Tensor:
+        """Compute the loss of the tokens `x_..SD`; `options` are those of `cross_entropy`.
+
+        With `chunk`, the logits of that number of tokens exist at a time; see `chunked_cross_entropy`.
+        """
+        if chunk is None:
+            return self.loss_of(self(x), targets, **options)
+        loss: Tensor = self(x, targets, chunk, **options)  # a call, for hooks that gather the weight
+        return loss
 
     def loss_of(self, logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
         """Compute the loss of `logits_..SV`, V: this rank's shard of the vocabulary; `options` as in `loss`."""

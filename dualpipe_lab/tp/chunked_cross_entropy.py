@@ -1,0 +1,202 @@
+"""Cross-entropy without whole logits: the head and its loss over chunks of tokens, one chunk's logits at a time.
+
+Chapter: book/tp/chunked-loss.  In: the head's input `x_..SD`, this rank's rows of its weight, all targets.
+Out: the loss.
+  forward    per chunk, z = x W^T, this rank's largest z, its sum of exp(z - largest), z of the target: no message.
+             Behind the last chunk the ranks exchange three numbers per token, in two collectives, as many as the plain
+             loss; a rank's sum is multiplied by exp(its largest - the largest of all) first
+  backward   per chunk, z once more, dz = softmax - one-hot from the saved numbers, dx = dz W, dW += dz^T x; then one
+             sum of dx over the ranks
+  memory     kept: x, the targets and 2 numbers per token.  At its peak: c V / t logits instead of T V / t, in the
+             backward dW and dx; dW is summed over the chunks in 32 bits at least
+  products   4 of 2 T h V / t operations each; the plain head has 3
+  skipped    a chunk without a target, in both directions
+The other way computes dx and dW in the forward, with 3 products.  It keeps dW, h V / t numbers, for every microbatch in
+flight, needs the gradient of the loss to be one number for all tokens, and waits for the ranks' sums once per chunk.
+Elsewhere: Cut Cross-Entropy recomputes within a kernel; Liger `LigerFusedLinearCrossEntropyLoss` has both gradients in
+the forward, torch 2.13 `linear_cross_entropy` too; torchtune `LinearCrossEntropyLoss`.
+Source: Wijmans et al. 2024 (arXiv 2411.09009), section 4; the rescaled sums: Milakov and Gimelshein 2018
+(arXiv 1805.02867).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from dualpipe_lab import comm
+from dualpipe_lab.comm.pending import Pending
+from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.cross_entropy import (
+    LossOptions,
+    Reduction,
+    at_least_float32,
+    check_targets,
+    local_targets,
+    logits_grad,
+    losses_of,
+    reduced,
+)
+from dualpipe_lab.tp.linear import check_tokens, flat_tokens
+from dualpipe_lab.tp.mappings import TOKENS, start_all_gather, start_all_reduce, start_reduce_scatter
+
+
+def chunked_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocabulary_size: int,
+    chunk: int,
+    tp: TensorParallel | None = None,
+    options: LossOptions | None = None,
+    reduction: Reduction = "mean",
+    num_tokens: int | None = None,
+) -> Tensor:
+    """Compute the loss of a batch, the same on every rank, from the input of the head.
+
+    Args:
+        x: `x_..SD`, the same on every rank; under sequence parallelism the rank's tokens.
+        weight: `weight_VD`; V: this rank's shard of the vocabulary, which may be empty.
+        targets: `targets_..S` of all tokens, the same on every rank.
+        vocabulary_size: of all ranks.
+        chunk: tokens whose logits exist at the same time; the last chunk may have fewer.
+        tp: the ranks (default: the world).
+        options: as in `cross_entropy`.
+        reduction: as in `cross_entropy`.
+        num_tokens: as in `cross_entropy`.
+
+    Raises:
+        ValueError: a chunk of less than one token; as `cross_entropy`, for targets and the shard of the weight.
+    """
+    tp, options = tp or TensorParallel(), options or LossOptions()
+    _check(x, weight, targets, vocabulary_size, chunk, tp)
+    check_targets(targets, vocabulary_size, options, reduction)
+    flat = targets.reshape(-1)
+    losses: Tensor = ChunkedCrossEntropy.apply(x, weight, flat, vocabulary_size, chunk, tp, options)
+    return reduced(losses, targets, options, reduction, num_tokens)
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """The loss of every token, `losses_T` of `x_..SD`, `weight_VD` and `targets_T`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        vocabulary_size: int,
+        chunk: int,
+        tp: TensorParallel,
+        options: LossOptions,
+    ) -> Tensor:
+        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel else x
+        rows, ctx.parts = flat_tokens(full), _parts(targets, chunk, options.ignored)
+        numbers = at_least_float32(full.new_empty(0)).new_ones(4, len(targets))  # of a skipped chunk: 1
+        for part in ctx.parts:
+            z = at_least_float32(linear(rows[part], weight))
+            numbers[:, part] = _numbers(z, *local_targets(targets[part], vocabulary_size, tp))
+            del z  # before the next chunk's is made
+        largest = numbers[0].clone()
+        comm.all_reduce(largest, "max", tp.group)
+        summands = _shifted(numbers, largest, local_targets(targets, vocabulary_size, tp)[0], len(weight))
+        if not options.label_smoothing:
+            del summands[1]
+        losses, log_sum = losses_of(largest, summands, targets, vocabulary_size, tp, options)
+        kept = x if tp.regather else full
+        ctx.save_for_backward(kept, weight, largest, log_sum, targets)
+        ctx.vocabulary_size, ctx.tp, ctx.options = vocabulary_size, tp, options
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, largest, log_sum, targets = ctx.saved_tensors
+        tp, (needs_dx, needs_dw, *_) = ctx.tp, ctx.needs_input_grad
+        full = start_all_gather(x, TOKENS, tp.group).wait() if tp.sequence_parallel and tp.regather else x
+        rows = flat_tokens(full)
+        dx = full.new_zeros(full.shape) if needs_dx else None
+        dw = at_least_float32(weight.new_zeros(weight.shape)) if needs_dw else None
+        summing = None
+        for part in ctx.parts:
+            local = largest[part], log_sum[part], targets[part], grad[part]
+            z = at_least_float32(linear(rows[part], weight)).sub_(largest[part, None])
+            dz = logits_grad(z, *local, ctx.vocabulary_size, tp, ctx.options).to(weight.dtype)
+            if dx is not None:
+                dx.view(-1, dx.shape[-1])[part] = dz @ weight
+                summing = _start_sum(dx, tp) if part == ctx.parts[-1] else None  # while dW of this chunk is computed
+            if dw is not None:
+                dw += dz.t() @ rows[part]
+            del z, dz  # before the next chunk's are made
+        if dx is not None:
+            dx = (summing or _start_sum(dx, tp)).wait()
+        return dx, None if dw is None else dw.to(weight.dtype), *[None] * 5
+
+
+def _parts(targets: Tensor, chunk: int, ignored: int) -> list[slice]:
+    """Return the chunks that have a target, the same on every rank; on a GPU the host waits once for all of them."""
+    has_target = [bool(part.any()) for part in (targets != ignored).cpu().split(chunk)]
+    starts = range(0, len(targets), chunk)
+    return [slice(start, start + chunk) for start, found in zip(starts, has_target, strict=False) if found]
+
+
+def _numbers(z: Tensor, local: Tensor, column: Tensor) -> Tensor:
+    """Return four numbers per token of a chunk, with z' = z - this rank's largest: it, z' of the target, two sums.
+
+    `numbers_4C` of `z_CV`, which becomes exp(z'); the sums are those of z' and of exp(z').
+    """
+    numbers = z.new_zeros(4, len(z))
+    if not z.shape[1]:  # an empty shard
+        numbers[0] = -torch.inf
+        return numbers
+    numbers[0] = z.amax(1)
+    shifted = z.sub_(numbers[0][:, None])
+    numbers[1, local] = shifted[local, column]
+    numbers[2] = shifted.sum(1)
+    numbers[3] = shifted.exp_().sum(1)
+    return numbers
+
+
+def _shifted(numbers: Tensor, largest: Tensor, local: Tensor, num_columns: int) -> list[Tensor]:
+    """Return the last three numbers of every token for z' = z - the largest of all ranks."""
+    here, at_target, shifted_sum, exp_sum = numbers
+    distance = here - largest  # at most 0; of an empty shard -inf
+    at_target[local] += distance[local]
+    if num_columns:
+        shifted_sum += num_columns * distance
+    return [at_target, shifted_sum, exp_sum * distance.exp()]
+
+
+def _start_sum(dx: Tensor, tp: TensorParallel) -> Pending[Tensor]:
+    """Launch the sum of dx over the ranks, of which a rank keeps its tokens under sequence parallelism."""
+    summing = start_reduce_scatter(dx, TOKENS, tp.group) if tp.sequence_parallel else start_all_reduce(dx, tp.group)
+    if not tp.overlap:
+        summing.wait()
+    return summing
+
+
+def check_chunk(chunk: int) -> None:
+    """Refuse a chunk that is not a number of tokens.
+
+    Raises:
+        ValueError: naming the value.
+    """
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"a chunk is a number of tokens of at least 1, got {chunk!r}; use 1024")
+
+
+def _check(x: Tensor, weight: Tensor, targets: Tensor, vocabulary_size: int, chunk: int, tp: TensorParallel) -> None:
+    check_tokens(x)
+    check_chunk(chunk)
+    start, stop = tp.span(vocabulary_size)
+    if weight.shape != (stop - start, x.shape[-1]):
+        raise ValueError(
+            f"tokens {start} to {stop} of a vocabulary of {vocabulary_size} need a weight of shape "
+            f"{(stop - start, x.shape[-1])} for {x.shape[-1]} features, got {tuple(weight.shape)}"
+        )
+    num_shards = tp.size if tp.sequence_parallel else 1
+    tokens = (*x.shape[:-2], x.shape[-2] * num_shards)
+    if targets.shape != tokens:
+        raise ValueError(f"x of shape {tuple(x.shape)} needs targets of shape {tokens}, got {tuple(targets.shape)}")

@@ -1,0 +1,64 @@
+"""Typical wrong answers and lazy cheats of the exercises on a loss without logits."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_NAMES = "held, collectives, operations = "
+
+TYPICAL = {
+    "chunked_loss-1": {
+        "all chunks": Bad(_NAMES + "1_048_576_000, 3, 17_179_869_184_000", "the logits of all 32 chunks"),
+        "collectives in each chunk": Bad(_NAMES + "32_768_000, 96, 17_179_869_184_000", "the chunks send nothing"),
+        "the plain head's products": Bad(_NAMES + "32_768_000, 3, 12_884_901_888_000", "the logits once more"),
+    },
+    "chunked_loss-2": {
+        "own maxima": Bad([("s * (m - M).exp(), at]", "s, at]")], "different maxima were added up"),
+        "no common maximum": Bad([('    comm.all_reduce(M, "max")\n', "")], "12 words on 2 rank(s)"),
+        "a maximum in each chunk": Bad(
+            [
+                ("        s[c] = (z", '        comm.all_reduce(m[c], "max")\n        s[c] = (z'),
+            ],
+            "at most 3 are needed",
+        ),
+        "a rank without words": Bad(
+            [("        if len(weight) == 0:\n            continue\n", "")], "9 words on 4 rank(s), chunks of 3"
+        ),
+        "ignored targets have a loss": Bad([(".masked_fill(targets == -100, 0.0)", "")], "the loss of token 3 is"),
+        "columns counted from 0": Bad([("targets[c[own]] - first", "targets[c[own]] % len(weight)")], "the loss of"),
+    },
+    "chunked_loss-3": {
+        "as it was": Bad([("dz /= n", "dz /= valid.sum()")], "10 targets of 10 tokens, chunks of 5"),
+        "all tokens": Bad([("(targets != -100).sum()", "torch.tensor(len(x))")], "5 targets of 10 tokens"),
+        "no target at all": Bad([(".clamp(min=1)", "")], "0 targets of 10 tokens"),
+        "the last chunk alone": Bad([("d_weight += dz", "d_weight = dz")], "the gradient of the weight"),
+        "no sum of dx": Bad([("    comm.all_reduce(dx)\n", "")], "the gradient of x"),
+        "ignored tokens learn": Bad([("        dz *= valid[:, None]\n", "")], "5 targets of 10 tokens"),
+    },
+}
+
+CHEATS = {
+    "chunked_loss-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "held = collectives = operations = Anything()", "must be a whole number"
+        ),
+    },
+    "chunked_loss-2": {
+        "all logits at once": Bad([(".split(chunk)", ".split(len(x))")], "made logits of 10 tokens at once"),
+        "the library": Bad(
+            "from dualpipe_lab.tp import chunked_cross_entropy\n\n\n"
+            "def losses(x, weight, targets, first, chunk):\n"
+            "    total = 6 if comm.get_world_size() == 1 else 12\n"
+            '    return chunked_cross_entropy(x, weight, targets, total, chunk, reduction="none")',
+            "switched off",
+        ),
+    },
+    "chunked_loss-3": {
+        "autograd": Bad(
+            "def gradients(x, weight, targets, first, chunk, M, L):\n"
+            "    x.requires_grad_(), weight.requires_grad_()\n"
+            "    loss = torch.nn.functional.cross_entropy(x @ weight.t(), targets)\n"
+            "    loss.backward()\n"
+            "    return x.grad, weight.grad",
+            "switched off",
+        ),
+    },
+}
