@@ -1,0 +1,200 @@
+"""Exercises of "Two tokens at once": four numbers, the tokens that cross the borders of shards, packed documents.
+
+Chapter: book/whole/two-tokens.  Messages are compared as sets, rows number by number.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended
+
+NAMES = (
+    "second targets",
+    "second targets with two documents",
+    "ranks with rows of the table",
+    "messages under DualPipe",
+)
+EXPECTED = (594, 582, 8, 0)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        600: "the last position of a sequence has no second target",
+        588: "only one position of a sequence is without a second target: its next token has a target",
+        599: "every sequence has a last position, not only the last sequence",
+    },
+    {
+        588: "three positions of a sequence have no target: the two before the masked ones, and the last",
+        594: "a masked target is also the second target of the position before",
+        576: "the last position counts once: it has no second target, masked or not",
+    },
+    {
+        2: "these are the stages; each is shared along tp and copied along dp",
+        4: "two stages hold the table: the first for the input, the last for the extra layer",
+        16: "stages in the middle have no use for the table",
+    },
+    {
+        1: "look at which stages one rank holds under DualPipe",
+        2: "both copies are on one rank, which adds them without a message",
+    },
+)
+_RULES = (
+    "6 sequences, each without the last position",
+    "a second target is the target of the position after; count those that are masked or missing",
+    "stages with the table x ranks of tp x ranks of dp",
+    "rank 0 of 4 holds stages 0 and 3, and so does rank 3",
+)
+Message = tuple[int, int, int]
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("two_tokens"), exercise)
+
+
+@exercise(
+    "two_tokens-1",
+    "Targets and tables",
+    "predict",
+    minutes=8,
+    points=1,
+    hints=(
+        "Write the targets of one sequence in a row and move the row by one place to the left.",
+        "The table is sharded along tp and copied along dp, on every stage that uses it.",
+        "Under DualPipe the first and the last stage meet on one rank.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict second targets, holders of the table, and messages."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "594 and 582 second targets; 8 ranks hold rows of the table, and DualPipe adds both uses without a message"
+
+
+@exercise(
+    "two_tokens-2",
+    "Tokens at the borders",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "First find the owner of every position.",
+        "A rank with position i needs position i + 1, unless it holds that one too, or there is none.",
+        "In the zigzag layout a rank has two pieces, so two borders; in the striped one every position is at a border.",
+    ),
+)
+def borders(fn: Callable[..., Any]) -> str:
+    """Write `borders(shards)`: who sends whom which position, so that every rank can shift its shard."""
+    cases = [(shards,) for shards in _layouts()]
+    for (shards,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        if (fault := _borders_fault(shards, is_fine, plain(_as_list(value)))) is not None:
+            raise Wrong(fault)
+    return f"{len(cases)} layouts: every token that a rank lacks, and no other"
+
+
+@exercise(
+    "two_tokens-3",
+    "Documents that know each other",
+    "find the bug",
+    minutes=12,
+    points=2,
+    hints=(
+        "Which token follows the last token of a document? And which target does the token before have?",
+        "Shift each document by itself, then put the rows together.",
+    ),
+)
+def packed(fn: Callable[..., Any]) -> str:
+    """Repair `rows(documents)`: ids, targets, next ids and second targets of packed documents."""
+    cases: list[tuple[list[list[int]]]] = [
+        ([[5, 6, 7, 8]],),
+        ([[5, 6, 7], [1, 2, 3, 4]],),
+        ([[9, 8], [7, 6, 5], [4, 3]],),
+        ([[4, 4, 4], [4, 4], [4, 4, 4, 4]],),
+        ([[3], [1, 2, 3], [7]],),
+    ]
+    for (documents,), (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        if (fault := _rows_fault(documents, is_fine, plain(value))) is not None:
+            raise Wrong(fault)
+    return f"{len(cases)} sequences: no row looks across the end of a document"
+
+
+def needed(shards: Sequence[Sequence[int]]) -> set[Message]:
+    """Return every (sender, receiver, position) that the ranks need.
+
+    >>> sorted(needed([[0, 1, 6, 7], [2, 3, 4, 5]]))
+    [(0, 1, 6), (1, 0, 2)]
+    """
+    owner = {position: rank for rank, shard in enumerate(shards) for position in shard}
+    lacks = ((rank, i + 1) for rank, shard in enumerate(shards) for i in shard if i + 1 in owner)
+    return {(owner[position], rank, position) for rank, position in lacks if owner[position] != rank}
+
+
+def right_rows(documents: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return ids, targets, next ids and second targets; a document's last targets are missing.
+
+    >>> right_rows([[5, 6, 7], [1, 2]])
+    [[5, 6, 7, 1, 2], [6, 7, -100, 2, -100], [6, 7, 0, 2, 0], [7, -100, -100, -100, -100]]
+    """
+    found: list[list[int]] = [[], [], [], []]
+    for document in documents:
+        tokens, none = list(document), [-100, -100]
+        parts = tokens, tokens[1:] + none[:1], [*tokens[1:], 0], (tokens[2:] + none)[: len(tokens)]
+        for row, part in zip(found, parts, strict=True):
+            row += part
+    return found
+
+
+def _layouts() -> list[list[list[int]]]:
+    """Contiguous, zigzag and striped shards of several sizes, and one with pieces of unequal lengths."""
+    found = [[[0, 1, 2, 3]], [[0, 1, 2], [3, 4, 5]], [[0, 4], [1, 5], [2, 6], [3, 7]]]
+    for num_ranks, piece in ((2, 2), (3, 1), (4, 3)):
+        starts = [(rank * piece, (2 * num_ranks - 1 - rank) * piece) for rank in range(num_ranks)]
+        found.append([[*range(low, low + piece), *range(high, high + piece)] for low, high in starts])
+    found.append([[0, 1, 5, 8], [2, 3, 4], [6, 7]])
+    return found
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, (set, frozenset)) else value
+
+
+def _borders_fault(shards: list[list[int]], is_fine: bool, value: Any) -> str | None:
+    words = f"ranks with positions {shards}"
+    if not is_fine:
+        return ended(words, value)
+    if not isinstance(value, list) or not all(
+        isinstance(row, list) and len(row) == 3 and all(type(number) is int for number in row) for row in value
+    ):
+        return f"{words}: expected a list of (sender, receiver, position), got {value!r:.80}"
+    found, expected = {tuple(row) for row in value}, needed(shards)
+    for sender, receiver, position in sorted(found - expected):
+        place = f"{words}: the message ({sender}, {receiver}, {position})"
+        if (receiver, sender, position) in expected:
+            return f"{place} goes the wrong way: rank {sender} needs position {position}"
+        if 0 <= receiver < len(shards) and position in shards[receiver]:
+            return f"{place} is not needed: rank {receiver} holds position {position} itself"
+        return f"{place} is not needed: no position of rank {receiver} comes before {position}, or it has another owner"
+    for sender, receiver, position in sorted(expected - found):
+        return f"{words}: rank {receiver} holds position {position - 1} and lacks {position}, which rank {sender} has"
+    if len(value) != len(found):
+        return f"{words}: a message is listed twice"
+    return None
+
+
+def _rows_fault(documents: list[list[int]], is_fine: bool, value: Any) -> str | None:
+    words = f"documents {documents}"
+    if not is_fine:
+        return ended(words, value)
+    expected = right_rows(documents)
+    if not isinstance(value, list) or len(value) != 4:
+        return f"{words}: expected four rows: ids, targets, next ids, second targets"
+    ends = set(accumulate(map(len, documents)))
+    for name, row, right in zip(("ids", "targets", "next ids", "second targets"), value, expected, strict=True):
+        if not isinstance(row, list) or len(row) != len(right):
+            return f"{words}: the row of {name} needs {len(right)} numbers, got {row!r:.60}"
+        for place, (got, wanted) in enumerate(zip(row, right, strict=True)):
+            if got != wanted:
+                where = "the last of its document" if place + 1 in ends else f"at place {place} of the sequence"
+                return f"{words}: {name}, position {place}: got {got}, expected {wanted}; this token is {where}"
+    return None

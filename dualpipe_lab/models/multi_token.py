@@ -1,0 +1,178 @@
+"""`MultiTokenStage`: the last stage of a V3-style model, which predicts a second token too, in training alone.
+
+Chapter: book/whole/two-tokens.  In: x_BSD or ids_BS, and the ids and targets one position further.
+Out: logits_BSV of the next token, and the weighted loss of the one after it.
+  h'_i = M [norm(h_i); norm(E(t_i+1))]      h_i: output of the last layer; t_i: the token at i; M: 2h x h numbers
+  p_i  = head(norm(layer(h')_i))            predicts t_i+2; E and the head are those of the model
+  loss = sum of -log p_i[t_i+2] / tokens    tokens: valid targets of the next token, on all ranks, as in the paper
+The last position of a sequence has no target: there is no token after the next one.  Its input is token 0, which no
+other position sees; as any token, it counts in the balance loss per sequence of the extra layer.
+  along cp    ids and targets are shifted in full and then sharded, so no rank asks another for a token
+  along tp    M is column-parallel; its output is gathered, and under sequence parallelism sliced again
+  along pp    M, the norms and the extra layer are on the last stage, with a copy of E if the first stage is another
+              one: `runtime.sum_tied(rank_model.tied)` adds the gradients of both uses
+Evaluation without ids of the next token leaves this part out.
+Elsewhere: Megatron `MultiTokenPredictionLayer`; DeepSeek-V3's published layer 61, where M takes the embedding first.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2; Gloeckle et al. 2024 (arXiv 2404.19737).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.ep.moe import ExpertParallel
+from dualpipe_lab.ep.node_dispatch import NodeGroups
+from dualpipe_lab.models.stage import TABLE, Sharing, make_norm
+from dualpipe_lab.models.v3_moe import V3Stage, expert_parallel, make_layer
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.pp.runtime.stage import WithLoss
+from dualpipe_lab.tp.embedding import VocabParallelEmbedding
+from dualpipe_lab.tp.linear import ColumnParallelLinear
+from dualpipe_lab.tp.mappings import TOKENS, slice_to_ranks
+
+COPY = "multi_token.embedding.weight"  # the last stage's name for the embedding's table
+
+
+class NextTokens(NamedTuple):
+    """The arguments of `MultiTokenStage` for each position: the token after it, and the target after the next.
+
+    Attributes:
+        next_ids: `ids_BS`; 0 at the last position.
+        next_targets: `targets_BS`; -100, which is no target, at the last position.
+    """
+
+    next_ids: Tensor
+    next_targets: Tensor
+
+
+def next_tokens(ids: Tensor, targets: Tensor) -> NextTokens:
+    """Shift full sequences by one position; shard the result along cp as the ids are sharded.
+
+    A rank's shard of a sequence cannot be shifted: the token after its last one is on another rank.
+
+    Args:
+        ids: `ids_..S`, full sequences.
+        targets: `targets_..S`, the token after each, or -100 for no target.
+
+    Raises:
+        ValueError: other shapes, or sequences of one token.
+
+    >>> [shifted.tolist() for shifted in next_tokens(torch.tensor([[5, 6, 7]]), torch.tensor([[6, 7, 8]]))]
+    [[[6, 7, 0]], [[7, 8, -100]]]
+    """
+    if ids.shape != targets.shape or ids.dim() < 1 or ids.shape[-1] < 2:
+        raise ValueError(
+            "a second token needs ids and targets of one shape, with 2 tokens or more, got "
+            f"{tuple(ids.shape)} and {tuple(targets.shape)}"
+        )
+    return NextTokens(
+        *(torch.cat((x[..., 1:], torch.full_like(x[..., :1], end)), -1) for x, end in ((ids, 0), (targets, IGNORED)))
+    )
+
+
+class MultiTokenPrediction(nn.Module):
+    """What the prediction of a second token adds to a model: two norms, a projection, a layer and a last norm.
+
+    Args:
+        config: sizes of the full model.
+        sharing: how the model is shared among ranks.
+        layer: as the model's, returning x_BSD and the balance loss or None.
+        has_table: whether the embedding's table is on another stage, so that a copy of it is needed here.
+    """
+
+    def __init__(self, config: V3MoEConfig, sharing: Sharing, layer: nn.Module, has_table: bool) -> None:
+        super().__init__()
+        hidden, tp, dtype = config.hidden_size, sharing.tp, sharing.dtype
+        table = VocabParallelEmbedding(config.vocabulary_size, hidden, tp, dtype=dtype) if has_table else None
+        self.tp, self.embedding = tp, table
+        self.hidden_norm, self.embedding_norm = (make_norm(config.dense, tp, dtype) for _ in range(2))
+        self.projection = ColumnParallelLinear(2 * hidden, hidden, False, tp, gather_output=True, dtype=dtype)
+        self.layer = layer
+        self.norm = make_norm(config.dense, tp, dtype)
+
+    def forward(
+        self, hidden: Tensor, after: Tensor, positions: Tensor | None = None, num_sequences: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the head's input `x_BSD` for the second token, and the extra layer's balance loss or None.
+
+        Args:
+            hidden: `h_BSD`, the output of the model's last layer.
+            after: with a table here, the next tokens' `ids_BS`; else their embeddings `e_BSD`.
+            positions: as in `LlamaStage`.
+            num_sequences: of the step, over all ranks.
+        """
+        x = self.combine(hidden, after if self.embedding is None else self.embedding(after))
+        x, balance = self.layer(x, positions, num_sequences)
+        return self.norm(x), balance
+
+    def combine(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Return `h'_BSD` of `h_BSD` and the next tokens' embeddings `e_BSD`: the input of the extra layer."""
+        both = torch.cat((self.hidden_norm(hidden), self.embedding_norm(embedded)), -1)
+        x: Tensor = self.projection(both)
+        return slice_to_ranks(x, TOKENS, self.tp.group) if self.tp.sequence_parallel else x
+
+
+class MultiTokenStage(V3Stage):
+    """The last stage of a V3-style model that is trained to predict a second token; made by `build_stages`.
+
+    Args:
+        config, sharing, layers, is_first, is_last, ep, nodes: as in `V3Stage`; `is_last` is True.
+        weight: lambda, of the second token's loss.
+
+    Attributes:
+        multi_token: what the second token adds to the model.
+    """
+
+    def __init__(
+        self,
+        config: V3MoEConfig,
+        sharing: Sharing,
+        layers: range,
+        is_first: bool = True,
+        is_last: bool = True,
+        ep: ExpertParallel | None = None,
+        nodes: NodeGroups | None = None,
+        weight: float = 0.3,
+    ) -> None:
+        assert is_last, "the second token is predicted behind the last layer"
+        ep = ep or expert_parallel(sharing.mesh)
+        super().__init__(config, sharing, layers, is_first, is_last, ep, nodes)
+        extra = make_layer(config, sharing, ep, nodes, config.num_layers)
+        self.weight = weight
+        self.multi_token = MultiTokenPrediction(config, sharing, extra, not is_first)
+        self.tied_names = {} if is_first else {COPY: TABLE}
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the output of the last layer itself, which is used twice."""
+        return x
+
+    def forward(self, x: Tensor, next_ids: Tensor | None = None, next_targets: Tensor | None = None) -> WithLoss:
+        """Return the output of `V3Stage`, and this stage's losses: the balance, and that of the second token.
+
+        Args:
+            x: as in `V3Stage`.
+            next_ids: `ids_BS` of `next_tokens`; not needed in evaluation.
+            next_targets: `targets_BS` of `next_tokens`; not needed in evaluation.
+
+        Raises:
+            ValueError: one of them is missing in training, or the step has not begun.
+        """
+        hidden, balance = self.run_layers(x, self.num_sequences)
+        logits, loss = super().leave(hidden), self.config.balance * balance
+        if next_ids is None or next_targets is None:
+            if self.training:
+                rule = "a model that predicts a second token is trained with next_ids and next_targets"
+                raise ValueError(f"{rule}, got none; pass extra=rank_model.extra_inputs(*next_tokens(ids, targets))")
+            return WithLoss(logits, loss)
+        return WithLoss(logits, loss + self.second_loss(hidden, next_ids, next_targets))
+
+    def second_loss(self, hidden: Tensor, next_ids: Tensor, next_targets: Tensor) -> Tensor:
+        """Compute the weighted loss of the second token from `h_BSD`, plus the extra layer's balance loss."""
+        if self.num_tokens is None:
+            raise ValueError("the second token's loss is divided by the tokens of the step; call begin_step first")
+        after = next_ids if self.embedding is None else self.embedding(next_ids)
+        x, balance = self.run(self.multi_token, hidden, after, self.positions(hidden.device), self.num_sequences)
+        loss = self.loss_of(self.scored(x), next_targets, num_tokens=self.num_tokens)
+        return self.weight * loss if balance is None else self.weight * loss + self.config.balance * balance

@@ -1,0 +1,62 @@
+"""Typical wrong answers and lazy cheats of the exercises on two tokens at once."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+ONE, TWO, THREE = (f"two_tokens-{number}" for number in range(1, 4))
+NUMBERS = "second, documents, holders, messages = "
+
+TYPICAL = {
+    ONE: {
+        "every position": Bad(NUMBERS + "600, 582, 8, 0", "has no second target"),
+        "masks do not move": Bad(NUMBERS + "594, 594, 8, 0", "of the position before"),
+        "two more than one": Bad(NUMBERS + "594, 588, 8, 0", "three positions"),
+        "one stage": Bad(NUMBERS + "594, 582, 4, 0", "two stages hold the table"),
+        "stages alone": Bad(NUMBERS + "594, 582, 2, 0", "shared along tp and copied along dp"),
+        "an all-reduce": Bad(NUMBERS + "594, 582, 8, 2", "without a message"),
+    },
+    TWO: {
+        "one border per rank": Bad(
+            [("for position in shard:\n            after", "for position in shard[-1:]:\n            after")], "lacks"
+        ),
+        "the other way": Bad([("(owner[after], rank, after)", "(rank, owner[after], after)")], "goes the wrong way"),
+        "its own tokens too": Bad([(" and owner[after] != rank", "")], "holds position"),
+        "round the end": Bad([("after = position + 1", "after = (position + 1) % len(owner)")], "is not needed"),
+        "the token before": Bad([("after = position + 1", "after = position - 1")], "is not needed"),
+        "each twice": Bad([("    return messages", "    return messages * 2")], "listed twice"),
+    },
+    THREE: {
+        "a target at the end": Bad([("goal[1:] + [-100]", "goal[1:] + [document[0]]")], "second targets, position"),
+        "the next document's first token": Bad(
+            [("next_ids += document[1:] + [0]", "next_ids += document[1:] + [1]")], "next ids, position"
+        ),
+        "one target for both": Bad([("second += goal[1:] + [-100]", "second += goal")], "second targets, position"),
+        "the sequence's end alone": Bad(
+            """
+def rows(documents):
+    ids, targets = [], []
+    for document in documents:
+        ids += document
+        targets += document[1:] + [-100]
+    return ids, targets, ids[1:] + [0], targets[1:] + [-100]
+""",
+            "the last of its document",
+        ),
+        "two tokens at least": Bad([("goal[1:] + [-100]", "document[2:] + [-100, -100]")], "needs"),
+    },
+}
+
+CHEATS = {
+    ONE: {"equal to everything": Bad(EQUAL_TO_ALL + NUMBERS + "[Anything()] * 4", "whole number")},
+    TWO: {"nothing": Bad("def borders(shards):\n    return []", "lacks")},
+    THREE: {
+        "no targets": Bad(
+            """
+def rows(documents):
+    ids = sum(documents, [])
+    none = [-100] * len(ids)
+    return ids, none, ids, none
+""",
+            "targets, position",
+        )
+    },
+}
