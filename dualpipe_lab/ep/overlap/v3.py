@@ -38,6 +38,7 @@ class V3Stage(Protocol):
         layers: modules with `attention_norm`, `attention`, `mlp_norm`, `mlp`, `tp`, and `balance`, which returns the
             loss per sequence of a routing; an `mlp` with experts is an `MoE`.
         num_sequences: of the step, over all ranks; None for those of the microbatch.
+        loss_chunk: tokens whose logits exist at the same time in the loss; None for all.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
     """
 
@@ -47,6 +48,7 @@ class V3Stage(Protocol):
     norm: nn.Module | None
     head: nn.Module | None
     num_sequences: int | None
+    loss_chunk: int | None
     recompute: bool
 
     def enter(self, x: Tensor) -> Tensor:
@@ -76,8 +78,14 @@ def interruptible_stage(
         fixed: `experts_TK` of every microbatch, as for `InterruptibleLayer`; all ranks call this then.
 
     Raises:
-        ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here.
+        ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here; a
+            stage that predicts a second token, or whose loss is in chunks and so has weights of its own.
     """
+    if module.head is not None and module.loss_chunk is not None:
+        rule = f"stage {index} is run in pieces, and its backward starts at the logits"
+        raise ValueError(f"{rule}, got loss_chunk={module.loss_chunk}; leave loss_chunk out")
+    if hasattr(module, "multi_token"):
+        raise ValueError(f"stage {index} predicts a second token, which no order of pieces has; run its pairs serially")
     layers: list[Layer] = [] if module.embedding is None else [PlainLayer(module.enter)]
     layers += _layers(module, fixed)
     if module.head is not None:
