@@ -49,6 +49,7 @@ from .runtime import token_shares as token_shares
 from .runtime import recompute as recompute
 from .runtime import recompute_layers as recompute_layers
 from .runtime import check as check
+from .runtime import greedy as greedy
 from .runtime import AsynchronousRuntime as AsynchronousRuntime
 from .runtime.split_backward import SplitBackward as SplitBackward
 from .runtime.stage import ForwardResult as ForwardResult

@@ -6,6 +6,7 @@ Chapter: book/pp/gpipe.  In: a program, the modules of this rank's stages, a los
 from dualpipe_lab.pp.runtime.asynchronous import AsynchronousRuntime
 from dualpipe_lab.pp.runtime.batch import Evaluation, StepResult, split_batch, token_shares
 from dualpipe_lab.pp.runtime.check import check
+from dualpipe_lab.pp.runtime.generate import greedy
 from dualpipe_lab.pp.runtime.recompute import recompute, recompute_layers
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage, WithLoss
@@ -19,6 +20,7 @@ __all__ = [
     "StepResult",
     "WithLoss",
     "check",
+    "greedy",
     "recompute",
     "recompute_layers",
     "split_batch",

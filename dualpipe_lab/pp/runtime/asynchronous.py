@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.batch import StepResult
+from dualpipe_lab.pp.runtime.payload import call_with
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, Tensors
 from dualpipe_lab.pp.versions import double_buffered, updates_before, vertical_sync
@@ -76,7 +77,12 @@ class VersionedStage(Stage):
 
     def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
         """Run the module with the version of the weights that the rule chooses."""
-        return functional_call(self.module, self._kept[self._versions[microbatch]], inputs, dict(extra))
+        weights = self._kept[self._versions[microbatch]]
+
+        def module(*arguments: Any, **named: Any) -> Any:
+            return functional_call(self.module, weights, arguments, named)
+
+        return call_with(module, inputs, extra)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """B, then the update if it is due."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.pp.runtime.payload import names_of
 from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
 
 Extra = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -47,7 +48,7 @@ class Evaluation:
     """
 
     losses: dict[int, Tensor]
-    outputs: dict[int, Tensor | Tensors]
+    outputs: dict[int, Tensor | Tensors | dict[str, Tensor]]
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Batch:
     extra: Extra
     losses: dict[int, Tensor] = field(default_factory=dict)
     stage_losses: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tensor | Tensors] = field(default_factory=dict)
+    outputs: dict[int, Tensor | Tensors | dict[str, Tensor]] = field(default_factory=dict)
     peak: int = 0
 
     def input(self, microbatch: int) -> Tensors:
@@ -74,7 +75,9 @@ class Batch:
     def input_shapes(self, microbatch: int) -> tuple[Any, ...]:
         """Return shapes and types of the tensors that enter the first stage; they decide what crosses boundaries."""
         more = [value for value in self.extra_of(0, microbatch).values() if isinstance(value, Tensor)]
-        return tuple((tuple(value.shape), value.dtype) for value in (*self.input(microbatch), *more))
+        tensors = self.input(microbatch)
+        shapes = tuple((tuple(value.shape), value.dtype) for value in (*tensors, *more))
+        return *shapes, *names_of(tensors)
 
 
 def make_batch(

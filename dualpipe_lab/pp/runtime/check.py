@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from dualpipe_lab.pp.program import Program, W
 from dualpipe_lab.pp.runtime.batch import Extra, make_batch
+from dualpipe_lab.pp.runtime.payload import call_with
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, GivenShapes, spec_of
-from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, as_tensors, has_gradient, scaled
+from dualpipe_lab.pp.runtime.stage import Tensors, WithLoss, arguments_of, as_tensors, has_gradient, scaled
 from dualpipe_lab.pp.validation.validator import validate
 
 
@@ -113,7 +114,7 @@ def check(
         for microbatch in range(program.num_microbatches):
             tensors = batch.input(microbatch)
             for stage in range(program.num_stages):
-                output = modules[stage](*tensors, **batch.extra_of(stage, microbatch))
+                output = call_with(modules[stage], tensors, batch.extra_of(stage, microbatch))
                 if isinstance(output, WithLoss):
                     scaled(output.loss, 1)
                 tensors = as_tensors(stage, output)
@@ -121,4 +122,4 @@ def check(
                     check_output(stage, microbatch, tensors)
                     if boundary is not None:
                         GivenShapes(boundary).check_spec(stage, microbatch, spec_of(tensors))
-            scaled(loss_fn(*tensors, targets[microbatch]), 1)
+            scaled(loss_fn(*arguments_of(tensors), targets[microbatch]), 1)

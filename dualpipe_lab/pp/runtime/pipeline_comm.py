@@ -13,6 +13,7 @@ import torch
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.pp.program import SEND_F, Action, B, F, Program
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
+from dualpipe_lab.pp.runtime.payload import with_names
 from dualpipe_lab.pp.runtime.rank_plan import made_by
 from dualpipe_lab.pp.runtime.shape_inference import BoundaryShapes, gradients_of, spec_of
 from dualpipe_lab.pp.runtime.stage import Tensors
@@ -55,7 +56,8 @@ class PipelineComm:
             spec = gradients_of(spec)
         p2p = self._p2p
         source = self._program.rank_of(result.stage, result.microbatch)
-        buffers = tuple(torch.empty(shape, dtype=dtype, device=p2p.device) for shape, dtype in spec)
+        allocated = (torch.empty(shape, dtype=dtype, device=p2p.device) for shape, dtype, _ in spec)
+        buffers = with_names(allocated, (name for *_, name in spec))
         tags = [p2p.result_tag(result, number) for number in range(len(buffers))]
         messages = [p2p.receive(buffer, source, tag) for buffer, tag in zip(buffers, tags, strict=True)]
         self._receives[result] = Pending(p2p.launch(messages), lambda: buffers)

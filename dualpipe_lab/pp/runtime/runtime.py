@@ -44,6 +44,7 @@ from dualpipe_lab.pp.runtime.check import (
 )
 from dualpipe_lab.pp.runtime.gradient_sync import GradientSync
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
+from dualpipe_lab.pp.runtime.payload import output_of
 from dualpipe_lab.pp.runtime.pipeline_comm import PipelineComm
 from dualpipe_lab.pp.runtime.rank_plan import RankPlan, choose_lookahead, plan_rank
 from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
@@ -60,7 +61,8 @@ class PipelineRuntime:
         program: any program that `validate` accepts; its ranks are the ranks of `group`.
         stages: for each stage that the program places on this rank, its module, or a `Stage` with a forward and a
             backward of its own.
-        loss_fn: `loss_fn(output, target)`, the mean over one microbatch.
+        loss_fn: `loss_fn(output, target)`, the mean over one microbatch; `output` is what the last stage returns, and a
+            tuple of tensors is spread over the arguments in front of `target`.
         boundary: an example of the tensors that one stage sends to the next (a tensor or a tuple), or a function from
             the microbatch to such an example; None to infer the shapes: the ranks then exchange them.
         group: the ranks of this pipeline (default: the world).
@@ -74,6 +76,11 @@ class PipelineRuntime:
         lookahead: the number of receives of each stream that are prefetched; 0 launches each receive where the lowered
             program has it.  By default 2 on GLOO and 0 on NCCL, which has no tags: two ranks would first launch their
             receives, each before the send that the other one waits for.
+
+    Attributes:
+        program: the program.
+        rank: this rank's number in the pipeline.
+        p2p: the messages between its ranks.
 
     Raises:
         ValueError: if sizes or stages do not fit the program, or torch's `fully_shard` does not; for a stage in torch's
@@ -94,8 +101,8 @@ class PipelineRuntime:
         lookahead: int | None = None,
     ) -> None:
         lowered = lower(program)
-        self._program = program
-        self._rank = comm.get_rank(group)
+        self.program = self._program = program
+        self.rank = self._rank = comm.get_rank(group)
         check_world(program, comm.get_world_size(group))
         check_stages(program, self._rank, stages)
         self._stages = {i: stage if isinstance(stage, Stage) else Stage(i, stage) for i, stage in stages.items()}
@@ -115,7 +122,7 @@ class PipelineRuntime:
         self._forward_plan = plan_rank(lowered, self._rank, lookahead, forward_only=True)
         self._shapes: BoundaryShapes
         self._shapes = InferredShapes(program, self._rank, p2p) if boundary is None else GivenShapes(boundary)
-        self._p2p = p2p
+        self.p2p = self._p2p = p2p
         self._comm = PipelineComm(program, p2p, self._shapes)
         self._sum_mirrors = sum_mirrors
         self._replicated = ReplicatedGrads(program, self._rank, p2p, modules)
@@ -131,7 +138,7 @@ class PipelineRuntime:
         """Run the program once; gradients accumulate in the modules' parameters.
 
         Args:
-            inputs: one tensor (or tuple) per microbatch; read on the ranks that hold the first stage.
+            inputs: one tensor (or tuple, or dictionary) per microbatch; read on the ranks that hold the first stage.
             targets: one per microbatch; read on the ranks that hold the last stage.
             weights: the share of each microbatch in the loss; default 1 / M for equal microbatches.  Microbatches with
                 unequal numbers of tokens need their shares (`token_shares`), or the gradient is not the batch's.
@@ -281,7 +288,7 @@ class PipelineRuntime:
             done.stage.live.pop(microbatch, None)  # no backward follows
         if self._is_last(index):
             if done.result:  # without targets; a loss of the module's own then counts with the earlier stages'
-                batch.outputs[microbatch] = done.result if len(done.result) > 1 else done.result[0]
+                batch.outputs[microbatch] = output_of(done.result)
             elif done.loss is not None:
                 batch.losses[microbatch] = done.loss
         elif done.loss is not None:

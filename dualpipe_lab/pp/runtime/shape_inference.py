@@ -1,7 +1,7 @@
 """Shape inference: which tensors cross each boundary between stages, so that a receiver can allocate its buffers.
 
 Chapter: book/pp/pp-basic.  In: an example of the tensors, or the inputs of a step on the ranks of the first stage.
-Out: a `Spec` per boundary: number, shapes and types of the tensors.
+Out: a `Spec` per boundary: number, shapes, types and names of the tensors.
 `GivenShapes` reads the specs from the caller's example.  `InferredShapes` exchanges them:
   signature   a number for the shapes that enter the first stage.  Microbatches with equal shapes have one signature.
               As shapes may change from step to step, the first stage's rank sends the signatures of all microbatches at
@@ -14,7 +14,7 @@ Elsewhere: Megatron's variable_seq_lengths sends a header with every activation;
 and refuses others after it; DeepSeek's set_p2p_tensor_shapes is given one shape.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -24,57 +24,72 @@ from dualpipe_lab.comm import Pending, irecv, isend
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.batch import Batch
 from dualpipe_lab.pp.runtime.p2p import MAX_TENSORS, PipelineP2P
-from dualpipe_lab.pp.runtime.stage import Tensors
+from dualpipe_lab.pp.runtime.payload import names_of
+from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
 from dualpipe_lab.pp.validation.routes import Route, routes
 
-Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-Boundary: TypeAlias = Tensor | Tensors | Callable[[int], Tensor | Tensors]
+Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, type and name of each tensor
+Example: TypeAlias = Tensor | Tensors | Mapping[str, Tensor]
+Boundary: TypeAlias = Example | Callable[[int], Example]
 
 _MAX_DIMS = 8
 _FIELDS = 2 + _MAX_DIMS  # type, number of dimensions, dimensions
-HEADER_LENGTH = 1 + MAX_TENSORS * _FIELDS
+_NAME_BYTES = 128  # for all names of a boundary together
+_NAMES = 1 + MAX_TENSORS * _FIELDS  # where they begin
+HEADER_LENGTH = _NAMES + _NAME_BYTES // 8
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8,
           torch.bool, torch.complex64, torch.complex128, torch.int8, torch.int16)  # fmt: skip
 
 
-def spec_of(tensors: Sequence[Tensor]) -> Spec:
-    """Return shapes and types of tensors."""
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+def spec_of(tensors: Tensors) -> Spec:
+    """Return shapes, types and names of tensors; a plain tuple has empty names."""
+    return tuple((tuple(x.shape), x.dtype, name) for x, name in zip(tensors, names_of(tensors), strict=True))
 
 
 def gradients_of(spec: Spec) -> Spec:
     """Return shapes and types of the gradients that come back: integers have none."""
-    return tuple((shape, dtype) for shape, dtype in spec if dtype.is_floating_point or dtype.is_complex)
+    return tuple((shape, dtype, "") for shape, dtype, _ in spec if dtype.is_floating_point or dtype.is_complex)
 
 
 def write(spec: Spec) -> str:
-    """Write a spec for a message: `(3, 4) of torch.float64`."""
-    return ", ".join(f"{shape} of {dtype}" for shape, dtype in spec)
+    """Write a spec for a message: `(3, 4) of torch.float64`, with its name in front where it has one."""
+    return ", ".join(f"{name} {shape} of {dtype}".lstrip() for shape, dtype, name in spec)
 
 
 def to_header(spec: Spec) -> Tensor:
     """Return a spec as a tensor of `HEADER_LENGTH` integers; ValueError if the spec is too large for one."""
-    if len(spec) > MAX_TENSORS or any(len(shape) > _MAX_DIMS or dtype not in _TYPES for shape, dtype in spec):
+    if len(spec) > MAX_TENSORS or any(len(shape) > _MAX_DIMS or dtype not in _TYPES for shape, dtype, _ in spec):
         raise ValueError(
             f"a boundary carries at most {MAX_TENSORS} tensors of at most {_MAX_DIMS} dimensions, got {write(spec)}"
         )
+    names = "\n".join(name for *_, name in spec).encode()
+    if len(names) > _NAME_BYTES:
+        raise ValueError(
+            f"the names at a boundary have at most {_NAME_BYTES} bytes together, got {len(names)} in {write(spec)}; "
+            "use shorter ones, or a tuple"
+        )
     header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device="cpu")
     header[0] = len(spec)
-    for number, (shape, dtype) in enumerate(spec):
+    for number, (shape, dtype, _) in enumerate(spec):
         fields = torch.tensor([_TYPES.index(dtype), len(shape), *shape], device="cpu")
         header[1 + number * _FIELDS :][: len(fields)] = fields
+    header[_NAMES:].view(torch.uint8)[: len(names)] = torch.tensor(list(names), dtype=torch.uint8, device="cpu")
     return header
 
 
 def from_header(header: Tensor) -> Spec:
     """Return the spec that `to_header` wrote.
 
-    >>> from_header(to_header((((3, 4), torch.float32),)))
-    (((3, 4), torch.float32),)
+    >>> from_header(to_header((((3, 4), torch.float32, "x"),)))
+    (((3, 4), torch.float32, 'x'),)
     """
     count, *fields = header.tolist()
+    names = bytes(header[_NAMES:].view(torch.uint8).tolist()).rstrip(b"\0").decode().split("\n")
     tensors = [fields[number * _FIELDS : (number + 1) * _FIELDS] for number in range(count)]
-    return tuple((tuple(shape[:dims]), _TYPES[dtype]) for dtype, dims, *shape in tensors)
+    return tuple(
+        (tuple(shape[:dims]), _TYPES[dtype], name)
+        for (dtype, dims, *shape), name in zip(tensors, names, strict=False)  # no tensors have one empty name
+    )
 
 
 class BoundaryShapes(Protocol):
@@ -123,8 +138,8 @@ class GivenShapes:
     send_spec = check_spec  # without a message
 
 
-def _spec_of_example(example: Tensor | Tensors) -> Spec:
-    return spec_of(example if isinstance(example, tuple) else (example,))
+def _spec_of_example(example: Example) -> Spec:
+    return spec_of(as_tensors(0, example))
 
 
 class _Direction:

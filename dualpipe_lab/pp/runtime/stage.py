@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dualpipe_lab.pp.program import Action, B, F, Overlap, ProgramStep, W
+from dualpipe_lab.pp.runtime.payload import NamedTensors, call_with, names_of, with_names
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -29,7 +30,7 @@ class WithLoss(NamedTuple):
     The runtime multiplies `loss` (a scalar) by the microbatch's weight and sends `output` to the next stage.
     """
 
-    output: Tensor | Tensors
+    output: Tensor | Tensors | Mapping[str, Tensor]
     loss: Tensor
 
 
@@ -83,20 +84,21 @@ class Stage:
 
         `loss_fn` computes the loss of the last stage from its output; `weight` scales every loss.
         """
-        inputs = tuple(self._as_leaf(x) for x in inputs)
+        inputs = with_names((self._as_leaf(x) for x in inputs), names_of(inputs))
         output = self.call(microbatch, inputs, extra or {})
         losses = [scaled(output.loss, weight)] if isinstance(output, WithLoss) else []
         tensors = as_tensors(self.index, output)
         if loss_fn is not None:
-            losses.append(scaled(loss_fn(*tensors), weight))
+            losses.append(scaled(loss_fn(*arguments_of(tensors)), weight))
             tensors = ()
         loss = sum(losses[1:], losses[0]) if losses else None
         self.live[microbatch] = self.keep(inputs, tensors, loss)
-        return ForwardResult(tuple(y.detach() for y in tensors), None if loss is None else loss.detach())
+        detached = with_names((y.detach() for y in tensors), names_of(tensors))
+        return ForwardResult(detached, None if loss is None else loss.detach())
 
     def call(self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any]) -> Any:
         """Run the module."""
-        return self.module(*inputs, **extra)
+        return call_with(self.module, inputs, extra)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """B: accumulate the weight gradients and return the gradients of the inputs."""
@@ -200,14 +202,24 @@ def as_tensors(stage: int, output: Any) -> Tensors:
     """Return the tensors of a module's output; TypeError if the output is something else."""
     if isinstance(output, WithLoss):
         output = output.output
-    tensors = output if isinstance(output, tuple) else (output,)
+    values = tuple(output.values()) if isinstance(output, Mapping) else output
+    tensors = values if isinstance(values, tuple) else (values,)
     for y in tensors:
         if not isinstance(y, Tensor):
             raise TypeError(
-                f"stage {stage} must return a tensor, a tuple of tensors or WithLoss(output, loss), got "
-                f"{type(y).__name__}"
+                f"stage {stage} must return a tensor, a tuple of tensors or WithLoss(output, loss), where a dictionary "
+                f"of tensors may replace the tuple, got {type(y).__name__}"
             )
-    return tensors
+    if not isinstance(output, Mapping):
+        return tensors
+    if wrong := [name for name in output if not (isinstance(name, str) and name.isidentifier())]:
+        raise TypeError(f"stage {stage} names its tensors as Python names arguments, got {wrong}; rename them")
+    return NamedTensors(output)
+
+
+def arguments_of(tensors: Tensors) -> tuple[Any, ...]:
+    """Return what a loss function gets for the output of the last stage: its tensors, or one dictionary."""
+    return (tensors.named(),) if isinstance(tensors, NamedTensors) else tensors
 
 
 def scaled(loss: Tensor, weight: float) -> Tensor:
