@@ -52,8 +52,9 @@ ROWS = [
     Row(4, (2,) * 6, 5, 1.0, -800.0),
 ]  # fmt: skip
 BLOCKS = [
-    Blocks(2, 3, 3), Blocks(2, 4, 2), Blocks(3, 5, 2), Blocks(4, 6, 1), Blocks(2, 6, 3, 8.0), Blocks(12, 12, 2),
-    Blocks(2, 4, 2, 1.0, 800.0), Blocks(2, 4, 2, 1.0, -800.0), Blocks(30, 12, 3), Blocks(30, 24, 3),
+    Blocks(2, 3, 3, uses_lse=False), Blocks(2, 4, 2, uses_lse=False), Blocks(2, 3, 3), Blocks(3, 5, 2),
+    Blocks(4, 6, 1), Blocks(2, 6, 3, 8.0), Blocks(12, 12, 2), Blocks(2, 4, 2, 1.0, 800.0), Blocks(2, 4, 2, 1.0, -800.0),
+    Blocks(30, 12, 3), Blocks(30, 24, 3),
 ]  # fmt: skip
 
 
@@ -111,17 +112,21 @@ def row(fn: Callable[..., Any]) -> str:
     "flash_attention-3",
     "A tile that trusts itself",
     "find the bug",
-    minutes=10,
+    minutes=15,
     points=3,
     hints=(
         "Call it with size = number of keys, then with half of it. What of dQ, dK and dV changes?",
         "Two numbers per query are taken from the block: what its weights add up to, and what is subtracted from dP. "
         "Which sums over keys are these?",
-        "exp(s - lse) are the weights among all keys. dO . O is the sum of P dP over all keys.",
+        "The loss depends on a score through the output, and through the LSE. What is the derivative of the logarithm "
+        "of a sum of exponentials by one of the exponents?",
     ),
 )
 def backward(fn: Callable[..., Any]) -> str:
-    """Repair a backward that is right with one block of keys and wrong with two."""
+    """Repair a backward that is right with one block of keys and a loss that does not use the LSE."""
     needs_function(fn)
     check_blocks(Without(fn, *LIBRARY), BLOCKS)
-    return f"gradients equal the formula in {len(BLOCKS)} cases, whatever the size of a block; no matrix of all scores"
+    return (
+        f"gradients equal the formula in {len(BLOCKS)} cases, whatever the size of a block and the gradient of the "
+        "LSE; no matrix of all scores"
+    )

@@ -5,7 +5,7 @@ gradients, as lists.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import exp, inf, log
 from typing import NamedTuple, TypeAlias
 
@@ -32,8 +32,12 @@ def draw(seed: int, rows: int, columns: int, scale: float = 1.0) -> Matrix:
     return [[scale * chance.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
 
 
-def attention(q: Matrix, k: Matrix, v: Matrix, do: Matrix, sees: Sees = lambda i, j: True) -> Found:
+def attention(
+    q: Matrix, k: Matrix, v: Matrix, do: Matrix, sees: Sees = lambda i, j: True, dlse: Sequence[float] | None = None
+) -> Found:
     """Attention of every query to the keys that it sees; one that sees none has output 0 and an LSE of -inf.
+
+    The gradients are those of a loss that has `do` as gradient of the output and `dlse` as that of the LSE (none: 0).
 
     >>> attention([[1.0]], [[1.0], [1.0]], [[2.0], [4.0]], [[1.0]]).dv
     [[0.5], [0.5]]
@@ -50,7 +54,7 @@ def attention(q: Matrix, k: Matrix, v: Matrix, do: Matrix, sees: Sees = lambda i
         lses.append(largest + log(total) if seen else -inf)
         weights = [exp(score - largest) / total for score in scores]
         out.append([sum(w * v[j][x] for w, j in zip(weights, seen, strict=True)) for x in range(size)])
-        delta = _dot(do[i], out[-1])
+        delta = _dot(do[i], out[-1]) - (dlse[i] if dlse else 0.0)
         for w, j in zip(weights, seen, strict=True):
             ds = w * (_dot(do[i], v[j]) - delta) / size**0.5
             for x in range(size):

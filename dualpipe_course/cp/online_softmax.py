@@ -1,4 +1,4 @@
-"""Exercises of "Online softmax": two blocks by hand, a state that merges in any order, an average that loses its scale.
+"""Exercises of "Online softmax": two blocks by hand, a state that merges in any order, an entropy that loses its scale.
 
 Chapter: book/cp/online-softmax.  States are opaque: whatever an answer carries, the output of any tree of merges must
 be that of the whole row, in float64.  Functions that know all scores at once are switched off.
@@ -104,38 +104,41 @@ def states(state_of: Callable[..., Any], merge: Callable[..., Any], output: Call
     "online_softmax-3",
     "Right if the best comes first",
     "find the bug",
-    minutes=10,
+    minutes=15,
     points=2,
     hints=(
-        "Print l and A after each block, for scores in ascending order. Which of them belongs to which maximum?",
-        "When the maximum rises, everything that was measured from the old one has to shrink.",
-        "The sum is rescaled. A was summed up from the same powers.",
+        "Print l and E after each block, for scores in ascending order. Which maximum does each of them belong to?",
+        "E has the maximum in two places: in the powers, and in what the powers are multiplied by.",
+        "What becomes of a sum of w (x - m) if m rises by d? Which other sum, known already, takes part? Mind the "
+        "first block, whose old maximum is -inf; or find a sum that has no maximum in the second place.",
     ),
 )
-def average(fn: Callable[..., Any]) -> str:
-    """Repair a one-pass average that is right only while the maximum does not rise."""
+def entropy(fn: Callable[..., Any]) -> str:
+    """Repair a one-pass entropy that is right only while the maximum does not rise."""
     needs_function(fn)
-    results = on_ranks(_run_average, 1, Without(fn, *LIBRARY), case="your function")
-    for case, found, expected, unscaled, number, alive in results[0]:
+    results = on_ranks(_run_entropy, 1, Without(fn, *LIBRARY), case="your function")
+    for case, found, expected, allowed, slips, number, alive in results[0]:
         if any(value != value for value in found):
             raise Wrong(
-                f"{case}: the average is not a number. A block's {SPOILT}; exp(710) is inf, and inf / inf is NaN"
+                f"{case}: the entropy is not a number. A block's {SPOILT}; exp(710) is inf, and inf / inf and "
+                "0 * inf are NaN"
             )
-        check_once(case, "blocks", number, alive, "three things are known of all blocks so far, whatever their number")
-        problem = _why(found, expected)
-        if problem is not None and _why(found, unscaled) is None:
-            problem += ". Powers that were measured from different maxima were added up in A"
+        check_once(case, "blocks", number, alive, "three numbers are known of all blocks so far, however many")
+        problem = _why(found, [expected], allowed)
+        like = [
+            words for words, value in slips.items() if problem is not None and _why(found, [value], allowed) is None
+        ]
         if problem is not None:
-            raise Wrong(f"{case}: {problem}")
+            raise Wrong(f"{case}: {problem}{like[0] if like else ''}")
     return "right for scores in any order, huge ones included, in one pass"
 
 
-def _why(found: list[float], expected: list[float]) -> str | None:
+def _why(found: list[float], expected: list[float], tolerance: float = TOLERANCE) -> str | None:
     if len(found) != len(expected):
         return f"{len(found)} numbers came out, expected {len(expected)}"
     for place, (a, b) in enumerate(zip(found, expected, strict=True)):
-        if not abs(a - b) <= TOLERANCE * max(1.0, abs(b)):
-            what = f"is not a number, expected {b:.6g}" if a != a else apart(a, b, TOLERANCE * max(1.0, abs(b)))
+        if not abs(a - b) <= tolerance * max(1.0, abs(b)):
+            what = f"is not a number, expected {b:.6g}" if a != a else apart(a, b, tolerance * max(1.0, abs(b)))
             return f"number {place} of the output {what}"
     return None
 
@@ -202,9 +205,9 @@ def _size(state: "tuple[Tensor, ...]") -> int:
     return sum(torch.as_tensor(part).numel() for part in state)
 
 
-def _run_average(
+def _run_entropy(
     rank: int, world_size: int, fn: Callable[..., Any]
-) -> list[tuple[str, list[float], list[float], list[float], int, list[int]]]:
+) -> list[tuple[str, list[float], float, float, dict[str, float], int, list[int]]]:
     import gc
 
     import torch
@@ -212,37 +215,45 @@ def _run_average(
     gc.freeze()  # what the library holds is not the answer's
     results = []
     for name, keys in ROWS_OF_BLOCKS:
-        x, values = _scores(name, keys)
+        x = _scores(name, keys)
         alive: list[int] = []
-        parts = zip(x.split(keys), values.split(keys), strict=True)
-        out = torch.as_tensor(fn(once(((scores.clone(), v.clone()) for scores, v in parts), alive)))
-        unscaled = _without_rescaling(x, values, keys)
-        expected = (torch.softmax(x, 0) @ values).tolist()
-        case = f"{name} in blocks of {', '.join(map(str, keys))}"
-        results.append((case, out.flatten().tolist(), expected, unscaled.tolist(), len(keys), alive))
+        out = torch.as_tensor(fn(scores for (scores,) in once(((part.clone(),) for part in x.split(keys)), alive)))
+        log_p = torch.log_softmax(x, 0)
+        expected = float(-(log_p.exp() * log_p).sum())
+        # a power of x - LSE is off by eps |x|, relative to itself, and is multiplied by x
+        allowed = max(TOLERANCE, 8 * torch.finfo(x.dtype).eps * float(x.abs().max()) ** 2)
+        case, found = f"{name} in blocks of {', '.join(map(str, keys))}", out.double().flatten().tolist()
+        results.append((case, found, expected, allowed, _slips(x, keys), len(keys), alive))
     return results
 
 
-def _scores(name: str, keys: tuple[int, ...]) -> "tuple[Tensor, Tensor]":
+def _scores(name: str, keys: tuple[int, ...]) -> "Tensor":
     import torch
 
     generator = torch.Generator().manual_seed(keys[0])
     x = 3 * torch.randn(sum(keys), dtype=torch.float64, generator=generator)
-    values = torch.randn(sum(keys), SIZE, dtype=torch.float64, generator=generator)
     if "cending" in name:
         x = x.sort(descending=name.startswith("de")).values
     if "by 1,600" in name:
         levels = [1600.0 * block for block, length in enumerate(keys) for _ in range(length)]
         x = x + (1 if "rise" in name else -1) * torch.tensor(levels, dtype=torch.float64)
-    return 1000 * x if name == "huge scores" else x, values
+    return 1000 * x if name == "huge scores" else x
 
 
-def _without_rescaling(x: "Tensor", values: "Tensor", keys: tuple[int, ...]) -> "Tensor":
-    """What comes out if the weighted sum keeps its old scales."""
+def _slips(x: "Tensor", keys: tuple[int, ...]) -> dict[str, float]:
+    """What comes out if E is not rescaled at all, and if it is rescaled as a sum of values is."""
     import torch
 
-    m, weighted = torch.tensor(-torch.inf, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.float64)
-    for block, v in zip(x.split(keys), values.split(keys), strict=True):
-        m = torch.maximum(m, block.max())
-        weighted = weighted + (block - m).exp() @ v
-    return weighted / (x - m).exp().sum()
+    m = torch.tensor(-torch.inf, dtype=torch.float64)
+    total, unscaled, unshifted = x.new_zeros(3)
+    for block in x.split(keys):
+        largest = torch.maximum(m, block.max())
+        powers, factor = (block - largest).exp(), (m - largest).exp()
+        terms = (powers * (block - largest)).sum()
+        total, unscaled, unshifted = factor * total + powers.sum(), unscaled + terms, factor * unshifted + terms
+        m = largest
+    return {
+        ". Powers that were measured from different maxima were added up in E": float(total.log() - unscaled / total),
+        ". The powers in E are rescaled; the x - m that they multiply are still measured from the maxima of their "
+        "time": float(total.log() - unshifted / total),
+    }

@@ -1,4 +1,4 @@
-"""Exercises of "Ring attention": pairs and bytes, a ring forward and backward, a layout of one's own, two bugs.
+"""Exercises of "Ring attention": pairs and bytes, both directions of a ring, a layout, an LSE that is not the row's.
 
 Chapter: book/cp/ring-attention.  Numbers are judged against the formula, bytes by the ledger, overlap by model time.
 The puzzle shards a packed sequence over the ranks of a ring:
@@ -12,7 +12,8 @@ from typing import Any
 
 from dualpipe_course import check as checks
 from dualpipe_course.cp.flash_attention import LIBRARY
-from dualpipe_course.cp.rings import Case, check_backward, check_forward, check_home, check_parts
+from dualpipe_course.cp.rings import Case, check_backward, check_forward, check_parts
+from dualpipe_course.cp.tiles import Row, check_kept
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
@@ -59,7 +60,14 @@ EQUAL_CASES = (
     Case("contiguous", 4, 1), Case("contiguous", 4, 2), Case("zigzag", 8, 2, 30.0), Case("striped", 6, 3),
     Case("zigzag", 16, 4),
 )  # fmt: skip
-PARTS = (Case("contiguous", 4, 1), Case("contiguous", 6, 2), Case("striped", 5, 2), Case("zigzag", 12, 3))
+KEPT = [
+    Row(2, (3,)), Row(2, (2, 2)), Row(4, (2, 2), 0), Row(4, (2, 2, 2), 1), Row(4, (2, 3, 1), -2),
+    Row(2, (3, 3), None, 60.0), Row(3, (2, 1, 2), 0, 1.0, 1600.0),
+]  # fmt: skip
+PARTS = (
+    (Case("contiguous", 4, 1), [4]), (Case("contiguous", 6, 2), [6]), (Case("contiguous", 6, 2), [2, 4]),
+    (Case("striped", 5, 2), [1, 3, 1]), (Case("zigzag", 12, 3), [5, 7]), (Case("zigzag", 12, 3), [3, 1, 8]),
+)  # fmt: skip
 DOCUMENTS = (16, 8)  # lengths
 RANKS, BUDGET = 4, 46
 LENGTH = sum(DOCUMENTS)
@@ -150,41 +158,43 @@ def layout(answer: object) -> str:
 
 @exercise(
     "ring_attention-4",
-    "Almost home",
+    "The LSE at hand",
     "find the bug",
-    minutes=5,
-    points=2,
+    minutes=15,
+    points=3,
     hints=(
-        "Let rank r add r to every block. Which block has rank 0 in its hands after the last addition?",
-        "Follow the accumulator of rank 0's block on 3 ranks: who adds to it last?",
-        "After N - 1 hops all have added. The N-th hop brings it home.",
+        "With a single block it is right. Give it two, and add up the dV of both: whose sum should that be?",
+        "exp(s - lse) are a query's weights among all keys if lse is that of all keys. What makes one LSE of several?",
+        "do . out is a sum over all keys too, so the blocks' outputs have to be merged: each counts by exp of its LSE "
+        "less the merged one. Which queries have a merged LSE of -inf?",
     ),
 )
-def home(fn: Callable[..., Any]) -> str:
-    """Repair the sum of a block's gradients that ends on another rank."""
+def whole_rows(fn: Callable[..., Any]) -> str:
+    """Repair a backward that gives every block its own output and LSE."""
     needs_function(fn)
-    for num_ranks in (1, 2, 3, 4):
-        check_home(Without(fn, *LIBRARY, *RING), num_ranks)
-    return "1 to 4 ranks: every block's gradient is complete and on its own rank, in no more hops than there are ranks"
+    check_kept(Without(fn, *LIBRARY, *RING, *AUTOGRAD), KEPT)
+    return f"gradients equal the formula in {len(KEPT)} cases, queries that see nothing of a block, or of any, included"
 
 
 @exercise(
     "ring_attention-5",
     "First cut, then shifted",
     "find the bug",
-    minutes=5,
+    minutes=10,
     points=2,
     hints=(
         "Take 0 1 2 3 on two ranks. Which label has the last token of the first rank?",
-        "Labels are a matter of the sequence. RoPE asks where a token is in the sequence, not in the part.",
-        "next_token_labels(tokens) first, then shard; positions(layout, rank).",
+        "Labels are a matter of the sequence, and so are its documents. RoPE asks where a token is in its document, "
+        "not in the part.",
+        "Make labels and positions for the whole sequence first, with the ends of documents in mind; cut them as the "
+        "tokens are cut. Sums of the lengths say where a document ends.",
     ),
 )
 def part(fn: Callable[..., Any]) -> str:
-    """Repair a function that gives a rank its part of a batch, with two mistakes."""
+    """Repair a function that gives a rank its part of a batch of packed documents."""
     needs_function(fn)
     check_parts(fn, PARTS)
-    return f"ids, labels and positions of every rank in {len(PARTS)} layouts"
+    return f"ids, labels and positions of every rank in {len(PARTS)} layouts, one document or several"
 
 
 @exercise(

@@ -86,18 +86,19 @@ def numbers(answer: object) -> str:
     "ring_softmax-2",
     "One sum, the same on all ranks",
     "implement",
-    minutes=15,
+    minutes=20,
     points=3,
     hints=(
         "Merging each pair as it comes adds them in another order on every rank. What if you keep them first?",
-        "After i turns the pair in your hands was made by rank (rank - i) modulo N.",
-        "Keep all pairs by owner, then add them up from owner 0 to owner N - 1. Subtract 0 where the maximum is -inf.",
+        "After i turns two pairs have come: one that rank (rank - i) modulo N made, and one from the other side.",
+        "With an even N the pair of the rank opposite would come from both sides in the last turn: let it come from "
+        "one. Then add all pairs up in the order of their owners; subtract 0 where the maximum is -inf.",
     ),
 )
 def same_bits(fn: Callable[..., Any]) -> str:
-    """Write `max_and_sum(m, l)`: the pair of all ranks by a ring, with the same bits on every rank."""
+    """Write `max_and_sum(m, l)`: the pair of all ranks, both ways round the ring, with the same bits everywhere."""
     needs_function(fn)
-    for num_ranks in (1, 2, 3, 4, 5):
+    for num_ranks in (1, 2, 3, 4, 5, 6):
         case = f"{ROWS} rows on {num_ranks} rank(s)"
         results = on_ranks(_pairs, num_ranks, Without(fn, *LIBRARY), case=case, clock="virtual", link=ONE_MS)
         for name, found in zip(TYPES, zip(*results, strict=True), strict=True):
@@ -107,16 +108,19 @@ def same_bits(fn: Callable[..., Any]) -> str:
         for rank in range(num_ranks):
             if (sent := results.ledger.sent(rank=rank)) > needed:
                 raise Wrong(
-                    f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair passes once "
+                    f"{case}: rank {rank} sends {sent:,} bytes; {needed:,} are enough: each pair comes to a rank once "
                     "in float32 and once in float64"
                 )
-        if steps > num_ranks - 1:
+        if steps > num_ranks // 2:
             raise Wrong(
-                f"{case}: {steps} messages waited for one another, the ring needs {num_ranks - 1}; the bits can be "
-                "made equal without another round",
+                f"{case}: {steps} messages waited for one another; where pairs go both ways at once, no pair is more "
+                f"than {num_ranks // 2} away",
                 picture=results.timeline,
             )
-    return "the pairs of 1 to 5 ranks are right, and the same to the last bit on all of them, in float32 and float64"
+    return (
+        "the pairs of 1 to 6 ranks are right in half a turn of the ring, and the same to the last bit on all ranks, in "
+        "float32 and float64"
+    )
 
 
 @exercise(

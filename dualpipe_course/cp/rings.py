@@ -1,4 +1,4 @@
-"""Judging rings: a forward whose blocks travel behind work, a backward, gradients that come home, parts of a batch.
+"""Judging rings: a forward whose blocks travel behind work, a backward, parts of a batch of packed documents.
 
 Expected numbers come from `formula` and plain lists, in the main process; ranks run the answer, on the virtual clock.
 """
@@ -40,7 +40,6 @@ _SYMPTOMS = {
     "dK": ". dV is right, so the weights are; look at what is subtracted from dP: dO . out, a sum over all keys",
     "dQ": ". dV and dK are right; dQ stays at home, and every block adds to it",
 }
-_BLOCK_BYTES = 3 * 8  # of the blocks whose gradients come home
 
 
 class Case(NamedTuple):
@@ -150,58 +149,35 @@ def _part_of(rows: list[Any], held: Sequence[int]) -> Numbers | None:
     return Numbers.of([rows[position] for position in held])
 
 
-def check_home(fn: Callable[..., Any], num_ranks: int) -> None:
-    """Raise `Wrong` unless `fn(parts)` returns the sum of what all ranks add to the own block."""
-    totals = [Numbers.of(_total(owner, num_ranks)) for owner in range(num_ranks)]
-    least = num_ranks * (num_ranks - 1) * _BLOCK_BYTES  # each block is added to by all ranks but its own
-    most = num_ranks * _BLOCK_BYTES
-    hops = f"rank {{rank}} sent {{found}} bytes; {num_ranks} hops of a block are {{most}}, and will do"
-    through = (
-        f"the ranks sent {{found}} bytes through comm; what the others add to a block comes in {num_ranks - 1} "
-        f"messages at least, so {least} bytes for all blocks"
-    )
-
-    def why(off: Off) -> str:
-        found = None if off.found is None else [int(value) for value in off.found.flat]
-        right = [int(value) for value in off.expected.flat]
-        other = f": that is the gradient of rank {totals.index(off.found)}'s block" if off.found in totals else ""
-        return f"returned {found}, its block's gradient is {right}{other}"
-
-    compare_on_ranks(
-        _home,
-        num_ranks,
-        fn,
-        num_ranks,
-        case=f"{num_ranks} rank(s)",
-        beside=lambda: [{"gradient": total} for total in totals],
-        at=": rank {rank} ",
-        why=why,
-        limits=[
-            Limit("sent", most, hops, scope="each"),
-            Limit("sent", num_ranks * most, through, least),
-        ],
-        tolerance=0,
-    )
-
-
-def check_parts(fn: Callable[..., Any], cases: Sequence[Case]) -> None:
-    """Raise `Wrong` unless `fn(tokens, layout, rank)` returns the ids, labels and positions of a part of a batch."""
-    arguments = [(case, rank) for case in cases for rank in range(case.num_ranks)]
+def check_parts(fn: Callable[..., Any], cases: Sequence[tuple[Case, list[int]]]) -> None:
+    """Raise `Wrong` unless `fn(tokens, lengths, layout, rank)` returns a rank's part of packed documents."""
+    arguments = [(case, lengths, rank) for case, lengths in cases for rank in range(case.num_ranks)]
     harness = _Parts(fn)
-    for (case, rank), (fine, found) in zip(arguments, call_each(harness, arguments), strict=True):
-        words = f"{case}: rank {rank}"
+    for (case, lengths, rank), (fine, found) in zip(arguments, call_each(harness, arguments), strict=True):
+        words = f"{case}, documents of {lengths}: rank {rank}"
         if not fine:
             raise Wrong(ended(words, found))
         held, tokens = case.where()[rank], _tokens(case)
-        following = [[*row[1:], IGNORED] for row in tokens]
+        places = [place for length in lengths for place in range(length)]
+        ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
+        following = [[IGNORED if i in ends else row[i + 1] for i in range(case.length)] for row in tokens]
         expected = {
             "ids": [[row[position] for position in held] for row in tokens],
-            "positions": held,
+            "positions": [places[position] for position in held],
             "labels": [[row[position] for position in held] for row in following],
         }
         for name, right in expected.items():
             if found.get(name) != right:
-                raise Wrong(f"{words}, which holds {held}: {name} are {found.get(name)}, expected {right}")
+                packed = {
+                    "positions": held,
+                    "labels": [[IGNORED if i + 1 == case.length else row[i + 1] for i in held] for row in tokens],
+                }
+                why = (
+                    "; these are right if the sequence is a single document"
+                    if found.get(name) == packed.get(name)
+                    else ""
+                )
+                raise Wrong(f"{words}, which holds {held}: {name} are {found.get(name)}, expected {right}{why}")
 
 
 class _Parts:
@@ -210,11 +186,11 @@ class _Parts:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
 
-    def __call__(self, case: Case, rank: int) -> dict[str, Any]:
+    def __call__(self, case: Case, lengths: list[int], rank: int) -> dict[str, Any]:
         import torch
 
         layout = make_layout(case.layout, case.length, case.num_ranks)
-        answer = self.fn(torch.tensor(_tokens(case)), layout, rank)
+        answer = self.fn(torch.tensor(_tokens(case)), list(lengths), layout, rank)
         if not isinstance(answer, tuple) or len(answer) != 3:
             return {}
         return dict(zip(("ids", "labels", "positions"), (x.tolist() for x in answer), strict=True))
@@ -260,23 +236,3 @@ def _backward(rank: int, world_size: int, fn: Callable[..., Any], case: Case, fu
         return Found({}, refused="an argument has changed; add into tensors of your own")
     values = {name: Numbers.of(x) for name, x in zip(("dV", "dK", "dQ"), answer[::-1], strict=True)}
     return Found(values, costs={"sent": sent})
-
-
-def _part(rank: int, owner: int) -> list[int]:
-    """What a rank adds to a block: digits tell who it was."""
-    return [10**rank * (owner + 1), 1, -(2**rank)]
-
-
-def _total(owner: int, num_ranks: int) -> list[int]:
-    return [sum(column) for column in zip(*(_part(rank, owner) for rank in range(num_ranks)), strict=True)]
-
-
-def _home(rank: int, world_size: int, fn: Callable[..., Any], num_ranks: int) -> Found:
-    import torch
-
-    values = [_part(rank, (rank - step) % num_ranks) for step in range(num_ranks)]
-    parts = [torch.tensor(value, dtype=torch.float64) for value in values]
-    unchanged, meter = Unchanged(**{str(step): part for step, part in enumerate(parts)}), Meter()
-    found = {"gradient": Numbers.of(fn(parts))}
-    changed = "one of the parts has changed; add into what travels, not into them" if unchanged.first() else ""
-    return Found(found, costs={"sent": meter.lap().bytes}, changed=changed)

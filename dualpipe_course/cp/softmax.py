@@ -1,4 +1,4 @@
-"""Exercises of "Softmax": gradients of a row, a temperature that learns, a row that sees nothing.
+"""Exercises of "Softmax": gradients of a row, a temperature that learns, a sink beside rows that see nothing.
 
 Chapter: book/cp/softmax.  Weights and gradients are judged in float64 against torch where torch has numbers, against
 zero where it has none; every tensor that an answer makes is counted, so that no matrix of derivatives passes.
@@ -25,6 +25,7 @@ CASES = (
     "scores below -20,000",
 )  # fmt: skip
 TOLERANCE = 1e-10
+SINK = 0.5
 READY_MADE = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "_safe_softmax")
 Found = tuple[str, list[float], list[float], float]  # what it is, as returned, expected, largest error that passes
 
@@ -103,18 +104,18 @@ def temperature(forward: Callable[..., Any], backward: Callable[..., Any]) -> st
 
 @exercise(
     "softmax-3",
-    "A padded query",
+    "A padded query with a sink",
     "find the bug",
-    minutes=10,
+    minutes=15,
     points=2,
     hints=(
         "torch.where passes a gradient of 0 to what it did not choose. What does a backward do with 0 if y is NaN?",
-        "No number on the way may be NaN, also none that is thrown away afterwards.",
-        "-inf - 0 is -inf, and its power is 0. A sum of 0 may be replaced by 1 before dividing.",
+        "Print the powers and the sum for a row whose scores are all near -8,000. Which number of the row is infinite?",
+        "The sink is one of the row's scores as far as maximum and sum are concerned. What is the largest of them all?",
     ),
 )
 def padded(fn: Callable[..., Any]) -> str:
-    """Repair a softmax whose gradient is NaN as soon as one row is hidden."""
+    """Repair a softmax with a sink whose gradients are NaN as soon as one row is hidden."""
     needs_function(fn)
     results = on_ranks(_in_one, 1, Without(fn, *LIBRARY), None, case="your function")
     for case, found, *_ in results[0]:
@@ -122,10 +123,9 @@ def padded(fn: Callable[..., Any]) -> str:
             _check(case, found)
         except Wrong as wrong:
             is_nan = "not a number" in wrong.message and "gradient" in wrong.message
-            raise Wrong(
-                wrong.message + (". The weights are right: NaN was made and thrown away before" if is_nan else "")
-            ) from None
-    return "weights and gradients are finite, and right, for rows with anything hidden"
+            known = ". The weights are right: a number on the way was infinite, or NaN, and was thrown away before"
+            raise Wrong(wrong.message + known * is_nan) from None
+    return "weights and gradients are finite, and right, for rows with anything hidden and scores far from the sink"
 
 
 def _batch(case: str) -> "Tensor":
@@ -159,6 +159,18 @@ def _expected(x: "Tensor", dy: "Tensor", theta: float) -> "tuple[Tensor, Tensor,
     assert scale.grad is not None
     y[sees], dx[sees] = found.detach(), leaf.grad
     return y, dx, scale.grad
+
+
+def _with_sink(x: "Tensor", dy: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
+    """Weights, gradient of the scores and of the sink: one more column, whose weight is thrown away."""
+    import torch
+
+    leaf, sink = x.clone().requires_grad_(), torch.tensor(SINK, dtype=torch.float64, requires_grad=True)
+    y = torch.softmax(torch.cat([leaf, sink.expand(len(x), 1)], 1), -1)[:, :-1]
+    y.backward(dy)
+    assert leaf.grad is not None
+    assert sink.grad is not None
+    return y.detach(), leaf.grad, sink.grad
 
 
 def _allowed(x: "Tensor", dy: "Tensor", y: "Tensor", theta: float) -> tuple[float, float, float]:
@@ -206,7 +218,10 @@ def _in_one(
 
     results, theta = [], 0.5 if pair is not None else 1.0
     given = [(x := _batch(case), torch.linspace(-1, 2, x.numel()).double().view_as(x).sin()) for case in CASES]
-    right = [_expected(x, dy, theta) for x, dy in given]  # before autograd may be switched off
+    right = [  # before autograd may be switched off
+        _with_sink(x, dy) if pair is None else _expected(x, dy, theta) for x, dy in given
+    ]
+    last = "the gradient of the " + ("sink" if pair is None else "temperature")
     for case, (x, dy), expected in zip(CASES, given, right, strict=True):
         allowed = _allowed(x, dy, expected[0], theta)
         before = x.clone(), dy.clone()
@@ -214,22 +229,25 @@ def _in_one(
             returned = fn(pair, x, dy, theta) if pair is not None else _autograd(fn, x, dy)
         assert x.equal(before[0]), "the scores have changed; work on a copy"
         assert dy.equal(before[1]), "the gradient that came in has changed; work on a copy"
-        names = ("the weights", "the gradient of the scores", "the gradient of the temperature")
+        names = ("the weights", "the gradient of the scores", last)
         found = [
             (name, ours.flatten().tolist(), theirs.flatten().tolist(), error)
-            for name, ours, theirs, error in zip(names, returned, expected, allowed, strict=False)
+            for name, ours, theirs, error in zip(names, returned, expected, allowed, strict=True)
         ]
         results.append((case, found, sizes.largest, sizes.ready_made, *x.shape))
     return results
 
 
 def _autograd(fn: Callable[..., Any], x: "Tensor", dy: "Tensor") -> "list[Tensor]":
-    leaf = x.clone().requires_grad_()
-    y = fn(leaf)
+    import torch
+
+    leaf, sink = x.clone().requires_grad_(), torch.tensor(SINK, dtype=torch.float64, requires_grad=True)
+    y = fn(leaf, sink)
     assert y.requires_grad, "no gradient can reach the scores: the weights do not depend on x"
     y.backward(dy)
     assert leaf.grad is not None, "no gradient has reached the scores"
-    return [y.detach(), leaf.grad]
+    assert sink.grad is not None, "no gradient has reached the sink"
+    return [y.detach(), leaf.grad, sink.grad]
 
 
 def _check(case: str, found: list[Found]) -> None:

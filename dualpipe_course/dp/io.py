@@ -78,23 +78,24 @@ def who_reads(answer: object) -> str:
     "io-2",
     "Only what is needed",
     "implement",
-    minutes=15,
+    minutes=20,
     points=3,
     hints=(
-        "File number f holds elements from f * size to (f + 1) * size, with size = ceil(numel / num_files), cut off "
-        "at numel.",
-        "What this rank needs of file f lies between the larger of the beginnings and the smaller of the ends.",
-        "read() counts from the beginning of the file: subtract it. Leave out files of which nothing is needed; "
-        "torch.cat needs at least one tensor.",
+        "Draw a matrix of 4 x 6, cut it by rows for two files and by columns for three ranks. Where in file 1 do the "
+        "numbers of rank 1 lie?",
+        "Row i of the matrix is row i - f * size of file f, and there it begins at that number times `columns`. A "
+        "rank's part of a row lies together.",
+        "Two parts of neighbouring rows touch in a file only if a rank has all columns: then a file is one read. A "
+        "rank without columns reads nothing and returns rows x 0.",
     ),
 )
 def load_shard(fn: Callable[..., Any]) -> str:
-    """Write `load_shard(read, numel, num_files, num_ranks, rank)`: this rank's elements, each read once."""
+    """Write `load_shard(read, rows, columns, num_files, num_ranks, rank)`: this rank's columns, each number once."""
     needs_function(fn)
     saving.check_reads(
         Without(fn, "dualpipe_lab.dp.layout:reshard", "dualpipe_lab.dp.checkpoint.region:copies_between")
     )
-    return "9 sizes with every rank, empty shards included: no element is read twice, no file opened in vain"
+    return f"{len(saving.SIZES)} sizes with every rank, some without columns: nothing is read twice, nor in vain"
 
 
 @exercise(

@@ -10,12 +10,16 @@ from dualpipe_course.dp.disk import Disk, PowerFailure
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
 
-SIZES = ((1, 1, 1), (7, 4, 3), (7, 4, 1), (7, 3, 4), (7, 4, 8), (3, 4, 2), (10, 3, 4), (100, 7, 5), (1, 1, 2))
+# rows, columns, files, ranks
+SIZES = (
+    (1, 1, 1, 1), (4, 6, 2, 3), (4, 6, 2, 1), (5, 7, 2, 3), (5, 7, 3, 1), (7, 5, 4, 2), (3, 4, 4, 3), (2, 3, 1, 8),
+    (6, 1, 4, 1), (20, 9, 7, 5),
+)  # fmt: skip
 OLD, NEW = {"a": b"old a", "b": b"old b"}, {"a": b"new part a", "b": b"new part b", "index": b"a, b"}
 
 
 def check_reads(fn: Callable[..., Any]) -> None:
-    """Raise `Wrong` unless every rank of any number reads its elements from the files that have them, once each."""
+    """Raise `Wrong` unless every rank of any number reads its columns from files of rows, once each, in few reads."""
     problem = on_ranks(_read_all, 1, fn, case="reading")[0]
     if problem:
         raise Wrong(problem)
@@ -29,41 +33,44 @@ def check_save(fn: Callable[..., Any]) -> None:
 
 
 def _read_all(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
-    for numel, num_files, num_ranks in SIZES:
+    for rows, columns, num_files, num_ranks in SIZES:
         for index in range(num_ranks):
-            problem = _read_one(fn, numel, num_files, num_ranks, index)
+            problem = _read_one(fn, rows, columns, num_files, num_ranks, index)
             if problem:
-                return f"{numel} elements, {num_files} file(s), rank {index} of {num_ranks}: {problem}"
+                return f"{rows} x {columns}, {num_files} file(s), rank {index} of {num_ranks}: {problem}"
     return ""
 
 
-def _read_one(fn: Callable[..., Any], numel: int, num_files: int, num_ranks: int, rank: int) -> str:
+def _read_one(fn: Callable[..., Any], rows: int, columns: int, num_files: int, num_ranks: int, rank: int) -> str:
     import torch
 
-    whole, size, reads = torch.arange(float(numel)) + 1, -(-numel // num_files), []
+    whole, size, reads = torch.arange(float(rows * columns)).view(rows, columns) + 1, -(-rows // num_files), []
 
     def read(file: int, first: int, last: int) -> torch.Tensor:
-        held = whole[file * size : (file + 1) * size]
+        held = whole[file * size : (file + 1) * size].flatten()
         if not (0 <= file < num_files and 0 <= first < last <= len(held)):
             raise ValueError(f"read({file}, {first}, {last}): file {file} of {num_files} has {len(held)} element(s)")
         reads.append((file, last - first))
         return held[first:last].clone()
 
-    share = -(-numel // num_ranks)
-    expected = whole[rank * share : (rank + 1) * share]
+    share = -(-columns // num_ranks)
+    expected = whole[:, rank * share : (rank + 1) * share]
     try:
-        found = fn(read, numel, num_files, num_ranks, rank)
+        found = fn(read, rows, columns, num_files, num_ranks, rank)
     except ValueError as error:
         return f"{error}; read only what a file has, counted from the file's own beginning"
-    if getattr(found, "dtype", None) != torch.float32 or found.dim() != 1:
-        return f"expected a flat fp32 tensor of {len(expected)} element(s), got {type(found).__name__}"
+    if getattr(found, "dtype", None) != torch.float32 or found.shape != expected.shape:
+        shape = f" {list(found.shape)}" if isinstance(found, torch.Tensor) else ""
+        return f"expected an fp32 tensor {list(expected.shape)}, got {type(found).__name__}{shape}"
     if found.tolist() != expected.tolist():
-        return f"got {_brief(found.tolist())}, expected {_brief(expected.tolist())} (element i holds i + 1)"
+        ours, theirs = (_brief(tensor.flatten().tolist()) for tensor in (found, expected))
+        return f"got {ours}, expected {theirs}, row by row (the matrix holds 1, 2, 3 and so on)"
     total = sum(count for _, count in reads)
-    if total != len(expected):
-        return f"read {total} elements to get {len(expected)}; a rank reads its own and no others"
-    if len({file for file, _ in reads}) != len(reads):
-        return f"{len(reads)} reads; one per file is enough, because what a rank needs of a file lies together"
+    if total != expected.numel():
+        return f"read {total} elements to get {expected.numel()}; a rank reads its own and no others"
+    pieces = -(-rows // size) if expected.shape[1] == columns else rows
+    if len(reads) > pieces and total:
+        return f"{len(reads)} reads; {pieces} are enough, because what lies together in a file takes one read"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Exercises of "All-to-all": what travels, the exchange with its gradient, a round trip that only even blocks survive.
+"""Exercises of "All-to-all": what travels, an exchange with refusals, a round trip that only even blocks survive.
 
 Chapter: book/ep/all-to-all.  Rows and gradients are told apart by number, messages counted by the ledger.
 """
@@ -43,6 +43,7 @@ Table = list[list[int]]  # rows from rank r to rank j
 Row = tuple[int, ...]  # the shape of one
 COLUMNS = 3
 _MARK = 10_000.0
+_REFUSED = "(0)"  # the gradient of a row that is not taken
 # even; uneven; row sums that equal column sums; ranks that send or receive nothing; one that does neither
 TABLES: tuple[Table, ...] = (
     [[2]],
@@ -53,6 +54,8 @@ TABLES: tuple[Table, ...] = (
     [[1, 0, 2], [0, 0, 0], [1, 0, 0]],
     [[0, 2, 0, 1], [3, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]],
 )
+# rows that each rank of a table takes: all, some of a source, none
+ROOMS = ([1], [1, 2], [9, 2], [2, 4, 1], [4, 2], [1, 5, 0], [2, 3, 0, 1])
 
 
 def hint(exercise: int | None = None) -> None:
@@ -86,28 +89,29 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "all_to_all-2",
-    "Rows, there and back",
+    "As many as there is room for",
     "implement",
-    minutes=15,
+    minutes=20,
     points=3,
     hints=(
-        "dispatch: all_to_all_single on a tensor of N counts tells each rank its column. Then allocate, then rows.",
-        "comm.all_to_all_single(output, input, output_split_sizes, input_split_sizes): which is which backwards?",
-        "The rows for rank 0 must lie first: a stable argsort of `to` says which they are, a bincount how many. "
-        "Gradients may be strided: send grad.contiguous(). The output keeps the type of x and the shape of its rows.",
+        "A rank that has been told what is offered knows what it takes of each source. Who has to be told that?",
+        "Rows of earlier sources fill the room first: a cumulative sum of what is offered, without the source's own.",
+        "Two exchanges of N counts, then the rows. The first n rows for a rank: (to == rank).nonzero()[:n]. A row that "
+        "is not among those has the gradient 0 by itself.",
     ),
 )
 def exchange(fn: Callable[..., Any]) -> str:
-    """Write `dispatch(x, to)`: rows for this rank in the order of their sources, with gradients."""
+    """Write `dispatch(x, to, room)`: as many rows as this rank has room for, by source, with gradients."""
     needs_function(fn)
     own = Without(fn, "dualpipe_lab.ep.all_to_all")
-    for table in TABLES:
-        _check_exchange(own, table)
+    for table, rooms in zip(TABLES, ROOMS, strict=True):
+        _check_exchange(own, table, rooms)
+    _check_exchange(own, TABLES[-1], [99] * 4)
     for row in ((), (2, 2)):
-        _check_exchange(own, TABLES[3], row=row)
-    _check_bytes(own, TABLES[3])
-    _check_bytes(own, TABLES[-1])
-    return f"rows and gradients are in their places for {len(TABLES)} tables, ranks without rows and rows of any shape"
+        _check_exchange(own, TABLES[3], ROOMS[3], row=row)
+    _check_bytes(own, TABLES[3], ROOMS[3])
+    _check_bytes(own, TABLES[-1], ROOMS[-1])
+    return f"taken rows and all gradients are in their places for {len(TABLES)} tables, and refused rows stay at home"
 
 
 @exercise(
@@ -126,7 +130,7 @@ def round_trip(fn: Callable[..., Any]) -> str:
     """Repair a round trip of rows: there, some work, and back to their places, for any table."""
     needs_function(fn)
     for table in TABLES:
-        _check_exchange(fn, table, returns=True)
+        _check_exchange(fn, table)
     return f"every row comes back to its place for {len(TABLES)} tables, a rank without rows included"
 
 
@@ -143,40 +147,45 @@ class Found(NamedTuple):
     has_learned: bool
 
 
-def _arrivals(table: Table, rank: int) -> list[str]:
-    """Names of the rows for a rank, in the order of their sources: `0:2` is row 2 of rank 0."""
+def _arrivals(table: Table, rank: int, rooms: Sequence[int]) -> list[str]:
+    """Names of the rows that a rank takes, in the order of their sources: `0:2` is row 2 of rank 0."""
     found = []
     for source, sends in enumerate(table):
         first = sum(sends[:rank])
         found += [f"{source}:{first + row}" for row in range(sends[rank])]
-    return found
+    return found[: rooms[rank]]
 
 
-def _check_exchange(fn: Callable[..., Any], table: Table, returns: bool = False, row: Row = (COLUMNS,)) -> None:
-    """Raise `Wrong` unless every row arrives, every gradient returns, and no byte too many is sent.
+def _check_exchange(
+    fn: Callable[..., Any], table: Table, rooms: Sequence[int] | None = None, row: Row = (COLUMNS,)
+) -> None:
+    """Raise `Wrong` unless every row arrives that is taken, and every gradient returns.
 
     Args:
         fn: from this rank's rows, in mixed order, and the rank that each is for, to the rows for this rank; or, if they
             return, from the rows in the order of their destinations, this rank's row of the table and some work.
         table: the case.
-        returns: the rows come back to where they were, marked by the rank that worked on them, and twice as long.
+        rooms: how many rows each rank takes; None: all, and they return to where they were, marked by the rank that
+            worked on them, and twice as long.
         row: the shape of a row.
     """
-    case = _case(table, row)
-    results = _run(fn, table, returns, case, row)
+    case, returns = _case(table, row, rooms), rooms is None
+    results = _run(fn, table, rooms, case, row)
+    names = _names_of_gradients(table, rooms)
     for rank, found in enumerate(results):
         own = [f"{rank}:{row}" for row in range(sum(table[rank]))]
-        expected = own if returns else _arrivals(table, rank)
+        expected = own if rooms is None else _arrivals(table, rank, rooms)
         _check_rows(f"{case}: rank {rank}", found, expected, (2 * COLUMNS,) if returns else row)
         if returns:
             _check_workers(f"{case}: rank {rank}", found, table[rank])
         if found.dx is None:
             raise Wrong(f"{case}: rank {rank}: the rows arrive, and no gradient comes back to x")
-        gradients = [_names_of_gradients(table, returns).get(number, "another number") for number in found.dx]
-        if gradients != own:
+        gradients = [names.get(number, "another number") for number in found.dx]
+        right = [name if name in names.values() else _REFUSED for name in own]
+        if gradients != right:
             raise Wrong(
                 f"{case}: rank {rank}: its rows {_words(own)} got the gradients of rows {_words(gradients)}. "
-                "A row's gradient returns to the place from which the row came"
+                "A row's gradient returns to the place from which the row came, and a refused row's is 0"
             )
     if returns and (idle := [rank for rank, found in enumerate(results) if not found.has_learned]):
         raise Wrong(
@@ -185,27 +194,32 @@ def _check_exchange(fn: Callable[..., Any], table: Table, returns: bool = False,
         )
 
 
-def _check_bytes(fn: Callable[..., Any], table: Table) -> None:
-    """Raise `Wrong` unless a rank sends its counts, its rows for others, and the gradients of others' rows."""
-    size, case = len(table), _case(table, (COLUMNS,))
-    for rank, found in enumerate(_run(fn, table, False, case, (COLUMNS,))):
-        rows = sum(table[rank]) + sum(sends[rank] for sends in table) - 2 * table[rank][rank]
-        least, most = 8 * COLUMNS * rows, 8 * (size - 1) + 8 * COLUMNS * rows  # counts may be narrower
+def _check_bytes(fn: Callable[..., Any], table: Table, rooms: Sequence[int]) -> None:
+    """Raise `Wrong` unless a rank sends two counts, its rows that others take, and the gradients of others' rows."""
+    size, case = len(table), _case(table, (COLUMNS,), rooms)
+    moved = [(int(name.split(":")[0]), to) for to in range(size) for name in _arrivals(table, to, rooms)]
+    for rank, found in enumerate(_run(fn, table, rooms, case, (COLUMNS,))):
+        rows = sum(rank in pair for pair in moved if pair[0] != pair[1])
+        least, most = 8 * COLUMNS * rows, 16 * (size - 1) + 8 * COLUMNS * rows  # counts may be narrower
         if not least <= found.sent <= most:
             raise Wrong(
                 f"{case}: rank {rank} sent {found.sent} bytes through comm, {most} will do: "
-                f"{8 * (size - 1)} of counts, and {rows} rows of {8 * COLUMNS} in the two directions"
+                f"{16 * (size - 1)} of counts, and {rows} rows of {8 * COLUMNS} in the two directions. "
+                "A refused row does not travel"
             )
 
 
-def _case(table: Table, row: Row) -> str:
+def _case(table: Table, row: Row, rooms: Sequence[int] | None) -> str:
     shape = "" if row == (COLUMNS,) else f", rows of shape {list(row)}"
-    return f"{len(table)} rank(s), table {table}{shape}"
+    room = "" if rooms is None else f", room for {list(rooms)}"
+    return f"{len(table)} rank(s), table {table}{room}{shape}"
 
 
-def _run(fn: Callable[..., Any], table: Table, returns: bool, case: str, row: Row) -> list[Found]:
+def _run(fn: Callable[..., Any], table: Table, rooms: Sequence[int] | None, case: str, row: Row) -> list[Found]:
     try:
-        return list(on_ranks(_there_and_back if returns else _there, len(table), fn, table, row, case=case))
+        if rooms is None:
+            return list(on_ranks(_there_and_back, len(table), fn, table, row, case=case))
+        return list(on_ranks(_there, len(table), fn, table, rooms, row, case=case))
     except Wrong as wrong:
         if "SIGABRT" not in wrong.message:
             raise
@@ -234,7 +248,7 @@ def _check_workers(where: str, found: Found, sends: Sequence[int]) -> None:
         )
 
 
-def _there(rank: int, world_size: int, fn: Callable[..., Any], table: Table, row: Row) -> Found:
+def _there(rank: int, world_size: int, fn: Callable[..., Any], table: Table, rooms: Sequence[int], row: Row) -> Found:
     """Rows that lie in mixed order: the first ones for every rank, then the second ones."""
     import torch
 
@@ -244,10 +258,11 @@ def _there(rank: int, world_size: int, fn: Callable[..., Any], table: Table, row
     to = torch.tensor([to for _, to, _ in places], dtype=torch.int64)
     x = _rows(100.0 * rank + order.double(), row).repeat_interleave(2, 0).requires_grad_()
     meter = Meter()
-    y = _needs_tensor(fn(x[::2], to))  # strided
-    num_expected = sum(sends[rank] for sends in table)
-    if y.requires_grad and y.shape == (num_expected, *row):
-        y.backward(_rows(torch.arange(num_expected).double() + 1000.0 * (rank + 1), row))  # expanded: one number a row
+    y = _needs_tensor(fn(x[::2], to, rooms[rank]))  # strided
+    if y.requires_grad:  # also of a wrong shape: the others wait for the gradients
+        has_rows = y.dim() > 0 and y.shape[1:] == row
+        numbered = _rows(torch.arange(len(y)).double() + 1000.0 * (rank + 1), row) if has_rows else torch.zeros_like(y)
+        y.backward(numbered)  # expanded: one number a row
     dx = None if x.grad is None else _numbers(x.grad[::2][order.argsort()])
     return Found(tuple(y.shape), _numbers(y.detach()), dx, meter.lap().bytes, True)
 
@@ -295,10 +310,12 @@ def _name(number: float) -> str:
     return f"{int(number) // 100}:{int(number) % 100}"
 
 
-def _names_of_gradients(table: Table, returns: bool) -> dict[float, str]:
+def _names_of_gradients(table: Table, rooms: Sequence[int] | None) -> dict[float, str]:
     ranks = range(len(table))
-    ends = [[f"{r}:{i}" for i in range(sum(table[r]))] if returns else _arrivals(table, r) for r in ranks]
-    return {1000.0 * (rank + 1) + row: name for rank, names in enumerate(ends) for row, name in enumerate(names)}
+    own = [[f"{r}:{i}" for i in range(sum(table[r]))] for r in ranks]
+    ends = own if rooms is None else [_arrivals(table, r, rooms) for r in ranks]
+    named = {1000.0 * (rank + 1) + row: name for rank, names in enumerate(ends) for row, name in enumerate(names)}
+    return named | {0.0: _REFUSED}
 
 
 def _words(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 Chapter: book/ep/async-all-to-all.  Judged on the virtual clock: results, bytes and model time are exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,8 @@ _HALVES = tuple(
     f"dualpipe_lab.ep.all_to_all:{name}"
     for name in ("dispatch", "combine", "Exchange", "Launch", "Complete", "start_dispatch", "start_combine")
 )
-LINK = Link(gbps=0.0012)  # 3,000 bytes in 20 ms
 TABLE, ROWS, COLUMNS = ((1, 3), (2, 2)), 4, 125  # every exchange takes as long as three rows
-NUM_EXCHANGES = 4  # of rows, in both directions together
+EXCHANGE_MS = 20
 
 
 def hint(exercise: int | None = None) -> None:
@@ -71,118 +70,193 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "async_all_to_all-2",
-    "Two halves",
+    "A weight for each row",
     "implement",
     minutes=15,
     points=3,
     hints=(
-        "start_rows(rows, splits) issues, also for gradients, and .wait() gives what arrived.",
-        "Wait.backward issues the exchange of grad with splits.transposed, and must not wait for it.",
-        "Issue.backward waits for what Wait.backward has issued, and returns that as the gradient of x.",
+        "Put the weights beside the rows as one more column; start_rows issues that, also for gradients.",
+        "Wait.backward gets two gradients. It issues their exchange with splits.transposed, and must not wait for it.",
+        "Issue.backward waits for what Wait.backward has issued, and takes the columns apart again.",
     ),
 )
 def halves(fn: Callable[..., Any]) -> str:
-    """Write `start_dispatch(x, splits)`, whose `.wait()` gives the rows; both directions leave room for work."""
+    """Write `start_dispatch(x, weights, splits)`, whose `.wait()` gives both; both directions leave room for work."""
     needs_function(fn)
-    case = "rows issued, the shared expert, rows waited for"
-    _check_layer(
+    _check_times(
+        _weighted,
         Without(lambda *parts: _beside(fn, *parts), *_HALVES),
-        case,
+        "rows and weights issued, the shared expert, both waited for",
+        4,
+        COLUMNS + 1,
+        [50, 80],
         "the forward takes {found:.0f} ms, {most} are enough: nothing ran beside the exchange",
         "the forward overlaps. The backward takes {found:.0f} ms, {most} are enough: who waits for the exchange of the "
         "gradient, and when?",
     )
-    return "rows and gradients are right; 50 ms forward and 80 backward, with the shared expert beside the exchange"
+    return "rows, weights and gradients are right; 50 ms forward and 80 backward, with work beside the exchange"
 
 
 @exercise(
     "async_all_to_all-3",
-    "Nothing hides",
+    "Two microbatches, and nothing hides",
     "find the bug",
     minutes=10,
     points=2,
     hints=(
-        "All results are right. Write down when each line is done: an exchange takes 20 ms, the shared expert too.",
+        "All results are right. Write down when each line is done: an exchange takes 20 ms, the expert 10.",
         "What lies between an issue and its wait runs beside it. What lies there now?",
-        "The shared expert needs x alone. Call it after an issue, wait after that, and add its result at the end.",
+        "The second microbatch needs nothing of the first. Issue what can be issued before you wait for anything.",
     ),
 )
 def layer(fn: Callable[..., Any]) -> str:
-    """Repair a layer whose asynchronous exchanges hide nothing."""
+    """Repair a layer of two microbatches whose asynchronous exchanges hide nothing."""
     needs_function(fn)
     forward, backward = (
         f"results are right, and the {way} takes {{found:.0f}} ms; {{most}} are enough. What runs between each "
         "issue and its wait?"
         for way in ("forward", "backward")
     )
-    _check_layer(fn, "2 ranks", forward, backward)
-    return "50 ms forward and 80 backward: the shared expert runs beside an exchange in both directions"
+    _check_times(_in_two, fn, "2 ranks, 2 microbatches", 8, COLUMNS, [80, 80], forward, backward)
+    return "80 ms in both directions: the expert works on one microbatch while rows of the other travel"
 
 
-def _beside(fn: Callable[..., Any], x: Any, splits: Any, expert: Any, shared: Any) -> Any:
+def _beside(fn: Callable[..., Any], x: Any, weights: Any, splits: Any, expert: Any, shared: Any) -> Any:
     """The answer in a layer: there beside the shared expert, and back."""
-    travelling = fn(x, splits)
+    travelling = fn(x, weights, splits)
     other = shared(x)
-    rows = expert(travelling.wait())
-    return fn(rows, splits.transposed).wait() + other
+    rows, factors = travelling.wait()
+    y, again = fn(expert(rows) * factors.unsqueeze(1), factors, splits.transposed).wait()
+    return y + other, again
 
 
-def _check_layer(fn: Callable[..., Any], case: str, forward: str, backward: str) -> None:
-    """Raise `Wrong` unless results, gradients, bytes and the model time of rank 0 are right.
+def _check_times(
+    harness: Callable[..., Found],
+    fn: Callable[..., Any],
+    case: str,
+    calls: int,
+    columns: int,
+    ms: Sequence[int],
+    forward: str,
+    backward: str,
+) -> None:
+    """Raise `Wrong` unless results, gradients, bytes, exchanges and the model time of rank 0 are right.
 
     Args:
-        fn: from `x`, splits, expert and shared expert to `y`.
+        harness: calls the answer on a rank.
+        fn: the answer.
         case: what is tried, in words.
+        calls: exchanges that each rank takes part in.
+        columns: numbers of a row that travels.
+        ms: milliseconds of rank 0 that are enough, forward and backward.
         forward: the sentence if the forward takes too long.
         backward: the same of the backward.
     """
-    needed = NUM_EXCHANGES // 2 * (TABLE[0][1] + TABLE[1][0]) * COLUMNS * 8
-    sent = f"rank {{rank}} sent {{found}} bytes, {{most}} are {NUM_EXCHANGES} exchanges of rows"
+    needed = calls // 2 * (TABLE[0][1] + TABLE[1][0]) * columns * 8
+    sent = f"rank {{rank}} sent {{found}} bytes, {{most}} are {calls} exchanges of rows"
+    made = "rank {rank} took part in {found} exchanges, {most} are needed"
     compare_on_ranks(
-        _step,
+        harness,
         2,
         fn,
         case=case,
         why=_rows_in_words,
         limits=[
             Limit("bytes", needed, sent, needed, scope="each"),
-            Limit("forward", [50, inf], forward, scope="each"),
-            Limit("backward", [80, inf], backward, scope="each"),
+            Limit("calls", calls, made, calls, scope="each"),
+            Limit("forward", [ms[0], inf], forward, scope="each"),
+            Limit("backward", [ms[1], inf], backward, scope="each"),
         ],
         tolerance=0,
         clock="virtual",
-        link=LINK,
+        link=Link(gbps=3 * columns * 8 * 8 / (EXCHANGE_MS * 1e6)),
     )
 
 
 def _rows_in_words(off: Off) -> str:
     found = None if off.found is None else off.found.flat
-    where = ": both experts' results, in their places" * (off.name == "y")
-    return f"{off.name} is {found}, should be {off.expected.flat}{where}"
+    place = {"y": ": both experts' results, in their places", "weights": ": each weight comes with its row"}
+    return f"{off.name} is {found}, should be {off.expected.flat}{place.get(off.name, '')}"
 
 
-def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+def _numbered(rank: int, first: float = 1) -> "Tensor":
+    """Rows of equal numbers: row i of a rank is 10 rank + first + i."""
     import torch
 
+    column = 10.0 * rank + first + torch.arange(ROWS).double()
+    return column.repeat(COLUMNS, 1).t().contiguous().requires_grad_()
+
+
+def _experts_of(rank: int) -> tuple["Tensor", "Tensor"]:
+    """For each row the factor of the expert that it goes to, rank + 2, and the gradient of its result."""
+    import torch
+
+    factors = [2.0 if i < TABLE[rank][0] else 3.0 for i in range(ROWS)]
+    return torch.tensor(factors, dtype=torch.float64), 1 + torch.arange(ROWS).double()
+
+
+def _splits_of(rank: int) -> Any:
     from dualpipe_lab.ep.all_to_all import Splits
 
-    x = (10.0 * rank + 1 + torch.arange(ROWS).double()).repeat(COLUMNS, 1).t().contiguous().requires_grad_()
+    return Splits(TABLE[rank], (TABLE[0][rank], TABLE[1][rank]))
+
+
+def _tensors(found: Any, of: str) -> None:
+    import torch
+
+    if not (isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(y, torch.Tensor) for y in found)):
+        raise TypeError(f"two tensors are needed, {of}, got {type(found).__name__}")
+
+
+def _first(x: "Tensor | None") -> "Numbers | None":
+    """The first column of rows, or the whole of a vector."""
+    return None if x is None else Numbers.of(x[:, 0] if x.dim() > 1 else x)
+
+
+def _weighted(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    """The layer with a shared expert, rows and weights."""
+    import torch
+
+    x, weights = _numbered(rank), (2.0 + rank + torch.arange(ROWS).double()).requires_grad_()
     meter = Meter()
-    y = fn(x, Splits(TABLE[rank], (TABLE[0][rank], TABLE[1][rank])), _worker(rank + 2.0, 10), _worker(10.0, 20))
-    if not isinstance(y, torch.Tensor):
-        raise TypeError(f"a tensor is needed, got {type(y).__name__}")
+    found = fn(x, weights, _splits_of(rank), _worker(rank + 2.0, 10), _worker(10.0, 20))
+    _tensors(found, "rows and weights")
     forward = meter.lap()
-    if y.requires_grad and y.shape == x.shape:
-        y.backward((1 + torch.arange(ROWS).double()).unsqueeze(1).expand(-1, COLUMNS))
+    factors, grad = _experts_of(rank)
+    y, again = found
+    if y.requires_grad and y.shape == x.shape and again.requires_grad and again.shape == weights.shape:
+        torch.autograd.backward([y, again], [grad.unsqueeze(1).expand(-1, COLUMNS).contiguous(), 7 * grad])
     backward = meter.lap()
-    # row i of rank r: 10 r + i + 1; the expert of rank j multiplies by j + 2, the shared one by 10
-    factors = torch.tensor([12.0 if i < TABLE[rank][0] else 13.0 for i in range(ROWS)], dtype=torch.float64)
-    numbered = 1 + torch.arange(ROWS).double()
+    rows, scale = x.detach()[:, 0], weights.detach()
     return Found(
-        {"y": Numbers.of(y[:, 0]), "dx": None if x.grad is None else Numbers.of(x.grad[:, 0])},
-        {"y": Numbers.of((10.0 * rank + numbered) * factors), "dx": Numbers.of(factors * numbered)},
+        {"y": _first(y), "weights": _first(again), "dx": _first(x.grad), "dweights": _first(weights.grad)},
+        {
+            "y": Numbers.of(rows * (factors * scale + 10)),
+            "weights": Numbers.of(scale),
+            "dx": Numbers.of(grad * (factors * scale + 10)),
+            "dweights": Numbers.of(COLUMNS * grad * factors * rows + 7 * grad),
+        },
         costs={"forward": forward.ms, "backward": backward.ms},
     )
+
+
+def _in_two(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    """The layer of two microbatches."""
+    import torch
+
+    xs = _numbered(rank), _numbered(rank, 5)
+    meter = Meter()
+    found = fn(*xs, _splits_of(rank), _worker(rank + 2.0, 10))
+    _tensors(found, "the results of both microbatches")
+    forward = meter.lap()
+    factors, grad = _experts_of(rank)
+    if all(y.requires_grad and y.shape == x.shape for x, y in zip(xs, found, strict=True)):
+        torch.autograd.backward(list(found), [k * grad.unsqueeze(1).expand(-1, COLUMNS).contiguous() for k in (1, 2)])
+    backward = meter.lap()
+    names = {f"y of microbatch {k}": _first(y) for k, y in enumerate(found)}
+    names |= {f"dx of microbatch {k}": _first(x.grad) for k, x in enumerate(xs)}
+    expected = [Numbers.of(x.detach()[:, 0] * factors) for x in xs] + [Numbers.of(k * grad * factors) for k in (1, 2)]
+    return Found(names, dict(zip(names, expected, strict=True)), costs={"forward": forward.ms, "backward": backward.ms})
 
 
 def _worker(factor: float, ms: float) -> Callable[["Tensor"], "Tensor"]:

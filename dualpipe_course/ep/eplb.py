@@ -1,4 +1,4 @@
-"""Exercises of "EPLB": a plan by hand, the greedy plan, a better one in four changes, padding that is an index.
+"""Exercises of "EPLB": a plan by hand, a plan for ranks of two speeds, a better one in four changes, a move in place.
 
 Chapter: book/ep/eplb.  Plans are judged by their loads, not by their slots: any order of equal replicas will do.
 """
@@ -6,12 +6,13 @@ Chapter: book/ep/eplb.  Plans are judged by their loads, not by their slots: any
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 from dualpipe_course import check as checks
 from dualpipe_course.differences import apart
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.switched_off import Without
-from dualpipe_course.trial import call_each, check_ints, ended, needs_function, needs_ints, partial_score
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, needs_ints, on_ranks, partial_score
 
 NAMES = ("replicas of the first", "load of the heaviest rank", "MiB of weights moved", "MiB of gradients sent")
 EXPECTED = (2, 14, 9, 6)
@@ -39,19 +40,37 @@ _GENERAL = (
 )
 LOADS, IN_FORCE = (45, 4, 96, 34, 8, 5, 6, 10, 345), (0, 6, 2, 4, 5, 3, 1, 8, 7, 1, 7, 5)
 RANKS, CHANGES, LEAST, SCRATCH = 4, 4, 143.5, 176.5  # the least by trying all plans with four changes
-CASES: tuple[tuple[list[float], int, int], ...] = (
-    ([9, 2, 1], 4, 2),
-    ([5, 1, 1, 1], 4, 1),
-    ([12, 10, 3, 2], 6, 2),
-    ([0, 0, 7, 0], 8, 4),
-    ([0, 0, 0, 0], 4, 2),
-    ([6, 5, 4, 3, 2, 2], 6, 2),
-    ([20, 5, 4, 3, 2, 1], 6, 2),
-    ([0.5, 0.25, 1.75, 0.125], 6, 3),
-    ([2**25 + 1, 2**25, 3, 2, 1, 1], 8, 4),
-    ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], 16, 8),
-    ([20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27], 24, 6),
+# loads, slots, speed of each rank, replicas that an expert may have; whichever way a tie goes, the last rank is
+# done at the same time
+CASES: tuple[tuple[list[float], int, list[float], int], ...] = (
+    ([9, 2, 1], 4, [1, 1], 2),
+    ([9, 2, 1], 6, [1.5, 1], 2),
+    ([9, 2, 1], 8, [1, 1], 2),
+    ([5, 1, 1, 1], 4, [1], 3),
+    ([12, 10, 3, 2], 6, [1, 2], 1),
+    ([0, 0, 7, 0], 8, [1, 1, 2, 1], 3),
+    ([0, 0, 0, 0], 4, [1, 3], 1),
+    ([20, 5, 4, 3, 2, 1], 6, [2.5, 1], 1),
+    ([0.5, 0.25, 1.75, 0.125], 6, [1, 0.5, 1.75], 3),
+    ([2**25 + 1, 2**25, 3, 2, 1, 1], 8, [1, 1, 2, 2], 2),
+    ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], 16, [1, 1, 1, 1, 1.5, 1.5, 1.5, 1.5], 2),
+    ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], 24, [1, 1, 1, 1.25], 4),
+    ([20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27], 24, [1, 1.5, 1, 1.5, 1, 1.5], 3),
+    ([45, 4, 96, 34, 8, 5, 6, 10, 345], 16, [1.75, 1, 1.25, 1], 4),
 )
+# the experts of a rank's slots, before and after
+MOVES: tuple[tuple[list[int], list[int]], ...] = (
+    ([0, 1, 2], [0, 1, 2]),
+    ([0, 1], [1, 0]),
+    ([0, 0, 1], [0, 1, 1]),
+    ([2, 0, 1, 0], [0, 2, 0, 1]),
+    ([0, 1, 2, 3], [3, 0, 1, 2]),
+    ([0, 1, 2, 3, 4], [1, 0, 3, 4, 2]),
+    ([0, 1, 2, 3], [2, 2, 2, 2]),
+    ([4, 5, 6, 7, 4, 5], [5, 4, 4, 6, 7, 7]),
+    ([0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 0, 0, 5, 4, 7, 3]),
+)
+WEIGHTS = 20_000  # numbers of an expert
 _OWN = tuple(f"dualpipe_lab.ep.eplb.{name}" for name in ("placement", "balanced", "sticky"))
 
 
@@ -80,26 +99,27 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "eplb-2",
-    "The global plan",
+    "Ranks of two speeds",
     "implement",
-    minutes=15,
+    minutes=20,
     points=3,
     hints=(
         "Two loops: one gives away num_slots - len(loads) spare slots, the other deals all replicas out.",
-        "A spare slot goes to the expert whose load / count is largest at that moment, not whose load is.",
-        "A rank that is full takes no more, however light it is; every rank has num_slots / num_ranks slots.",
+        "An expert that has `most` replicas drops out of the first loop; the heaviest share of the rest gets the slot.",
+        "A rank of speed 2 with 6 tokens is done before a rank of speed 1 with 4. Compare after the replica was added; "
+        "a rank that is full takes no more.",
     ),
 )
 def greedy(fn: Callable[..., Any]) -> str:
-    """Write `make_plan(loads, num_slots, num_ranks)`: the greedy plan of one layer, as a list of experts."""
+    """Write `make_plan(loads, num_slots, speeds, most)`: the greedy plan of a layer on ranks of different speeds."""
     needs_function(fn)
-    given = [(list(loads), slots, ranks) for loads, slots, ranks in CASES]
+    given = [(list(loads), slots, list(speeds), most) for loads, slots, speeds, most in CASES]
     for case, (is_fine, found) in zip(CASES, call_each(Without(fn, *_OWN), given), strict=True):
-        where = f"loads {case[0]}, {case[1]} slots, {case[2]} ranks"
+        where = f"loads {case[0]}, {case[1]} slots, speeds {case[2]}, at most {case[3]} replica(s)"
         if not is_fine:
             raise Wrong(ended(where, found))
         _judge_greedy(where, found, *case)
-    return f"{len(CASES)} layers, zero loads and loads beyond 2^24 included: replicas and ranks as light as greedy's"
+    return f"{len(CASES)} layers, loads of zero and beyond 2^24 included: replicas and ranks as light as greedy's"
 
 
 @exercise(
@@ -134,62 +154,88 @@ def four_changes(answer: object) -> str:
 
 @exercise(
     "eplb-4",
-    "The last slot",
+    "A move in place",
     "find the bug",
-    minutes=5,
+    minutes=10,
     points=2,
     hints=(
-        "Print slots for an expert with one replica where another has three. What does Python mean by index -1?",
-        "The turns of an expert go round its own replicas. How many has it?",
-        "number % counts[chosen] is always an index of a real slot.",
+        "Follow old = [0, 1], new = [1, 0] by hand. What is in slot 0 when slot 1 reads it?",
+        "A slot that no other slot still reads can be written at once. Which slots are these, and what comes next?",
+        "If every slot that is left is read by another one, they form circles: put one expert aside, and go round.",
     ),
 )
-def turns(fn: Callable[..., Any]) -> str:
-    """Repair `slots_of(chosen, slots, counts)`, which takes the padding of short rows for a slot."""
-    import torch
-
+def moved(fn: Callable[..., Any]) -> str:
+    """Repair `move(weights, old, new)`, which overwrites what it still has to read."""
     needs_function(fn)
-    plans = [[0, 1, 2, 3], [0, 2, 1, 2, 2, 0], [3, 0, 3, 1, 3, 2, 3, 0], [0, 0, 0, 1]]
-    cases = [_tokens(plan, num_tokens, seed) for seed, plan in enumerate(plans) for num_tokens in (0, 1, 50)]
-    given = [(chosen.clone(), slots.clone(), counts.clone()) for _, chosen, slots, counts in cases]
-    for (plan, chosen, _, counts), (is_fine, found) in zip(cases, call_each(fn, given), strict=True):
-        where = f"slots hold experts {plan}, {len(chosen)} token(s)"
-        if not is_fine:
-            raise Wrong(ended(where, found))
-        if not isinstance(found, torch.Tensor) or found.shape != chosen.shape or found.dtype != torch.int64:
-            raise Wrong(f"{where}: return one slot for each token, a tensor of whole numbers")
-        _judge_turns(where, plan, chosen.tolist(), found.tolist(), counts.tolist())
-    return f"{len(cases)} cases: every token is at its expert, and replicas have equally many, give or take one"
+    found = on_ranks(_moves, 1, fn, case="your function")[0]
+    for (old, new), (experts, spare) in zip(MOVES, found, strict=True):
+        where = f"old {old}, new {new}"
+        if isinstance(experts, str):
+            raise Wrong(ended(where, experts))
+        if experts != new:
+            raise Wrong(f"{where}: afterwards the slots hold {experts}; who still needed what was overwritten?")
+        if spare > 2.5:
+            raise Wrong(
+                f"{where}: the experts are in their slots, and {spare:.2g} experts' weights were held beside "
+                "them; there is memory for two"
+            )
+    return f"{len(MOVES)} moves in place, with circles and with experts that get several slots; two held aside"
 
 
-def _judge_greedy(where: str, found: object, loads: Sequence[float], num_slots: int, num_ranks: int) -> None:
-    from dualpipe_lab.ep.eplb import ExpertPlacement, rank_loads, rebalance_experts
-
+def _judge_greedy(
+    where: str, found: object, loads: Sequence[float], num_slots: int, speeds: Sequence[float], most: int
+) -> None:
     if not isinstance(found, list) or not all(type(expert) is int for expert in found):
         raise Wrong(f"{where}: return a list of whole numbers, the expert in each slot; got {type(found).__name__}")
-    _check_legal(where, found, len(loads), num_slots)
-    plan = ExpertPlacement(*rebalance_experts([loads], num_slots, 1, 1, num_ranks))
-    count = Counter(found)
+    held = [expert for expert in found if expert != -1]
+    _check_legal(where, [0 if expert == -1 else expert for expert in found], len(loads), num_slots, held)
+    count, room = Counter(held), num_slots // len(speeds)
+    expert, replicas = count.most_common(1)[0]
+    if replicas > most:
+        raise Wrong(f"{where}: expert {expert} has {replicas} replicas")
+    if (empty := num_slots - len(held)) != (least := max(0, num_slots - most * len(loads))):
+        raise Wrong(f"{where}: {empty} slot(s) stay empty; {least} must, the others help somebody")
+    shares, plan = _greedy(loads, num_slots, speeds, most)
     ours = max(load / count[expert] for expert, load in enumerate(loads))
-    theirs = max(load / int(n) for load, n in zip(loads, plan.counts[0], strict=True))
-    if ours > theirs * (1 + 1e-12):
-        both = apart(ours, theirs, 1e-12 * theirs)
+    if ours > max(shares) * (1 + 1e-12):
+        both = apart(ours, max(shares), 1e-12 * max(shares))
         raise Wrong(
             f"{where}: the heaviest replica has {both.found}; with the right spare replicas it has {both.expected}"
         )
-    heaviest, least = max(_totals(loads, found, num_ranks)), float(rank_loads([loads], plan, num_ranks).max())
-    if heaviest > least * (1 + 1e-12):
-        both = apart(heaviest, least, 1e-12 * least)
-        says = f"the replicas are right, the heaviest rank has {both.found}"
-        raise Wrong(f"{where}: {says}; heavy ones first, into the lightest rank with room, makes it {both.expected}")
+    theirs = max(sum(shares[i] for i in own) / speed for own, speed in zip(plan, speeds, strict=True))
+    parts = [[i for i in found[r * room :][:room] if i != -1] for r in range(len(speeds))]
+    last = max(sum(loads[i] / count[i] for i in own) / speed for own, speed in zip(parts, speeds, strict=True))
+    if last > theirs * (1 + 1e-12):
+        both = apart(last, theirs, 1e-12 * theirs)
+        says = f"the replicas are right, the last rank is done after {both.found} ticks"
+        raise Wrong(f"{where}: {says}; each to the rank that is done first with it, makes it {both.expected}")
 
 
-def _check_legal(where: str, plan: Sequence[int], num_experts: int, num_slots: int) -> None:
+def _greedy(
+    loads: Sequence[float], num_slots: int, speeds: Sequence[float], most: int
+) -> tuple[list[float], list[list[int]]]:
+    """A replica's share by expert, and the experts of each rank."""
+    counts = [1] * len(loads)
+    while sum(counts) < min(num_slots, most * len(loads)):
+        allowed = [i for i, n in enumerate(counts) if n < most]
+        counts[max(allowed, key=lambda i: loads[i] / counts[i])] += 1
+    shares = [load / n for load, n in zip(loads, counts, strict=True)]
+    ranks: list[list[int]] = [[] for _ in speeds]
+    for expert in sorted((i for i, n in enumerate(counts) for _ in range(n)), key=lambda i: -shares[i]):
+        free = [r for r, held in enumerate(ranks) if len(held) < num_slots // len(speeds)]
+        ends = {r: (sum(shares[i] for i in ranks[r]) + shares[expert]) / speeds[r] for r in free}
+        ranks[min(free, key=lambda r: ends[r])].append(expert)
+    return shares, ranks
+
+
+def _check_legal(
+    where: str, plan: Sequence[int], num_experts: int, num_slots: int, held: Sequence[int] | None = None
+) -> None:
     if len(plan) != num_slots:
         raise Wrong(f"{where}: the plan has {len(plan)} slots, not {num_slots}; every rank has equally many")
     if strange := [expert for expert in plan if not 0 <= expert < num_experts]:
         raise Wrong(f"{where}: there is no expert {strange[0]}; they count from 0 to {num_experts - 1}")
-    if missing := sorted(set(range(num_experts)) - set(plan)):
+    if missing := sorted(set(range(num_experts)) - set(plan if held is None else held)):
         raise Wrong(f"{where}: expert {missing[0]} has no slot; its tokens would have nowhere to go")
 
 
@@ -199,28 +245,34 @@ def _totals(loads: Sequence[float], plan: Sequence[int], num_ranks: int) -> list
     return [sum(shares[rank * size : (rank + 1) * size]) for rank in range(num_ranks)]
 
 
-def _tokens(plan: list[int], num_tokens: int, seed: int) -> tuple[list[int], Any, Any, Any]:
-    """The plan, chosen_T, slots_EM and counts_E."""
-    import numpy as np
+def _moves(rank: int, world_size: int, fn: Callable[..., Any]) -> list[tuple[Any, float]]:
+    """The expert in each slot after each move, or what went wrong; and the experts held beside the slots."""
+    return [_moved(fn, old, new) for old, new in MOVES]
+
+
+def _moved(fn: Callable[..., Any], old: list[int], new: list[int]) -> tuple[Any, float]:
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
-    from dualpipe_lab.ep.eplb.placement import make_placement
+    weights = torch.tensor(old, dtype=torch.float32)[:, None] * 2 + torch.arange(WEIGHTS) / WEIGHTS
+    expected, peak = weights[[old.index(i) for i in new]].clone(), 0
+    made: list[Any] = []
 
-    made = make_placement(np.array([plan]), max(plan) + 1)
-    chosen = torch.randint(max(plan) + 1, (num_tokens,), generator=torch.Generator().manual_seed(seed))
-    return plan, chosen, made.logical_to_physical[0], made.counts[0]
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal peak
+            out = func(*args, **(kwargs or {}))
+            made.extend(ref(tensor) for tensor in tree_leaves(out) if isinstance(tensor, torch.Tensor))
+            alive = [tensor.untyped_storage() for tensor in (known() for known in made) if tensor is not None]
+            held = {storage.data_ptr(): storage.nbytes() for storage in alive}
+            held.pop(weights.untyped_storage().data_ptr(), None)  # views of the slots
+            peak = max(peak, sum(held.values()))
+            return out
 
-
-def _judge_turns(where: str, plan: list[int], chosen: list[int], found: list[int], counts: list[int]) -> None:
-    for token, (expert, slot) in enumerate(zip(chosen, found, strict=True)):
-        if not 0 <= slot < len(plan):
-            raise Wrong(
-                f"{where}: token {token} goes to slot {slot}, which does not exist; -1 means no further replica"
-            )
-        if plan[slot] != expert:
-            raise Wrong(f"{where}: token {token} chose expert {expert}, and slot {slot} holds expert {plan[slot]}")
-    for expert in range(max(plan) + 1):
-        visits = Counter(slot for slot, other in zip(found, chosen, strict=True) if other == expert)
-        each = [visits[slot] for slot, other in enumerate(plan) if other == expert]
-        if max(each) - min(each) > 1:
-            raise Wrong(f"{where}: the {counts[expert]} replicas of expert {expert} get {each} tokens; they take turns")
+    with Watch():
+        fn(weights, list(old), list(new))
+    experts = [int(number) // 2 for number in weights[:, 0].tolist()]
+    if experts == new and not torch.equal(weights, expected):
+        return "left weights of two experts in one slot", 0.0
+    return experts, peak / (4 * WEIGHTS)

@@ -1,4 +1,4 @@
-"""Exercises of "GShard": slots, bytes and drops, the order of choices, an exchange of equal blocks, what is kept.
+"""Exercises of "GShard": slots, bytes and drops, the order of choices, experts that are dealt out, what is kept.
 
 Chapter: book/ep/gshard.  Slots and weights are judged in plain Python, the exchange by numbers that say where they
 come from, messages by the ledger.
@@ -101,18 +101,18 @@ def slots(fn: Callable[..., Any]) -> str:
 
 @exercise(
     "gshard-3",
-    "There and back",
+    "The full slots first",
     "implement",
-    minutes=15,
+    minutes=20,
     points=3,
     hints=(
-        "Slots are in the order of experts, and experts in that of ranks: the blocks for the ranks lie side by side.",
-        "What arrives begins with rank 0's slots of all experts here: [e, L, C, D]. Experts want [L, e, C, D].",
-        "view, transpose, flatten; on the way back view, transpose, reshape, then combine with the same splits.",
+        "Expert i = l * e + r is number l of rank r. As [L, e, C, D], which axis must come first before the exchange?",
+        "What arrives is [e, L, C, D]: sender, expert, slot. Which order do the experts want?",
+        "view and permute; reshape copies. The way back does the two moves in the other order, each inverted.",
     ),
 )
 def exchange(there: Callable[..., Any], back: Callable[..., Any]) -> str:
-    """Write the exchange of equal blocks, with rows grouped by expert, and its way back."""
+    """Write the exchange of equal blocks for experts that are dealt out, with rows by slot, and its way back."""
     needs_function(there)
     needs_function(back)
     for num_ranks, experts, each in EXCHANGE_CASES:
@@ -214,7 +214,7 @@ def _there_and_back(rank: int, world_size: int, pair: Callable[..., Any], expert
     """Rows say where they come from: 100 * origin + the number of their slot."""
     import torch
 
-    slots, local = torch.arange(experts * each).double(), experts // world_size
+    slots = torch.arange(experts * each).double()
     filled = (100.0 * rank + slots)[:, None].expand(-1, HIDDEN).clone().requires_grad_()
     meter = Meter()
     rows = pair(True, filled, each)
@@ -224,8 +224,8 @@ def _there_and_back(rank: int, world_size: int, pair: Callable[..., Any], expert
     returned.backward(slots[:, None].expand(-1, HIDDEN))
     assert filled.grad is not None, "no gradient has come back; use dispatch and combine"
     own = [
-        [100.0 * origin + (rank * local + expert) * each + slot for origin in range(world_size) for slot in range(each)]
-        for expert in range(local)
+        [100.0 * origin + expert * each + slot for slot in range(each) for origin in range(world_size)]
+        for expert in range(rank, experts, world_size)
     ]
     return Found(
         {"rows": Numbers.of(rows[..., 0]), "returned": Numbers.of(returned), "gradient": Numbers.of(filled.grad)},
@@ -242,7 +242,8 @@ def _rows_in_words(off: Off) -> str:
     assert off.found is not None, "return tensors"
     ours, theirs = ([of.row(i) for i in range(of.shape[0])] for of in (off.found, off.expected))
     if off.name == "rows":
-        why = "; rows of other experts are among them" if sorted(map(str, ours)) != sorted(map(str, theirs)) else ""
+        same = [sorted(row) for row in ours] == [sorted(row) for row in theirs]
+        why = "; by slot first, then by rank" if same else "; rows of other experts are among them"
         return f"100 * origin + slot of its experts' rows: {ours}, expected {theirs}{why}"
     if off.name == "returned":
         return f"the rows have not come back into their slots: {[row[0] for row in ours]}"

@@ -1,4 +1,4 @@
-"""Exercises of "1F1B basic": times and bytes of the serial order, a layer's way back, a router's gradient.
+"""Exercises of "1F1B basic": times and bytes of the serial order, a way back without results, a router's gradient.
 
 Chapter: book/ep/one-f-one-b-basic.  Gradients are judged against autograd on one process.
 One expert per rank, every token at one expert, experts taken in turn: x_M = x + tanh(x W_A^T), w_M = sigmoid(x_M w_R),
@@ -78,21 +78,21 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "one_f_one_b_basic-2",
-    "The way back",
+    "Nothing kept at home",
     "implement",
-    minutes=20,
+    minutes=25,
     points=3,
     hints=(
-        "exchange((w * dy) in the order of the experts) gives the gradients of h on the expert's rank.",
-        "du = that * (1 - h^2). du @ W_M travels home: exchange it, and put it back into the order of the tokens.",
-        "x_M gets three gradients: dy, what came home, and w_M's: dw * w * (1 - w) times w_R, with dw = <dy, y_M>.",
+        "dw_M = <dy, y_M>, and y_M is on the expert's rank. What must come there for dw_M, and what for dW_M?",
+        "If w_M dy travels, <w_M dy, y_M> is w_M times dw_M. With w_M in a column of its own, dy can travel as it is.",
+        "What the expert's rank finds for each row goes home as one more column, too. x_M gets three gradients.",
     ),
 )
 def way_back(fn: Callable[..., Any]) -> str:
-    """Write `backward(W_A, w_R, W_M, saved, dy, exchange)`: dx and the gradients of the three weights."""
+    """Write `backward(W_A, w_R, W_M, saved, dy, exchange)` without y_M: dx and the gradients of the three weights."""
     needs_function(fn)
-    _check_backward(Without(fn, *AUTOGRAD))
-    return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two all-to-alls"
+    _check_backward(Without(fn, *AUTOGRAD), keeps_results=False)
+    return f"all gradients equal autograd's on one process in {len(CASES)} cases, with two exchanges of H + 1 numbers"
 
 
 @exercise(
@@ -120,7 +120,7 @@ class Saved(NamedTuple):
     Attributes:
         x, t, x_M: `_TH`: input, tanh(x W_A^T), their sum.
         w: `w_T`, the router's weight of each token's expert.
-        y_M: `y_TH`, what came back, in the order of the tokens.
+        y_M: `y_TH`, what came back, in the order of the tokens; None where nobody has kept it.
         inputs, h: `_RH`: what arrived at the expert, and tanh of its product.
         order, back: tokens by expert, and back into their own order.
     """
@@ -129,23 +129,30 @@ class Saved(NamedTuple):
     t: "Tensor"
     x_M: "Tensor"  # noqa: N815 - the chapter's symbols
     w: "Tensor"
-    y_M: "Tensor"  # noqa: N815
+    y_M: "Tensor | None"  # noqa: N815
     inputs: "Tensor"
     h: "Tensor"
     order: "Tensor"
     back: "Tensor"
 
 
-def _check_backward(fn: Callable[..., Any]) -> None:
-    """Raise `Wrong` unless all gradients are those of one process, after two all-to-alls."""
+def _check_backward(fn: Callable[..., Any], keeps_results: bool = True) -> None:
+    """Raise `Wrong` unless all gradients are those of one process, after two all-to-alls.
+
+    Args:
+        fn: the backward.
+        keeps_results: y_M is on the rank of the tokens; otherwise rows may have one more number.
+    """
     for num_ranks, tokens in CASES:
         case = f"{num_ranks} rank(s), {tokens} tokens each"
-        results = on_ranks(_backward, num_ranks, fn, tokens, case=case)
-        for rank, (_, num_exchanges, problem) in enumerate(results):
+        results = on_ranks(_backward, num_ranks, fn, tokens, keeps_results, case=case)
+        for rank, (_, widths, problem) in enumerate(results):
             if problem:
                 raise Wrong(f"{case}: rank {rank}: {problem}")
-            if num_exchanges != 2:
-                raise Wrong(f"{case}: rank {rank} exchanged rows {num_exchanges} times; C_B and D_B are 2")
+            if len(widths) != 2:
+                raise Wrong(f"{case}: rank {rank} exchanged rows {len(widths)} times; C_B and D_B are 2")
+            if max(widths) > (most := WIDTH + 1 - keeps_results):
+                raise Wrong(f"{case}: rank {rank} exchanged rows of {max(widths)} numbers; {most} will do")
         expected = on_ranks(_judge, 1, num_ranks, tokens, case="the reference")[0]
         for name in ("dW_M", "dw_R", "dW_A", "dx"):  # in the order of the backward
             found = [grads[GRADIENTS.index(name)] for grads, *_ in results]
@@ -166,18 +173,20 @@ def _draw(num_ranks: int, tokens: int) -> tuple[list["Tensor"], "Tensor"]:
     return weights, torch.randn(num_ranks, 2, tokens, WIDTH, dtype=torch.float64)
 
 
-def _backward(rank: int, world_size: int, fn: Callable[..., Any], tokens: int) -> tuple[list[list[float]], int, str]:
+def _backward(
+    rank: int, world_size: int, fn: Callable[..., Any], tokens: int, keeps_results: bool
+) -> tuple[list[list[float]], list[int], str]:
+    """The four gradients, the width of the rows of each exchange, and what was wrong."""
     import torch
 
     from dualpipe_lab import comm
 
     (w_a, w_r, experts), drawn = _draw(world_size, tokens)
     x, dy = drawn[rank]
-    count = 0
+    widths: list[int] = []
 
     def exchange(rows: "Tensor") -> "Tensor":
-        nonlocal count
-        count += 1
+        widths.append(rows[0].numel())
         received = torch.empty_like(rows, memory_format=torch.contiguous_format)
         comm.all_to_all_single(received, rows.contiguous())
         return received
@@ -186,17 +195,17 @@ def _backward(rank: int, world_size: int, fn: Callable[..., Any], tokens: int) -
     back, t = order.argsort(), torch.tanh(x @ w_a.T)
     inputs = exchange((x + t)[order])
     h = torch.tanh(inputs @ experts[rank].T)
-    y_m = exchange(h)[back]
+    y_m = exchange(h)[back] if keeps_results else None
     saved = Saved(x, t, x + t, torch.sigmoid((x + t) @ w_r), y_m, inputs, h, order, back)
-    count = 0
+    widths.clear()
     found = fn(w_a, w_r, experts[rank], saved, dy, exchange)
     if not isinstance(found, (tuple, list)) or len(found) != 4:
-        return [], count, "expected four tensors: dx, dW_A, dw_R, dW_M"
+        return [], widths, "expected four tensors: dx, dW_A, dw_R, dW_M"
     for name, grad, like in zip(GRADIENTS, found, (x, w_a, w_r, experts[rank]), strict=True):
         if not isinstance(grad, torch.Tensor) or grad.shape != like.shape:
             shape = list(grad.shape) if isinstance(grad, torch.Tensor) else type(grad).__name__
-            return [], count, f"{name} has shape {shape}, expected {list(like.shape)}"
-    return [grad.flatten().tolist() for grad in found], count, ""
+            return [], widths, f"{name} has shape {shape}, expected {list(like.shape)}"
+    return [grad.flatten().tolist() for grad in found], widths, ""
 
 
 def _judge(rank: int, world_size: int, num_ranks: int, tokens: int) -> dict[str, list[list[float]]]:

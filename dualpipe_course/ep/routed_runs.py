@@ -1,9 +1,7 @@
-"""Runs of a router for checks: what it chooses and weighs, beside one token at a time; a bias after a step on ranks."""
+"""Runs of a router for checks: the loads that it counts in a step, which may be recomputed; a bias after a step."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from dualpipe_course.differences import TOLERANCE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,52 +20,41 @@ class Step(NamedTuple):
         return f"{len(self.counts)} rank(s) with {', '.join(map(str, self.counts))} microbatches{level}"
 
 
-def routed(
-    rank: int, world_size: int, fn: Callable[..., Any], cases: Sequence[tuple[Any, ...]]
-) -> list[dict[str, Any]]:
-    """What `route` gives and which gradients it leaves, for each case of seed, tokens, k and scale."""
+# what happens to a router's microbatches, one after the other
+PASSES: tuple[tuple[str, ...], ...] = (
+    ("train",),
+    ("train", "train"),
+    ("evaluate", "train"),
+    ("train", "forget"),
+    ("checkpoint",),
+    ("reentrant checkpoint",),
+    ("checkpoint", "evaluate", "train", "reentrant checkpoint", "forget"),
+)
+
+
+def loads(rank: int, world_size: int, router: Callable[..., Any], case: Sequence[str]) -> tuple[Any, Any]:
+    """The load that a router counts in these microbatches, and that of those that a backward came through."""
     import torch
+    from torch.utils.checkpoint import checkpoint
 
-    found = []
-    for seed, num_tokens, k, scale in cases:
-        generator = torch.Generator().manual_seed(seed)
-        x, router, grad = (
-            torch.randn(*shape, generator=generator, dtype=torch.float64)
-            for shape in ((num_tokens, HIDDEN), (NUM_EXPERTS, HIDDEN), (num_tokens, k))
-        )
-        x.requires_grad_(), router.requires_grad_()
-        bias = torch.linspace(-0.6, 0.6, NUM_EXPERTS, dtype=torch.float64)
-        own, indices = fn(x, router, bias, k, scale)
-        if own.requires_grad:
-            own.backward(grad)
-        grads = {"gradient of x": x.grad, "gradient of router": router.grad}
-        plain = {name: None if value is None else value.tolist() for name, value in grads.items()}
-        found.append({"indices": indices.tolist(), "weights": own.detach().tolist()} | plain)
-    return found
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(NUM_EXPERTS, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
+    bias = torch.linspace(-0.4, 0.4, NUM_EXPERTS, dtype=torch.float64)
+    made, expected = router(weight, bias), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    for number, way in enumerate(case):
+        x = torch.randn(5 + number, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
 
+        def layer(x: "Tensor") -> "Tensor":
+            own, indices = made(x)
+            return (own * indices).sum(1) ** 2
 
-def plain_route(x: "Tensor", router: "Tensor", bias: "Tensor", k: int, scale: float) -> tuple["Tensor", "Tensor"]:
-    """The same, one token and one expert after another."""
-    import torch
-
-    own, indices = [], []
-    for token in x:
-        scores = torch.stack([(token @ row).sigmoid() for row in router])
-        best = sorted(range(len(scores)), key=lambda i: -float(scores[i].detach() + bias[i]))[:k]
-        total = sum((scores[i] for i in best), start=scores.new_zeros(()))
-        own.append(torch.stack([scale * scores[i] / total for i in best]))
-        indices.append(best)
-    return torch.stack(own), torch.tensor(indices)
-
-
-def differs(ours: Any, theirs: Any) -> bool:
-    """Whether two results are further apart than float64 explains."""
-    import torch
-
-    if ours is None:
-        return True
-    a, b = (torch.tensor(value, dtype=torch.float64) for value in (ours, theirs))
-    return a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=TOLERANCE * max(1.0, float(b.abs().max())))
+        with torch.set_grad_enabled(way != "evaluate"):
+            y = layer(x) if "checkpoint" not in way else checkpoint(layer, x, use_reentrant=way != "checkpoint")
+        if way not in ("evaluate", "forget"):
+            y.sum().backward()
+            chosen = ((x @ weight.T).sigmoid() + bias).topk(2).indices
+            expected += chosen.flatten().bincount(minlength=NUM_EXPERTS)
+    return made.load.tolist(), expected.tolist()
 
 
 def _microbatches(rank: int, step: Step) -> list["Tensor"]:

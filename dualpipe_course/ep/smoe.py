@@ -1,4 +1,4 @@
-"""Exercises of "Sparse mixture of experts": rows by hand, I and W of grouped products, a missing sort, a wrong divisor.
+"""Exercises of "Sparse mixture of experts": rows by hand, I and W of weighted rows, a missing sort, a wrong divisor.
 
 Chapter: book/ep/smoe.  Judged with whole numbers against one process: sums are exact in any order.
 """
@@ -44,7 +44,7 @@ ROUTINGS: tuple[tuple[int, int, tuple[int, ...]], ...] = (
 # ep, edp
 GRIDS: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1))
 EXPERTS = 4
-INPUT, OUTPUT = 3, 2  # of the grouped product
+INPUT, OUTPUT = 4, 3  # of the grouped product
 
 
 def hint(exercise: int | None = None) -> None:
@@ -79,18 +79,19 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "smoe-2",
-    "I and W",
+    "The weight travels with the row",
     "implement",
-    minutes=10,
+    minutes=15,
     points=3,
     hints=(
-        "rows.split(counts) gives each expert's rows; y = x W^T for each of them, so dx = dy W and dW = dy^T x.",
-        "dx has as many rows as y: join the experts' parts with torch.cat. dW has the weights' shape: torch.stack.",
-        "An expert without rows has a matrix of zeros as dW. A product of [out, 0] and [0, in] is one.",
+        "Write dh of one row on paper, then dw: both have the row of grad and the matrix of the expert in them.",
+        "dw_r is the inner product of grad_r with W h_r. An inner product allows the matrix on the other side.",
+        "For dW a weight is a factor of the row h_r. An expert without rows has a matrix of zeros: a product of "
+        "[out, 0] and [0, in] is one.",
     ),
 )
 def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) -> str:
-    """Write the two halves of a grouped product's backward: `input_grad` and `weight_grad`."""
+    """Write `input_grad` and `weight_grad` of a grouped product with a weight per row, without its output."""
     needs_function(input_grad)
     needs_function(weight_grad)
     library = [f"dualpipe_lab.ep.moe.experts:{name}" for name in ("grouped_product", "grouped_weight_grad")]
@@ -98,7 +99,7 @@ def backward(input_grad: Callable[..., Any], weight_grad: Callable[..., Any]) ->
     for counts in GROUPS:
         for are_whole in (True, False):
             _check_backward(by_rows, by_weights, counts, are_whole)
-    return f"both gradients are right for {len(GROUPS)} groupings, experts without rows included"
+    return f"three gradients are right for {len(GROUPS)} groupings, from two products per row"
 
 
 @exercise(
@@ -144,18 +145,19 @@ def scaled(fn: Callable[..., Any]) -> str:
 def _check_backward(
     input_grad: Callable[..., Any], weight_grad: Callable[..., Any], counts: Sequence[int], are_whole: bool
 ) -> None:
-    """Raise `Wrong` unless dx and dW of a grouped product y = x W^T are those of one expert after another.
+    """Raise `Wrong` unless dh, dw and dW of y = w (h W^T) are those of one expert after another.
 
     Args:
-        input_grad: the answer for dx.
+        input_grad: the answer for dh and dw.
         weight_grad: the answer for dW.
         counts: rows of each expert.
         are_whole: data are whole numbers, for which every order of sums is exact; otherwise any float64.
     """
     needed = 2 * sum(counts) * INPUT * OUTPUT
+    spare = sum(counts) * (INPUT + OUTPUT)  # an inner product may be a matrix product
     words = (
-        "both gradients are right, with {found} products of numbers; {most} will do. A row meets the matrix of its own "
-        "expert alone"
+        "all gradients are right, with {found} products of numbers; "
+        f"{needed} will do. A row meets the matrix of its own expert alone, and once: W h is not made again"
     )
     is_even = len(set(counts)) == 1  # of uneven groups some are padded, perhaps
     compare_on_ranks(
@@ -168,7 +170,7 @@ def _check_backward(
         case=f"rows per expert {list(counts)}" + ("" if are_whole else ", any float64 numbers"),
         at=": ",
         why=lambda off: _product_in_words(off, counts, are_whole),
-        limits=[Limit("products", needed, words)] if is_even else [],
+        limits=[Limit("products", needed + spare, words)] if is_even else [],
         tolerance=0 if are_whole else TOLERANCE,
     )
 
@@ -178,6 +180,8 @@ def _product_in_words(off: Off, counts: Sequence[int], are_whole: bool) -> str:
         return f"{off.name} is not a tensor"
     if off.has_other_shape:
         return f"{off.name} has shape {list(off.found.shape)}, needs {list(off.expected.shape)}"
+    if off.slip:
+        return f"{off.name}: {off.slip}"
     if not are_whole:
         both = apart(off.found.flat[off.place], off.expected.flat[off.place])
         return f"{off.name}, number {off.place}, {both}"
@@ -247,17 +251,25 @@ def _backward(
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    shapes = (sum(counts), INPUT), (len(counts), OUTPUT, INPUT), (sum(counts), OUTPUT)
-    rows, weights, grad = (_draw(seed, *shape) * (1 if are_whole else seed / 7) for seed, shape in enumerate(shapes, 1))
-    rows.requires_grad_(), weights.requires_grad_()
-    parts = [x @ weight.t() for x, weight in zip(rows.split(counts), weights, strict=True)]
-    expected = torch.autograd.grad(torch.cat(parts), (rows, weights), grad)
+    shapes = (sum(counts), INPUT), (sum(counts),), (len(counts), OUTPUT, INPUT), (sum(counts), OUTPUT)
+    given = [_draw(seed, *shape) * (1 if are_whole else seed / 7) for seed, shape in enumerate(shapes, 1)]
+    given[1][:1] = 0  # who divides by a weight is found out
+    h, w, weights, grad = (value.requires_grad_(number < 3) for number, value in enumerate(given))
+    parts = [rows @ weight.t() for rows, weight in zip(h.split(counts), weights, strict=True)]
+    out = torch.cat(parts)
+    expected = torch.autograd.grad(w[:, None] * out, (h, w, weights), grad)
+    h, w, weights = (value.detach() for value in (h, w, weights))
     with torch.no_grad(), FlopCounterMode(display=False) as flops:
-        dx = input_grad(grad.clone(), weights.detach(), list(counts))
-        dw = weight_grad(grad.clone(), rows.detach(), list(counts))
+        by_row = input_grad(grad.clone(), h.clone(), w.clone(), weights.clone(), list(counts))
+        by_weight = weight_grad(grad.clone(), h.clone(), w.clone(), list(counts))
+    if not isinstance(by_row, (tuple, list)) or len(by_row) != 2:
+        return Found({}, refused="input_grad returns two tensors, dh and dw")
+    names = "dh", "dw", "dW"
+    slip = "that times the weight; y has the weight as a factor, and its derivative has it no more"
     return Found(
-        {"dx": Numbers.of(dx), "dW": Numbers.of(dw)},
-        {name: Numbers.of(value) for name, value in zip(("dx", "dW"), expected, strict=True)},
+        {name: Numbers.of(value) for name, value in zip(names, (*by_row, by_weight), strict=True)},
+        {name: Numbers.of(value) for name, value in zip(names, expected, strict=True)},
+        {"dw": {slip: Numbers.of(w * expected[1])}},
         costs={"products": flops.get_total_flops() // 2},
     )
 

@@ -1,11 +1,10 @@
-"""Exercises of "V3-MoE structure": sizes, experts from groups, weights with a bias in them, one move per step, a mask.
+"""Exercises of "V3-MoE structure": sizes, an expert of every kept group, loads counted once, a bias, failed experts.
 
-Chapter: book/ep/v3-moe.  Choices are judged by trying all sets of groups, weights and gradients against autograd, the
+Chapter: book/ep/v3-moe.  Choices are judged by trying all sets of groups, loads by what a backward came through, the
 bias after a step on ranks with and without microbatches.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
@@ -48,7 +47,7 @@ STEPS = (
     runs.Step((0, 0)),
 )  # fmt: skip
 SCALES = (1, 1e12, 1e300)  # no number of the answer's own is below all values
-SIZES = ((8, 2, 4, 2), (8, 4, 4, 2), (6, 2, 6, 3), (12, 3, 3, 1), (4, 4, 2, 2), (16, 6, 4, 2))  # E, k, groups, kept
+SIZES = ((8, 2, 4, 2), (8, 4, 4, 2), (6, 3, 6, 3), (12, 3, 3, 1), (12, 5, 4, 3), (16, 6, 4, 2))  # E, k, groups, kept
 
 
 def hint(exercise: int | None = None) -> None:
@@ -76,18 +75,18 @@ def numbers(answer: object) -> str:
 
 @exercise(
     "v3_moe-2",
-    "Groups first",
+    "Every message has a use",
     "implement",
-    minutes=10,
+    minutes=15,
     points=3,
     hints=(
-        "unflatten(1, (num_groups, -1)) makes [tokens, groups, experts of a group]; topk(2).values has the two best.",
-        "What is smaller than any value, whatever its sign?",
-        "A group may have a single expert: topk(min(2, size)).",
+        "Three steps: which groups, the best expert of each, then the best of what is left in these groups.",
+        "topk does not say which of two equals it takes. x.sort(dim=1, descending=True, stable=True) does.",
+        "In the end sort by number first and then, stably, by value. A group may have a single expert.",
     ),
 )
 def selection(fn: Callable[..., Any]) -> str:
-    """Write `choose(values, k, num_groups, num_kept)`: experts from the best groups."""
+    """Write `choose(values, k, num_groups, num_kept)`: experts from the best groups, at least one from each."""
     import torch
 
     needs_function(fn)
@@ -103,35 +102,32 @@ def selection(fn: Callable[..., Any]) -> str:
             raise Wrong(f"{sizes}: return indices of shape [{len(values)}, {k}], whole numbers, as topk gives them")
         for row, chosen in zip(values.tolist(), found.tolist(), strict=True):
             _judge_choice(sizes, row, chosen, k, num_groups, num_kept)
-    return f"{len(cases)} cases: the experts that trying all sets of groups finds, with negative values too"
+    return f"{len(cases)} cases, with negative and with equal values: every kept group gives an expert"
 
 
 @exercise(
     "v3_moe-3",
-    "A thumb on the scale",
+    "Counted twice",
     "find the bug",
-    minutes=5,
+    minutes=10,
     points=2,
     hints=(
-        "Set one bias to 5, so that its expert is always chosen. What is its weight then?",
-        "Two things are made of the scores: a choice and weights. Which of them is the bias for?",
-        "Keep the name scores for the sigmoids; choose by scores.detach() + bias.",
+        "How often does a forward run under a checkpoint, and how often does a backward come through?",
+        "torch.is_grad_enabled() is no answer: one kind of checkpoint runs both of its forwards with gradients.",
+        "tensor.register_hook(fn) calls fn when a gradient arrives; a tensor that needs none has no hooks.",
     ),
 )
-def weights(fn: Callable[..., Any]) -> str:
-    """Repair `route(x, router, bias, k, scale)`, whose weights contain the bias."""
-    needs_function(fn)
-    cases = [(seed, num_tokens, k, scale) for seed, (num_tokens, k, scale) in enumerate(_ROUTES)]
-    found = on_ranks(runs.routed, 1, fn, cases, case="route")[0]
-    expected = on_ranks(runs.routed, 1, runs.plain_route, cases, case="the reference")[0]
-    for (_, num_tokens, k, scale), ours, theirs in zip(cases, found, expected, strict=True):
-        for name in ("indices", "weights", "gradient of x", "gradient of router"):
-            if runs.differs(ours[name], theirs[name]):
-                why = _REASONS[name].format(k=k, scale=scale)
-                raise Wrong(
-                    f"{num_tokens} tokens, k = {k}, scale {scale:g}: {name} differ from one token at a time. {why}"
-                )
-    return f"{len(cases)} cases: choices with the bias; weights and both gradients without it"
+def counted(router: Callable[..., Any]) -> str:
+    """Repair `Router`, which counts tokens in its forward: recomputed ones twice, and those of evaluations."""
+    needs_function(router)
+    for case in runs.PASSES:
+        found, expected = on_ranks(runs.loads, 1, router, case, case=", ".join(case))[0]
+        if found != expected:
+            raise Wrong(
+                f"{', '.join(case)}: load {found}, should be {expected}. A call counts once for each backward that "
+                "comes through its weights, however often its forward runs"
+            )
+    return f"{len(runs.PASSES)} ways through a step: counted once for each backward, checkpointed or not"
 
 
 @exercise(
@@ -172,47 +168,50 @@ def one_move(router: Callable[..., Any], fn: Callable[..., Any]) -> str:
 
 @exercise(
     "v3_moe-5",
-    "A mask that can be beaten",
+    "Experts that are away",
     "find the bug",
-    minutes=5,
-    points=1,
+    minutes=10,
+    points=2,
     hints=(
-        "Which value has a masked expert, and which expert of a kept group has a smaller one?",
-        "A score is above 0, but a score plus a bias need not be. Any number can be beaten by a smaller bias.",
-        "masked_fill(~kept[..., None], -torch.inf): nothing is below it.",
+        "What is 0.9 plus minus infinity, and which groups have that sum?",
+        "A mask is right for choosing; a sum needs a number that adds nothing. ",
+        "Take the best and the second apart: only the second may be left out of the sum.",
     ),
 )
-def mask(fn: Callable[..., Any]) -> str:
-    """Repair `mask(values, kept)`, which lets experts of other groups in where values are negative."""
-    needs_function(fn)
-    cases = [(scale * values, sizes) for sizes in SIZES for values in _values(sizes[0]) for scale in SCALES]
-    answers = call_each(fn, [(values.clone(), _kept(values, *sizes[2:])) for values, sizes in cases])
-    for (values, (num_experts, k, num_groups, num_kept)), (is_fine, found) in zip(cases, answers, strict=True):
-        sizes = f"{num_experts} experts, k = {k}, {num_kept} of {num_groups} groups"
-        if not is_fine:
-            raise Wrong(ended(sizes, found))
-        if getattr(found, "shape", None) != values.shape:
-            raise Wrong(f"{sizes}: return values of shape {list(values.shape)}, one for each token and expert")
-        for row, chosen in zip(values.tolist(), found.topk(k).indices.tolist(), strict=True):
-            _judge_choice(sizes, row, chosen, k, num_groups, num_kept)
-    return f"{len(cases)} cases: every expert is of a kept group, whatever the sign and size of the values"
-
-
-def _kept(values: "Tensor", num_groups: int, num_kept: int) -> "Tensor":
+def living(fn: Callable[..., Any]) -> str:
+    """Repair `worth(values, alive, num_groups)`, which gives up a group that has one living expert."""
     import torch
 
-    grouped = values.unflatten(1, (num_groups, -1))
-    worth = grouped.topk(min(2, grouped.shape[2])).values.sum(2)
-    return torch.zeros_like(worth, dtype=torch.bool).scatter_(1, worth.topk(num_kept).indices, True)
+    needs_function(fn)
+    drawn = [
+        (scale * values, e, groups)
+        for e, _, groups, _ in SIZES
+        if e > groups
+        for values in _values(e)
+        for scale in SCALES
+    ]
+    generator = torch.Generator().manual_seed(0)
+    cases = [(values, torch.rand(e, generator=generator) < 0.6, groups) for values, e, groups in drawn]
+    answers = call_each(fn, [(values.clone(), alive.clone(), groups) for values, alive, groups in cases])
+    for (values, alive, groups), (is_fine, found) in zip(cases, answers, strict=True):
+        sizes = f"{values.shape[1]} experts in {groups} groups, alive {alive.int().tolist()}"
+        if not is_fine:
+            raise Wrong(ended(sizes, found))
+        if getattr(found, "shape", None) != (len(values), groups):
+            raise Wrong(f"{sizes}: return worths of shape {[len(values), groups]}")
+        for row, ours in zip(values.tolist(), found.tolist(), strict=True):
+            _judge_worth(sizes, row, alive.tolist(), ours)
+    return f"{len(cases)} cases: groups with two living experts, one or none, whatever the sign and size of the values"
 
 
-_ROUTES = ((1, 2, 1.0), (9, 2, 2.5), (9, 3, 2.5), (5, 6, 1.5))  # tokens, k, scale
-_REASONS = {
-    "indices": "The choice goes by score plus bias, best first",
-    "weights": "They add up to {scale:g} for each token, and a bias has no part in them",
-    "gradient of x": "The weights are differentiable in the scores, through their sum too",
-    "gradient of router": "The weights are differentiable in the scores, through their sum too",
-}
+def _judge_worth(sizes: str, row: Sequence[float], alive: Sequence[bool], found: Sequence[float]) -> None:
+    size = len(row) // len(found)
+    for group, ours in enumerate(found):
+        values = [row[i] for i in range(group * size, (group + 1) * size) if alive[i]]
+        right = sum(sorted(values)[-2:]) if values else float("-inf")
+        if ours != right and (not values or not abs(ours - right) <= 1e-12 * abs(right)):
+            living = ", ".join(f"{value:.3g}" for value in values) or "nobody"
+            raise Wrong(f"{sizes}: group {group} has {living} alive and is worth {right:.3g}, not {ours:.3g}")
 
 
 def _values(num_experts: int) -> list["Tensor"]:
@@ -220,7 +219,7 @@ def _values(num_experts: int) -> list["Tensor"]:
 
     generator = torch.Generator().manual_seed(num_experts)
     drawn = torch.rand(8, num_experts, generator=generator, dtype=torch.float64)
-    found = [drawn, drawn - 0.5, drawn.log()]
+    found = [drawn, drawn - 0.5, drawn.log(), (3 * drawn).round() - 1]  # in the last many are equal
     for values in found:  # the least value of all in a group that is kept, the first and the last one
         values[6, :2] = values.new_tensor([99.0, -9.0])
         values[7, -2:] = values.new_tensor([99.0, -9.0])
@@ -232,9 +231,11 @@ def _judge_choice(
 ) -> None:
     size = len(row) // num_groups
     worth = [sum(sorted(row[group * size :][:size])[-2:]) for group in range(num_groups)]
-    kept = max(combinations(range(num_groups), num_kept), key=lambda some: sum(worth[group] for group in some))
+    kept = sorted(sorted(range(num_groups), key=lambda group: -worth[group])[:num_kept])  # sorts are stable
     allowed = [group * size + i for group in kept for i in range(size)]
-    best = sorted(allowed, key=lambda i: -row[i])[:k]
+    firsts = [max(range(group * size, (group + 1) * size), key=lambda i: row[i]) for group in kept]
+    others = sorted((i for i in allowed if i not in firsts), key=lambda i: -row[i])[: k - num_kept]
+    best = sorted(sorted(firsts + others), key=lambda i: -row[i])
     if list(chosen) == best:
         return
     values = ", ".join(f"{value:.3g}" for value in row)
@@ -243,5 +244,7 @@ def _judge_choice(
         group = outside[0] // size
         raise Wrong(f"{where}: expert {outside[0]} is of group {group}, worth {worth[group]:.3g}, which is not kept")
     if sorted(chosen) == sorted(best):
-        raise Wrong(f"{where}: the right experts, but not the best first: {list(chosen)}")
-    raise Wrong(f"{where}: chose {list(chosen)}, groups {list(kept)} are kept, and {best} are the best in them")
+        raise Wrong(f"{where}: the right experts, but not the best first, or equals not by number: {list(chosen)}")
+    if idle := [group for group in kept if group not in [i // size for i in chosen]]:
+        raise Wrong(f"{where}: group {idle[0]} is kept and gives no expert; chose {list(chosen)}, should be {best}")
+    raise Wrong(f"{where}: chose {list(chosen)}, groups {kept} are kept, and {best} are to be chosen")

@@ -5,7 +5,6 @@ and 20 microbatches are DeepSeek's action by action; the queue by what has been 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
@@ -27,8 +26,11 @@ if TYPE_CHECKING:
 
 NUMBERS = ("bubble of rank 2", "bubble of rank 0", "published bubble", "peak of rank 0")
 EXPECTED = (18, 16, 22, 7)  # 6 ranks, 14 microbatches, F = 4, I = 7, W = 5, a pair 14
-CASES = [(2, 4, False), (1, 2, True), (2, 6, False), (4, 8, False), (2, 4, True), (3, 7, True), (6, 14, False)]
-CASES += [(8, 20, False), (4, 10, True)]
+PLENTY = 99
+# ranks, microbatches, whether cut in half, weight gradients that may wait
+CASES = [(2, 4, False, PLENTY), (1, 2, True, PLENTY), (2, 6, False, PLENTY), (4, 8, False, PLENTY)]
+CASES += [(2, 4, True, PLENTY), (3, 7, True, PLENTY), (2, 4, False, 0), (4, 8, False, 1), (4, 8, False, 0)]
+CASES += [(3, 7, True, 1), (4, 10, True, 0), (6, 14, False, 2), (8, 20, False, PLENTY), (8, 20, False, 3)]
 COST = Cost(F=4, I=4, W=2, overlap=8)  # pairs gain, and W is short: a wrong order shows
 RANKS, MICROBATCHES, EASY, LEAST, ROOM = 4, 6, 25, 19, 4  # of the puzzle, F = I = W = 1
 _MIDDLE = {
@@ -83,26 +85,31 @@ def numbers(answer: object) -> str:
     "dualpipe-2",
     "The missing steps",
     "implement",
-    minutes=25,
+    minutes=30,
     points=4,
     hints=(
         "Steps 3, 5 and 7 are repeated once for each rank between this one and the middle, `inside`; steps 6 and 8 "
         "`outside` times.",
-        "Step 6 has 2 * outside backwards, of flow 1 and flow 0 in turn. From its middle on they are I instead of B.",
+        "Step 6 has 2 * outside backwards, of flow 1 and flow 0 in turn. From its middle on they are I instead of B, "
+        "as far as there is room. How many W are then left for step 8?",
         "DualPipeV's ranks are DualPipe's upper half: rank r is at position r of p, and what comes back is flow 1, on "
         "stage 2 p - 1 - r, with the same microbatches.",
     ),
 )
 def rows(fn: Callable[..., Any]) -> str:
-    """Complete `one_row(rank, num_ranks, num_microbatches, cut)`: DualPipe's rows, and DualPipeV's where `cut`."""
+    """Complete `one_row(rank, num_ranks, num_microbatches, cut, room)`: DualPipe's rows, also with little room."""
     needs_function(fn)
     results = call_each(without_library(_EveryRank(fn)), CASES)
-    for (p, m, cut), (fine, value) in zip(CASES, results, strict=True):
+    for (p, m, cut, room), (fine, value) in zip(CASES, results, strict=True):
         case = f"{'DualPipeV' if cut else 'DualPipe'}, {p} rank{'s' * (p > 1)}, {m} microbatches"
+        case += "" if room == PLENTY else f", room for {room} waiting"
         if not fine:
             raise Wrong(ended(case, value))
-        _check_rows(value, p, m, cut, case)
-    return f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one"
+        _check_rows(value, p, m, cut, room, case)
+    return (
+        f"{len(CASES)} programs action by action; DualPipe's for 8 ranks and 20 microbatches is the published one if "
+        "all weight gradients may wait"
+    )
 
 
 @exercise(
@@ -180,26 +187,46 @@ class _EveryRank:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
 
-    def __call__(self, p: int, m: int, cut: bool) -> list[Any]:
+    def __call__(self, p: int, m: int, cut: bool, room: int) -> list[Any]:
         """Return the rows."""
-        return [self.fn(rank, p, m, cut) for rank in range(p)]
+        return [self.fn(rank, p, m, cut, room) for rank in range(p)]
 
 
-def _check_rows(value: list[Any], p: int, m: int, cut: bool, case: str) -> None:
+def _check_rows(value: list[Any], p: int, m: int, cut: bool, room: int, case: str) -> None:
     if any(type(row) is not str for row in value):
         raise Wrong(f"{case}: expected a line of text for each rank, got {type(value[0]).__name__}")
-    expected = (dualpipev if cut else dualpipe)(p, m)
+    full = (dualpipev if cut else dualpipe)(p, m)
+    rows = [_with_room(row, rank, p, m, cut, room) for rank, row in enumerate(full.ranks)]
 
     def step(rank: int, place: int) -> str:
-        return f", in step {_step_of(place, rank, p, m, cut)}"
+        numbers = [number for _, number in rows[rank]]
+        return f", in step {numbers[place] if place < len(numbers) else 8}"
 
-    programs.check_actions(value, expected, case, COST, step)
+    programs.check_actions(value, full.with_ranks([[action for action, _ in row] for row in rows]), case, COST, step)
 
 
-def _step_of(place: int, rank: int, p: int, m: int, cut: bool) -> int:
+def _with_room(
+    row: Sequence[ProgramStep], rank: int, p: int, m: int, cut: bool, room: int
+) -> list[tuple[ProgramStep, int]]:
+    """The actions of a row with the number of their step, where at most `room` weight gradients wait for their W."""
     position, num_positions, per_flow = (rank, p, m) if cut else (min(rank, p - 1 - rank), p // 2, m // 2)
-    ends = accumulate(map(len, eight_steps(position, num_positions, per_flow)))
-    return next((number for number, end in enumerate(ends, start=1) if place < end), 8)
+    lengths = map(len, eight_steps(position, num_positions, per_flow))
+    numbers = [number for number, length in enumerate(lengths, start=1) for _ in range(length)]
+    too_many = max(position + 1 - room, 0)  # of the I in step 6
+    kept: list[tuple[ProgramStep, int]] = []
+    waiting: list[Action] = []
+    for action, number in zip(row, numbers, strict=True):
+        if isinstance(action, Overlap) or action.kind not in (I, W):
+            kept.append((action, number))
+        elif action.kind == W:
+            kept += [(waiting.pop(0), number)] if waiting else []
+        elif room == 0 or (number == 6 and too_many > 0):
+            too_many -= number == 6
+            kept.append((action._replace(kind=B), number))
+        else:
+            kept.append((action, number))
+            waiting.append(action._replace(kind=W))
+    return kept
 
 
 def _with_mirrors(answer: object) -> list[str]:

@@ -16,10 +16,10 @@ from dualpipe_course.pp.gradients import (
     ROWS,
     WIDTH,
     added_to,
+    grads_of,
     leave_gradients,
     make_batch,
     make_stage,
-    reference,
     without_runtime,
 )
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
@@ -118,16 +118,18 @@ def between(answer: object) -> str:
     "v_shapes-3",
     "The turn",
     "find the bug",
-    minutes=10,
-    points=2,
+    minutes=15,
+    points=3,
     hints=(
         "Compare with the other ranks: what does a message do to the graph of autograd?",
-        "On the tip, how many times does the backward of `near` run for one microbatch, and from where is it started?",
-        "Make `turned` a leaf of its own on the tip too, with requires_grad_(). Then nothing has to be retained.",
+        "How many times does the backward of each stage run for one microbatch, and from where is it started? Count "
+        "the calls on the tip, and those that begin at a penalty.",
+        "A backward may begin at several tensors at once: look at the arguments of torch.autograd.backward. Where no "
+        "graph is used twice, none has to be retained.",
     ),
 )
 def turn(fn: Callable[..., Any]) -> str:
-    """Repair `v_step(rank, world_size, near, far, batch, like)`, whose stages below the turn are wrong by a factor."""
+    """Repair `v_step(rank, world_size, near, far, batch, like)`, whose stages run their backwards more than once."""
     needs_function(fn)
     for num_ranks, num_microbatches in ((1, 1), (1, 3), (2, 1), (2, 3), (3, 3)):
         _check_turn(fn, num_ranks, num_microbatches)
@@ -139,13 +141,16 @@ def _check_turn(fn: Callable[..., Any], num_ranks: int, num_microbatches: int) -
     case = f"{num_ranks} rank(s), {num_microbatches} microbatch(es)"
     results = on_ranks(_v_step, num_ranks, without_runtime(fn), num_microbatches, case=case)
     expected: list[Vector] = [
-        _flat(grads) for grads in on_ranks(reference, 1, 2 * num_ranks, num_microbatches, case="the reference")[0]
+        _flat(grads) for grads in on_ranks(_reference, 1, 2 * num_ranks, num_microbatches, case="the reference")[0]
     ]
     found = [grads for (grads, _), _, _ in results] + [grads for (_, grads), _, _ in reversed(results)]
     _check_gradients(found, expected, case)
     for rank, (_, runs, shared) in enumerate(results):
         if any(number != num_microbatches for number in runs):
-            raise Wrong(f"{case}: on rank {rank} the backwards of the two stages ran {runs[0]} and {runs[1]} times")
+            raise Wrong(
+                f"{case}: all gradients are right, and on rank {rank} the backwards of the two stages ran {runs[0]} "
+                f"and {runs[1]} times; each runs once per microbatch, from all that came out of the stage"
+            )
         if shared:
             raise Wrong(
                 f"{case}: on rank {rank} one call of backward runs through both stages; their gradients are right, "
@@ -187,15 +192,45 @@ def _ratio(ours: Vector, theirs: Vector) -> float | None:
     return None if off.ratio is None else round(off.ratio, 6)
 
 
+def _make_stage(index: int) -> Any:
+    """Stage `index`, which returns a penalty of its activations beside its output."""
+    from torch import nn
+
+    class WithPenalty(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_stage(index)
+
+        def forward(self, x: Any) -> Any:
+            hidden = self.layers[:2](x)
+            return self.layers[2](hidden), (index + 1) * hidden.square().mean()
+
+    return WithPenalty()
+
+
+def _reference(rank: int, world_size: int, num_stages: int, num_microbatches: int) -> list[list[Vector]]:
+    """The gradients of each stage, accumulated over the microbatches by one process, all penalties included."""
+    from torch.nn.functional import mse_loss
+
+    stages = [_make_stage(index) for index in range(num_stages)]
+    for x, target in zip(*make_batch([ROWS] * num_microbatches), strict=True):
+        penalties = []
+        for stage in stages:
+            x, penalty = stage(x)
+            penalties.append(penalty)
+        ((mse_loss(x, target) + sum(penalties)) / num_microbatches).backward()
+    return [grads_of(stage) for stage in stages]
+
+
 def _v_step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> tuple[Any, ...]:
     """One rank: the gradients of both stages, how often the backward of each ran, whether one call ran both."""
     import torch
 
-    stages = [make_stage(rank), make_stage(2 * world_size - 1 - rank)]
+    stages = [_make_stage(rank), _make_stage(2 * world_size - 1 - rank)]
     calls: list[list[int]] = [[], []]
     for stage, seen in zip(stages, calls, strict=True):
-        # the last layer's output, since the first stage's input has no gradient
-        stage[-1].register_full_backward_hook(lambda *_, seen=seen: seen.append(backward_id()))
+        # the layer that output and penalty share; not the first, since the first stage's input has no gradient
+        stage.layers[1].register_full_backward_hook(lambda *_, seen=seen: seen.append(backward_id()))
     batch = list(zip(*make_batch([ROWS] * num_microbatches), strict=True))
     if rank > 0:  # only the first rank has data
         batch = [(torch.full_like(x, float("nan")), torch.full_like(y, float("nan"))) for x, y in batch]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dualpipe_course import check as checks
-from dualpipe_course.comparison import Found, Numbers, Off, check_found
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, check_found
 from dualpipe_course.differences import TOLERANCE
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.meter import Meter
@@ -103,28 +103,39 @@ def end_of_step(fn: Callable[..., Any]) -> str:
     "block-3",
     "Loss right, layers below wrong",
     "find the bug",
-    minutes=8,
-    points=2,
+    minutes=15,
+    points=3,
     hints=(
         "In the forward every rank gets all tokens. With which rows of the first weight does it use them?",
-        "So each rank finds a summand of the gradient of all tokens, and the slice of one summand is not a sum.",
-        "The backward of Gather sums over the ranks and leaves each its tokens: scatter(grad).",
+        "So each rank finds a summand of the gradient of all tokens, and the slice of one summand is not a sum. And a "
+        "row of dW is a sum over all tokens: whose tokens does the backward have?",
+        "grad belongs to all tokens. dW needs the input of all tokens, and the backward may gather it; dx is a sum "
+        "over the ranks, of which each wants its own tokens.",
     ),
 )
 def below(fn: Callable[..., Any]) -> str:
-    """Repair `pair(x, first, second)` between cut tokens, so that dx is that of one process too."""
+    """Repair `pair(x, first, second)` between cut tokens, which gathers its input once more and keeps it nowhere."""
     needs_function(fn)
     sizes: tuple[tuple[int, tuple[int, ...], int], ...] = (
-        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 6), (4, (2, 8, 3), 8),
+        (1, (2, 2), 3), (2, (2, 3), 4), (2, (2, 4, 3), 5), (4, (4, 2), 6), (4, (2, 8, 3), 8), (4, (2, 4, 16), 8),
     )  # fmt: skip
     for num_ranks, shape, wide in sizes:
         shapes = {"x": shape, "first": (wide, shape[-1]), "second": (shape[-1], wide)}
-        case = layers.Case(num_ranks, shapes, {"x": -2, "first": 0, "second": 1}, shape, -2)
+        cuts = {"x": -2, "first": 0, "second": 1}
+        case = layers.Case(num_ranks, shapes, cuts, shape, -2, counts_kept=True)
         answer, size = Without(fn, *layers.LIBRARY), layers.num_bytes(shape)
-        why = "An all-gather and a reduce-scatter of all tokens each way are enough."
-        layers.check_layer(answer, _pair, case, summed="", forward=size, backward=size, because=why, hints=_BELOW)
-    return f"outputs and all gradients equal one process in {len(sizes)} cases, for two halves of a sum each way"
+        why = "A rank keeps its own tokens of the input, so the backward gathers them once more."
+        tokens, own = size // shape[-1] // 8, -(-size // num_ranks)
+        most = 2 * 8 * tokens * -(-wide // num_ranks) + 2 * own  # of what is wide, and of this rank's tokens, two each
+        limits = [Limit("kept bytes", most, _KEPT, scope="largest")] if num_ranks > 2 else []
+        back = size * 3 // 2
+        layers.check_layer(
+            answer, _pair, case, summed="", forward=size, backward=back, because=why, hints=_BELOW, limits=limits
+        )
+    return f"outputs and all gradients equal one process in {len(sizes)} cases, and only a rank's own tokens are kept"
 
+
+_KEPT = "a rank keeps {found:,} bytes for the backward, {most:,} are enough: its own tokens of the input, not all"
 
 CASES = {  # norms of heads, sequence parallelism
     "all tokens on every rank": (False, False),

@@ -31,13 +31,17 @@ LIBRARY = tuple(
 
 
 class Case(NamedTuple):
-    """A layer on `num_ranks` ranks: shapes of the full tensors, and the sharded dimension of each (None: no)."""
+    """A layer on `num_ranks` ranks: shapes of the full tensors, and the sharded dimension of each (None: no).
+
+    With `counts_kept` the costs of a rank name the bytes that it keeps between forward and backward, output included.
+    """
 
     num_ranks: int
     shapes: Mapping[str, Shape]
     cuts: Mapping[str, int | None]
     out_shape: Shape
     out_cut: int | None = None
+    counts_kept: bool = False
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
@@ -124,15 +128,53 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], case: Case) -> Fou
     }
     dy = _shard(draw("dy", case.out_shape), case.out_cut, rank, world_size)
     unchanged, meter = Unchanged(**shards, dy=dy), Meter()
-    y = fn(*shards.values())
+    y, kept = _run(fn, list(shards.values()), case.counts_kept)
     forward, values = meter.lap(), {"y": Numbers.of(y)}
     if values["y"] is not None and values["y"].shape == tuple(dy.shape):
         y.backward(dy)
     backward = meter.lap()
     values |= {f"d{name}": Numbers.of(shard.grad) for name, shard in shards.items()}
-    costs = {"forward bytes": forward.bytes, "backward bytes": backward.bytes, "backward messages": backward.calls}
+    costs: dict[str, float] = {
+        "forward bytes": forward.bytes,
+        "backward bytes": backward.bytes,
+        "backward messages": backward.calls,
+    }
+    costs["kept bytes"] = kept
     changed = "an argument or the gradient that came in has changed; send a copy of it" if unchanged.first() else ""
     return Found(values, costs=costs, changed=changed)
+
+
+def _run(fn: Callable[..., Any], shards: "list[Tensor]", counts_kept: bool) -> tuple[Any, int]:
+    """The output, and the bytes of the output and of all that its graph keeps and was not given."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    from dualpipe_lab.dp.measure import storage_bytes
+
+    if not counts_kept:
+        return fn(*shards), 0
+    held: list[Tensor] = []
+
+    def keep(tensor: "Tensor") -> "Tensor":
+        held.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = fn(*shards)
+    held += _on_contexts(y)
+    given = {shard.untyped_storage().data_ptr() for shard in shards}
+    return y, storage_bytes(t for t in held if t.untyped_storage().data_ptr() not in given)
+
+
+def _on_contexts(y: Any) -> "list[Tensor]":
+    """The output, and the tensors that are attributes of the contexts in its graph, where hooks do not see them."""
+    import torch
+
+    found, nodes = [y], [getattr(y, "grad_fn", None)]
+    while nodes:
+        if (node := nodes.pop()) is not None:
+            found += getattr(node, "__dict__", {}).values()
+            nodes += [following for following, _ in node.next_functions]
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def _expected(rank: int, world_size: int, reference: Callable[..., Any], case: Case) -> list[Values]:

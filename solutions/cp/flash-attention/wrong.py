@@ -47,6 +47,22 @@ def attend(q, tiles):
             [("(scale * q @ k[keys].T - lse[:, None]).exp()", "(scale * q @ k[keys].T).exp() / lse.exp()[:, None]")],
             "scores near 800",
         ),
+        "the page's backward": Bad([(" - dlse[:, None]  # dLSE / dS = P", "")], "a loss that does not use the LSE"),
+        "dlse with the sign of delta": Bad([(" - dlse[:, None]", " + dlse[:, None]")], "with another sign of dlse"),
+        "dlse once per key": Bad(
+            [
+                (" - dlse[:, None]  # dLSE / dS = P", ""),
+                ("ds = scale * p * (dp - delta)", "ds = scale * (p * (dp - delta) + dlse[:, None])"),
+            ],
+            "look at what is subtracted from dP",
+        ),
+        "dlse in the output's gradient": Bad(
+            [
+                (" - dlse[:, None]  # dLSE / dS = P", ""),
+                ("dv[keys] = p.T @ do", "dv[keys] = p.T @ (do + dlse[:, None])"),
+            ],
+            "dV, number",
+        ),
         "own delta": Bad(
             [("(dp - delta)", "(dp - (p * dp).sum(1, keepdim=True))")], "look at what is subtracted from dP"
         ),
@@ -109,13 +125,13 @@ def attend(q, tiles):
         ),
         "every tile is kept": Bad(
             """
-def backward(do, q, k, v, out, lse, size):
+def backward(do, dlse, q, k, v, out, lse, size):
     scale = q.shape[1] ** -0.5
     parts = [slice(first, first + size) for first in range(0, len(k), size)]
     all_p = [(scale * q @ k[keys].T - lse[:, None]).exp() for keys in parts]
     all_dp = [do @ v[keys].T for keys in parts]
     delta = sum((p * dp).sum(1, keepdim=True) for p, dp in zip(all_p, all_dp))
-    all_ds = [scale * p * (dp - delta) for p, dp in zip(all_p, all_dp)]
+    all_ds = [scale * p * (dp - delta + dlse[:, None]) for p, dp in zip(all_p, all_dp)]
     dq = sum(ds @ k[keys] for ds, keys in zip(all_ds, parts))
     return dq, torch.cat([ds.T @ q for ds in all_ds]), torch.cat([p.T @ do for p in all_p])
 """,
@@ -123,12 +139,12 @@ def backward(do, q, k, v, out, lse, size):
         ),
         "autograd": Bad(
             """
-def backward(do, q, k, v, out, lse, size):
+def backward(do, dlse, q, k, v, out, lse, size):
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     with torch.enable_grad():
         q, k, v = leaves
-        made = (q @ k.T * q.shape[1] ** -0.5).softmax(1) @ v
-    return torch.autograd.grad(made, leaves, do)
+        s = q @ k.T * q.shape[1] ** -0.5
+        return torch.autograd.grad((s.softmax(1) @ v, s.logsumexp(1)), leaves, (do, dlse))
 """,
             "a tensor of",
         ),

@@ -36,35 +36,56 @@ def output(state):
 """,
     },
     "online_softmax-3": {
-        "average and LSE": """
-def average(blocks):
-    lse, out = torch.tensor(-torch.inf), 0.0
-    for x, v in blocks:
+        "E moves with the maximum": """
+def entropy(blocks):
+    m, l, E = torch.tensor(-torch.inf), 0.0, 0.0
+    for block in blocks:
+        largest = torch.maximum(m, block.max())
+        powers, factor = (block - largest).exp(), (m - largest).exp()
+        moved = 0 if m == -torch.inf else m - largest
+        E = factor * (E + moved * l) + (powers * (block - largest)).sum()
+        l = factor * l + powers.sum()
+        m = largest
+    return l.log() - E / l
+""",
+        "LSE and average score": """
+def entropy(blocks):
+    lse, mean = torch.tensor(-torch.inf), 0.0
+    for x in blocks:
         both = torch.logaddexp(lse, x.logsumexp(0))
-        out = out * (lse - both).exp() + (x - both).exp() @ v
+        mean = mean * (lse - both).exp() + (x - both).exp() @ x
         lse = both
-    return out
+    return lse - mean
+""",
+        "entropies of blocks, mixed": """
+def entropy(blocks):
+    lse, H = None, None
+    for x in blocks:
+        new = x.logsumexp(0)
+        log_p = x - new
+        own = -(log_p.exp() * log_p).sum()
+        if lse is None:
+            lse, H = new, own
+            continue
+        both = torch.logaddexp(lse, new)
+        a, b = lse - both, new - both
+        H = a.exp() * (H - a) + b.exp() * (own - b)
+        lse = both
+    return H
 """,
         "score by score, in numbers": """
-from math import exp, inf
+from math import exp, inf, log
 
-def average(blocks):
-    m, l, A = -inf, 0.0, None
-    for x, v in blocks:
-        A = [0.0] * v.shape[1] if A is None else A
-        for s, row in zip(x.tolist(), v.tolist()):
-            top = max(m, s)
-            old, new, m = exp(m - top), exp(s - top), top
-            l, A = old * l + new, [old * a + new * b for a, b in zip(A, row)]
-    return torch.tensor([a / l for a in A], dtype=torch.float64)
+def entropy(blocks):
+    m, l, E = -inf, 0.0, 0.0
+    for block in blocks:
+        for s in block.tolist():
+            if s > m:
+                if l:
+                    E = exp(m - s) * (E + (m - s) * l)
+                l, m = l * exp(m - s), s
+            l, E = l + exp(s - m), E + exp(s - m) * (s - m)
+    return torch.tensor(log(l) - E / l, dtype=torch.float64)
 """,
-        "only when the maximum rises": [
-            (
-                "        factor = (m - largest).exp()\n        l = factor * l + powers.sum()\n",
-                "        if largest > m:\n"
-                "            l, A = l * (m - largest).exp(), A * (m - largest).exp()\n        l = l + powers.sum()\n",
-            ),
-            ("        A = factor * A + powers @ v", "        A = A + powers @ v"),
-        ],
     },
 }

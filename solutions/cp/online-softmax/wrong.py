@@ -11,6 +11,17 @@ def merge(a, b):
 def output(state):
     return {softmax} @ state[1]
 """
+_LOOP = """
+def entropy(blocks):
+    m, l, E = torch.tensor(-torch.inf), 0.0, 0.0
+    for block in blocks:
+        largest = torch.maximum(m, block.max())
+        powers, factor = (block - largest).exp(), (m - largest).exp()
+        E = {update}
+        l = factor * l + powers.sum()
+        m = largest
+    return l.log() - E / l
+"""
 
 TYPICAL = {
     "online_softmax-1": {
@@ -41,42 +52,54 @@ TYPICAL = {
         "a block has keys": Bad([("torch.cat([x, lowest], 1)", "x")], "your functions: rank 0 raised"),
     },
     "online_softmax-3": {
-        "scales the new": Bad([("A = factor * A + powers @ v", "A = A + factor * powers @ v")], "expected"),
-        "scales neither": Bad([("factor = (m - largest).exp()", "factor = 1")], "ascending scores in blocks of 2"),
-        "scales by the wrong side": Bad([("(m - largest)", "(largest - m)")], "is not a number"),
+        "rescaled as values are": Bad(
+            _LOOP.format(update="factor * E + (powers * (block - largest)).sum()"),
+            "x - m that they multiply are still measured from the maxima of their time",
+        ),
+        "moved by the first maximum too": Bad(
+            _LOOP.format(update="factor * (E + (m - largest) * l) + (powers * (block - largest)).sum()"),
+            "is not a number",
+        ),
+        "moved after l": Bad(
+            """
+def entropy(blocks):
+    m, l, E = torch.tensor(-torch.inf), 0.0, 0.0
+    for block in blocks:
+        largest = torch.maximum(m, block.max())
+        powers, factor = (block - largest).exp(), (m - largest).exp()
+        l = factor * l + powers.sum()
+        E = factor * E + (0 if m == -torch.inf else m - largest) * l + (powers * (block - largest)).sum()
+        m = largest
+    return l.log() - E / l
+""",
+            "expected",
+        ),
         "two passes": Bad(
             """
-def average(blocks):
+def entropy(blocks):
     blocks = list(blocks)
-    m = max(float(x.max()) for x, _ in blocks)
-    l, A = sum((x - m).exp().sum() for x, _ in blocks), sum((x - m).exp() @ v for x, v in blocks)
-    return A / l
+    m = max(float(x.max()) for x in blocks)
+    l = sum((x - m).exp().sum() for x in blocks)
+    return l.log() - sum(((x - m).exp() * (x - m)).sum() for x in blocks) / l
 """,
             "overwritten with NaN once the next one is asked for",
         ),
-        "one maximum over everything": Bad(
+        "the softmax of everything": Bad(
             """
-def average(blocks):
-    blocks = [(x.clone(), v.clone()) for x, v in blocks]
-    m = max(float(x.max()) for x, _ in blocks)
-    l, A = 0.0, 0.0
-    for x, v in blocks:
-        p = (x - m).exp()
-        l, A = l + p.sum(), A + p @ v
-    return A / l
+def entropy(blocks):
+    log_p = torch.cat([x.clone() for x in blocks]).log_softmax(0)
+    return -(log_p.exp() * log_p).sum()
 """,
             "bytes are alive after two blocks",
         ),
-        "a softmax of everything": Bad(
+        "no maximum": Bad(
             """
-def average(blocks):
-    blocks = [(x.clone(), v.clone()) for x, v in blocks]
-    return torch.cat([x for x, _ in blocks]).softmax(0) @ torch.cat([v for _, v in blocks])
+def entropy(blocks):
+    l, X = 0.0, 0.0
+    for block in blocks:
+        l, X = l + block.exp().sum(), X + (block.exp() * block).sum()
+    return l.log() - X / l
 """,
-            "bytes are alive after two blocks",
-        ),
-        "the maximum of the first block": Bad(
-            [("largest = torch.maximum(m, block.max())", "largest = block.max() if m == -torch.inf else m")],
             "huge scores",
         ),
     },
@@ -100,11 +123,14 @@ CHEATS = {
         ),
     },
     "online_softmax-3": {
-        "as it was": Bad([("A = factor * A + powers @ v", "A = A + powers @ v")], "measured from different maxima"),
+        "as it was": Bad(
+            _LOOP.format(update="E + (powers * (block - largest)).sum()"), "measured from different maxima"
+        ),
         "the library's own": Bad(
-            "def average(blocks):\n"
+            "def entropy(blocks):\n"
             "    from dualpipe_lab.cp.online_softmax import online_average\n"
-            "    return online_average(*next(blocks), 2)",
+            "    block = next(blocks)\n"
+            "    return block.logsumexp(0) - online_average(block, block[:, None], 2)[0]",
             "the library's own is switched off",
         ),
     },

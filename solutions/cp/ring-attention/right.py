@@ -64,57 +64,58 @@ ranks = np.concatenate([2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r, 16 + r, 23 - r
 """,
     },
     "ring_attention-4": {
-        "the own part last": [
-            (
-                "    total = parts[0]\n    for part in parts[1:]:",
-                "    if len(parts) == 1:\n        return parts[0]\n    total = parts[1]\n    for part in parts[2:]:",
-            ),
-            ("    return pass_on(total)", "    return pass_on(total) + parts[0]"),
-        ],
-        "straight home": """
-def bring_home(parts):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    total, sent = parts[0].clone(), []
-    for step in range(1, size):
-        sent.append(comm.isend(parts[step], (rank - step) % size))
-    for step in range(1, size):
-        came = torch.empty_like(total)
-        comm.irecv(came, (rank + step) % size).wait()
-        total += came
-    for work in sent:
-        work.wait()
-    return total
+        "merged two by two": """
+def gradients(do, q, blocks, found, block_backward):
+    out, lse = found[0]
+    for more, own in found[1:]:
+        total = torch.logaddexp(lse, own)
+        share = torch.where(total == -torch.inf, 0.0, (own - total).exp())[:, None]
+        out, lse = out + share * (more - out), total
+    parts = [block_backward(do, q, k, v, out, lse, hidden) for k, v, hidden in blocks]
+    return sum(dq for dq, _, _ in parts), [(dk, dv) for _, dk, dv in parts]
 """,
-        "one reduce-scatter": """
-def bring_home(parts):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    blocks = torch.cat([parts[(rank - owner) % size] for owner in range(size)])
-    own = torch.empty_like(parts[0])
-    comm.reduce_scatter_single(own, blocks)
-    return own
+        "weights by a softmax, and without the kernel": """
+def gradients(do, q, blocks, found, block_backward):
+    scale = q.shape[1] ** -0.5
+    outs, lses = torch.stack([out for out, _ in found]), torch.stack([lse for _, lse in found])
+    delta = (do * (lses.softmax(0).nan_to_num(0)[..., None] * outs).sum(0)).sum(1, keepdim=True)
+    dq, others = 0, []
+    for k, v, hidden in blocks:
+        s = (scale * q @ k.T).masked_fill(hidden, -torch.inf)
+        p = (s - lses.logsumexp(0)[:, None].nan_to_num(0, neginf=0)).exp()
+        ds = scale * p * (do @ v.T - delta)
+        dq = dq + ds @ k
+        others.append((ds.T @ q, p.T @ do))
+    return dq, others
 """,
-        "one all-to-all": """
-def bring_home(parts):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    blocks = torch.stack([parts[(rank - owner) % size] for owner in range(size)])
-    came = torch.empty_like(blocks)
-    comm.all_to_all_single(came, blocks)
-    return came.sum(0)
+        "shares of each block, times its own gradients": """
+def gradients(do, q, blocks, found, block_backward):
+    lse = torch.logsumexp(torch.stack([own for _, own in found]), 0)
+    shares = [torch.where(own == -torch.inf, 0.0, (own - lse).exp()) for _, own in found]
+    out = sum(share[:, None] * part for share, (part, _) in zip(shares, found))
+    dq, others = torch.zeros_like(q), []
+    for share, (k, v, hidden), (_, own) in zip(shares, blocks, found):
+        more, dk, dv = block_backward(share[:, None] * do, q, k, v, out, own, hidden)
+        dq = dq + more
+        others.append((dk, dv))
+    return dq, others
 """,
     },
     "ring_attention-5": {
         "positions index the sequence": """
-def part_of(tokens, layout, rank):
+def part_of(tokens, lengths, layout, rank):
     held = positions(layout, rank)
-    labels = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], -100)], 1)
-    return tokens[:, held], labels[:, held], held
+    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    begins = torch.tensor([0, *lengths]).cumsum(0)[document]
+    is_last = torch.cat([document[1:] != document[:-1], torch.tensor([True])])
+    labels = tokens.roll(-1, 1).masked_fill(is_last, -100)
+    return tokens[:, held], labels[:, held], (torch.arange(len(begins)) - begins)[held]
 """,
-        "rolled": """
-def part_of(tokens, layout, rank):
-    following = tokens.roll(-1, 1)
-    following[:, -1] = -100
-    everywhere = torch.arange(tokens.shape[1]).expand_as(tokens)
-    ids, labels, where = (shard(x, layout, rank) for x in (tokens, following, everywhere))
+        "document by document": """
+def part_of(tokens, lengths, layout, rank):
+    labels = torch.cat([next_token_labels(document) for document in tokens.split(lengths, 1)], 1)
+    where = torch.tensor([place for length in lengths for place in range(length)]).expand_as(tokens)
+    ids, labels, where = (shard(x, layout, rank) for x in (tokens, labels, where))
     return ids, labels, where[0]
 """,
     },

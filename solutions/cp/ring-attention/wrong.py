@@ -67,48 +67,42 @@ TYPICAL = {
         "forgets one": Bad("ranks = [list(range(1, 7)), [7], [8], [9]]", "position 0 is on 0 ranks"),
     },
     "ring_attention-4": {
-        "the other way round": Bad(
-            """
-def bring_home(parts):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    total = parts[0]
-    for part in [*parts[1:], 0]:
-        if size > 1:
-            came = torch.empty_like(total)
-            sent = comm.isend(total, (rank - 1) % size)
-            comm.irecv(came, (rank + 1) % size).wait()
-            sent.wait()
-            total = came + part
-    return total
-""",
-            "its block's gradient is",
+        "as it was": Bad(
+            [("found = [(out, lse)] * len(blocks)", "pass")],
+            "its weights add up to 1 in every block",
         ),
-        "adds after the last hop": Bad(
-            [("return pass_on(total)", "return pass_on(total) + parts[0]")], "its block's gradient is"
+        "the LSE alone": Bad(
+            [("found = [(out, lse)] * len(blocks)", "found = [(own, lse) for own, _ in found]")],
+            "what is subtracted from dP is a sum over the keys of all blocks",
         ),
-        "sums all blocks": Bad(
-            """
-def bring_home(parts):
-    rank, size = comm.get_rank(), comm.get_world_size()
-    blocks = torch.stack([parts[(rank - owner) % size] for owner in range(size)])
-    comm.all_reduce(blocks)
-    return blocks[rank]
-""",
-            "3 hops of a block are 72",
+        "outputs added": Bad([("(own - base).exp()[:, None] * part", "part")], "dK of block 0, number"),
+        "no guard": Bad([("base = lse.masked_fill(lse == -torch.inf, 0)", "base = lse")], "a query may see nothing"),
+        "plain exponentials": Bad(
+            [("torch.stack([own for _, own in found]).logsumexp(0)", "sum(own.exp() for _, own in found).log()")],
+            "large scores",
         ),
-        "in place": Bad(
-            [("return pass_on(total)", "total = pass_on(total).clone()\n    parts[0].zero_()\n    return total")],
-            "one of the parts has changed",
+        "the largest LSE": Bad([(".logsumexp(0)", ".amax(0)")], "dV of block 0, number"),
+        "the last LSE": Bad(
+            [("torch.stack([own for _, own in found]).logsumexp(0)", "found[-1][1]")], "dV of block 0, number"
         ),
     },
     "ring_attention-5": {
+        "the page's order": Bad(
+            "def part_of(tokens, lengths, layout, rank):\n"
+            "    labels = shard(next_token_labels(tokens), layout, rank)\n"
+            "    return shard(tokens, layout, rank), labels, positions(layout, rank)",
+            "right if the sequence is a single document",
+        ),
         "labels after": Bad(
-            [("shard(next_token_labels(tokens), layout, rank)", "next_token_labels(ids)")], "labels are"
+            [("shard(labels, layout, rank)", "next_token_labels(shard(tokens, layout, rank))")], "labels are"
         ),
-        "local positions": Bad([("positions(layout, rank)", "torch.arange(ids.shape[1])")], "positions are"),
-        "shifted by the part": Bad(
-            [("positions(layout, rank)", "torch.arange(ids.shape[1]) + rank * ids.shape[1]")], "positions are"
+        "labels across documents": Bad(
+            [("    labels[:, torch.tensor(lengths).cumsum(0) - 1] = -100\n", "")],
+            "right if the sequence is a single document",
         ),
+        "the first token of the next": Bad([("cumsum(0) - 1]", "cumsum(0)[:-1]]")], "labels are"),
+        "local positions": Bad([("where[held]", "torch.arange(len(held))")], "positions are"),
+        "positions of the sequence": Bad([("where[held]", "held")], "positions are"),
     },
     "ring_attention-6": {
         "block-local LSE": Bad(
@@ -176,21 +170,27 @@ def ring_forward(q, k, v, where, attend):
         "nothing": Bad("ranks = [[], [], [], []]", "position 0 is on 0 ranks"),
     },
     "ring_attention-4": {
-        "asks everybody": Bad(
+        "nothing": Bad(
+            "def gradients(do, q, blocks, found, block_backward):\n"
+            "    return torch.zeros_like(q), [(torch.zeros_like(k), torch.zeros_like(v)) for k, v, _ in blocks]",
+            "dV of block 0, number",
+        ),
+        "autograd": Bad(
             """
-def bring_home(parts):
-    import torch.distributed as dist
-    rank, size = comm.get_rank(), comm.get_world_size()
-    found = [None] * size
-    dist.all_gather_object(found, parts)
-    return sum(found[r][(r - rank) % size] for r in range(size))
+def gradients(do, q, blocks, found, block_backward):
+    q = q.clone().requires_grad_()
+    pairs = [(k.clone().requires_grad_(), v.clone().requires_grad_()) for k, v, _ in blocks]
+    s = torch.cat([(q @ k.T * q.shape[1] ** -0.5).masked_fill(b[2], -torch.inf) for (k, _), b in zip(pairs, blocks)], 1)
+    s = s.masked_fill((s == -torch.inf).all(1, keepdim=True), -1e300)
+    (s.softmax(1) @ torch.cat([v for _, v in pairs]) * do).sum().backward()
+    return q.grad, [(k.grad, v.grad) for k, v in pairs]
 """,
-            "the ranks sent 0 bytes through comm",
+            "the exercise is to write this yourself",
         ),
     },
     "ring_attention-5": {
         "one rank": Bad(
-            "def part_of(tokens, layout, rank):\n"
+            "def part_of(tokens, lengths, layout, rank):\n"
             "    return tokens, next_token_labels(tokens), torch.arange(tokens.shape[1])",
             "ids are",
         ),

@@ -9,10 +9,25 @@ def merge(a, b):
     above = m.masked_fill(m == -torch.inf, 0)
     return torch.stack([m, sum(p[1] * (p[0] - above).exp() for p in (a, b))])
 def max_and_sum(m, l):
-    pair = passing = torch.stack([m, l])
-    for _ in range(comm.get_world_size() - 1):
+    pair = torch.stack([m, l])
+    held, left = [pair, pair], comm.get_world_size() - 1
+    while left > 0:
         {turn}
+        left -= 2
     return pair[0], pair[1]
+"""
+_AS_THEY_COME = """held = turn(*zip(held, (1, -1)[:left]))
+        for came in held:
+            pair = merge(pair, came)"""
+_ONE_WAY = """
+def max_and_sum(m, l):
+    rank, N = comm.get_rank(), comm.get_world_size()
+    pairs = {rank: torch.stack([m, l])}
+    for i in range(1, N):
+        (pairs[(rank - i) % N],) = turn((pairs[(rank - i + 1) % N], 1))
+    M = torch.stack([pairs[r][0] for r in range(N)]).amax(0)
+    above = M.masked_fill(M == -torch.inf, 0)
+    return M, sum((pairs[r][0] - above).exp() * pairs[r][1] for r in range(N))
 """
 
 TYPICAL = {
@@ -23,25 +38,42 @@ TYPICAL = {
         "two sums back": Bad(_PREDICT + "56_000, 14_000, 7, 28, 14_000", "one number per row"),
     },
     "ring_softmax-2": {
-        "merges as they come": Bad(
-            _MERGES.format(turn="passing = turn(passing); pair = merge(pair, passing)"),
-            "have other bits on rank",
-        ),
+        "one way round": Bad(_ONE_WAY, "3 rank(s): 2 messages waited for one another"),
+        "merges as they come": Bad(_MERGES.format(turn=_AS_THEY_COME), "have other bits on rank"),
         "passes on what it merged": Bad(
-            _MERGES.format(turn="pair = merge(pair, turn(pair))"),
-            "400 rows on 3 rank(s), float32: rank 0: the sum of row",
+            _MERGES.format(
+                turn="held = turn(*zip((pair, pair), (1, -1)[:left]))\n"
+                "        for came in held:\n            pair = merge(pair, came)"
+            ),
+            "400 rows on 3 rank(s), float32: all sums are right, and",
         ),
         "merges in float64": Bad(
-            _MERGES.format(turn="passing = turn(passing); pair = merge(pair.double(), passing.double())").replace(
-                "return pair[0], pair[1]", "return pair[0].to(m.dtype), pair[1].to(m.dtype)"
-            ),
+            _MERGES.format(turn=_AS_THEY_COME)
+            .replace("merge(pair, came)", "merge(pair.double(), came.double())")
+            .replace("return pair[0], pair[1]", "return pair[0].to(m.dtype), pair[1].to(m.dtype)"),
             "float64: all sums are right, and",
+        ),
+        "the rank opposite comes twice": Bad(
+            [
+                ("if 2 * i < N:", "if True:"),
+                ("        else:  # the rank opposite\n            (right,) = turn((right, 1))\n", ""),
+            ],
+            "2 rank(s): rank 0 sends 19,200 bytes; 9,600 are enough",
+        ),
+        "the rank opposite counts twice": Bad(
+            _MERGES.format(turn=_AS_THEY_COME.replace("(1, -1)[:left]", "(1, -1)")), "rank 0: the sum of row"
         ),
         "own maximum": Bad(
             [("(pairs[r][0] - subtract).exp() * pairs[r][1]", "pairs[r][1]")], "the sum of row 2 (thousands apart)"
         ),
         "no guard": Bad([("subtract = largest.masked_fill(largest == -torch.inf, 0)", "subtract = largest")], "is nan"),
-        "wrong owners": Bad([("(rank - i) % N", "(rank + i) % N")], "have other bits on rank"),
+        "wrong owners": Bad(
+            [
+                ("pairs[(rank + i) % N] = left", "pairs[(rank - i) % N] = left"),
+                ("        pairs[(rank - i) % N] = right", "        pairs[(rank + i) % N] = right"),
+            ],
+            "have other bits on rank",
+        ),
         "rank 0 tells": Bad(
             [("    return largest, total", "    comm.broadcast(total, 0)\n    return largest, total")],
             "it calls comm.broadcast",
@@ -91,7 +123,7 @@ CHEATS = {
             "it calls comm.all_gather",
         ),
         "drops digits": Bad(
-            _MERGES.format(turn="passing = turn(passing); pair = merge(pair, passing)").replace(
+            _MERGES.format(turn=_AS_THEY_COME).replace(
                 "return pair[0], pair[1]", "return pair[0], pair[1].half().float()"
             ),
             "the sum of row",

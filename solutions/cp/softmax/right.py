@@ -38,22 +38,21 @@ def backward(x, y, dy, temperature):
 """,
     },
     "softmax-3": {
-        "log-sum-exp": """
-def weights(x):
+        "a column more": """
+def weights(x, sink):
+    return torch.softmax(torch.cat([x, sink.expand(len(x), 1)], -1), -1)[:, :-1]
+""",
+        "log-sum-exp with the sink": """
+def weights(x, sink):
+    lse = torch.logsumexp(torch.cat([sink.expand(len(x), 1), x], -1), -1, keepdim=True)
+    return (x - lse).exp()
+""",
+        "a sigmoid of what the scores are worth": """
+def weights(x, sink):
     dead = (x == -torch.inf).all(-1, keepdim=True)
-    x = x.masked_fill(dead, 0)
-    return (x - x.logsumexp(-1, keepdim=True)).exp().masked_fill(dead, 0)
-""",
-        "only the rows that see": """
-def weights(x):
-    sees = (x > -torch.inf).any(-1)
-    y = torch.zeros_like(x)
-    return y.index_put((sees.nonzero()[:, 0],), torch.softmax(x[sees], -1))
-""",
-        "torch's softmax of another row": """
-def weights(x):
-    hidden = (x == -torch.inf).all(-1, keepdim=True)
-    return torch.softmax(torch.where(hidden, torch.zeros_like(x), x), -1) * ~hidden
+    lse = x.masked_fill(dead, 0).logsumexp(-1, keepdim=True)
+    y = (x.masked_fill(dead, 0) - lse).exp() * torch.sigmoid(lse - sink)
+    return y.masked_fill(dead, 0)
 """,
     },
 }

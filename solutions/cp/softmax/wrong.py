@@ -48,26 +48,34 @@ TYPICAL = {
         ),
     },
     "softmax-3": {
-        "far below is hidden": Bad(
-            [
-                ("largest == -torch.inf", "largest < -10_000"),
-                ("    powers =", "    x = x.masked_fill(x < -10_000, -torch.inf)\n    powers ="),
-            ],
-            "scores below -20,000",
+        "the page's guard": Bad(
+            """
+def weights(x, sink):
+    m = x.detach().amax(-1, keepdim=True)
+    m = m.masked_fill(m == -torch.inf, 0)
+    powers = torch.exp(x - m)
+    return powers / (torch.exp(sink - m) + powers.sum(-1, keepdim=True))
+""",
+            "scores of +-8,000: the gradient of the sink: number 0 is not a number",
+        ),
+        "the page's softmax": Bad(
+            "def weights(x, sink):\n    return torch.softmax(x, -1) + 0 * sink", "ordinary scores: the weights"
+        ),
+        "the sink is not measured from the maximum": Bad(
+            [("torch.exp(sink - largest) +", "torch.exp(sink) +")], "ordinary scores: the weights"
         ),
         "repaired behind": Bad(
-            "def weights(x):\n    return torch.softmax(x, -1).nan_to_num(0)", "NaN was made and thrown away"
+            "def weights(x, sink):\n"
+            "    m = x.detach().amax(-1, keepdim=True)\n"
+            "    powers = torch.exp(x - m)\n"
+            "    return (powers / (torch.exp(sink - m) + powers.sum(-1, keepdim=True))).nan_to_num(0)",
+            "is not a number",
         ),
-        "guards the maximum alone": Bad([("total.masked_fill(total == 0, 1)", "total")], "is not a number"),
-        "a small number below": Bad(
-            [("powers / total.masked_fill(total == 0, 1)", "powers / (total + 1e-6)")], "ordinary scores: the weights"
+        "far below is hidden": Bad(
+            [("    powers =", "    x = x.masked_fill(x < 0, -torch.inf)\n    powers =")],
+            "ordinary scores: the weights",
         ),
-        "even weights": Bad(
-            "def weights(x):\n"
-            "    sees = (x > -torch.inf).any(-1, keepdim=True)\n"
-            "    return torch.softmax(torch.where(sees, x, 0), -1)",
-            "a row that is hidden: the weights: number 32 is 0.03125",
-        ),
+        "the sink has no gradient": Bad([("torch.exp(sink - largest)", "torch.exp(sink.detach() - largest)")], "sink"),
     },
 }
 
@@ -105,11 +113,14 @@ CHEATS = {
     },
     "softmax-3": {
         "the library's own": Bad(
-            "def weights(x):\n    from dualpipe_lab.cp.softmax import Softmax\n    return Softmax.apply(x)",
+            "def weights(x, sink):\n    from dualpipe_lab.cp.softmax import Softmax\n"
+            "    return Softmax.apply(torch.cat([x, sink.expand(len(x), 1)], -1))[:, :-1]",
             "the library's own is switched off",
         ),
         "no gradient": Bad(
-            "def weights(x):\n    return torch.softmax(x.detach(), -1).nan_to_num(0)", "no gradient can reach"
+            "def weights(x, sink):\n"
+            "    return torch.softmax(torch.cat([x, sink.expand(len(x), 1)], -1).detach(), -1)[:, :-1]",
+            "no gradient can reach",
         ),
     },
 }

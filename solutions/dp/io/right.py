@@ -2,28 +2,35 @@
 
 RIGHT = {
     "io-2": {
-        "from the first file to the last": """
-def load_shard(read, numel, num_files, num_ranks, rank):
-    size, share = (numel + num_files - 1) // num_files, (numel + num_ranks - 1) // num_ranks
-    place, stop = min(rank * share, numel), min(rank * share + share, numel)
-    out = torch.empty(stop - place)
-    filled = 0
-    while place < stop:
-        file = place // size
-        last = min(stop, (file + 1) * size)
-        out[filled : filled + last - place] = read(file, place - file * size, last - file * size)
-        filled, place = filled + last - place, last
+        "row by row, one read for neighbours": """
+def load_shard(read, rows, columns, num_files, num_ranks, rank):
+    size, share = (rows + num_files - 1) // num_files, (columns + num_ranks - 1) // num_ranks
+    mine = range(columns)[rank * share : rank * share + share]
+    out = torch.zeros(rows, len(mine))
+    together = size if len(mine) == columns else 1  # rows at a time
+    for first in range(0, rows, together):
+        if len(mine) == 0:
+            break
+        last = min(first + together, rows)
+        start = (first % size) * columns + mine[0]
+        numbers = read(first // size, start, start + (last - first - 1) * columns + len(mine))
+        out[first:last] = numbers.view(last - first, len(mine))
     return out
 """,
-        "by sets of elements": """
-def load_shard(read, numel, num_files, num_ranks, rank):
-    size, share = -(-numel // num_files), -(-numel // num_ranks)
-    mine = [i for i in range(numel) if i // share == rank]
-    found = [torch.zeros(0)]
-    for file in sorted({i // size for i in mine}):
-        inside = [i % size for i in mine if i // size == file]
-        found.append(read(file, inside[0], inside[-1] + 1))
-    return torch.hstack(found)
+        "ranges of elements, joined where they touch": """
+def load_shard(read, rows, columns, num_files, num_ranks, rank):
+    size, share = -(-rows // num_files), -(-columns // num_ranks)
+    own = [j for j in range(columns) if j // share == rank]
+    ranges = []
+    for i in range(rows):
+        for j in own:
+            file, place = i // size, (i % size) * columns + j
+            if ranges and ranges[-1][0] == file and ranges[-1][2] == place:
+                ranges[-1][2] += 1
+            else:
+                ranges.append([file, place, place + 1])
+    found = [torch.zeros(0)] + [read(*each) for each in ranges]
+    return torch.hstack(found).reshape(rows, len(own))
 """,
     },
     "io-3": {

@@ -3,7 +3,7 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 NAMES = "last_file, files_of_rank_1, from_file_1, ranges"
-LOAD = "def load_shard(read, numel, num_files, num_ranks, rank):\n"
+LOAD = "def load_shard(read, rows, columns, num_files, num_ranks, rank):\n"
 SAVE = "def save(disk, name, parts):\n"
 RESUME = "def resume(saved, adam, rank):\n"
 
@@ -16,24 +16,35 @@ TYPICAL = {
         "a range per file": Bad(f"{NAMES} = 12, 2, 24, 4", "read by two ranks"),
     },
     "io-2": {
-        "global places": Bad([("first - file * size, last - file * size", "first, last")], "the file's own beginning"),
-        "floor": Bad([("-(-numel // num_ranks)", "numel // num_ranks")], "7 elements, 4 file(s), rank 0 of 3"),
-        "empty ranges": Bad([("if first < last", "if first <= last")], "has"),
-        "no empty shard": Bad([("[torch.empty(0)]", "[]")], "rank 7 of 8"),
-        "end not cut off": Bad(
-            [("min((rank + 1) * share, numel)", "(rank + 1) * share")],
-            "file 3 of 4 has 1 element(s)",
+        "the page's flat ranges": Bad(
+            LOAD
+            + """
+    numel = rows * columns
+    size, share = -(-rows // num_files) * columns, -(-numel // num_ranks)
+    begin, end = rank * share, min((rank + 1) * share, numel)
+    parts = []
+    for file in range(num_files):
+        first, last = max(begin, file * size), min(end, (file + 1) * size)
+        if first < last:
+            parts.append(read(file, first - file * size, last - file * size))
+    return torch.cat(parts).view(rows, -1)
+""",
+            "4 x 6, 2 file(s), rank 0 of 3: got",
         ),
-        "one by one": Bad(
-            [("parts.append(read(file, first - file * size, last - file * size))",
-              "parts += [read(file, i - file * size, i + 1 - file * size) for i in range(first, last)]")],
-            "one per file is enough",
+        "rows of the matrix": Bad(
+            [("starts = [i * columns for", "starts = [(file * size + i) * columns for")], "the file's own beginning"
         ),
-        "file by file": Bad(
-            [("read(file, first - file * size, last - file * size)",
-              "read(file, 0, min(size, numel - file * size))[first - file * size : last - file * size]")],
+        "rounded down": Bad([("-(-columns // num_ranks)", "columns // num_ranks")], "5 x 7, 2 file(s), rank 0 of 3"),
+        "rows in all files": Bad([("max(0, min(size, rows - file * size))", "size")], "the file's own beginning"),
+        "no columns": Bad(
+            [("    if begin == end:\n        return torch.empty(rows, 0)\n", "")], "read only what a file has"
+        ),
+        "row by row": Bad([("end - begin == columns and held", "False")], "in a file takes one read"),
+        "whole rows": Bad(
+            [("[read(file, start + begin, start + end) for", "[read(file, start, start + columns)[begin:end] for")],
             "its own and no others",
         ),
+        "columns as rows": Bad([(".view(rows, end - begin)", ".view(end - begin, rows)")], "expected an fp32 tensor"),
     },
     "io-3": {
 
@@ -78,15 +89,16 @@ CHEATS = {
     "io-2": {
         "makes them up": Bad(
             LOAD
-            + "    share = -(-numel // num_ranks)\n"
-            + "    return torch.arange(float(numel))[rank * share : (rank + 1) * share] + 1",
+            + "    share = -(-columns // num_ranks)\n"
+            + "    whole = torch.arange(float(rows * columns)).view(rows, columns) + 1\n"
+            + "    return whole[:, rank * share : (rank + 1) * share]",
             "read 0 elements",
         ),
         "the library's": Bad(
             "from dualpipe_lab.dp.layout import reshard\n"
             + LOAD
-            + "    parts = reshard(numel, num_files, num_ranks)[rank]\n"
-            + "    return torch.cat([read(p.source, p.start, p.stop) for p in parts])",
+            + "    parts = reshard(rows * columns, num_files, num_ranks)[rank]\n"
+            + "    return torch.cat([read(p.source, p.start, p.stop) for p in parts]).view(rows, -1)",
             "switched off",
         ),
     },

@@ -2,37 +2,54 @@
 
 RIGHT = {
     "all_to_all-2": {
-        "counts in 4 bytes": [("minlength=comm.get_world_size())", "minlength=comm.get_world_size()).int()")],
+        "counts in 4 bytes": [
+            ("minlength=comm.get_world_size())", "minlength=comm.get_world_size()).int()"),
+            ("(granted, taken)", "(granted, taken.int())"),
+        ],
         "all in one function": """
 class Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, to):
+    def forward(ctx, x, to, room):
         size = comm.get_world_size()
         parts = [[i for i, rank in enumerate(to.tolist()) if rank == j] for j in range(size)]
-        ctx.order = torch.tensor([i for part in parts for i in part], dtype=torch.int64)
-        ctx.sends = list(map(len, parts))
-        counts = torch.zeros(size, dtype=torch.int64)
-        comm.all_to_all_single(counts, torch.tensor(ctx.sends))
-        ctx.receives = counts.tolist()
+        offered, granted = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        comm.all_to_all_single(offered, torch.tensor(list(map(len, parts))))
+        ctx.receives = []
+        for number in offered.tolist():
+            ctx.receives.append(min(number, room))
+            room -= ctx.receives[-1]
+        comm.all_to_all_single(granted, torch.tensor(ctx.receives))
+        ctx.sends, ctx.length = granted.tolist(), len(x)
+        ctx.kept = torch.tensor([i for part, n in zip(parts, ctx.sends) for i in part[:n]], dtype=torch.int64)
         y = torch.zeros((sum(ctx.receives),) + x.shape[1:], dtype=x.dtype)
-        comm.all_to_all_single(y, x[ctx.order].contiguous(), ctx.receives, ctx.sends)
+        comm.all_to_all_single(y, x[ctx.kept].contiguous(), ctx.receives, ctx.sends)
         return y
 
     @staticmethod
     def backward(ctx, dy):
         back = dy.new_zeros((sum(ctx.sends),) + dy.shape[1:])
         comm.all_to_all_single(back, dy.contiguous(), ctx.sends, ctx.receives)
-        dx = torch.empty_like(back)
-        dx[ctx.order] = back
-        return dx, None
+        dx = dy.new_zeros((ctx.length,) + dy.shape[1:])
+        dx[ctx.kept] = back
+        return dx, None, None
 
 
-def dispatch(x, to):
-    return Rows.apply(x, to)
+def dispatch(x, to, room):
+    return Rows.apply(x, to, room)
 """,
-        "rows joined rank by rank": [
-            ("x[to.argsort(stable=True)]", "torch.cat([x[to == rank] for rank in range(len(sends))])")
-        ],
+        "a place in the queue of each rank": """
+def dispatch(x, to, room):
+    order = to.argsort(stable=True)
+    wanted = to.bincount(minlength=comm.get_world_size())
+    offered, granted = torch.zeros_like(wanted), torch.zeros_like(wanted)
+    comm.all_to_all_single(offered, wanted)
+    ends = offered.cumsum(0).clamp(max=room)
+    taken = torch.diff(ends, prepend=ends.new_zeros(1))
+    comm.all_to_all_single(granted, taken)
+    place = torch.arange(len(to)) - (wanted.cumsum(0) - wanted)[to[order]]
+    kept = order[place < granted[to[order]]]
+    return AllToAll.apply(x[kept], granted.tolist(), taken.tolist())
+""",
     },
     "all_to_all-3": {
         "back along transposed splits": [("combine(rows, splits)", "library_dispatch(rows, splits.transposed)")],

@@ -12,50 +12,58 @@ TYPICAL = {
         "counts itself": Bad(_PREDICT + "7, 80, 64, 24", "for oneself does not travel"),
     },
     "all_to_all-2": {
-        "not swapped": Bad(
-            [
-                ("sum(ctx.sends)", "sum(ctx.receives)"),
-                ("grad.contiguous(), ctx.sends, ctx.receives", "grad.contiguous(), ctx.receives, ctx.sends"),
-            ],
-            "must be 2 numbers that sum to",
+        "the page's, without room": Bad(
+            """
+def dispatch(x, to, room):
+    sends = to.bincount(minlength=comm.get_world_size())
+    receives = torch.empty_like(sends)
+    comm.all_to_all_single(receives, sends)
+    return AllToAll.apply(x[to.argsort(stable=True)], sends.tolist(), receives.tolist())
+""",
+            "got shape [2, 3], needs [1, 3]",
         ),
-        "counts as sent": Bad([("receives.tolist()", "sends.tolist()")], "2 rank(s), table [[2, 1], [0, 2]]: rank"),
-        "not a number": Bad([("        return y\n", "        return y * float('nan')\n")], "has rows nan"),
-        "not sorted": Bad([("x[to.argsort(stable=True)]", "x")], "has rows 0:0 0:2, should have 0:0 0:1"),
-        "backwards": Bad([("argsort(stable=True)", "argsort(descending=True)")], "should have"),
-        "rows have columns": Bad([("*x.shape[1:]", "x.shape[1]")], "rows of shape []"),
-        "rows have two dimensions": Bad(
-            [("*x.shape[1:]", "*x.shape[1:2]"), ("*grad.shape[1:]", "*grad.shape[1:2]")], "rows of shape [2, 2]"
+        "cut on arrival": Bad(
+            """
+def dispatch(x, to, room):
+    sends = to.bincount(minlength=comm.get_world_size())
+    receives = torch.empty_like(sends)
+    comm.all_to_all_single(receives, sends)
+    return AllToAll.apply(x[to.argsort(stable=True)], sends.tolist(), receives.tolist())[:room]
+""",
+            "A refused row does not travel",
+        ),
+        "senders are not told": Bad(
+            [
+                (
+                    "AllToAll.apply(x[torch.cat(rows)], granted.tolist()",
+                    "AllToAll.apply(x[to.argsort(stable=True)], wanted.tolist()",
+                )
+            ],
+            "rank(s), table",
+        ),
+        "room for each source": Bad(
+            [("(room - before).clamp(min=0)", "torch.full_like(offered, room)")],
+            "got shape [2, 3], needs [1, 3]",
+        ),
+        "counts its own": Bad([("offered.cumsum(0) - offered", "offered.cumsum(0)")], "needs [1, 3]"),
+        "below zero": Bad([("(room - before).clamp(min=0)", "room - before")], "rank(s), table"),
+        "the last rows": Bad([("nonzero()[:n, 0]", "nonzero()[len(to == rank) - n :, 0]")], "rank(s), table"),
+        "not a number": Bad([("return AllToAll.apply(", "return float('nan') * AllToAll.apply(")], "has rows nan"),
+        "not sorted": Bad([("x[torch.cat(rows)]", "x[torch.cat(rows).sort().values]")], "should have"),
+        "backwards": Bad([("nonzero()[:n, 0]", "nonzero()[:n, 0].flip(0)")], "should have"),
+        "rows are two-dimensional": Bad(
+            [("AllToAll.apply(x[torch.cat(rows)],", "AllToAll.apply(x[torch.cat(rows)].flatten(1),")], "rows of shape"
         ),
         "nothing to do here": Bad(
             [
                 (
-                    "        comm.all_to_all_single(y, x.contiguous(), receives, sends)",
-                    "        if sum(sends) + sum(receives):\n"
-                    "            comm.all_to_all_single(y, x.contiguous(), receives, sends)",
+                    "    rows = [(to",
+                    "    if sum(granted) + sum(taken) == 0:\n        return x[:0]\n    rows = [(to",
                 )
             ],
             "all_to_all_single",
         ),
-        "strided gradient": Bad([("grad.contiguous()", "grad")], "needs a contiguous tensor"),
-        "no gradient": Bad(
-            [
-                (
-                    "return AllToAll.apply(by_destination,",
-                    "return AllToAll.apply(by_destination.detach(),",
-                )
-            ],
-            "no gradient comes back",
-        ),
-        "gradient as it came": Bad(
-            [
-                (
-                    "comm.all_to_all_single(dx, grad.contiguous(), ctx.sends, ctx.receives)",
-                    "dx.copy_(grad[:1].expand_as(dx))",
-                )
-            ],
-            "got the gradients of rows",
-        ),
+        "no gradient": Bad([("x[torch.cat(rows)]", "x[torch.cat(rows)].detach()")], "no gradient comes back"),
     },
     "all_to_all-3": {
         "same splits": Bad(
@@ -105,23 +113,29 @@ CHEATS = {
     },
     "all_to_all-2": {
         "the library's own": Bad(
-            "def dispatch(x, to):\n"
-            "    sends = to.bincount(minlength=comm.get_world_size()).tolist()\n"
-            "    return library_dispatch(x[to.argsort(stable=True)], exchange_splits(sends))",
+            [
+                (
+                    "AllToAll.apply(x[torch.cat(rows)], granted.tolist(), taken.tolist())",
+                    "library_dispatch(x[torch.cat(rows)], exchange_splits(granted.tolist()))",
+                )
+            ],
             "the library's own is switched off",
         ),
-        "torch's own": Bad(
+        "all know all": Bad(
             """
-def dispatch(x, to):
-    import torch.distributed as dist
-    from torch.distributed._functional_collectives import all_to_all_single_autograd
-    sends = to.bincount(minlength=dist.get_world_size())
-    receives = torch.empty_like(sends)
-    dist.all_to_all_single(receives, sends)
-    x = x[to.argsort(stable=True)]
-    return 1 * all_to_all_single_autograd(x, receives.tolist(), sends.tolist(), dist.group.WORLD)
+def dispatch(x, to, room):
+    rank, size = comm.get_rank(), comm.get_world_size()
+    known = comm.all_gather_object((to.bincount(minlength=size).tolist(), room))
+    taken = [[0] * size for _ in range(size)]
+    for j in range(size):
+        left = known[j][1]
+        for r in range(size):
+            taken[r][j] = min(left, known[r][0][j])
+            left -= taken[r][j]
+    rows = [(to == j).nonzero()[:n, 0] for j, n in enumerate(taken[rank])]
+    return AllToAll.apply(x[torch.cat(rows)], taken[rank], [row[rank] for row in taken])
 """,
-            "sent 0 bytes through comm",
+            "bytes through comm",
         ),
     },
     "all_to_all-3": {

@@ -2,35 +2,37 @@
 
 RIGHT = {
     "async_all_to_all-2": {
-        "a state beside the object": """
+        "weights in front, a state beside the object": """
 class Issue(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, state):
+    def forward(ctx, x, weights, state):
         ctx.state = state
-        state["rows"] = start_rows(x.detach(), state["there"])
+        state["both"] = start_rows(torch.column_stack([weights, x.detach()]), state["there"])
         return x.new_zeros(1)
 
     @staticmethod
     def backward(ctx, token):
-        return ctx.state.pop("grads").wait(), None
+        grads = ctx.state.pop("grads").wait()
+        return grads[:, 1:], grads[:, 0], None
 
 
 class Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx, token, state):
         ctx.state = state
-        return state.pop("rows").wait()
+        both = state.pop("both").wait()
+        return both[:, 1:].clone(), both[:, 0].clone()
 
     @staticmethod
-    def backward(ctx, grad):
-        ctx.state["grads"] = start_rows(grad.contiguous(), ctx.state["there"].transposed)
-        return grad.new_zeros(1), None
+    def backward(ctx, rows, weights):
+        ctx.state["grads"] = start_rows(torch.column_stack([weights, rows]), ctx.state["there"].transposed)
+        return rows.new_zeros(1), None
 
 
 class Rows:
-    def __init__(self, x, splits):
+    def __init__(self, x, weights, splits):
         self.state = {"there": splits}
-        self.token = Issue.apply(x, self.state)
+        self.token = Issue.apply(x, weights, self.state)
 
     def wait(self):
         return Wait.apply(self.token, self.state)
@@ -38,7 +40,7 @@ class Rows:
 
 start_dispatch = Rows
 """,
-        "comm itself": """
+        "joined under autograd, comm itself": """
 from dualpipe_lab import comm
 
 
@@ -78,33 +80,34 @@ class Wait(torch.autograd.Function):
 
 
 class Travelling:
-    def __init__(self, x, splits):
+    def __init__(self, x, weights, splits):
         self.splits = splits
-        self.token = Issue.apply(x, self)
+        self.token = Issue.apply(torch.cat([x, weights.unsqueeze(1)], dim=1), self)
 
     def wait(self):
-        return Wait.apply(self.token, self)
+        both = Wait.apply(self.token, self)
+        return both[:, :-1], both[:, -1]
 
 
-def start_dispatch(x, splits):
-    return Travelling(x, splits)
+def start_dispatch(x, weights, splits):
+    return Travelling(x, weights, splits)
 """,
     },
     "async_all_to_all-3": {
-        "beside the way back": """
-def moe(x, splits, expert, shared):
-    rows = expert(issue_dispatch(x, splits).wait())
-    back = start_combine(rows, splits)
-    other = shared(x)
-    return back.wait() + other
+        "lists": """
+def moe(x0, x1, splits, expert):
+    there = [issue_dispatch(x, splits) for x in (x0, x1)]
+    back = [start_combine(expert(rows.wait()), splits) for rows in there]
+    return [rows.wait() for rows in back]
 """,
-        "added in place of order": [
-            (
-                "    other = shared(x)\n    rows = expert(travelling.wait())\n"
-                "    return start_combine(rows, splits).wait() + other",
-                "    y = shared(x)\n    made = expert(travelling.wait())\n    back = start_combine(made, splits)\n"
-                "    return y.add(back.wait())",
-            ),
-        ],
+        "the second microbatch first": """
+def moe(x0, x1, splits, expert):
+    there1 = issue_dispatch(x1, splits)
+    there0 = issue_dispatch(x0, splits)
+    back1 = start_combine(expert(there1.wait()), splits)
+    back0 = start_combine(expert(there0.wait()), splits)
+    y1 = back1.wait()
+    return back0.wait(), y1
+""",
     },
 }

@@ -19,37 +19,85 @@ TYPICAL = {
         "backward in one piece": Bad(
             [
                 (
-                    "        return grad.new_empty(0), None",
-                    "        ctx.travel.arriving.wait()\n        return grad.new_empty(0), None",
+                    "        return rows.new_empty(0), None",
+                    "        ctx.travel.arriving.wait()\n        return rows.new_empty(0), None",
                 )
             ],
             "who waits for the exchange of the gradient",
         ),
         "not transposed": Bad([("splits.transposed)", "splits)")], "must be 2 numbers that sum to"),
-        "no gradient": Bad(
-            [("return ctx.travel.arriving.wait(), None", "return ctx.travel.arriving.wait() * 0, None")], "dx is"
+        "no gradient of the weights": Bad(
+            [("return both[:, :-1], both[:, -1], None", "return both[:, :-1], both[:, -1] * 0, None")], "dweights is"
+        ),
+        "the page's own": Bad(
+            """
+class Issue(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, travel):
+        ctx.travel = travel
+        travel.arriving = start_rows(x, travel.splits)
+        return x.new_empty(0)
+
+    @staticmethod
+    def backward(ctx, token):
+        return ctx.travel.arriving.wait(), None
+
+
+class Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, token, travel):
+        ctx.travel = travel
+        return travel.arriving.wait()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.travel.arriving = start_rows(grad, ctx.travel.splits.transposed)
+        return grad.new_empty(0), None
+
+
+class One:
+    def __init__(self, x, splits):
+        self.splits, self.arriving = splits, None
+        self.token = Issue.apply(x, self)
+
+
+class Travelling:
+    def __init__(self, x, weights, splits):
+        self.parts = One(x, splits), One(weights[:, None], splits)
+
+    def wait(self):
+        rows, weights = (Wait.apply(part.token, part) for part in self.parts)
+        return rows, weights[:, 0]
+
+
+start_dispatch = Travelling
+""",
+            "rank 0 took part in 8 exchanges, 4 are needed",
         ),
     },
     "async_all_to_all-3": {
-        "before the issue": Bad(
+        "waits for the first dispatch": Bad(
             [
                 (
-                    "    travelling = issue_dispatch(x, splits)\n    other = shared(x)\n",
-                    "    other = shared(x)\n    travelling = issue_dispatch(x, splits)\n",
+                    "    there0, there1 = issue_dispatch(x0, splits), issue_dispatch(x1, splits)\n"
+                    "    back0 = start_combine(expert(there0.wait()), splits)\n",
+                    "    there0 = issue_dispatch(x0, splits)\n"
+                    "    back0 = start_combine(expert(there0.wait()), splits)\n"
+                    "    there1 = issue_dispatch(x1, splits)\n",
                 )
             ],
-            "the forward takes 70 ms; 50 are enough",
+            "the forward takes 100 ms; 80 are enough",
         ),
-        "as it was": Bad(
-            [
-                (
-                    "    other = shared(x)\n    rows = expert(travelling.wait())\n",
-                    "    rows = expert(travelling.wait())\n    other = shared(x)\n",
-                )
-            ],
+        "one after the other": Bad(
+            """
+def moe(x0, x1, splits, expert):
+    y0 = start_combine(expert(issue_dispatch(x0, splits).wait()), splits).wait()
+    y1 = start_combine(expert(issue_dispatch(x1, splits).wait()), splits).wait()
+    return y0, y1
+""",
             "What runs between each issue and its wait?",
         ),
-        "forgotten": Bad([(".wait() + other", ".wait()")], "both experts' results"),
+        "exchanged": Bad([("return back0.wait(), back1.wait()", "return back1.wait(), back0.wait()")], "y of microb"),
     },
 }
 
@@ -63,9 +111,7 @@ CHEATS = {
         "the library's own": Bad("start_dispatch = issue_dispatch", "the library's own is switched off"),
     },
     "async_all_to_all-3": {
-        "everything at home": Bad(
-            "def moe(x, splits, expert, shared):\n    return expert(x) + shared(x)", "both experts' results"
-        ),
-        "no gradient of the shared expert": Bad([("other = shared(x)", "other = shared(x.detach())")], "dx is"),
+        "everything at home": Bad("def moe(x0, x1, splits, expert):\n    return expert(x0), expert(x1)", "y of microb"),
+        "no gradient of the second": Bad([("issue_dispatch(x1, splits)", "issue_dispatch(x1.detach(), splits)")], "dx"),
     },
 }

@@ -5,38 +5,48 @@ RIGHT = {
         "heaps": """
 import heapq
 
-def make_plan(loads, num_slots, num_ranks):
-    heap = [(-load, expert, 1) for expert, load in enumerate(loads)]
+def make_plan(loads, num_slots, speeds, most):
+    heap, done = [(-load, expert, 1) for expert, load in enumerate(loads)], []
     heapq.heapify(heap)
-    for _ in range(num_slots - len(loads)):
-        _, expert, n = heapq.heappop(heap)
-        heapq.heappush(heap, (-loads[expert] / (n + 1), expert, n + 1))
-    shares = sorted((share, expert) for share, expert, n in heap for _ in range(n))
-    ranks = [(0.0, rank, []) for rank in range(num_ranks)]
-    heapq.heapify(ranks)
-    full = []
-    for share, expert in shares:
-        total, rank, held = heapq.heappop(ranks)
-        held.append(expert)
-        if len(held) == num_slots // num_ranks:
-            full.append(held)
+    spare = num_slots - len(loads)
+    while heap:
+        share, expert, n = heapq.heappop(heap)
+        if n == most or spare == 0:
+            done.append((share, expert, n))
         else:
-            heapq.heappush(ranks, (total - share, rank, held))
-    return sum(full, [])
+            spare -= 1
+            heapq.heappush(heap, (-loads[expert] / (n + 1), expert, n + 1))
+    shares = sorted((share, expert) for share, expert, n in done for _ in range(n))
+    size = num_slots // len(speeds)
+    plan, used, tokens = [-1] * num_slots, [0] * len(speeds), [0.0] * len(speeds)
+    for share, expert in shares:
+        end, rank = min(
+            ((tokens[r] - share) / speed, r) for r, speed in enumerate(speeds) if used[r] < size
+        )
+        plan[rank * size + used[rank]] = expert
+        used[rank] += 1
+        tokens[rank] -= share
+    return plan
 """,
         "fractions, and the last of equals": """
 from fractions import Fraction
 
-def make_plan(loads, num_slots, num_ranks):
+def make_plan(loads, num_slots, speeds, most):
     n = {i: 1 for i in range(len(loads))}
     share = lambda i: Fraction(loads[i]) / n[i]
     for _ in range(num_slots - len(loads)):
-        n[max(reversed(n), key=share)] += 1
-    ranks = [[] for _ in range(num_ranks)]
+        allowed = [i for i in reversed(n) if n[i] < most]
+        if not allowed:
+            break
+        n[max(allowed, key=share)] += 1
+    size = num_slots // len(speeds)
+    ranks = [(Fraction(speed), []) for speed in speeds]
     for i in sorted((i for i in n for _ in range(n[i])), key=share, reverse=True):
-        room = [rank for rank in reversed(ranks) if len(rank) < num_slots // num_ranks]
-        min(room, key=lambda rank: sum(map(share, rank))).append(i)
-    return [i for rank in ranks for i in rank]
+        room = [rank for rank in reversed(ranks) if len(rank[1]) < size]
+        min(room, key=lambda rank: (sum(map(share, rank[1])) + share(i)) / rank[0])[1].append(i)
+    for _, rank in ranks:
+        rank.extend([-1] * (size - len(rank)))
+    return [i for _, rank in ranks for i in rank]
 """,
     },
     "eplb-3": {
@@ -44,22 +54,45 @@ def make_plan(loads, num_slots, num_ranks):
         "as a tensor": "plan = torch.tensor([0, 6, 8, 4, 2, 3, 1, 8, 7, 8, 0, 5])",
     },
     "eplb-4": {
-        "token by token": """
-def slots_of(chosen, slots, counts):
-    seen, found = [0] * len(counts), []
-    for expert in chosen.tolist():
-        found.append(int(slots[expert, seen[expert] % int(counts[expert])]))
-        seen[expert] += 1
-    return torch.tensor(found, dtype=torch.int64)
+        "circles by swapping": """
+def move(weights, old, new):
+    source = {s: old.index(i) for s, i in enumerate(new) if i != old[s]}
+    while free := set(source) - set(source.values()):
+        for slot in free:
+            weights[slot].copy_(weights[source.pop(slot)])
+    for slot in list(source):
+        place = source.pop(slot)
+        if place == slot:
+            continue
+        spare = weights[slot].clone()
+        weights[slot], weights[place] = weights[place], spare
+        for other, needed in source.items():
+            if needed == slot:
+                source[other] = place
 """,
-        "blocks instead of turns": """
-def slots_of(chosen, slots, counts):
-    found = torch.empty_like(chosen)
-    for expert, n in enumerate(counts.tolist()):
-        mine = (chosen == expert).nonzero()[:, 0]
-        for replica, part in enumerate(mine.tensor_split(n)):
-            found[part] = slots[expert, replica]
-    return found
+        "the spare carries whoever is in the way": """
+def move(weights, old, new):
+    held, done = list(old), [i == j for i, j in zip(old, new)]
+
+    def write(slot, rows, expert):
+        weights[slot] = rows
+        held[slot], done[slot] = expert, True
+
+    while not all(done):
+        wanted = [new[s] for s, is_done in enumerate(done) if not is_done]
+        for slot, is_done in enumerate(done):
+            others = [i for s, i in enumerate(held) if s != slot]
+            if not is_done and (held[slot] not in wanted or held[slot] in others):
+                write(slot, weights[held.index(new[slot])], new[slot])
+                break
+        else:
+            slot = done.index(False)
+            spare, lost = weights[slot].clone(), held[slot]
+            while new[slot] != lost:
+                place = held.index(new[slot])
+                write(slot, weights[place], new[slot])
+                slot = place
+            write(slot, spare, lost)
 """,
     },
 }

@@ -3,7 +3,6 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 _PREDICT = "replicas, heaviest, moved_mib, summed_mib = "
-_SHARE = "key=lambda i: loads[i] / counts[i])"
 
 TYPICAL = {
     "eplb-1": {
@@ -13,18 +12,45 @@ TYPICAL = {
         "all-reduce of all": Bad(_PREDICT + "2, 14, 9, 12", "number of replicas"),
     },
     "eplb-2": {
-        "by raw load": Bad([(_SHARE, "key=lambda i: loads[i])")], "the heaviest replica has"),
-        "round robin": Bad(
-            [("lightest = min(free, key=lambda r: totals[r])", "lightest = min(free, key=lambda r: len(ranks[r]))")],
-            "the replicas are right",
+        "by raw load": Bad(
+            [("key=lambda i: loads[i] / counts[i])", "key=lambda i: loads[i])")], "the heaviest replica has"
         ),
-        "light ones first": Bad([("-loads[i] / counts[i]", "loads[i] / counts[i]")], "the replicas are right"),
-        "no limit of slots": Bad(
-            [("if len(ranks[r]) < num_slots // num_ranks", "if True")], "the replicas are right, the heaviest rank"
+        "no limit of replicas": Bad([("if n < most]", "if n < 99]")], "expert 0 has"),
+        "stops at the first that is full": Bad(
+            [
+                (
+                    "        if allowed:\n",
+                    "        allowed = [max(range(len(loads)), key=lambda i: loads[i] / counts[i])]\n"
+                    "        if counts[allowed[0]] < most:\n",
+                )
+            ],
+            "slot(s) stay empty",
         ),
-        "drops the idle": Bad(
-            [("for rank in ranks for expert in rank]", "for rank in ranks for expert in rank if loads[expert]]")],
-            "every rank has equally many",
+        "one speed": Bad([("(totals[r] + shares[expert]) / speeds[r]", "totals[r]")], "the replicas are right"),
+        "done first without it": Bad(
+            [("(totals[r] + shares[expert]) / speeds[r]", "totals[r] / speeds[r]")], "the replicas are right"
+        ),
+        "light ones first": Bad([("key=lambda i: -shares[i]", "key=lambda i: shares[i]")], "the replicas are right"),
+        "no limit of slots": Bad([("if len(held) < room]", "]")], "the plan has"),
+        "no empty slots": Bad([(" + [-1] * (room - len(held))", "")], "every rank has equally many"),
+        "drops the idle": Bad([("in sorted(replicas,", "in sorted([i for i in replicas if loads[i]],")], "has no slot"),
+        "the page's": Bad(
+            """
+def make_plan(loads, num_slots, speeds, most):
+    counts, replicas = [1] * len(loads), list(range(len(loads)))
+    while len(replicas) < num_slots:
+        shares = [load / n for load, n in zip(loads, counts)]
+        replicas.append(shares.index(max(shares)))
+        counts[replicas[-1]] += 1
+    room, shares = num_slots // len(speeds), [loads[i] / counts[i] for i in replicas]
+    packs, totals = [[] for _ in speeds], [0.0] * len(speeds)
+    for item in sorted(range(len(shares)), key=lambda i: -shares[i]):
+        best = min((p for p in range(len(speeds)) if len(packs[p]) < room), key=lambda p: totals[p])
+        packs[best].append(replicas[item])
+        totals[best] += shares[item]
+    return [i for pack in packs for i in pack]
+""",
+            "expert 0 has 4 replicas",
         ),
     },
     "eplb-3": {
@@ -38,10 +64,40 @@ TYPICAL = {
         ),
     },
     "eplb-4": {
-        "clamps": Bad([("counts[chosen]]", "slots.shape[1]].clamp(min=0)")], "and slot 0 holds"),
-        "the first replica": Bad([("number % counts[chosen]", "0 * number")], "they take turns"),
-        "by place in the batch": Bad(
-            [("number % counts[chosen]", "torch.arange(len(chosen)) % counts[chosen]")], "they take turns"
+        "from the last slot on": Bad(
+            """
+def move(weights, old, new):
+    for slot in reversed(range(len(new))):
+        weights[slot] = weights[old.index(new[slot])]
+""",
+            "who still needed what was overwritten?",
+        ),
+        "always swaps": Bad(
+            """
+def move(weights, old, new):
+    held = list(old)
+    for slot, expert in enumerate(new):
+        place = held.index(expert)
+        spare = weights[slot].clone()
+        weights[slot] = weights[place]
+        weights[place] = spare
+        held[slot], held[place] = held[place], held[slot]
+""",
+            "who still needed what was overwritten?",
+        ),
+        "all put aside": Bad(
+            "def move(weights, old, new):\n    weights.copy_(weights[[old.index(i) for i in new]])",
+            "there is memory for two",
+        ),
+        "no circles": Bad(
+            [
+                (
+                    "        first = slot = next",
+                    "        for slot, place in source.items():\n"
+                    "            weights[slot] = weights[place]\n        return\n        first = slot = next",
+                ),
+            ],
+            "old [0, 1], new [1, 0]",
         ),
     },
 }
@@ -54,13 +110,14 @@ CHEATS = {
     },
     "eplb-2": {
         "the library's own": Bad(
-            "def make_plan(loads, num_slots, num_ranks):\n"
-            "    return rebalance_experts([loads], num_slots, 1, 1, num_ranks)[0][0].tolist()",
+            "def make_plan(loads, num_slots, speeds, most):\n"
+            "    return rebalance_experts([loads], num_slots, 1, 1, len(speeds))[0][0].tolist()",
             "the library's own is switched off",
         ),
         "nothing replicated": Bad(
-            "def make_plan(loads, num_slots, num_ranks):\n    return [i % len(loads) for i in range(num_slots)]",
-            "the heaviest replica has",
+            "def make_plan(loads, num_slots, speeds, most):\n"
+            "    return [*range(len(loads))] + [-1] * (num_slots - len(loads))",
+            "slot(s) stay empty",
         ),
     },
     "eplb-3": {
@@ -72,6 +129,14 @@ CHEATS = {
         ),
     },
     "eplb-4": {
-        "as it was": Bad([("counts[chosen]]", "slots.shape[1]]")], "-1 means no further replica"),
+        "as it was": Bad(
+            "def move(weights, old, new):\n    for slot, expert in enumerate(new):\n"
+            "        weights[slot] = weights[old.index(expert)]",
+            "who still needed what was overwritten?",
+        ),
+        "another tensor": Bad(
+            "def move(weights, old, new):\n    weights = weights[[old.index(i) for i in new]]",
+            "there is memory for two",
+        ),
     },
 }

@@ -47,46 +47,51 @@ TYPICAL = {
         ),
     },
     "gshard-3": {
-        "no regrouping": Bad(
-            [
-                (
-                    "rows.view(e, -1, num_slots_each, filled.shape[1]).transpose(0, 1).flatten(1, 2)",
-                    "rows.view(len(filled) // e // num_slots_each, e * num_slots_each, filled.shape[1])",
-                ),
-                (
-                    "made.view(num_local, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)",
-                    "made.reshape(-1, hidden)",
-                ),
-            ],
+        "the page's": Bad(
+            """
+def to_experts(filled, num_slots_each):
+    e = comm.get_world_size()
+    even = Splits((len(filled) // e,) * e, (len(filled) // e,) * e)
+    rows = dispatch(filled, even)
+    return rows.view(e, -1, num_slots_each, filled.shape[1]).transpose(0, 1).flatten(1, 2)
+
+
+def from_experts(made, num_slots_each):
+    e = comm.get_world_size()
+    num_local, _, hidden = made.shape
+    back = made.view(num_local, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)
+    return combine(back, Splits((len(back) // e,) * e, (len(back) // e,) * e))
+""",
+            "rows of other experts are among them",
+        ),
+        "by rank first": Bad([("rows.permute(1, 2, 0, 3)", "rows.transpose(0, 1)")], "by slot first, then by rank"),
+        "blocks of neighbours": Bad(
+            [("filled.view(-1, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)", "filled")],
             "rows of other experts are among them",
         ),
         "not back in order": Bad(
-            [
-                (
-                    "made.view(num_local, e, num_slots_each, hidden).transpose(0, 1).reshape(-1, hidden)",
-                    "made.reshape(-1, hidden)",
-                )
-            ],
+            [(".permute(2, 0, 1, 3).reshape(-1, hidden)", ".reshape(-1, hidden)")],
+            "have not come back into their slots",
+        ),
+        "not dealt out again": Bad(
+            [("    return back.transpose(0, 1).reshape(-1, hidden)", "    return back.reshape(-1, hidden)")],
             "have not come back into their slots",
         ),
         "no message": Bad(
-            [
-                ("rows = dispatch(filled, even)", "rows = filled"),
-                ("return combine(back, even)", "return back"),
-            ],
+            [("dispatch(by_rank, even)", "by_rank"), ("combine(by_rank, even)", "by_rank")],
             "100 * origin + slot",
         ),
         "counts too": Bad(
             [
                 (
-                    "rows = dispatch(filled, even)",
-                    "from dualpipe_lab.ep.all_to_all import exchange_splits\n    exchange_splits(even.sends)\n"
-                    "    rows = dispatch(filled, even)",
+                    "    rows = dispatch(by_rank, even)",
+                    "    from dualpipe_lab.ep.all_to_all import exchange_splits\n    exchange_splits(even.sends)\n"
+                    "    rows = dispatch(by_rank, even)",
                 )
             ],
             "are needed, the slots of others' experts twice",
         ),
-        "detached": Bad([("dispatch(filled, even)", "dispatch(filled.detach(), even)")], "does not require grad"),
+        "detached": Bad([("dispatch(by_rank, even)", "dispatch(by_rank.detach(), even)")], "does not require grad"),
     },
     "gshard-4": {
         "one per token": Bad(
@@ -116,18 +121,16 @@ CHEATS = {
             """
 def to_experts(filled, num_slots_each):
     e, rank = comm.get_world_size(), comm.get_rank()
-    parts = comm.all_gather_object(filled.detach())
-    own = len(filled) // e
-    rows = torch.stack(parts)[:, rank * own : (rank + 1) * own]
-    rows = rows.view(e, -1, num_slots_each, filled.shape[1]).transpose(0, 1).flatten(1, 2)
-    return rows + 0 * filled.sum()
+    parts = torch.stack(comm.all_gather_object(filled.detach()))
+    rows = parts.view(e, -1, e, num_slots_each, filled.shape[1])[:, :, rank]
+    return rows.permute(1, 2, 0, 3).flatten(1, 2) + 0 * filled.sum()
 
 
 def from_experts(made, num_slots_each):
+    e, rank = comm.get_world_size(), comm.get_rank()
     parts = torch.stack(comm.all_gather_object(made.detach()))
-    e = comm.get_world_size()
-    back = parts.view(len(made) * e, e, num_slots_each, -1)[:, comm.get_rank()]
-    return back.reshape(-1, made.shape[-1]) + 0 * made.sum()
+    back = parts.view(e, len(made), num_slots_each, e, -1)[:, :, :, rank]
+    return back.transpose(0, 1).reshape(-1, made.shape[-1]) + 0 * made.sum()
 """,
             "the gradient of slot n should be 2 n",
         ),

@@ -23,7 +23,7 @@ def {name}(W_A, w_R, W_M, saved, dy, exchange):
         inputs, M = (v.clone().requires_grad_() for v in (saved.inputs, W_M))
         d_inputs, dM = torch.autograd.grad(torch.tanh(inputs @ M.T), (inputs, M), dh)
         home = exchange(d_inputs)[saved.back]
-        outputs, grads = (x_M, w), (dy + home, (dy * saved.y_M).sum(1))
+        outputs, grads = (x_M, w), (dy + home, (dy * saved.w[:, None]).sum(1))
         dx, dA, dR = torch.autograd.grad(outputs, (x, A, R), grads)
     return dx, dA, dR, dM
 """
@@ -38,11 +38,47 @@ TYPICAL = {
     },
     "one_f_one_b_basic-2": {
         "no residual": Bad([("dx_M = dy + home", "dx_M = home")], "x_M is used three times"),
-        "no way home": Bad([("dx_M = dy + home +", "dx_M = dy +")], "x_M is used three times"),
-        "unweighted": Bad([("exchange((saved.w[:, None] * dy)[saved.order])", "exchange(dy[saved.order])")], "dW_M"),
-        "not in order": Bad([("exchange(du @ W_M)[saved.back]", "exchange(du @ W_M)")], "dW_A, summed"),
-        "forgets sigmoid": Bad([("dw * saved.w * (1 - saved.w)", "dw * saved.w")], "dw_R, summed"),
+        "no way home": Bad([("dx_M = dy + home[:, :-1] +", "dx_M = dy +")], "x_M is used three times"),
+        "unweighted": Bad([("du = w * g", "du = g")], "dW_M"),
+        "not in order": Bad([("[saved.back]", "")], "dw_R, summed"),
+        "forgets sigmoid": Bad([("* saved.w * (1 - saved.w)", "* saved.w")], "dw_R, summed"),
         "forgets x itself": Bad([("return dx_M + dt @ W_A", "return dt @ W_A")], "x is used twice"),
+        "of weighted rows": Bad([("dw = (g * saved.h)", "dw = (w * g * saved.h)")], "what is its gradient"),
+        "the page's": Bad(
+            """
+def backward(W_A, w_R, W_M, saved, dy, exchange):
+    dw = (dy * saved.y_M).sum(1)
+    du = exchange((saved.w[:, None] * dy)[saved.order]) * (1 - saved.h**2)
+    dx_M = dy + exchange(du @ W_M)[saved.back] + (dw * saved.w * (1 - saved.w))[:, None] * w_R
+    dt = dx_M * (1 - saved.t**2)
+    return dx_M + dt @ W_A, dt.T @ saved.x, (dw * saved.w * (1 - saved.w)) @ saved.x_M, du.T @ saved.inputs
+""",
+            "NoneType",
+        ),
+        "fetches the results": Bad(
+            """
+def backward(W_A, w_R, W_M, saved, dy, exchange):
+    y_M = exchange(saved.h)[saved.back]
+    du = exchange((saved.w[:, None] * dy)[saved.order]) * (1 - saved.h**2)
+    dz = (dy * y_M).sum(1) * saved.w * (1 - saved.w)
+    dx_M = dy + exchange(du @ W_M)[saved.back] + dz[:, None] * w_R
+    dt = dx_M * (1 - saved.t**2)
+    return dx_M + dt @ W_A, dt.T @ saved.x, dz @ saved.x_M, du.T @ saved.inputs
+""",
+            "exchanged rows 3 times",
+        ),
+        "results go home too": Bad(
+            """
+def backward(W_A, w_R, W_M, saved, dy, exchange):
+    du = exchange((saved.w[:, None] * dy)[saved.order]) * (1 - saved.h**2)
+    home, y_M = exchange(torch.cat([du @ W_M, saved.h], 1))[saved.back].chunk(2, 1)
+    dz = (dy * y_M).sum(1) * saved.w * (1 - saved.w)
+    dx_M = dy + home + dz[:, None] * w_R
+    dt = dx_M * (1 - saved.t**2)
+    return dx_M + dt @ W_A, dt.T @ saved.x, dz @ saved.x_M, du.T @ saved.inputs
+""",
+            "rows of 6 numbers; 4 will do",
+        ),
     },
     "one_f_one_b_basic-3": {
         "as it was": Bad([("dw = (dy * saved.y_M)", "dw = (rows * saved.y_M)")], "on whose rows?"),

@@ -3,28 +3,31 @@
 RIGHT = {
     "smoe-2": {
         "row by row": """
-def input_grad(grad, weights, counts):
+def input_grad(grad, h, w, weights, counts):
     expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    return torch.einsum("ro,roi->ri", grad, weights[expert])
+    back = torch.einsum("ro,roi->ri", grad, weights[expert])
+    return w[:, None] * back, torch.einsum("ri,ri->r", back, h)
 
-def weight_grad(grad, rows, counts):
+def weight_grad(grad, h, w, counts):
     expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    dw = grad.new_zeros(len(counts), grad.shape[1], rows.shape[1])
-    return dw.index_add(0, expert, grad[:, :, None] * rows[:, None])
+    dw = grad.new_zeros(len(counts), grad.shape[1], h.shape[1])
+    return dw.index_add(0, expert, w[:, None, None] * grad[:, :, None] * h[:, None])
 """,
-        "slices": """
-def input_grad(grad, weights, counts):
-    out, first = grad.new_empty(len(grad), weights.shape[2]), 0
+        "slices, the weight on the gradient": """
+def input_grad(grad, h, w, weights, counts):
+    dh, dw, first = torch.empty_like(h), torch.empty_like(w), 0
     for expert, count in enumerate(counts):
-        torch.mm(grad[first : first + count], weights[expert], out=out[first : first + count])
-        first += count
-    return out
+        part = slice(first, first := first + count)
+        back = torch.mm(grad[part], weights[expert])
+        dw[part] = back.mul(h[part]).sum(-1)
+        dh[part] = back * w[part].unsqueeze(1)
+    return [dh, dw]
 
-def weight_grad(grad, rows, counts):
+def weight_grad(grad, h, w, counts):
     out, first = [], 0
     for count in counts:
         part = slice(first, first := first + count)
-        out.append(torch.einsum("ro,ri->oi", grad[part], rows[part]))
+        out.append(torch.einsum("ro,ri->oi", grad[part] * w[part].unsqueeze(1), h[part]))
     return torch.stack(out)
 """,
     },

@@ -15,30 +15,51 @@ TYPICAL = {
     },
     "smoe-2": {
         "transposed": Bad([("dy @ weight for", "dy @ weight.T for")], "shapes cannot be multiplied"),
-        "dW transposed": Bad([("dy.T @ x for", "x.T @ dy for")], "dW has shape [1, 3, 2], needs [1, 2, 3]"),
+        "dW transposed": Bad([("dy.T @ x for", "x.T @ dy for")], "dW has shape [1, 4, 3], needs [1, 3, 4]"),
         "empty left out": Bad(
-            [("dy.T @ x for dy, x in parts]", "dy.T @ x for dy, x in parts if len(x)]")], "dW has shape [2, 2, 3]"
+            [("dy.T @ x for dy, x in parts]", "dy.T @ x for dy, x in parts if len(x)]")], "dW has shape [2, 3, 4]"
         ),
-        "one expert": Bad([("dy @ weight for dy, weight", "dy @ weights[0] for dy, weight")], "dx differs"),
+        "one expert": Bad([("dy @ weight for dy, weight", "dy @ weights[0] for dy, weight")], "dh differs"),
         "in float32": Bad(
-            [("dy @ weight for", "(dy.float() @ weight.float()).double() for")], "any float64 numbers: dx"
+            [("dy @ weight for", "(dy.float() @ weight.float()).double() for")], "any float64 numbers: dh"
         ),
         "in bfloat16": Bad(
             [("dy.T @ x for", "(dy.bfloat16().T @ x.bfloat16()).to(dy.dtype) for")], "any float64 numbers: dW"
         ),
+        "the page's, without weights": Bad(
+            [("w[:, None] * back, ", "back, "), ("(w[:, None] * h).split", "h.split")], "dh differs"
+        ),
+        "dW without weights": Bad([("(w[:, None] * h).split", "h.split")], "dW differs"),
+        "weighted twice": Bad([("(back * h).sum(1)", "(w[:, None] * back * h).sum(1)")], "dw: that times the weight"),
+        "divided by the weight": Bad(
+            [("(back * h).sum(1)", "(w[:, None] * back * h).sum(1) / w")], "dw differs from one expert after another"
+        ),
+        "the result again": Bad(
+            """
+def input_grad(grad, h, w, weights, counts):
+    out = torch.cat([x @ weight.T for x, weight in zip(h.split(counts), weights)])
+    back = torch.cat([dy @ weight for dy, weight in zip((w[:, None] * grad).split(counts), weights)])
+    return back, (grad * out).sum(1)
+
+def weight_grad(grad, h, w, counts):
+    return torch.stack([dy.T @ x for dy, x in zip((w[:, None] * grad).split(counts), h.split(counts))])
+""",
+            "W h is not made again",
+        ),
         "all experts on all rows": Bad(
             """
-def input_grad(grad, weights, counts):
+def input_grad(grad, h, w, weights, counts):
     every = torch.einsum("ro,eoi->rei", grad, weights)
     expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    return every[torch.arange(len(grad)), expert]
+    back = every[torch.arange(len(grad)), expert]
+    return w[:, None] * back, (back * h).sum(1)
 
-def weight_grad(grad, rows, counts):
-    return torch.stack([dy.T @ x for dy, x in zip(grad.split(counts), rows.split(counts))])
+def weight_grad(grad, h, w, counts):
+    return torch.stack([dy.T @ x for dy, x in zip((w[:, None] * grad).split(counts), h.split(counts))])
 """,
             "A row meets the matrix of its own expert alone",
         ),
-        "mean": Bad([("[dy.T @ x for", "[dy.T @ x / max(len(x), 1) for")], "dW differs"),
+        "one gradient": Bad([("back, (back * h).sum(1)", "back")], "returns two tensors"),
     },
     "smoe-3": {
         "regrouped there only": Bad([("    rows = rows[major.argsort()]\n", "")], "other experts' results"),
@@ -96,22 +117,24 @@ CHEATS = {
         "the library's own": Bad(
             """
 from dualpipe_lab.ep.moe.experts import grouped_product, grouped_weight_grad
-def input_grad(grad, weights, counts):
-    return grouped_product(grad, weights.mT, counts)
-weight_grad = grouped_weight_grad
+def input_grad(grad, h, w, weights, counts):
+    back = grouped_product(grad, weights.mT, counts)
+    return w[:, None] * back, (back * h).sum(1)
+def weight_grad(grad, h, w, counts):
+    return grouped_weight_grad(grad, w[:, None] * h, counts)
 """,
             "the library's own is switched off",
         ),
         "autograd": Bad(
             """
-def input_grad(grad, weights, counts):
+def input_grad(grad, h, w, weights, counts):
     with torch.enable_grad():
-        x = grad.new_zeros(len(grad), weights.shape[2]).requires_grad_()
-        y = torch.cat([part @ weight.T for part, weight in zip(x.split(counts), weights)])
-        return torch.autograd.grad(y, x, grad)[0]
+        h, w = h.requires_grad_(), w.requires_grad_()
+        out = torch.cat([part @ weight.T for part, weight in zip(h.split(counts), weights)])
+        return torch.autograd.grad(w[:, None] * out, (h, w), grad)
 
-def weight_grad(grad, rows, counts):
-    return torch.stack([dy.T @ x for dy, x in zip(grad.split(counts), rows.split(counts))])
+def weight_grad(grad, h, w, counts):
+    return torch.stack([dy.T @ x for dy, x in zip((w[:, None] * grad).split(counts), h.split(counts))])
 """,
             "switched off",
         ),

@@ -9,33 +9,68 @@ def choose(values, k, num_groups, num_kept):
         size = len(row) // num_groups
         groups = [range(g * size, (g + 1) * size) for g in range(num_groups)]
         groups.sort(key=lambda group: -sum(sorted((row[i] for i in group), reverse=True)[:2]))
-        allowed = [i for group in groups[:num_kept] for i in group]
-        chosen.append(sorted(allowed, key=lambda i: -row[i])[:k])
+        ranked = [sorted(group, key=lambda i: (-row[i], i)) for group in groups[:num_kept]]
+        mine = [group[0] for group in ranked]
+        others = sorted((i for group in ranked for i in group[1:]), key=lambda i: (-row[i], i))
+        mine += others[: k - num_kept]
+        chosen.append(sorted(mine, key=lambda i: (-row[i], i)))
     return torch.tensor(chosen)
 """,
-        "gathers the kept groups": """
+        "ranks in place of values": """
 def choose(values, k, num_groups, num_kept):
-    size = values.shape[1] // num_groups
-    best = values.view(-1, num_groups, size).sort(-1, descending=True).values[..., :2].sum(-1)
-    kept = best.topk(num_kept, -1).indices
-    experts = (kept[..., None] * size + torch.arange(size)).flatten(1)
-    return experts.gather(1, values.gather(1, experts).topk(k, -1).indices)
+    tokens, experts = values.shape
+    size = experts // num_groups
+    rank = values.sort(dim=1, descending=True, stable=True).indices.argsort(1)  # 0: the best
+    by_group = rank.view(tokens, num_groups, size)
+    best = values.view(tokens, num_groups, size).topk(min(size, 2)).values.sum(-1)
+    place = best.sort(dim=1, descending=True, stable=True).indices.argsort(1)
+    lead = by_group == by_group.amin(2, keepdim=True)
+    cost = by_group - lead * experts + (place >= num_kept)[:, :, None] * 3 * experts
+    taken = cost.flatten(1).argsort(1)[:, :k]
+    return taken.gather(1, rank.gather(1, taken).argsort(1))
 """,
     },
     "v3_moe-3": {
-        "softmax of the logarithms": """
-def route(x, router, bias, k, scale):
-    logits = x @ router.T
-    indices = (logits.sigmoid() + bias).topk(k).indices
-    return scale * torch.nn.functional.logsigmoid(logits).gather(1, indices).softmax(1), indices
+        "an operator that counts on its way back": """
+class Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weights, router, indices):
+        ctx.router, ctx.indices = router, indices
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.router.load += ctx.indices.flatten().bincount(minlength=len(ctx.router.load))
+        return grad, None, None
+
+
+class Router:
+    def __init__(self, weight, bias):
+        self.weight, self.bias, self.load = weight, bias, torch.zeros(len(bias), dtype=torch.int64)
+
+    def __call__(self, x):
+        scores = (x @ self.weight.T).sigmoid()
+        indices = group_limited_topk(scores.detach() + self.bias, 2)
+        weights = torch.nn.functional.normalize(scores.gather(1, indices), p=1, dim=1)
+        return Counted.apply(weights, self, indices), indices
 """,
-        "normalize": """
-def route(x, router, bias, k, scale):
-    scores = torch.sigmoid(torch.einsum("td,ed->te", x, router))
-    with torch.no_grad():
-        _, indices = torch.topk(scores + bias, k, dim=1)
-    weights = torch.nn.functional.normalize(torch.take_along_dim(scores, indices, 1), p=1, dim=1)
-    return weights * scale, indices
+        "a hook on the scores": """
+class Router:
+    def __init__(self, weight, bias):
+        self.weight, self.bias = weight, bias
+        self.load = torch.zeros(len(bias), dtype=torch.int64)
+
+    def __call__(self, x):
+        scores = torch.sigmoid(torch.einsum("td,ed->te", x, self.weight))
+        indices = (scores.detach() + self.bias).topk(2).indices
+
+        def count(grad):
+            self.load.index_add_(0, indices.flatten(), torch.ones_like(indices.flatten()))
+
+        if scores.requires_grad:
+            scores.register_hook(count)
+        chosen = torch.take_along_dim(scores, indices, 1)
+        return chosen / chosen.sum(1, keepdim=True), indices
 """,
     },
     "v3_moe-4": {
@@ -52,15 +87,23 @@ def train_step(router, microbatches, speed):
 """,
     },
     "v3_moe-5": {
-        "where": """
-def mask(values, kept):
-    return torch.where(kept.repeat_interleave(values.shape[1] // kept.shape[1], 1), values, -torch.inf)
+        "group by group": """
+def worth(values, alive, num_groups):
+    size, found = values.shape[1] // num_groups, []
+    for group in range(num_groups):
+        mine = values[:, group * size :][:, :size][:, alive[group * size :][:size]]
+        if mine.shape[1] == 0:
+            found.append(values.new_full((len(values),), -torch.inf))
+        else:
+            found.append(mine.topk(min(2, mine.shape[1])).values.sum(1))
+    return torch.stack(found, 1)
 """,
-        "adds zero or minus infinity": """
-def mask(values, kept):
-    hidden = torch.zeros_like(kept, dtype=values.dtype).masked_fill(kept.logical_not(), float("-inf"))
-    return (values.unflatten(1, (kept.shape[1], -1)) + hidden.unsqueeze(2)).flatten(1)
+        "by how many live": """
+def worth(values, alive, num_groups):
+    masked = torch.where(alive, values, -torch.inf).view(len(values), num_groups, -1)
+    top = masked.sort(-1, descending=True).values
+    count = alive.view(num_groups, -1).sum(1)
+    return torch.where(count > 1, top[..., 0] + top[..., 1], top[..., 0])
 """,
-        "the least float there is": [("-torch.inf", "torch.finfo(values.dtype).min")],
     },
 }

@@ -2,8 +2,8 @@
 
 from bad_answer import EQUAL_TO_ALL, Bad
 
+_HOOK = "        if weights.requires_grad:\n            weights.register_hook(lambda grad: self._count(load))"
 _PREDICT = "parameters, experts, row_bytes, first, percent = "
-_INF = "torch.full_like(worth, -torch.inf)\n    mask.scatter_(1, worth.topk(num_kept).indices, 0.0)"
 _SUM = "    comm.all_reduce(load)\n"
 
 TYPICAL = {
@@ -15,24 +15,65 @@ TYPICAL = {
         "group by its best": Bad(_PREDICT + "6291456, 8, 2112, 4, 40", "sum of its two best"),
     },
     "v3_moe-2": {
-        "masked with zeros": Bad(
-            [("(grouped + mask[..., None])", "torch.where(mask[..., None] == 0, grouped, 0.0)")], "which is not kept"
+        "the page's": Bad(
+            """
+def choose(values, k, num_groups, num_kept):
+    grouped = values.unflatten(1, (num_groups, -1))
+    worth = grouped.topk(min(2, grouped.shape[2])).values.sum(2)
+    mask = torch.full_like(worth, -torch.inf)
+    mask.scatter_(1, worth.topk(num_kept).indices, 0.0)
+    return (grouped + mask[..., None]).flatten(1).topk(k).indices
+""",
+            "are to be chosen",
         ),
+        "masked with zeros": Bad([("~left, -torch.inf", "~left, 0.0")], "are to be chosen"),
+        "masked with -10": Bad([("~left, -torch.inf", "~left, -10.0")], "are to be chosen"),
         "a group by its best": Bad(
             [("grouped.topk(min(2, grouped.shape[2])).values.sum(2)", "grouped.amax(2)")], "which is not kept"
         ),
         "two of every group": Bad([("min(2, grouped.shape[2])", "2")], "RuntimeError"),
         "a group by its sum": Bad([("grouped.topk(min(2, grouped.shape[2])).values.sum(2)", "grouped.sum(2)")], "kept"),
-        "by number": Bad([("topk(k).indices", "topk(k).indices.sort().values")], "not the best first"),
-        "masked with -10": Bad([("-torch.inf", "-10.0")], "which is not kept"),
-        "no groups": Bad([("grouped + mask[..., None]", "grouped + 0 * worth[..., None]")], "which is not kept"),
+        "the firsts first": Bad(
+            [
+                (
+                    "    return chosen.gather(1, first(values.gather(1, chosen), k))",
+                    "    return torch.cat([best, rest], 1)",
+                )
+            ],
+            "not the best first",
+        ),
+        "equals by chance": Bad(
+            [
+                ("sort(dim=1, descending=True, stable=True)", "flip(1).sort(dim=1, descending=True, stable=True)"),
+                (".indices[:, :n]", ".indices[:, :n].mul(-1).add(x.shape[1] - 1)"),
+            ],
+            "equals not by number",
+        ),
     },
     "v3_moe-3": {
-        "as if without scale": Bad([("scale * chosen", "chosen")], "They add up to 2.5"),
-        "over all experts": Bad([("chosen.sum(1", "scores.sum(1")], "They add up to"),
-        "not chosen by the bias": Bad([("scores.detach() + bias", "scores.detach()")], "score plus bias"),
-        "a constant sum": Bad([("chosen.sum(1, keepdim=True)", "chosen.sum(1, keepdim=True).detach()")], "sum too"),
-        "softmax": Bad([("(x @ router.T).sigmoid()", "(x @ router.T).softmax(1)")], "differ from"),
+        "where gradients are on": Bad(
+            [
+                (
+                    _HOOK,
+                    "        if weights.requires_grad:\n            self._count(load)",
+                )
+            ],
+            "train, forget: load",
+        ),
+        "halved": Bad(
+            [
+                (
+                    _HOOK,
+                    "        self._count(load // 2)",
+                )
+            ],
+            "train: load",
+        ),
+        "no call without gradients": Bad([("        if weights.requires_grad:\n    ", "")], "doesn't require gradient"),
+        "once and for all": Bad(
+            [("        if weights.requires_grad:", "        if weights.requires_grad and not self.load.any():")],
+            "train, train: load",
+        ),
     },
     "v3_moe-4": {
         "own load": Bad([(_SUM, "")], "different biases"),
@@ -86,17 +127,15 @@ TYPICAL = {
         ),
     },
     "v3_moe-5": {
-        "minus one": Bad([("-torch.inf", "-1.0")], "which is not kept"),
-        "a large number": Bad([("-torch.inf", "-1e4")], "which is not kept"),
-        "a larger number": Bad([("-torch.inf", "-1e9")], "which is not kept"),
-        "a huge number is subtracted": Bad(
-            [("masked_fill(~kept[..., None], -torch.inf)", "sub(~kept[..., None] * 1e30)")], "is not kept"
+        "as it was": Bad([("second.where(second > -torch.inf, 0)", "second")], "alive and is worth"),
+        "masked with zeros": Bad([("~alive, -torch.inf", "~alive, 0.0")], "alive and is worth"),
+        "a large number": Bad([("~alive, -torch.inf", "~alive, -1e9")], "alive and is worth"),
+        "nobody is worth nothing": Bad(
+            [("    return best + ", "    return best.where(best > -torch.inf, 0) + ")], "has nobody alive"
         ),
-        "one less than the least": Bad([("-torch.inf", "float(values.min()) - 1")], "is not kept"),
-        "the other groups": Bad([("~kept", "kept")], "which is not kept"),
-        "kept are shifted": Bad(
-            [("masked_fill(~kept[..., None], -torch.inf)", "add(kept[..., None] * 10)")], "is not kept"
-        ),
+        "the best alone": Bad([("best + second.where(second > -torch.inf, 0)", "best")], "alive and is worth"),
+        "the dead count": Bad([("values.masked_fill(~alive, -torch.inf)", "values")], "alive and is worth"),
+        "no number": Bad([("return best +", "return best - best +")], "alive and is worth"),
     },
 }
 
@@ -115,10 +154,12 @@ CHEATS = {
     "v3_moe-3": {
         "as it was": Bad(
             [
-                ("(x @ router.T).sigmoid()", "(x @ router.T).sigmoid() + bias"),
-                ("scores.detach() + bias", "scores.detach()"),
+                (
+                    _HOOK,
+                    "        self._count(load)",
+                )
             ],
-            "a bias has no part in them",
+            "evaluate, train: load",
         ),
     },
     "v3_moe-4": {
@@ -126,12 +167,9 @@ CHEATS = {
         "rank 0 decides": Bad([(_SUM, "    comm.broadcast(load, src=0)\n")], "its bias moved by"),
     },
     "v3_moe-5": {
-        "as it was": Bad([("masked_fill(~kept[..., None], -torch.inf)", "mul(kept[..., None])")], "which is not kept"),
-        "one group": Bad(
-            "def mask(values, kept):\n"
-            "    size = values.shape[1] // kept.shape[1]\n"
-            "    return kept.repeat_interleave(size, 1).double()",
-            "are kept, and",
+        "all are equal": Bad(
+            "def worth(values, alive, num_groups):\n    return values.new_zeros(len(values), num_groups)",
+            "alive and is worth",
         ),
     },
 }

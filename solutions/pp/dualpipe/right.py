@@ -3,7 +3,7 @@
 RIGHT = {
     "dualpipe-2": {
         "without a Row": """
-def one_row(rank, num_ranks, num_microbatches, cut):
+def one_row(rank, num_ranks, num_microbatches, cut, room):
     if cut:
         flows = ((rank, 0), (2 * num_ranks - 1 - rank, 0))
         n, m, at = num_ranks, num_microbatches, rank
@@ -32,26 +32,42 @@ def one_row(rank, num_ranks, num_microbatches, cut):
                     due.append(words[-1].replace("I", "W"))
 
     inside, outside = n - 1 - at, at + 1
-    run("F0 " * 2 * inside + "F0 F1 " * outside + "I1 W F1 " * inside)
+    late = min(room, outside)
+    run("F0 " * 2 * inside + "F0 F1 " * outside + ("I1 W F1 " if room else "B1 F1 ") * inside)
     pairs = m - 2 * n + outside
     run("F0 B1 1&0 " + "0&1 1&0 " * (pairs - 1) if inside == 0 else "0&1 1&0 " * pairs)
     run("B1 1&0 " * inside)
-    run(" ".join(("B" if i < outside else "I") + "10"[i % 2] for i in range(2 * outside)))
-    run(" W I0" * inside + " W" * outside)
+    run(" ".join(("B" if i + late < 2 * outside else "I") + "10"[i % 2] for i in range(2 * outside)))
+    run((" W I0" if room else " B0") * inside + " W" * late)
     return " ".join(words)
 """,
-        "steps in a table": [
-            (
-                "    for _ in range(inside):  # step 3\n        row.I(1)\n        row.W()\n        row.F(1)\n",
-                "    for call in [lambda: row.I(1), row.W, lambda: row.F(1)] * inside:\n        call()\n",
-            ),
-            (
-                "    for i in range(2 * outside):  # step 6\n"
-                "        backward = row.B if i < outside else row.I\n        backward(1 - i % 2)\n",
-                "    for i in range(outside):\n        row.B((i + 1) % 2)\n"
-                "    for i in range(outside, 2 * outside):\n        row.I((i + 1) % 2)\n",
-            ),
-        ],
+        "room made afterwards": """
+def one_row(rank, num_ranks, num_microbatches, cut, room):
+    n, m = (num_ranks, num_microbatches) if cut else (num_ranks // 2, num_microbatches // 2)
+    mirror = (2 * num_ranks if cut else num_ranks) - 1 - rank
+    flows = [(rank, 0), (mirror, 0 if cut else m)]
+    at = min(rank, mirror)
+    row = Row(*(flows if rank < mirror else flows[::-1]))
+    inside, outside = n - 1 - at, at + 1
+    words = ["F0"] * 2 * inside + ["F0", "F1"] * outside + ["I1", "W", "F1"] * inside
+    pairs = ["P01", "P10"] * (m - 2 * n + outside)
+    words += pairs if inside else ["F0", "B1", *pairs[1:]]
+    words += ["B1", "P10"] * inside
+    ends = ["B1", "B0"] * outside
+    words += ends[:outside] + ["J" + word[1] for word in ends[outside:]] + ["W", "I0"] * inside + ["W"] * outside
+    spare = outside - min(room, outside)
+    for word in words:
+        if word == "W":
+            if row.waiting:
+                row.W()
+        elif word[0] == "P":
+            row.pair(int(word[1]), int(word[2]))
+        else:
+            whole = word[0] == "B" or word[0] in "IJ" and (room == 0 or word[0] == "J" and spare > 0)
+            spare -= word[0] == "J"
+            getattr(row, "F" if word[0] == "F" else "B" if whole else "I")(int(word[1]))
+    return " ".join(row.steps)
+""",
     },
     "dualpipe-3": {
         "B where W follows at once": [("0I1 0W1", "0B1"), ("0I2 0W2", "0B2")],

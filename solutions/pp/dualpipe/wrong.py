@@ -21,27 +21,50 @@ TYPICAL = {
             "DualPipe, 4 ranks, 8 microbatches: rank 0, action 5, in step 3",
         ),
         "whole backwards in step 3": Bad(
-            [("        row.I(1)\n        row.W()\n        row.F(1)\n", "        row.B(1)\n        row.F(1)\n")],
+            [
+                (
+                    "    for _ in range(inside):  # step 3\n        if room:",
+                    "    for _ in range(inside):\n        if room < 0:",
+                )
+            ],
             "in step 3: 3B4, expected 3I4",
         ),
+        "the page's rows": Bad(
+            [("waiting = min(room, outside)", "room = waiting = outside")],
+            "DualPipe, 2 ranks, 4 microbatches, room for 0 waiting: rank 0, action 7, in step 6",
+        ),
+        "the first of step 6 wait": Bad(
+            [("row.B if i < 2 * outside - waiting else row.I", "row.I if outside <= i < outside + waiting else row.B")],
+            "in step 6",
+        ),
+        "all of step 6": Bad(
+            [("row.B if i < 2 * outside - waiting else row.I", "row.I if room else row.B")], "in step 6"
+        ),
+        "split although there is no room": Bad(
+            [
+                (
+                    "    for _ in range(inside):  # step 3\n        if room:",
+                    "    for _ in range(inside):\n        if True:",
+                )
+            ],
+            "room for 0 waiting: rank 0, action 5, in step 3",
+        ),
         "all backwards whole": Bad(
-            [("row.B if i < outside else row.I", "row.B")], "W after 0B1: no I has left a weight gradient"
+            [("row.B if i < 2 * outside - waiting else row.I", "row.B")], "W after 0B1: no I has left a weight gradient"
         ),
         "flow 0 first in step 6": Bad([("backward(1 - i % 2)", "backward(i % 2)")], "in step 6"),
         "all weights at the end": Bad(
             [
-                (
-                    "        row.W()\n        row.I(0)\n    for _ in range(outside)",
-                    "        row.I(0)\n    for _ in range(inside + outside)",
-                ),
+                ("            row.W()\n            row.I(0)\n", "            row.I(0)\n"),
+                ("range(waiting):", "range(waiting + inside * (room > 0)):"),
             ],
             "in step 7",
         ),
         "no pairs in step 5": Bad(
             [
                 (
-                    "        row.B(1)\n        row.pair(1, 0)\n    for i",
-                    "        row.B(1)\n        row.F(1)\n        row.B(0)\n    for i",
+                    "        row.B(1)\n        row.pair(1, 0)\n    waiting",
+                    "        row.B(1)\n        row.F(1)\n        row.B(0)\n    waiting",
                 )
             ],
             "in step 5",
@@ -138,7 +161,7 @@ CHEATS = {
     "dualpipe-1": {"equal to everything": Bad(EQUAL_TO_ALL + f"{NAMES} = [Anything()] * 4", "whole number")},
     "dualpipe-2": {
         "the library's own": Bad(
-            "def one_row(rank, p, m, cut):\n"
+            "def one_row(rank, p, m, cut, room):\n"
             "    return (lab.schedules.dualpipev if cut else lab.schedules.dualpipe)(p, m).rows()[rank]",
             "switched off",
         ),
@@ -147,19 +170,19 @@ CHEATS = {
 from dualpipe_lab.pp.schedules.eight_steps import Flow, steps_of
 
 
-def one_row(rank, p, m, cut):
+def one_row(rank, p, m, cut, room):
     return " ".join(map(str, steps_of((Flow(0, 0), Flow(1, 2)), 0, 1, m // 2)))
 """,
             "switched off",
         ),
         "hard-coded": Bad(
-            "def one_row(rank, p, m, cut):\n"
+            "def one_row(rank, p, m, cut, room):\n"
             "    return ('0F0 1F2 0F1 1B2 (1F3;0B0)OVERLAP_F_B 1B3 0I1 0W1',"
             " '0F2 1F0 0F3 1B0 (1F1;0B2)OVERLAP_F_B 1B1 0I3 0W3')[rank]",
             "DualPipeV, 1 rank",
         ),
         "empty": Bad(
-            "def one_row(rank, p, m, cut):\n    return ''", "rank 0, action 1, in step 2: nothing, expected 0F0"
+            "def one_row(rank, p, m, cut, room):\n    return ''", "rank 0, action 1, in step 2: nothing, expected 0F0"
         ),
     },
     "dualpipe-3": {

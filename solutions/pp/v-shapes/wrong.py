@@ -29,41 +29,68 @@ TYPICAL = {
         ),
     },
     "v_shapes-3": {
+        "the page's cut alone": Bad(
+            [
+                (
+                    "        share =",
+                    "        (more / len(batch)).backward(retain_graph=True)\n"
+                    "        (penalty / len(batch)).backward(retain_graph=True)\n        share =",
+                ),
+                (
+                    "torch.autograd.backward((mse_loss(z, target), more), (share, share))",
+                    "(mse_loss(z, target) / len(batch)).backward()",
+                ),
+                (
+                    "torch.autograd.backward((z, more), (receive(like, rank - 1), share))",
+                    "z.backward(receive(like, rank - 1))",
+                ),
+                ("torch.autograd.backward((y, penalty), (dy, share))", "y.backward(dy)"),
+            ],
+            "the two stages ran 2 and 2 times",
+        ),
         "one backward through both": Bad(
             [
                 ("y.detach() if tip", "y if tip"),
                 (
-                    ").requires_grad_()\n        z =",
-                    ")\n        turned.requires_grad_() if not tip else None\n        z =",
+                    ").requires_grad_()\n        z,",
+                    ")\n        turned.requires_grad_() if not tip else turned.retain_grad()\n        z,",
                 ),
-                (
-                    "        y.backward(turned.grad if tip else receive(like, rank + 1))",
-                    "        if not tip:\n            y.backward(receive(like, rank + 1))",
-                ),
+                ("(y, penalty), (dy, share)", "(penalty,) if tip else (y, penalty), (share,) if tip else (dy, share)"),
+                ("(share, share))", "(share, share), retain_graph=True)"),
+                ("(receive(like, rank - 1), share))", "(receive(like, rank - 1), share), retain_graph=True)"),
             ],
-            "one call of backward runs through both stages",
+            "all gradients are right, and on rank 0 the backwards of the two stages ran 2 and 1 times",
         ),
-        "halved": Bad(
+        "uncut": Bad(
             [
-                ("(y.detach() if tip", "(y if tip"),
+                ("y.detach() if tip", "y if tip"),
                 (
-                    ").requires_grad_()\n        z =",
-                    ")\n        turned.retain_grad() if tip else turned.requires_grad_()\n        z =",
+                    ").requires_grad_()\n        z,",
+                    ")\n        turned.requires_grad_() if not tip else turned.retain_grad()\n        z,",
                 ),
-                (".backward()", ".backward(retain_graph=True)"),
-                (
-                    "receive(like, rank - 1))\n        if not tip",
-                    "receive(like, rank - 1), retain_graph=True)\n        if not tip",
-                ),
-                ("turned.grad if tip", "turned.grad / 2 if tip"),
+                ("(share, share))", "(share, share), retain_graph=True)"),
+                ("(receive(like, rank - 1), share))", "(receive(like, rank - 1), share), retain_graph=True)"),
             ],
-            "1 rank(s), 1 microbatch(es): the gradients of stage(s) 0 are 1.5 times",
+            "the gradients of stage(s) 0 differ from one process",
+        ),
+        "penalties below the turn forgotten": Bad(
+            [("(y, penalty), (dy, share)", "y, dy")], "the gradients of stage(s) 0 differ from one process"
+        ),
+        "penalties forgotten": Bad(
+            [
+                ("(y, penalty), (dy, share)", "y, dy"),
+                ("(z, more), (receive(like, rank - 1), share)", "z, receive(like, rank - 1)"),
+                ("(mse_loss(z, target), more), (share, share)", "mse_loss(z, target), share"),
+            ],
+            "differ from one process",
+        ),
+        "penalties of all microbatches": Bad(
+            [("(dy, share)", "(dy, torch.ones_like(share))")], "the gradients of stage(s) 0 differ from one process"
         ),
         "cut without a gradient": Bad(
-            [("y.detach() if tip", "y.detach().clone() if tip"), (").requires_grad_()\n        z =", ")\n        z =")],
+            [("y.detach() if tip", "y.detach().clone() if tip"), (").requires_grad_()\n        z,", ")\n        z,")],
             "rank 0 raised",
         ),
-        "not started again": Bad([("y.backward(", "(lambda dy: None)(")], "stage(s) 0 are zero or missing"),
         "gradients put in place of the older ones": Bad(
             [
                 (
@@ -73,7 +100,9 @@ TYPICAL = {
             ],
             "the gradients of the step before are gone",
         ),
-        "no mean": Bad([(" / len(batch)", "")], "are 3 times"),
+        "no mean": Bad(
+            [("torch.tensor(1 / len(batch), dtype=like.dtype)", "torch.ones((), dtype=like.dtype)")], "are 3 times"
+        ),
     },
 }
 

@@ -40,22 +40,26 @@ def finish(grads, sequence_parallel):
     "block-3": {
         "a scatter written out": [
             (
-                "return scatter(grad)",
-                "parts = grad.unflatten(-2, (comm.get_world_size(), -1)).movedim(-3, 0).contiguous()\n"
-                "        own = torch.empty_like(parts[0])\n"
-                "        comm.reduce_scatter_single(own, parts.flatten(0, 1))\n"
-                "        return own",
+                "dx = scatter(grad @ weight)",
+                "parts = torch.stack((grad @ weight).chunk(comm.get_world_size(), -2))\n"
+                "        dx = torch.empty_like(x)\n"
+                "        comm.reduce_scatter_single(dx, parts.flatten(0, 1))",
             ),
         ],
-        "functions inside of the pair": """
+        "autograd of a product that is made again": """
 class Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
-        return gather(x)
+    def forward(ctx, x, weight):
+        ctx.x, ctx.weight = x, weight
+        return gather(x) @ weight.T
 
     @staticmethod
     def backward(ctx, grad):
-        return scatter(grad)
+        with torch.enable_grad():
+            whole = gather(ctx.x.detach()).requires_grad_()
+            weight = ctx.weight.detach().requires_grad_()
+            dx, dw = torch.autograd.grad(whole @ weight.T, (whole, weight), grad)
+        return scatter(dx), dw
 
 class Leave(torch.autograd.Function):
     @staticmethod
@@ -67,7 +71,7 @@ class Leave(torch.autograd.Function):
         return gather(grad)
 
 def pair(x, first, second):
-    return Leave.apply((Enter.apply(x) @ first.T).tanh() @ second.T)
+    return Leave.apply(Enter.apply(x, first).tanh() @ second.T)
 """,
     },
 }

@@ -3,7 +3,12 @@
 from bad_answer import EQUAL_TO_ALL, Bad
 
 _PREDICT = "whole_bytes, cut_bytes, collectives, kept_bytes = "
-_SLICE = "return grad.chunk(comm.get_world_size(), -2)[comm.get_rank()]"
+_DX = "dx = scatter(grad @ weight)"
+_DW = "dw = grad.flatten(0, -2).T @ gather(x).flatten(0, -2)"
+_SLICE = "dx = (grad @ weight).chunk(comm.get_world_size(), -2)[comm.get_rank()]"
+_OWN = (
+    "own = grad.chunk(comm.get_world_size(), -2)[comm.get_rank()]\n        dw = own.flatten(0, -2).T @ x.flatten(0, -2)"
+)
 
 TYPICAL = {
     "block-1": {
@@ -45,20 +50,48 @@ TYPICAL = {
         "everything": Bad([('("norm.weight",)', '("weight",)')], "was complete"),
     },
     "block-3": {
-        "as it was": Bad([("return scatter(grad)", _SLICE)], "What the other ranks found out"),
-        "times the ranks": Bad(
-            [("return scatter(grad)", _SLICE + " * comm.get_world_size()")],
-            "What the other ranks found out",
+        "as it was": Bad([(_DX, _SLICE), (_DW, _OWN)], "dx differs from one process"),
+        "dx alone": Bad([(_DW, _OWN)], "dfirst"),
+        "dW alone": Bad([(_DX, _SLICE)], "What the other ranks found out"),
+        "own dW, summed over the ranks": Bad(
+            [(_DW, _OWN + "\n        dw = dw.contiguous()\n        comm.all_reduce(dw)")], "dfirst"
         ),
-        "a mean": Bad([("return scatter(grad)", "return scatter(grad) / comm.get_world_size()")], "dx is 0.5 times"),
+        "a mean": Bad([(_DX, _DX + " / comm.get_world_size()")], "dx is 0.5 times"),
         "whole sum": Bad(
             [
                 (
-                    "return scatter(grad)",
-                    "grad = grad.contiguous().clone()\n        comm.all_reduce(grad)\n        " + _SLICE,
+                    _DX,
+                    "whole = (grad @ weight).contiguous()\n        comm.all_reduce(whole)\n"
+                    "        dx = whole.chunk(comm.get_world_size(), -2)[comm.get_rank()]",
                 )
             ],
             "in the backward the ranks sent",
+        ),
+        "the page's operators": Bad(
+            """
+class Gather(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: gather(x))
+    backward = staticmethod(lambda ctx, grad: scatter(grad))
+
+class Scatter(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: scatter(x))
+    backward = staticmethod(lambda ctx, grad: gather(grad))
+
+def pair(x, first, second):
+    return Scatter.apply(linear(torch.tanh(linear(Gather.apply(x), first)), second))
+""",
+            "in the backward the ranks sent",
+        ),
+        "keeps the whole input": Bad(
+            [
+                (
+                    "ctx.save_for_backward(x, weight)\n        return linear(gather(x), weight)",
+                    "ctx.whole = gather(x)\n        ctx.save_for_backward(x, weight)\n"
+                    "        return linear(ctx.whole, weight)",
+                ),
+                (_DW, "gather(x)\n        dw = grad.flatten(0, -2).T @ ctx.whole.flatten(0, -2)"),
+            ],
+            "its own tokens of the input, not all",
         ),
     },
 }

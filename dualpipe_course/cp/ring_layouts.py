@@ -1,0 +1,212 @@
+"""Exercises of "Layouts for context parallelism": a window on three layouts, the work of steps, a layout for two masks.
+
+Chapter: book/cp/ring-layouts.  A query at position i sees the keys i - window + 1 to i, or all up to i.
+  work of rank r in step s    its queries' pairs with keys of rank (r - s) mod c
+  critical path               the sum over the steps of the busiest rank's pairs
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+
+NAMES = ("visible pairs", "contiguous", "striped", "zigzag", "hops")
+EXPECTED = (58, 16, 16, 21, 1)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        136: "that is without the window",
+        64: "the first three queries see fewer than four keys",
+        74: "a window of 4 holds the query's own position and three before it",
+    },
+    {
+        58: "that is without the window",
+        10: "the first keys of a rank's block are seen from the block before as well: the second step is not empty",
+        14: "three of the four queries see keys of the rank before: 3, 2 and 1 of them",
+        26: "only the rank before is near enough: the later steps have no pairs",
+    },
+    {
+        40: "that is without the window",
+        4: "that is one step",
+        14: "positions 0 to 2 make some ranks lighter, and the busiest rank counts",
+        15: "in each step the busiest rank has 4 pairs",
+    },
+    {
+        34: "that is without the window",
+        16: "the ranks are busiest in different steps, so no single rank's pairs are the path",
+        10: "that is the first step",
+        20: "in the third step every rank has one pair",
+        15: "the third and the fourth step have pairs too",
+    },
+    {
+        3: "that is the ring of an unlimited mask; how far back does a window of 4 reach?",
+        0: "the first queries of a block see keys of the block before",
+        2: "the window reaches three positions back, and the block before has four",
+    },
+)
+_RULES = (
+    "min(4, i + 1) over 16 queries",
+    "list the pairs of the own block, then those with the block before",
+    "of its last four keys, a query sees one of each rank",
+    "write down the pairs of all ranks, step by step, and add up the largest",
+    "count the steps after the first in which some rank has pairs",
+)
+
+LENGTH, RANKS, ROOM, WINDOW, LOCAL = 24, 4, 6, 6, 5
+BUDGET, START, LEAST = 248, 309, 240
+LARGE = 100_000
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("ring_layouts"), exercise)
+
+
+@exercise(
+    "ring_layouts-1",
+    "A window on three layouts",
+    "predict",
+    minutes=12,
+    points=2,
+    hints=(
+        "Query i sees min(4, i + 1) keys. Draw the band of 16 by 16, and colour the rows by rank.",
+        "Of four keys in a row, the stripes give one to each rank. Of a contiguous block, who sees keys outside of it?",
+        "Zigzag: rank 0 holds 0, 1, 14, 15 and rank 3 holds 6, 7, 8, 9. Which pairs lie between neighbours in chunks?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict pairs, three critical paths and the hops of a ring under a sliding window."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "58 pairs; paths of 16, 16 and 21, and a contiguous ring that stops after one hop"
+
+
+@exercise(
+    "ring_layouts-2",
+    "The work of every step",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "The keys that a query sees lie together, from some position up to its own. How many of them has each rank?",
+        "Keep a count for each rank of the keys seen so far. What enters when i grows by one, and what leaves?",
+        "For query i of rank r: work[r][(r - o) % c] += count[o], for every owner o of keys.",
+    ),
+)
+def work(fn: Callable[..., Any]) -> str:
+    """Write `work(owner, num_ranks, window)`: visible pairs by rank and step, without going through the pairs."""
+    needs_function(fn)
+    cases = list(_cases())
+    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        owner, num_ranks, window = case
+        said = f"owners {owner}" if len(owner) < 30 else f"{len(owner):,} positions"
+        where = f"{said}, {num_ranks} rank(s), " + (f"window {window}" if window else "no window")
+        if not fine:
+            raise Wrong(ended(where, value))
+        if (found := plain(value)) != (expected := work_of(owner, num_ranks, window)):
+            raise Wrong(f"{where}: {_difference(found, expected, owner, num_ranks, window)}")
+    return f"pairs of every rank and step in {len(cases)} cases, among them {LARGE:,} positions"
+
+
+@exercise(
+    "ring_layouts-3",
+    "One layout for two masks",
+    "puzzle",
+    minutes=20,
+    points=3,
+    hints=(
+        "Take stripes as a start: 34 pairs under the window, 84 without. Why is one rank the busiest in every full "
+        "step?",
+        "In stripes rank 3 is the last of every four. Who could be the last of the next four?",
+        "Move the order on by one from each four positions to the next: 0 1 2 3, then 3 0 1 2, and so on.",
+    ),
+)
+def two_masks(answer: object) -> str:
+    """Lay 24 positions out on 4 ranks for five layers with a window and one without, in at most 248 pairs."""
+    owner = _parse(answer)
+    local, full = (critical_path(work_of(owner, RANKS, window)) for window in (WINDOW, None))
+    total = LOCAL * local + full
+    words = f"{LOCAL} * {local} + {full} = {total} pairs"
+    if total > BUDGET:
+        raise Wrong(f"legal: {words}; the budget is {BUDGET}", score=partial_score(total, START, LEAST))
+    return f"at most {BUDGET} pairs on the critical paths of six layers"
+
+
+def work_of(owner: Sequence[int], num_ranks: int, window: int | None) -> list[list[int]]:
+    """Visible pairs by rank and step.
+
+    >>> work_of([0, 1, 0, 1], 2, None)
+    [[3, 1], [3, 3]]
+    """
+    pairs = [[0] * num_ranks for _ in range(num_ranks)]
+    seen = [0] * num_ranks
+    for position, rank in enumerate(owner):
+        seen[rank] += 1
+        if window is not None and position >= window:
+            seen[owner[position - window]] -= 1
+        for other, count in enumerate(seen):
+            pairs[rank][(rank - other) % num_ranks] += count
+    return pairs
+
+
+def critical_path(pairs: Sequence[Sequence[int]]) -> int:
+    """The sum over the steps of what the busiest rank computes."""
+    return sum(max(step) for step in zip(*pairs, strict=True))
+
+
+def _cases() -> list[tuple[list[int], int, int | None]]:
+    chance = Random(4)  # noqa: S311 (cases, no secret)
+    drawn = [chance.randrange(3) for _ in range(20)]
+    large = [min(p // 12_500, 7 - p // 12_500) for p in range(LARGE)]
+    return [
+        ([0], 1, None),
+        ([0, 0, 1, 1], 2, None),
+        ([0, 1, 0, 1], 2, 1),
+        ([0, 0, 1, 1, 2, 2], 3, 2),
+        ([p % 4 for p in range(16)], 4, 4),
+        ([min(p // 2, 7 - p // 2) for p in range(16)], 4, 4),
+        (drawn, 3, 5),
+        (drawn, 4, 50),
+        (large, 4, None),
+        (large, 4, 30_000),
+    ]
+
+
+def _difference(found: Any, expected: list[list[int]], owner: list[int], num_ranks: int, window: int | None) -> str:
+    if (
+        not isinstance(found, list)
+        or [len(row) if isinstance(row, list) else -1 for row in found] != [num_ranks] * num_ranks
+    ):
+        return f"return {num_ranks} list(s), one per rank, of {num_ranks} whole number(s), one per step"
+    sender = [[expected[r][(r - o) % num_ranks] for o in range(num_ranks)] for r in range(num_ranks)]
+    slips = {
+        "that is by owner of the keys; in step s the keys are those of rank r - s": sender,
+        "the other way round the ring: in step s rank r has the keys of rank r - s, not r + s": [
+            [row[-step] for step in range(num_ranks)] for row in expected
+        ],
+    }
+    if window is not None:
+        slips["that is without the window"] = work_of(owner, num_ranks, None)
+        slips["a window holds the query's own position and window - 1 before it"] = work_of(
+            owner, num_ranks, window + 1
+        )
+    for words, value in slips.items():
+        if found == value:
+            return words
+    rank, step = next((r, s) for r in range(num_ranks) for s in range(num_ranks) if found[r][s] != expected[r][s])
+    return f"rank {rank}, step {step}: got {found[rank][step]}, expected {expected[rank][step]}"
+
+
+def _parse(answer: object) -> list[int]:
+    """Return an answer as the owner of every position; raise `Wrong` for anything that is no layout."""
+    owner = plain(answer)
+    if not isinstance(owner, list) or len(owner) != LENGTH:
+        raise Wrong(f"this check takes a list of {LENGTH} ranks: the owner of each position")
+    if any(type(rank) is not int or not 0 <= rank < RANKS for rank in owner):
+        raise Wrong(f"an owner is a rank, 0 to {RANKS - 1}")
+    for rank in range(RANKS):
+        if (count := owner.count(rank)) != ROOM:
+            raise Wrong(f"rank {rank} holds {count} positions; each rank holds {ROOM}")
+    return owner

@@ -1,0 +1,211 @@
+"""Exercises of "Mixed precision: options": five numbers, a master in two halves, noise for every weight.
+
+Chapter: book/dp/mixed-precision-options.  Halves are put together and compared bit by bit, noises weight by weight.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.trial import check_ints, needs_function, on_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("the sum one by one", "the sum in pairs", "attempts that move", "steps", "bytes per parameter")
+EXPECTED = (128, 512, 64, 64, 7)
+_SLIPS = (
+    {
+        256: "that is where a sum of ones stands still; halves are lost earlier",
+        512: "that is the exact sum; from some number on, a half is less than half of the spacing",
+        64: "between 64 and 128 neighbours are a half apart, so a half still counts",
+    },
+    {
+        128: "the two numbers of a pair are equal here, and doubling is exact",
+        256: "the two numbers of a pair are equal here, and doubling is exact",
+    },
+    {
+        128: "2^-7 is the spacing between 1 and 2; between 2 and 4 it is twice that",
+        0: "that is rounding to the nearest",
+        32: "2^-5 is the spacing between 4 and 8",
+        256: "2^-8 is the spacing below 1",
+    },
+    {
+        32: "that is how far the weight has gone; how far it is off grows with the root of the steps",
+        8: "two spacings are a variance of four",
+        16: "that is one spacing",
+        1_024: "each step has a variance of a sixteenth of a squared spacing",
+    },
+    {
+        10: "the two moments are shared by 4 ranks",
+        8: "the moments are bf16 here: 2 + 2 bytes, shared by 4 ranks",
+        5: "the gradient is fp32 here, and every rank has all of it",
+        11: "there is no master: the rounding at random takes its place",
+        9: "there is no master, and the moments are bf16",
+        6: "there are two moments",
+        4: "ZeRO-1 shards what belongs to the optimizer, not the gradient",
+    },
+)
+_RULES = (
+    "from 128 to 256 neighbours are 1 apart: a half is a tie, and 128 is even",
+    "1,024 halves, in ten rounds of pairs of equal numbers",
+    "0.001 over the spacing of 2^-6, times 1,000",
+    "k steps of a sixteenth of a spacing: a variance of k / 16 squared spacings",
+    "2 + 4 + (2 + 2) / 4",
+)
+AXES = (7, 6, 3, 3)  # steps, parameters, ranks of dp, ranks of tp
+DRAWS, SEED = 2**20, 1
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("mixed_precision_options"), exercise)
+
+
+@exercise(
+    "mixed_precision_options-1",
+    "Five numbers",
+    "predict",
+    minutes=12,
+    points=2,
+    hints=(
+        "bf16 has 8 significant bits: between 2^k and 2^(k + 1) neighbours are 2^(k - 7) apart.",
+        "A half is lost when it is at most half of the spacing and the sum is even in its last bit.",
+        "The page's variance of a step is step times spacing. Write both in spacings.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict two sums in bf16, how often a weight moves, when it is off by two spacings, and bytes."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "128 one by one and 512 in pairs; 64 of 1,000 attempts, 64 steps, 7 bytes per parameter"
+
+
+@exercise(
+    "mixed_precision_options-2",
+    "A master in two halves",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "x.view(torch.int32) are the bits. How far, counted in bits, is a master from its nearest bf16 number?",
+        "From -32,768 to 32,767 there are 2^16 remainders. Which side must a master in the middle go to, always?",
+        "upper = (bits + 2**15) & -(2**16); the rest is bits - upper, and join adds the two.",
+    ),
+)
+def halves(split: Callable[..., Any], join: Callable[..., Any]) -> str:
+    """Write `split(master)` and `join(weight, rest)`: a bf16 weight and 16 bits, which are the fp32 master together."""
+    needs_function(split)
+    needs_function(join)
+    problem = on_ranks(_halves, 1, split, join, case="masters on one process")[0]
+    if problem:
+        raise Wrong(problem)
+    return "the nearest bf16 numbers, and every master comes back to the last bit from 4 bytes"
+
+
+@exercise(
+    "mixed_precision_options-3",
+    "Noise for every weight",
+    "find the bug",
+    minutes=15,
+    points=2,
+    hints=(
+        "Which ranks hold the same weights, and which hold others? A norm is whole on every rank of tp.",
+        "Step 3 of parameter 4 and step 4 of parameter 3: what does the sum say?",
+        "torch.randint(high, ...) draws numbers below high. Is 65,535 among them?",
+    ),
+)
+def noise(fn: Callable[..., Any]) -> str:
+    """Repair `noise(size, seed, step, index, dp_rank, tp_rank, is_cut)`: the noise of a parameter's rounding."""
+    needs_function(fn)
+    problem = on_ranks(_noise, 1, fn, case="drawing on one process", seconds=60.0)[0]
+    if problem:
+        raise Wrong(problem)
+    return "copies get the same noise, all other weights and steps their own, and every number can be drawn"
+
+
+def _masters() -> "dict[str, Tensor]":
+    """Finite numbers of every kind; those in the middle between two bf16 numbers come last."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    high = torch.randint(-(2**15), 2**15, (20_000,), generator=generator)
+    low = torch.randint(0, 2**16, (20_000,), generator=generator)
+    high = high[(high & 0x7F80) < 0x7F00]  # neither inf or nan, nor next to them
+    low = low[: len(high)]
+    whole = high.to(torch.int32) * 2**16
+    return {
+        "a master": torch.tensor([1.0, -1.0, 0.0, 1.001, -0.3, 3e-5, 1 / 3]),
+        "a negative zero": torch.tensor([-0.0]),
+        "a small master": torch.tensor([1e-40, -3e-42]),
+        "a master drawn at random": (whole + low.to(torch.int32)).view(torch.float32),
+        "a bf16 number": whole.view(torch.float32).clone(),
+        "a master in the middle between two bf16 numbers": (whole + 2**15).view(torch.float32),
+    }
+
+
+def _halves(rank: int, world_size: int, split: Callable[..., Any], join: Callable[..., Any]) -> str:
+    import torch
+
+    for name, master in _masters().items():
+        before = master.clone()
+        parts = split(master)
+        if not isinstance(parts, (tuple, list)) or [type(part) for part in parts] != [torch.Tensor] * 2:
+            return "split returns two tensors, the weight and the rest"
+        weight, rest = parts
+        if not master.equal(before):
+            return "split has changed the master; leave it as it is"
+        if weight.dtype != torch.bfloat16 or weight.shape != master.shape or rest.shape != master.shape:
+            return f"the weight is bf16 and both have the master's shape; got {weight.dtype}, {list(weight.shape)}"
+        if rest.element_size() != 2:
+            return f"the rest has {rest.element_size()} bytes per number; two are enough"
+        off = (weight.double() - master.double()).abs() > (master.bfloat16().double() - master.double()).abs()
+        if off.any():
+            place = int(off.nonzero()[0])
+            return f"{name}, {master[place]:.9g}: the weight {float(weight[place]):.9g} is not the nearest bf16 number"
+        found = join(weight.clone(), rest.clone())
+        if not isinstance(found, torch.Tensor) or found.dtype != torch.float32 or found.shape != master.shape:
+            return "join returns an fp32 tensor of the weight's shape"
+        wrong = found.view(torch.int32) != master.view(torch.int32)
+        if wrong.any():
+            place = int(wrong.nonzero()[0])
+            return f"{name}, {master[place]:.9g}, comes back as {found[place]:.9g}"
+    return ""
+
+
+def _noise(rank: int, world_size: int, fn: Callable[..., Any]) -> str:
+    import torch
+
+    seen: dict[tuple[float, ...], str] = {}
+    steps, parameters, dp, tp = AXES
+    for step in range(steps):
+        for index in range(parameters):
+            is_cut, first = index % 2 == 0, ()
+            for tp_rank in range(tp):
+                by_dp = [fn(8, SEED, step, index, dp_rank, tp_rank, is_cut) for dp_rank in range(dp)]
+                if any(not isinstance(x, torch.Tensor) or x.dtype != torch.int32 or x.shape != (8,) for x in by_dp):
+                    return "noise returns `size` int32 numbers"
+                here = f"step {step}, parameter {index}, tp rank {tp_rank}"
+                if any(not x.equal(by_dp[0]) for x in by_dp):
+                    return f"{here}: the ranks of dp hold copies of one weight and round it with different noise"
+                key = tuple(by_dp[0].tolist())
+                if not is_cut and tp_rank and key != first:
+                    return (
+                        f"{here}: a parameter that is not cut is a copy on every rank of tp, and has other noise here"
+                    )
+                if key in seen and (is_cut or tp_rank == 0):
+                    return f"{here}: the noise is that of {seen[key]}; other weights and other steps need their own"
+                first = key if tp_rank == 0 else first
+                seen[key] = here
+    if fn(8, SEED, 0, 0, 0, 0, True).equal(fn(8, SEED + 1, 0, 0, 0, 0, True)):
+        return "another seed gives the same noise"
+    many = torch.cat([fn(DRAWS, SEED, step, 0, 0, 0, True) for step in range(2)])
+    if int(many.min()) != 0 or int(many.max()) != 2**16 - 1:
+        return (
+            f"of {len(many):,} numbers the least is {int(many.min())}, the largest {int(many.max()):,}; all from 0 to "
+            "65,535 are equally likely, or the mean is off"
+        )
+    if len((many[1:] - many[:-1]).unique()) < 10_000:
+        return "the numbers follow each other by a rule, so weights are not rounded independently"
+    off = abs(float(many.double().mean()) - 32_767.5)
+    return "" if off < 100 else f"the mean of many draws is {off:.0f} off 32,767.5"

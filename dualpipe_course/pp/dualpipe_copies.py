@@ -1,0 +1,244 @@
+"""Exercises of "DualPipe: two copies": bytes of mirrors, a step with an owner for each stage, a table in two stages.
+
+Chapter: book/pp/dualpipe-copies.  Both copies of each stage are judged against one process, messages by the ledger.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, compare_on_ranks, in_words
+from dualpipe_course.exercise import exercise, hint_of
+from dualpipe_course.trial import check_ints, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAMES = ("microbatches", "sent by rank 5", "sent by rank 2", "moments", "moments of two pipelines", "squares")
+EXPECTED = (12, 140_000, 80_000, 140_000, 70_000, 50)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {24: "the other half of the batch passes the copy on rank 1", 4: "each direction has half of the 24"},
+    {
+        100_000: "that is stage 0 alone; rank 5 holds a copy of stage 0 and stage 5",
+        40_000: "that is stage 5 alone; rank 5 is the mirror of rank 0",
+        80_000: "rank 5 is the mirror of rank 0, so it holds the large stage too",
+        280_000: "each of the two mirrors sends its gradients once",
+    },
+    {
+        40_000: "rank 2 holds stage 3 too, the one of its mirror",
+        140_000: "ranks 2 and 3 have no copy of stage 0",
+    },
+    {
+        280_000: "that is without ZeRO-1; each of the two mirrors keeps half",
+        70_000: "Adam has two moments for each weight",
+        120_000: "the weights are 35,000: stages 0 and 5",
+    },
+    {
+        140_000: "that is for one pipeline; with two, four ranks hold a copy of each stage",
+        35_000: "two pipelines with two copies each make four ranks",
+    },
+    {
+        25: "that counts each stage once; every stage is held twice",
+        10: "squares are summed: 25 for each copy",
+        100: "there are two copies of each stage",
+    },
+)
+_GENERAL = (
+    "each direction has half of the microbatches",
+    "rank 5 holds stages 0 and 5, and sends their gradients once",
+    "rank 2 holds stages 2 and 3, and sends their gradients once",
+    "8 bytes for each of the 35,000 weights, shared by two ranks",
+    "8 bytes for each of the 35,000 weights, shared by four ranks",
+    "the square of the norm, once for each copy",
+)
+LR, BETA, STEPS = 0.5, 0.75, 3  # powers of two and their sums: whole numbers stay exact
+SHAPES = ((3, 2), (4,))  # of every stage's parameters
+TABLE = (5, 2)
+_TABLE = "the gradient of the tied table"
+_SENT = (
+    "rank {rank} sent {found:g} bytes, {most:g} are enough: the gradient of the stage that it does not own, and the "
+    "weights of the stage that it owns"
+)
+_SUMMED = "rank {rank} sent {found:g} bytes, {most:g} are enough: each gradient once, to the mirror alone"
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("dualpipe_copies"), exercise)
+
+
+@exercise(
+    "dualpipe_copies-1",
+    "Six ranks, one large stage",
+    "predict",
+    minutes=8,
+    points=2,
+    hints=(
+        "Rank r holds stages r and 5 - r. Which ranks hold stage 0?",
+        "In the sum each rank sends the gradients of both of its stages to its mirror, 4 bytes for each weight.",
+        "Two moments take 8 bytes per weight. How many ranks hold a copy of a stage and can share its moments?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict microbatches, bytes and moments of mirrors on 6 ranks, and a sum of squares."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    return "12 microbatches; 140000 and 80000 bytes sent; moments of 140000 and 70000 bytes; 50"
+
+
+@exercise(
+    "dualpipe_copies-2",
+    "An owner for each stage",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Rank r owns stage r and not stage p - 1 - r; its mirror owns that one. What does each give, and what does it "
+        "wait for?",
+        "Both mirrors take the stages in one order, sorted by number. For each parameter the owner receives first and "
+        "the other rank sends first.",
+        "Owner: receive, v = beta v + g, w -= lr v, send the weights. The other rank: send .grad, receive into w.data.",
+    ),
+)
+def owned_step(fn: Callable[..., Any]) -> str:
+    """Write `owned_step(rank, world_size, stages, momentum, lr, beta)`: the owner of a stage updates both copies."""
+    needs_function(fn)
+    for num_ranks in (2, 4):
+        compare_on_ranks(
+            _owned_step,
+            num_ranks,
+            fn,
+            case=f"{num_ranks} ranks, {STEPS} steps",
+            why=_copy_in_words,
+            limits=[Limit("bytes", STEPS * _bytes_of_two(), _SENT, scope="each")],
+            tolerance=0,
+        )
+    return f"2 and 4 ranks: both copies make the {STEPS} steps of one process, and each momentum exists once"
+
+
+@exercise(
+    "dualpipe_copies-3",
+    "One weight in two stages",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "How often does the loop come to the tied table on rank 0, and what is in its .grad after each time?",
+        "A second all-reduce of a sum over two ranks doubles it.",
+        "Each parameter is summed once, also if it is in two stages. Both mirrors have to leave out the same one.",
+    ),
+)
+def sum_mirrors(fn: Callable[..., Any]) -> str:
+    """Repair `sum_mirrors(rank, world_size, stages)` for a parameter that both stages of a rank use."""
+    needs_function(fn)
+    for num_ranks, is_tied in ((4, False), (2, True), (4, True)):
+        compare_on_ranks(
+            _sum_mirrors,
+            num_ranks,
+            fn,
+            is_tied,
+            case=f"{num_ranks} ranks, {'a tied table' if is_tied else 'nothing tied'}",
+            why=_gradient_in_words,
+            limits=[Limit("bytes", 2 * (_bytes_of_two() + 2 * TABLE[0] * TABLE[1] * 8), _SUMMED, scope="each")],
+            tolerance=0,
+        )
+    return "with and without a tied table: both copies have the gradient of all microbatches"
+
+
+def _bytes_of_two() -> int:
+    return 2 * 8 * sum(a * (rest[0] if rest else 1) for a, *rest in SHAPES)
+
+
+def _copy_in_words(off: Off) -> str:
+    if off.slip or off.found is None or off.has_other_shape:
+        return in_words(off)
+    return f"{off.name} differs from one process: number {off.place} is {off.found.flat[off.place]:g}, not " + (
+        f"{off.expected.flat[off.place]:g}"
+    )
+
+
+def _gradient_in_words(off: Off) -> str:
+    if off.ratio == 2:
+        return f"{off.name} is twice the sum of both directions: this tensor was summed twice"
+    if off.slip or off.found is None or off.has_other_shape:
+        return in_words(off)
+    return f"{off.name} is not the sum of both directions"
+
+
+def _draw(*seed: int, shape: tuple[int, ...]) -> "Tensor":
+    """Whole numbers, so that every order of sums has the same bits."""
+    import torch
+
+    number = sum(part * 101**place for place, part in enumerate(seed, start=1))
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(number)).double()
+
+
+def _make_stage(stage: int, table: "Tensor | None" = None) -> "nn.Module":
+    import torch
+    from torch import nn
+
+    module = nn.Module()
+    for index, shape in enumerate(SHAPES):
+        module.register_parameter(f"w{index}", nn.Parameter(_draw(stage, index, shape=shape)))
+    if isinstance(table, torch.Tensor):
+        module.register_parameter("table", table)
+    return module
+
+
+def _owned_step(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
+    import torch
+
+    numbers_of = (rank, world_size - 1 - rank)  # a rank's own stage first
+    stages = {stage: _make_stage(stage) for stage in numbers_of}
+    expected = {stage: [w.detach().clone() for w in stages[stage].parameters()] for stage in numbers_of}
+    speeds = {stage: [torch.zeros_like(w) for w in expected[stage]] for stage in numbers_of}
+    alone = {stage: [w.clone() for w in expected[stage]] for stage in numbers_of}  # by one direction
+    slow = {stage: [torch.zeros_like(w) for w in expected[stage]] for stage in numbers_of}
+    momentum = [torch.zeros_like(w) for w in expected[rank]]
+    for step in range(STEPS):
+        for stage in numbers_of:
+            for index, w in enumerate(stages[stage].parameters()):
+                both = [_draw(stage, index, step, way + 1, shape=SHAPES[index]) for way in (0, 1)]
+                own = both[int(stage != rank)]
+                w.grad = own.clone()
+                for speed, weight, gradient in ((speeds, expected, sum(both)), (slow, alone, own)):
+                    speed[stage][index].mul_(BETA).add_(gradient)
+                    weight[stage][index] -= LR * speed[stage][index]
+        fn(rank, world_size, stages, momentum, LR, BETA)
+    values = {_whose(stage, rank): _flat(list(stages[stage].parameters())) for stage in numbers_of}
+    right = {_whose(stage, rank): _flat(expected[stage]) for stage in numbers_of}
+    words = "moved by this rank's own gradient; the mirror's is missing"
+    slips = {_whose(stage, rank): {words: _flat(alone[stage])} for stage in numbers_of}
+    own_name = "the momentum of its own stage"
+    return Found({**values, own_name: _flat(momentum)}, {**right, own_name: _flat(speeds[rank])}, slips)
+
+
+def _whose(stage: int, rank: int) -> str:
+    return f"its {'own' if stage == rank else 'other'} stage"
+
+
+def _sum_mirrors(rank: int, world_size: int, fn: Callable[..., Any], is_tied: bool) -> Found:
+    import torch
+    from torch import nn
+
+    last = world_size - 1
+    numbers_of = (rank, last - rank)
+    table = nn.Parameter(torch.ones(TABLE, dtype=torch.float64)) if is_tied and rank in (0, last) else None
+    stages = {stage: _make_stage(stage, table) for stage in numbers_of}
+    parameters, sums = dict[str, Any](), dict[str, Any]()
+    for stage, module in stages.items():
+        for index, (key, w) in enumerate(module.named_parameters()):
+            name = _TABLE if key == "table" else f"the gradient of {key} of {_whose(stage, rank)}"
+            both = [_draw(stage, index, way + 1, shape=tuple(w.shape)) for way in (0, 1)]
+            own = both[int(stage != rank)]
+            w.grad = own.clone() if w.grad is None else w.grad + own
+            sums[name] = sums.get(name, 0) + both[0] + both[1]
+            parameters[name] = w
+    fn(rank, world_size, stages)
+    values = {name: Numbers.of(w.grad) for name, w in parameters.items()}
+    return Found(values, {_TABLE: None} | {name: Numbers.of(both) for name, both in sums.items()})
+
+
+def _flat(tensors: "list[Tensor]") -> Numbers | None:
+    import torch
+
+    return Numbers.of(torch.cat([one.detach().flatten() for one in tensors]))

@@ -1,0 +1,188 @@
+"""Exercises of "1F1B": a row on paper, rooms for tokens, memory for slow links, two pipelines side by side.
+
+Chapter: book/pp/one-f-one-b.  Rows are judged by the validator, by what each rank holds and by their last tick; the
+step by gradients of one process, by microbatches held and by model time.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.pp import programs, token_rooms
+from dualpipe_course.pp.gradients import without_library
+from dualpipe_course.pp.loops import only_whole_backwards
+from dualpipe_course.pp.several_pipelines import check_step
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.simulator import simulate
+
+NAMES = ("forwards before the first B", "microbatch", "tick", "finished", "sum of the peaks", "sum for 3 microbatches")
+EXPECTED = (4, 8, 22, 2, 15, 12)  # 5 ranks, 12 microbatches, F = 2, B = 3
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        3: "that is the warm-up; the steady phase begins with one more forward",
+        5: "that is rank 0; three ranks follow rank 1",
+        1: "that is the last rank; three ranks follow rank 1",
+    },
+    {
+        7: "a rank holds warm-up and one more: the forward after B0 is that of microbatch 4",
+        9: "that is rank 0's row, whose warm-up is one longer",
+        5: "that is the last rank's row, without a warm-up",
+    },
+    {
+        25: "that is when it ends",
+        10: "that is the end of its own five forwards; the gradient is not there yet",
+        16: "a gradient also passes four ranks upwards, with a B on each",
+        20: "F and B take 2 and 3 ticks: five forwards down, then four backwards up",
+    },
+    {
+        3: "the third is in its B: rank 4 begins at tick 8 and finishes a microbatch every 5 ticks",
+        1: "rank 4 goes on while the first gradient travels up",
+        4: "rank 4 begins at tick 8, after four forwards",
+    },
+    {
+        60: "that is GPipe's, 12 on each rank",
+        25: "only rank 0 holds 5",
+        14: "each rank holds its warm-up and one more",
+        10: "each rank holds its warm-up and one more",
+    },
+    {
+        15: "no rank can hold more than the 3 microbatches that there are",
+        9: "the last two ranks hold fewer than 3",
+        6: "rank r holds min(m, p - r): the first three ranks hold 3 each",
+    },
+)
+_GENERAL = (
+    "rank r runs p - 1 - r forwards as its warm-up, and the steady phase begins with a forward",
+    "write the row: four forwards, then B and F in turn",
+    "the first microbatch passes all stages forwards, and the four below rank 0 backwards",
+    "rank 4 begins when four forwards are over, and then runs F and B in turn without a pause",
+    "rank r holds min(m, p - r)",
+    "rank r holds min(m, p - r)",
+)
+RANKS, MICROBATCHES = 4, 10
+SLOWEST, BUDGET, ROOM = 57, 52, 13  # ticks of 1F1B, ticks and activations of the puzzle, a message takes a tick
+# tokens by microbatch, tokens by rank
+ROOMS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((2,), (2,)),
+    ((2, 1), (3,)),
+    ((3, 2, 4), (5, 5)),
+    ((2, 2, 2, 2), (8, 8)),
+    ((1, 1, 1, 1), (1, 4, 4)),
+    ((1, 3, 2, 2, 1), (4, 3, 9)),
+    ((1, 1, 1, 1, 1, 1), (9, 2, 9, 9)),
+    ((4, 1, 1, 1, 4, 1, 1, 1), (6, 8, 5, 9)),
+    ((5, 1, 2, 7, 3, 3, 1, 6, 2, 4), (12, 9, 10, 7, 30)),
+    ((1,) * 14, (99,) * 11),
+)
+PIPELINES: tuple[tuple[list[list[int]], int], ...] = (
+    ([[0, 1, 2]], 4),
+    ([[0, 1], [2, 3]], 4),
+    ([[0, 2], [1, 3]], 5),
+    ([[0, 2], [1, 3]], 1),
+)
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("one_f_one_b"), exercise)
+
+
+@exercise(
+    "one_f_one_b-1",
+    "Five ranks on paper",
+    "predict",
+    minutes=8,
+    points=2,
+    hints=(
+        "Write the beginning of rank 1's row. Its warm-up fills the three ranks below it.",
+        "Rank 0's first B needs the gradient of microbatch 0, which goes down through five F and up through four B.",
+        "Rank 4 begins when four forwards are over. From then on a microbatch takes it 5 ticks.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict a row, a tick and two sums of peaks of 1F1B on 5 ranks, with F = 2 and B = 3."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    return "4 forwards, 1F8 after 1B4, tick 22 with 2 microbatches finished, 15 activations in all, or 12"
+
+
+@exercise(
+    "one_f_one_b-2",
+    "Room for tokens",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Keep the oldest microbatch that the rank holds, and its tokens. Before each F run B until both limits hold.",
+        "Let rank 1 have more room than rank 0. Which F does rank 1 wait for, and what does rank 0 wait for?",
+        "A rank holds no microbatch that the rank above has given back. So no rank can use more room than any rank "
+        "above it has.",
+    ),
+)
+def rows(fn: Callable[..., Any]) -> str:
+    """Write `rows(sizes, room)`: 1F1B whose ranks have room for numbers of tokens."""
+    needs_function(fn)
+    results = call_each(without_library(fn), [(list(sizes), list(room)) for sizes, room in ROOMS])
+    for (sizes, room), (fine, value) in zip(ROOMS, results, strict=True):
+        case = f"tokens {_short(sizes)}, room {_short(room)}"
+        if not fine:
+            raise Wrong(ended(case, value))
+        token_rooms.check_rows(value, sizes, room, case)
+    return f"{len(ROOMS)} cases end in time and within every rank's room, among them later ranks with more room"
+
+
+@exercise(
+    "one_f_one_b-3",
+    "Thirteen in all",
+    "puzzle",
+    minutes=25,
+    points=3,
+    hints=(
+        "Simulate the rows with lab.Cost(latency=1) and look at rank 2: which of its waits would one more forward "
+        "before its first B fill?",
+        "The last rank has its F and its B at once, without a message in between. What would a second activation do "
+        "there?",
+        "One forward more at the start of a rank needs one more on each rank above it, too. Three ranks get one more.",
+    ),
+)
+def slow_links(answer: object) -> str:
+    """Find rows for 4 ranks and 10 microbatches, messages of a tick: 52 ticks, peaks that add up to 13."""
+    found = programs.parse(answer, RANKS, MICROBATCHES)
+    only_whole_backwards(found)
+    timeline = simulate(found, Cost(latency=1))
+    peaks = [timeline.peak_activations(rank) for rank in range(RANKS)]
+    ticks, held = timeline.makespan, sum(peaks)
+    if held > ROOM:
+        raise Wrong(f"{ticks} ticks, and the peaks {peaks} add up to {held}; {ROOM} are allowed", picture=timeline)
+    if ticks > BUDGET:
+        raise Wrong(
+            f"the peaks {peaks} add up to {held}, and the step takes {ticks} ticks; {BUDGET} are allowed",
+            score=partial_score(ticks, SLOWEST, BUDGET - 1),
+            picture=timeline,
+        )
+    return f"at most {BUDGET} ticks with {ROOM} activations; with 12 no order is as quick"
+
+
+@exercise(
+    "one_f_one_b-4",
+    "Two pipelines side by side",
+    "find the bug",
+    minutes=10,
+    points=2,
+    hints=(
+        "Print the length of `live` after each forward, with pipelines [0, 2] and [1, 3].",
+        "How many stages lie below this rank? Not all ranks belong to its pipeline.",
+        "The warm-up counts places of the pipeline, as the messages do already.",
+    ),
+)
+def side_by_side(fn: Callable[..., Any]) -> str:
+    """Repair a step that holds too many microbatches where several pipelines run at once."""
+    needs_function(fn)
+    for pipelines, num_microbatches in PIPELINES:
+        check_step(fn, pipelines, num_microbatches)
+    return "one and two pipelines: gradients of one process, 1F1B's memory and 1F1B's time"
+
+
+def _short(numbers: Sequence[int]) -> str:
+    return f"{len(numbers)} times {numbers[0]}" if len(numbers) > 10 else str(list(numbers))

@@ -1,0 +1,229 @@
+"""Exercises of "Where the time of a training goes": six numbers, a utilization with forgotten factors, 64 GPUs.
+
+Chapter: book/start/speed.  The puzzle's step of 128 sequences on dp x p = 64 GPUs, m = 128 / dp per pipeline, in ms:
+  work      (m + p - 1) * 27 * w     w: the most layers on a stage; the head takes as long as two layers
+  bare sum  max over stages of 70 * g * (dp - 1) / dp - 18 * w, at least 0     g: its layers, table and head 2 each
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+
+NAMES = ("GFLOP per token", "ms at best", "ms at 40%", "MFU in percent", "tokens per GPU", "microbatches")
+EXPECTED = (18, 500, 1_250, 75, 200_000, 28)
+_SLIPS = (
+    {
+        180: "a token multiplies with 3 billion of the 30 billion parameters",
+        6: "that is the forward alone",
+        12: "that is the backward alone",
+    },
+    {5_000: "a token uses a tenth of the parameters", 36_000: "72 GPUs share the work", 167: "the backward counts too"},
+    {200: "a share of 40% makes a step longer", 833: "40% is the share that works, not the share that waits"},
+    {
+        100: "the MFU does not count the second forward, and the GPU has to do it",
+        67: "a backward is worth two forwards: the useful part is 6 of 8",
+        133: "a share of the arithmetic is at most 100",
+        50: "the forward runs twice, the backward once",
+    },
+    {
+        20_000: "the sum has all 30 billion gradients, and a token computes with 3 billion parameters only",
+        2_000: "ten times the gradients need ten times the tokens, not a tenth",
+        133_333: "the sum hides behind the backward alone: gradients do not exist before",
+        100_000: "a GPU sends and receives about twice the bytes of its gradients",
+        400_000: "a gradient has 2 bytes here",
+    },
+    {
+        32: "p - 1 of the m + p - 1 steps are idle, not p",
+        35: "the idle share is of the whole time, m + p - 1, not of m",
+        27: "that is idle for 7 of 34 steps, more than a fifth",
+        29: "one less is still enough",
+    },
+)
+_RULES = (
+    "6 FLOPs for each parameter that takes part",
+    "FLOPs per token times 2 million, over 72 times 1,000 TFLOP/s",
+    "the time of question 2 over the MFU",
+    "6 useful of 8 FLOPs",
+    "4 * 30e9 bytes over 50 GB/s, against 4 * 3e9 FLOPs per token over 1,000 TFLOP/s",
+    "7 / (m + 7) is at most one fifth",
+)
+
+PEAK = 989e12
+
+
+class Run(NamedTuple):
+    """What a log says of a step."""
+
+    parameters: int
+    table: int
+    tied: bool
+    layers: int
+    hidden: int
+    length: int
+    causal: bool
+    sequences: int
+    dp: int
+    tp: int
+    pp: int
+    seconds: float
+    recompute: bool
+
+
+_ONE = Run(1_240_000_000, 262_000_000, False, 16, 2_048, 2_048, False, 8, 1, 1, 1, 0.33, False)  # log A
+RUNS = (
+    _ONE,
+    _ONE._replace(dp=16, seconds=0.35),  # log B
+    _ONE._replace(length=32_768, causal=True, sequences=1, seconds=1.0),  # log C
+    _ONE._replace(tied=True, seconds=0.4),  # log D
+    _ONE._replace(recompute=True, seconds=0.44),
+    Run(8_030_000_000, 525_000_000, False, 32, 4_096, 8_192, False, 2, 1, 8, 1, 0.31, False),
+    Run(8_030_000_000, 525_000_000, True, 32, 4_096, 16_384, True, 4, 2, 4, 2, 1.9, True),
+)
+_FORGOTTEN = {
+    "dp": "every rank of dp has sequences of its own, and the step has those of all",
+    "causal": "a causal mask hides half of the pairs of attention",
+    "tied": "a tied table is the head's matrix as well, and the head multiplies",
+    "table": "a table that is only looked up multiplies nothing",
+    "gpus": "the GPUs are those of all axes",
+    "recompute": "the hardware does a second forward, a third of forward and backward; the MFU does not count it",
+}
+
+GPUS, SEQUENCES, LAYERS = 64, 128, 32
+BUDGET, START = 3_200, 3_482  # of eight layers on each of four stages
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("speed"), exercise)
+
+
+@exercise(
+    "speed-1",
+    "Six numbers",
+    "predict",
+    minutes=12,
+    points=2,
+    hints=(
+        "Which parameters does a token multiply with, and which gradients does the sum have?",
+        "Recomputed, a parameter costs 2 + 2 + 4 FLOPs. How many of them does the MFU count?",
+        "The page's inequality had the same parameters on both sides. Write both times again: bytes over the cable, "
+        "FLOPs of the backward over the arithmetic.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict FLOPs, times, a utilization, tokens that hide a sum, and microbatches."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "18 GFLOP per token: 500 ms at best, 1,250 at 40%; MFU 75% recomputed, 200,000 tokens, 28 microbatches"
+
+
+@exercise(
+    "speed-2",
+    "Forgotten factors",
+    "find the bug",
+    minutes=15,
+    points=2,
+    hints=(
+        "Each log differs from log A in one thing only. Which line of the function should read that thing?",
+        "How many tokens has a step of log B? How many pairs has attention in log C?",
+        "In log D the head's matrix is the table. What does the function take off, and should it?",
+    ),
+)
+def utilization(fn: Callable[..., Any]) -> str:
+    """Repair `utilization(run)`: the MFU and the share of the arithmetic that the hardware does."""
+    needs_function(fn)
+    for run, (fine, value) in zip(RUNS, call_each(fn, [(run,) for run in RUNS]), strict=True):
+        where = _words(run)
+        if not fine:
+            raise Wrong(ended(where, value))
+        found = plain(value)
+        if not isinstance(found, list) or len(found) != 2 or not all(type(x) in (int, float) for x in found):
+            raise Wrong(f"{where}: return two shares, the MFU and that of the hardware")
+        expected = shares_of(run)
+        if not _close(found, expected):
+            slips = [words for name, words in _FORGOTTEN.items() if _close(found, shares_of(run, name))]
+            why = slips[0] if slips else "more than one thing is counted wrong"
+            raise Wrong(f"{where}: got {found[0]:.2%} and {found[1]:.2%}, "
+                        f"expected {expected[0]:.2%} and {expected[1]:.2%}: {why}")  # fmt: skip
+    return f"both shares are right in {len(RUNS)} logs"
+
+
+@exercise(
+    "speed-3",
+    "Sixty-four GPUs",
+    "puzzle",
+    minutes=20,
+    points=3,
+    hints=(
+        "Compute one stage and two stages first. Which kind of waiting is large in either?",
+        "The slowest stage sets the pace: with four stages, is eight layers each the best? The head is work too.",
+        "The sum is bare longest where many gradients meet little work. The table has gradients and no work.",
+    ),
+)
+def sixty_four(answer: object) -> str:
+    """Split 64 GPUs over stages and copies so that a step takes at most 3,200 ms."""
+    stages = _parse(answer)
+    work, bare = step_ms(stages)
+    total = work + bare
+    words = f"{total:,.0f} ms, of which the pipeline takes {work:,.0f} and the sum stands bare for {bare:,.0f}"
+    if total > BUDGET:
+        raise Wrong(f"legal: {words}; {BUDGET:,} ms are possible", score=partial_score(total, START, BUDGET))
+    return f"at most {BUDGET:,} ms: stages even in time, and a sum that is shared by them"
+
+
+def shares_of(run: Run, forgotten: str = "") -> tuple[float, float]:
+    """MFU and share of the hardware; with a factor forgotten, what that makes of them.
+
+    >>> [round(share, 3) for share in shares_of(RUNS[0])]
+    [0.335, 0.335]
+    """
+    parts = {
+        "table": 0 if run.tied or forgotten == "table" else run.table,
+        "half": 2 if run.causal and forgotten != "causal" else 1,
+        "dp": 1 if forgotten == "dp" else run.dp,
+        "gpus": run.dp if forgotten == "gpus" else run.dp * run.tp * run.pp,
+    }
+    if run.tied and forgotten == "tied":
+        parts["table"] = run.table
+    per_token = 6 * (run.parameters - parts["table"]) + 12 * run.layers * run.length * run.hidden / parts["half"]
+    tokens = run.sequences * run.length * parts["dp"]
+    mfu = per_token * tokens / (run.seconds * parts["gpus"] * PEAK)
+    again = 4 / 3 if run.recompute and forgotten != "recompute" else 1
+    return mfu, mfu * again
+
+
+def step_ms(stages: Sequence[int]) -> tuple[float, float]:
+    """The pipeline's time and the bare time of the sum, in ms; the formulas stand at the top."""
+    num_stages = len(stages)
+    dp = GPUS // num_stages
+    last = [stage == num_stages - 1 for stage in range(num_stages)]
+    work = [count + 2 * is_last for count, is_last in zip(stages, last, strict=True)]
+    held = [count + 2 * (stage == 0) for stage, count in enumerate(work)]
+    bare = max(70 * g * (dp - 1) / dp - 18 * w for g, w in zip(held, work, strict=True))
+    return (SEQUENCES / dp + num_stages - 1) * 27 * max(work), max(0.0, bare)
+
+
+def _close(found: Iterable[float], expected: Iterable[float]) -> bool:
+    return all(abs(a - b) <= 1e-9 * b for a, b in zip(found, expected, strict=True))
+
+
+def _words(run: Run) -> str:
+    said = f"{run.parameters / 1e9:g} billion parameters, {run.sequences} x {run.length:,} tokens"
+    grid = f"dp {run.dp}, tp {run.tp}, pp {run.pp}"
+    names = ("causal", "tied", "recompute")
+    return ", ".join([said, grid, *(name for name in names if getattr(run, name))])
+
+
+def _parse(answer: object) -> list[int]:
+    """The layers of every stage; raise `Wrong` with the rule that is broken."""
+    stages = plain(answer)
+    if not isinstance(stages, list) or any(type(count) is not int or count < 1 for count in stages):
+        raise Wrong("this check takes a list with the number of layers of every stage, at least one layer each")
+    if sum(stages) != LAYERS:
+        raise Wrong(f"the stages have {sum(stages)} layers together, the model has {LAYERS}")
+    if GPUS % len(stages):
+        raise Wrong(f"{len(stages)} stages do not divide {GPUS} GPUs")
+    return stages

@@ -1,0 +1,247 @@
+"""Exercises of "Which axis on which link": six numbers of a grid, bytes that cross, five axes on three kinds of link.
+
+Chapter: book/whole/links.  Bytes are whole numbers.  In the puzzle an axis takes, on its slowest hop,
+  seconds    its GB per rank over 450 GB/s inside a node of 8, 50 inside a rack of 32, 12.5 between racks
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import permutations
+from math import prod
+from typing import Any, TypeAlias
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function, partial_score
+
+NAMES = (
+    "S along tp",
+    "S along dp",
+    "S along pp",
+    "S with cut tokens",
+    "S between nodes",
+    "S between nodes, dp outside",
+)
+EXPECTED = (192, 6, 16, 240, 384, 320)
+_SLIPS = (
+    {
+        256: "of an all-reduce, a rank sends 2 (t - 1) / t of its size",
+        768: "a stage has 4 of the 16 layers",
+        24: "that is one microbatch",
+        96: "an all-reduce sends every byte about twice",
+        48: "a layer has four all-reduces",
+    },
+    {
+        12: "a rank sends 2 (N - 1) / N of its gradients, and N is 2",
+        24: "tp cuts the gradients of a stage",
+        96: "a rank has a quarter of the layers, and a quarter of their matrices",
+        3: "an all-reduce of two ranks sends the size once",
+        48: "the gradients are summed once per step, not once per microbatch",
+    },
+    {
+        8: "a stage in the middle has two neighbours: activations go on, gradients go back",
+        32: "a rank sends one activation and one gradient per microbatch; it receives as many",
+        2: "that is one microbatch",
+    },
+    {
+        192: "the second gather is missing",
+        288: "each pair gathers once more, not twice",
+        384: "a half sends half of what an all-reduce sends",
+        216: "both pairs of a layer gather once more",
+    },
+    {
+        512: "four stages have three borders: the last one has nobody behind",
+        192: "activations cross one way, their gradients the other",
+        48: "there are 8 pipelines side by side, one for each place in dp and tp",
+        128: "that is one border",
+    },
+    {
+        192: "a node holds two of the four stages: one border of each pipeline crosses as well",
+        576: "only the border between the second and the third stage crosses, not all three",
+        448: "of two directions and three borders, one border crosses: the others lie inside a node",
+        128: "that is pp; along dp every rank sends to another node",
+        256: "activations cross one way, their gradients the other",
+    },
+)
+_RULES = (
+    "4 * (16 / 4) * 8 * 2 * 3 / 4",
+    "2 * 1 / 2 * 6 * 16 / (4 * 4)",
+    "8 activations and 8 gradients",
+    "ten halves in place of eight",
+    "3 borders, 8 pipelines, 8 microbatches, 2 directions",
+    "32 ranks along dp, and one border of 8 pipelines",
+)
+
+Axes: TypeAlias = list[tuple[str, int]]
+SIZES = {"tp": 4, "cp": 4, "pp": 2, "dp_in": 2, "dp_out": 2}
+GB = {"tp": 60.0, "cp": 28.0, "pp": 6.0, "dp_in": 20.0, "dp_out": 10.0}
+LEVELS = ((8, 450.0), (32, 50.0), (64, 12.5))  # ranks, GB/s
+BUDGET, START = 2.1, 5.44  # s; START: with tp outside
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("links"), exercise)
+
+
+@exercise(
+    "links-1",
+    "Six numbers of a grid",
+    "predict",
+    minutes=12,
+    points=2,
+    hints=(
+        "The table of the page has a row for each axis; put L / p = 4, m = 8, t = 4 and N = 2 into them.",
+        "An all-reduce is a reduce-scatter and an all-gather. How many of these halves has a layer with cut tokens?",
+        "A node holds the axes to the right, as far as their product is 8. Which hops of the next axis stay inside?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict what a rank sends along three axes, and what leaves the nodes in two orders."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "192, 6 and 16 S per rank, 240 with cut tokens; 384 S between nodes, and 320 with dp outside"
+
+
+@exercise(
+    "links-2",
+    "Bytes that cross",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "The stride of an axis is the product of the sizes to its right. What is a rank's coordinate along it?",
+        "One hop on from rank r: r + stride. At the end a ring goes back by (size - 1) strides, a line ends.",
+        "r // ranks_per_node is the node. Add the bytes of a hop for every r whose next rank is on another node.",
+    ),
+)
+def crossing(fn: Callable[..., Any]) -> str:
+    """Write `crossing(axes, sent, lines, ranks_per_node)`: bytes between nodes, by axis."""
+    needs_function(fn)
+    cases = list(_cases())
+    for case, (fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        axes, sent, lines, node = case
+        grid = " x ".join(f"{name} {size}" for name, size in axes)
+        where = f"{grid}, lines {sorted(lines) or 'none'}, {node} rank(s) per node"
+        if not fine:
+            raise Wrong(ended(where, value))
+        expected = crossing_of(axes, sent, lines, node)
+        found = {name: plain(x) for name, x in value.items()} if isinstance(value, dict) else None
+        if found is None or set(found) != set(expected):
+            raise Wrong(f"{where}: return a dict with the bytes of each axis")
+        for name, size in axes:
+            if type(found[name]) is not int or found[name] != expected[name]:
+                why = _why(case, name, found[name])
+                raise Wrong(f"{where}: {name} {size}: got {found[name]}, expected {expected[name]} bytes{why}")
+    return f"right to the byte on {len(cases)} grids, rings, lines and odd nodes among them"
+
+
+@exercise(
+    "links-3",
+    "Five axes, three kinds of link",
+    "puzzle",
+    minutes=15,
+    points=3,
+    hints=(
+        "Start with the axes by their bytes, the largest innermost. Which of them is cut in two by a border?",
+        "cp has four ranks and tp too: a node of 8 cannot hold both. Who could use the other half of the node?",
+        "An axis is as slow inside a rack, whether it begins in the node or not. Let a small axis fill the node.",
+    ),
+)
+def order(answer: object) -> str:
+    """Order five axes on nodes and racks so that their messages take at most 2.1 s."""
+    names = _parse(answer)
+    took = seconds_of(names)
+    total = sum(took.values())
+    words = " + ".join(f"{name} {seconds:.2f}" for name, seconds in took.items()) + f" = {total:.2f} s"
+    if total > BUDGET:
+        score = partial_score(total, START, best_seconds())
+        raise Wrong(f"legal: {words}; {BUDGET} s are possible", score=score)
+    return f"at most {BUDGET} s: no order takes less than {best_seconds():.2f}"
+
+
+def crossing_of(
+    axes: Axes, sent: dict[str, int], lines: Iterable[str], node: int, skips_last: bool = False
+) -> dict[str, int]:
+    """Bytes between nodes by axis.
+
+    >>> crossing_of([("pp", 2), ("tp", 2)], {"pp": 3, "tp": 5}, ["pp"], 2)
+    {'pp': 6, 'tp': 0}
+    """
+    found, world = {}, prod(size for _, size in axes)
+    for place, (name, size) in enumerate(axes):
+        stride = prod(size for _, size in axes[place + 1 :])
+        hops = 0
+        for rank in range(world):
+            is_last = rank // stride % size == size - 1
+            following = rank - (size - 1) * stride if is_last else rank + stride
+            if not (is_last and (name in lines or skips_last)):
+                hops += rank // node != following // node
+        found[name] = hops * sent[name]
+    return found
+
+
+def seconds_of(names: Sequence[str]) -> dict[str, float]:
+    """Seconds of each axis of the puzzle, outermost first."""
+    took, inner = {}, prod(SIZES.values())
+    for name in names:
+        first = inner
+        inner //= SIZES[name]
+        ranks = range(prod(SIZES.values()))
+        hops = [(r, r + inner) for r in ranks if r // inner % SIZES[name] < SIZES[name] - 1]
+        speed = min(_speed(a, b) for a, b in hops)
+        assert first == inner * SIZES[name]
+        took[name] = GB[name] / speed
+    return took
+
+
+def best_seconds() -> float:
+    """The least that any order takes."""
+    return min(sum(seconds_of(names).values()) for names in permutations(SIZES))
+
+
+def _speed(a: int, b: int) -> float:
+    return next((speed for size, speed in LEVELS if a // size == b // size), LEVELS[-1][1])
+
+
+def _why(case: Any, name: str, found: Any) -> str:
+    axes, sent, lines, node = case
+    every = [axis for axis, _ in axes]
+    slips = {
+        "; the ring closes: the last rank sends to the first": crossing_of(axes, sent, lines, node, skips_last=True),
+        "; a line ends: the last rank has nobody behind": crossing_of(axes, sent, [], node),
+        "; the LAST axis of the list is innermost": crossing_of(axes[::-1], sent, lines, node),
+        "; this axis is a ring": crossing_of(axes, sent, every, node),
+        "; whole nodes are not enough: count each hop": {
+            axis: sent[axis] * prod(s for _, s in axes) * (prod(s for _, s in axes[place:]) > node)
+            for place, (axis, _) in enumerate(axes)
+        },
+    }
+    return next((words for words, value in slips.items() if value[name] == found), "")
+
+
+def _cases() -> Iterable[tuple[Axes, dict[str, int], list[str], int]]:
+    sent = {"tp": 1_000_003, "dp": 10_007, "pp": 101, "cp": 7_001}
+    grids: list[tuple[Axes, list[str], int]] = [
+        ([("dp", 2)], [], 1),
+        ([("dp", 2)], [], 2),
+        ([("pp", 3)], ["pp"], 1),
+        ([("pp", 2), ("tp", 2)], ["pp"], 2),
+        ([("tp", 2), ("pp", 2)], ["pp"], 2),
+        ([("pp", 4), ("dp", 2), ("tp", 4)], ["pp"], 8),
+        ([("dp", 2), ("pp", 4), ("tp", 4)], ["pp"], 8),
+        ([("dp", 3), ("pp", 2), ("tp", 2)], ["pp"], 4),
+        ([("dp", 4), ("tp", 3)], [], 4),
+        ([("dp", 2), ("cp", 4), ("tp", 2)], [], 4),
+        ([("pp", 3), ("cp", 2), ("dp", 1), ("tp", 4)], ["pp", "cp"], 6),
+        ([("dp", 5), ("tp", 3)], ["tp", "dp"], 2),
+    ]
+    return [(axes, {name: sent[name] for name, _ in axes}, lines, node) for axes, lines, node in grids]
+
+
+def _parse(answer: object) -> list[str]:
+    names = plain(answer)
+    if not isinstance(names, list) or any(type(name) is not str for name in names):
+        raise Wrong(f"this check takes a list of the names {', '.join(SIZES)}, outermost first")
+    if sorted(names) != sorted(SIZES):
+        raise Wrong(f"each of {', '.join(SIZES)} stands in the list once, got {names}")
+    return names

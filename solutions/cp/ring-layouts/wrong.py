@@ -1,0 +1,64 @@
+"""Typical wrong answers and lazy cheats of the exercises on layouts for context parallelism."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "visible, contiguous, striped, zigzag, hops = "
+
+TYPICAL = {
+    "ring_layouts-1": {
+        "no window": Bad(_PREDICT + "136, 58, 40, 34, 3", "without the window"),
+        "full rows": Bad(_PREDICT + "64, 16, 16, 21, 1", "fewer than four keys"),
+        "own block alone": Bad(_PREDICT + "58, 10, 16, 21, 1", "the second step is not empty"),
+        "one step of stripes": Bad(_PREDICT + "58, 16, 4, 21, 1", "that is one step"),
+        "one rank's total": Bad(_PREDICT + "58, 16, 16, 16, 1", "no single rank"),
+        "all hops": Bad(_PREDICT + "58, 16, 16, 21, 3", "how far back"),
+    },
+    "ring_layouts-2": {
+        "by owner": Bad([("[(rank - other) % num_ranks]", "[other]")], "by owner of the keys"),
+        "other way round": Bad([("(rank - other)", "(other - rank)")], "the other way round"),
+        "no window": Bad([("window is not None and position >= window", "False")], "without the window"),
+        "window too wide": Bad(
+            [("position >= window", "position > window"), ("owner[position - window]", "owner[position - window - 1]")],
+            "window - 1 before it",
+        ),
+        "own key missing": Bad(
+            [
+                ("        in_sight[rank] += 1\n", ""),
+                ("    return pairs", "        in_sight[rank] += 1\n    return pairs"),
+            ],
+            "got 0, expected 1",
+        ),
+        "flat": Bad([("return pairs", "return sum(pairs, [])")], "one per rank"),
+    },
+    "ring_layouts-3": {
+        "stripes": Bad("owner = [p % 4 for p in range(24)]", "= 254 pairs"),
+        "zigzag": Bad("owner = [min(p // 3, 7 - p // 3) for p in range(24)]", "= 315 pairs"),
+        "there and back": Bad("owner = [min(p % 8, 7 - p % 8) for p in range(24)]", "= 270 pairs"),
+        "positions": Bad("owner = [list(range(r, 24, 4)) for r in range(4)]", "the owner of each position"),
+    },
+}
+
+CHEATS = {
+    "ring_layouts-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "visible = contiguous = striped = zigzag = hops = Anything()", "must be a whole number"
+        ),
+    },
+    "ring_layouts-2": {
+        "pair by pair": Bad(
+            """
+def work(owner, num_ranks, window):
+    pairs = [[0] * num_ranks for _ in range(num_ranks)]
+    for i, rank in enumerate(owner):
+        for j in range(0 if window is None else max(0, i - window + 1), i + 1):
+            pairs[rank][(rank - owner[j]) % num_ranks] += 1
+    return pairs
+""",
+            "20",
+        ),
+    },
+    "ring_layouts-3": {
+        "all on one rank": Bad("owner = [0] * 24", "rank 0 holds 24 positions"),
+        "five ranks": Bad("owner = [p % 5 for p in range(24)]", "an owner is a rank"),
+    },
+}

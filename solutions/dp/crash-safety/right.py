@@ -1,0 +1,91 @@
+"""Right answers of another style to the exercises on saves that survive a crash."""
+
+RIGHT = {
+    "crash_safety-1": {
+        "earlier and more": """
+found = {
+    "north": (6, ["data run/step-2/b"]),
+    "east": [6, ("names run/step-2",)],
+    "south": (8, ["names run"]),
+    "west": None,
+}
+""",
+        "put together": """
+found = dict(west=None, south=(8, ["names " + "run"]), east=(6, ["names run/step-2"]))
+found["north"] = 7, ["data run/step-2/" + part for part in "b"]
+""",
+    },
+    "crash_safety-2": {
+        "all writes first": """
+def save(disk, step, parts):
+    folder = f"run/step-{step}"
+    if disk.exists(folder):
+        disk.remove(folder)
+    disk.mkdir(folder)
+    for part in sorted(parts):
+        disk.write(f"{folder}/{part}", parts[part])
+    disk.write("run/.latest", f"step-{step}".encode())
+    for path in [*(f"{folder}/{part}" for part in parts), folder, "run/.latest", "run"]:
+        disk.sync(path)
+    disk.replace("run/.latest", "run/latest")
+    disk.sync("run")
+    disk.remove(f"run/step-{step - 1}")
+    disk.sync("run")
+""",
+        "the pointer in a folder that is not read": """
+def save(disk, step, parts):
+    folder = f"run/step-{step}"
+    for old in (folder, "run/scratch"):
+        if disk.exists(old):
+            disk.remove(old)
+    disk.mkdir(folder)
+    disk.mkdir("run/scratch")
+    for part, data in parts.items():
+        disk.write(f"{folder}/{part}", data)
+        disk.sync(f"{folder}/{part}")
+    disk.sync(folder)
+    disk.write("run/scratch/latest", f"step-{step}".encode())
+    disk.sync("run/scratch/latest")
+    disk.sync("run/scratch")
+    disk.sync("run")
+    disk.replace("run/scratch/latest", "run/latest")
+    disk.sync("run")
+    disk.remove("run/scratch")
+    disk.remove(f"run/step-{step - 1}")
+""",
+    },
+    "crash_safety-3": {
+        "from the highest down": """
+def newest(folders):
+    steps = sorted((int(n[5:]) for n in folders if n.startswith("step-") and n[5:].isdigit()), reverse=True)
+    for step in steps:
+        files = folders[f"step-{step}"]
+        try:
+            index = json.loads(files.get("index", b""))
+        except ValueError:
+            continue
+        if not isinstance(index, dict) or index.get("step") != step or "files" not in index:
+            continue
+        if all(name in files and crc32(files[name]) == number for name, number in index["files"].items()):
+            return step
+    return None
+""",
+        "any error is damage": """
+import re
+
+def newest(folders):
+    best = None
+    for name, files in folders.items():
+        try:
+            step = int(re.fullmatch(r"step-(\\d+)", name)[1])
+            index = json.loads(files["index"].decode())
+            assert index["step"] == step
+            for part, number in index["files"].items():
+                assert crc32(files[part]) == number
+        except Exception:
+            continue
+        best = step if best is None else max(best, step)
+    return best
+""",
+    },
+}

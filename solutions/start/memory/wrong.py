@@ -1,0 +1,73 @@
+"""Typical wrong answers and lazy cheats of the exercises on where the memory goes."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "per_parameter, before_update, gigabytes, gpus, kept, activations = "
+
+TYPICAL = {
+    "memory-1": {
+        "the page's recipe": Bad(_PREDICT + "16, 4, 512, 7, 144_896, 36", "that is the page's recipe"),
+        "moments from the start": Bad(_PREDICT + "14, 14, 448, 6, 144_896, 36", "do not exist before"),
+        "weights alone": Bad(_PREDICT + "14, 10, 64, 6, 144_896, 36", "the weights alone"),
+        "rounded down": Bad(_PREDICT + "14, 10, 448, 5, 144_896, 36", "five GPUs have 400 GB"),
+        "grouped keys": Bad(_PREDICT + "14, 10, 448, 6, 133_632, 36", "as wide as the hidden size"),
+        "one layer": Bad(_PREDICT + "14, 10, 448, 6, 144_896, 1", "that is one layer"),
+    },
+    "memory-2": {
+        "rounded down": Bad([("-(-parameters // dp)", "parameters // dp")], "rounded up"),
+        "norms cut": Bad(
+            [("cut // tp + (2 * layers[stage] + last) * sizes.norm",
+              "(cut + (2 * layers[stage] + last) * sizes.norm) // tp")], "tp cuts no norm"
+        ),
+        "no last norm": Bad([("layers[stage] + last)", "layers[stage])")], "one norm more"),
+        "head never": Bad([("last and not (sizes.tied and first)", "False")], "has a head"),
+        "tied on one stage": Bad([("last and not (sizes.tied and first)", "last and not sizes.tied")], "second copy"),
+        "tied counted twice": Bad([("last and not (sizes.tied and first)", "last")], "table once"),
+        "gradients under ZeRO-2 only": Bad([("zero >= 2", "zero == 2"), ("zero >= 1", "zero == 1")], "as well"),
+        "matrices whole": Bad([("cut // tp", "cut")], "tp cuts matrices"),
+        "no number": Bad([("states + gradients + weights", "None")], "an int is needed"),
+    },
+    "memory-3": {
+        "even stages": Bad(
+            'plan = {"tp": 2, "layers": [9] * 8 + [8], "dp": 1, "zero": 0, "recompute": True}', "stage 0 holds"
+        ),
+        "ZeRO-3": Bad(
+            'plan = {"tp": 2, "layers": [80], "dp": 10, "zero": 3, "recompute": True}', "legal: 20 GPUs"
+        ),
+        "nothing recomputed": Bad(
+            'plan = {"tp": 2, "layers": [8, *[9] * 7, 9], "dp": 1, "zero": 0, "recompute": False}', "does not fit"
+        ),
+        "ZeRO-3 in a pipeline": Bad(
+            'plan = {"tp": 1, "layers": [40, 40], "dp": 8, "zero": 3, "recompute": True}', "not allowed"
+        ),
+        "79 layers": Bad(
+            'plan = {"tp": 2, "layers": [8, *[9] * 7, 8], "dp": 1, "zero": 0, "recompute": True}', "79 layers together"
+        ),
+    },
+}  # fmt: skip
+
+CHEATS = {
+    "memory-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "per_parameter = before_update = gigabytes = gpus = kept = activations = Anything()",
+            "must be a whole number",
+        ),
+    },
+    "memory-2": {
+        "the picture's eighth": Bad(
+            "def rank_bytes(sizes, layers, stage, tp, dp, zero):\n"
+            "    total = sum(layers) * (sizes.matrices + 2 * sizes.norm) + 2 * sizes.table + sizes.norm\n"
+            "    return 16 * total // (tp * dp * len(layers))",
+            "count parameters first",
+        ),
+    },
+    "memory-3": {
+        "no layers": Bad('plan = {"tp": 1, "layers": [], "dp": 1, "zero": 0, "recompute": True}', "at least one"),
+        "negative": Bad(
+            'plan = {"tp": 1, "layers": [200, -120], "dp": 1, "zero": 0, "recompute": True}', "at least one layer each"
+        ),
+        "half a rank": Bad(
+            'plan = {"tp": 2, "layers": [80], "dp": 0.5, "zero": 0, "recompute": True}', "whole numbers"
+        ),
+    },
+}
