@@ -1,0 +1,56 @@
+"""Gives the kernels of pages ports that no other program is given by chance.
+
+Jupyter asks the system for a free port, lets go of it, and tells the kernel, which binds it a moment later.  In between
+the system may give that port to a rank of another page, and then the kernel dies: seen once in some dozens of builds
+with two pages at once.  Ports below the system's own range are given to nobody who asks for any port.
+In: the Sphinx application.  Out: where Jupyter looks for ports.
+Elsewhere: https://github.com/jupyter/jupyter_client/issues/487.
+"""
+
+import socket
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from jupyter_client.connect import LocalPortCache
+from sphinx.application import Sphinx
+
+LOWEST, TRIALS = 10_000, 1_000
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # Linux; elsewhere the range begins above this default
+USUAL = 32_768
+
+
+def candidates() -> range:
+    """Return the ports below those that the system gives to whoever asks for any; some thousand in any case."""
+    try:
+        first = int(RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = USUAL
+    return range(LOWEST, max(first, LOWEST + 10_000))
+
+
+def find_available_port(cache: LocalPortCache, ip: str) -> int:
+    """Return a free port, drawn anew in each process of the build.
+
+    Raises:
+        OSError: no port can be bound at this address.
+    """
+    for trial in range(TRIALS):
+        port = SystemRandom().choice(candidates())
+        with socket.socket() as other:
+            try:
+                other.bind((ip, port))
+            except OSError:
+                if trial == TRIALS - 1:
+                    raise
+                continue
+        if port not in cache.currently_used_ports:
+            cache.currently_used_ports.add(port)
+            return port
+    raise OSError(f"{TRIALS} ports at {ip} are all in use")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Replace Jupyter's search."""
+    LocalPortCache.find_available_port = find_available_port  # type: ignore[assignment, method-assign]
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
