@@ -26,6 +26,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--precision", default="float32", choices=lab.plan.PRECISIONS)
     parser.add_argument("--model", default="llama", choices=MODELS)
+    parser.add_argument("--start", help="a published folder to begin with; the model is the folder's")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--sequence-length", type=int, default=64)
@@ -48,7 +49,7 @@ def main() -> None:
     fields = (*COUNTS, "schedule", "zero", "sequence_parallel", "precision")
     plan = lab.Plan(**{name: getattr(chosen, name) for name in fields})
     result = train.run(
-        MODELS[chosen.model],
+        models.config_from_pretrained(chosen.start) if chosen.start else MODELS[chosen.model],
         plan,
         data.frozen_corpus(),
         steps=chosen.steps,
@@ -59,6 +60,7 @@ def main() -> None:
         global_batch=chosen.global_batch,
         hyperparameters=dp.Hyperparameters(lr=chosen.lr),
         schedule=train.Schedule("cosine", num_warmup=min(10, chosen.steps - 1), num_steps=chosen.steps, final=0.1),
+        start=None if chosen.resume else chosen.start,
         folder=chosen.folder,
         save_every=50 if chosen.folder else None,
         csv=chosen.csv,

@@ -207,7 +207,8 @@ def test_the_library_hides_no_import_from_the_graph():
 
 CONF = """import sys
 sys.path.insert(0, {ext!r})
-extensions, html_theme, nb_execution_mode, project = ["myst_nb", "dp_cache", "dp_parallel"], "basic", "cache", "p"
+extensions = ["myst_nb", "dp_cache", "dp_kernels", "dp_parallel"]
+html_theme, nb_execution_mode, project = "basic", "cache", "p"
 """
 RUNS = """from pathlib import Path
 from dualpipe_lab.{part} import word

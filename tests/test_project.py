@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -173,7 +174,8 @@ def plain(requirement):
 
 def test_torch_and_what_only_torch_brings_stand_in_no_lock():
     locked = {plain(pin) for lock in LOCKS for pin in pins(lock)}
-    assert not locked & {"torch", "sympy", "networkx", "fsspec", "triton"}
+    assert not locked & {"torch", "sympy", "networkx", "triton"}
+    assert "fsspec" not in {plain(pin) for pin in pins("requirements.lock")}  # transformers brings it too, for tests
     assert not [name for name in locked if name.startswith(("nvidia-", "cuda-"))]
 
 
@@ -248,6 +250,12 @@ def test_a_file_is_a_page_and_a_function_a_paragraph(file):
             docstring = ast.get_docstring(node, clean=False) or ""
             length = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
             assert length <= 40, f"{node.name} has {length} lines besides its docstring"
+
+
+def test_files_of_tests_have_different_names():
+    """Pytest imports them by name alone: the second of two with one name is not run."""
+    files = sorted(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, following in pairwise(files) if name == following] == []
 
 
 def test_the_extension_config_names_no_other_host():

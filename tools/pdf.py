@@ -32,10 +32,10 @@ STYLE = """
   body { font-size: 10.5pt; }
   .book { max-width: 100%; }
   .book > section { break-before: page; }
-  .contents { columns: 2; font-size: 9pt; break-before: page; }
-  .contents h2 { font-size: 11pt; margin: 0.6em 0 0.2em; break-after: avoid; }
-  .contents p { display: flex; justify-content: space-between; margin: 0; break-inside: avoid; }
-  .contents .below { padding-inline-start: 1.2em; color: #555; }
+  .book-contents { columns: 2; font-size: 9pt; break-before: page; }
+  .book-contents h2 { font-size: 11pt; margin: 0.6em 0 0.2em; break-after: avoid; }
+  .book-contents p { display: flex; justify-content: space-between; margin: 0; break-inside: avoid; }
+  .book-contents .below { padding-inline-start: 1.2em; color: #555; }
   .toggle.admonition > * { display: block !important; height: auto !important; opacity: 1 !important; }
 """
 Entry = tuple[str, int, str]  # page without suffix, depth, caption of the part that begins with it
@@ -115,7 +115,7 @@ def _lead_inside(link: Tag, page: str, pages: set[str]) -> None:
 
 def contents(found: list[Entry], titles: dict[str, str], numbers: dict[str, int]) -> str:
     """Return the table of contents as HTML."""
-    lines = ['<nav class="contents"><h1>Contents</h1>']
+    lines = ['<nav class="book-contents"><h1>Contents</h1>']
     for page, depth, caption in found:
         lines += [f"<h2>{escape(caption)}</h2>"] if caption else []
         name, number = anchor_of(page), numbers.get(anchor_of(page), "")

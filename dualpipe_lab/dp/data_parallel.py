@@ -42,6 +42,10 @@ def check_copies(module: nn.Module, group: Group | None = None) -> None:
     """
     ranks = members(group)
     for name, layer in module.named_modules():
+        shards = declared_shards(layer)
+        for parameter, tensor in layer.named_parameters(recurse=False):
+            if parameter in shards:
+                shards[parameter].full_shape(tensor)  # experts in the slots of a placement refuse here
         if not declared_shards(layer):
             continue
         others = set(ranks) & set(sharing_ranks(layer)) - {rank_context().rank}

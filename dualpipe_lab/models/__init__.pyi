@@ -12,6 +12,28 @@ from .v3_moe_config import V3MoEConfig as V3MoEConfig
 from .plain_v3_moe import PlainV3MoE as PlainV3MoE
 from .v3_moe import V3MoE as V3MoE
 
+# A second token
+from .multi_token import MultiTokenStage as MultiTokenStage
+from .multi_token import next_tokens as next_tokens
+from .plain_multi_token import PlainMultiToken as PlainMultiToken
+
+# CLIP: two towers that meet
+from .clip import ClipConfig as ClipConfig
+from .clip import ClipStage as ClipStage
+from .clip import clip_layers as clip_layers
+from .clip import clip_stages as clip_stages
+from .clip import clip_loss as clip_loss
+from .contrastive import contrastive_loss as contrastive_loss
+
+# Weights from elsewhere
+from .pretrained.config import config_from_pretrained as config_from_pretrained
+from .pretrained.load import load_pretrained as load_pretrained
+from .pretrained.save import save_pretrained as save_pretrained
+from .pretrained.slices import slices_of as slices_of
+from .pretrained.slices import FileSlice as FileSlice
+from .pretrained.folder import PretrainedFolder as PretrainedFolder
+from .pretrained.folder import PretrainedError as PretrainedError
+
 # A model's stages for any pipeline
 from .rank_model import build_stages as build_stages
 from .rank_model import RankModel as RankModel

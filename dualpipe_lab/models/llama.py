@@ -47,6 +47,8 @@ class LlamaLayer(nn.Module):
             config.qk_norm,
             attend,
             dtype,
+            config.rope_scaling,
+            config.eps,
         )
         self.mlp_norm = make_norm(config, tp, dtype)
         self.mlp = SwiGLU(config.hidden_size, config.ffn_size, tp, dtype)
@@ -102,10 +104,12 @@ class Llama(LlamaStage):
         sequence_parallel, regather, overlap, coalesce: as in `TensorParallel`.
         seed: of the weights.
         attend: the attention function of queries, keys and values (default: `causal_attention`, or along cp
-            `ring_attention`).
+            `LatentRing`, ring attention).
         dtype: of the weights.
         layout: which positions of a sequence each rank of `cp` holds; needed where it has more than one.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
+        loss_chunk: tokens whose logits exist at the same time in the loss (default: all).  The model then returns the
+            head's input instead of logits; `logits_of` computes them.
         device: of the weights (default: that of the rank).  They are drawn on the CPU, so they are equal everywhere.
 
     Raises:
@@ -127,11 +131,12 @@ class Llama(LlamaStage):
         layout: SequenceLayout | None = None,
         device: torch.device | str | None = None,
         recompute: bool = False,
+        loss_chunk: int | None = None,
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
         tp = TensorParallel(mesh.group("tp"), sequence_parallel, regather, overlap, coalesce)
-        sharing = Sharing.of(config, mesh, tp, attend, layout, recompute, dtype)
+        sharing = Sharing.of(config, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
         super().__init__(config, sharing, range(config.num_layers))
         self.draw(seed, device)
 

@@ -38,7 +38,7 @@ class PlainAttention(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in parts)
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        angles = rotation(positions, self.config.size_of_head, self.config.rope_base, x.dtype)
+        angles = rotation(positions, self.config.size_of_head, self.config.rope_base, x.dtype, self.config.rope_scaling)
         mixed = functional.scaled_dot_product_attention(
             plain_rotate(q, *angles), plain_rotate(k, *angles), v, is_causal=True, enable_gqa=True
         )

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, silu
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.models.plain_llama import PlainAttention, PlainMlp
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.tp.latent_sizes import LatentSizes
+from dualpipe_lab.tp.rope import rotation
 from dualpipe_lab.world import context
 
 
@@ -75,13 +77,56 @@ class PlainMoE(nn.Module):
         return y.view(x.shape), balance
 
 
+class PlainLatentAttention(nn.Module):
+    """Latent attention, written as its equations: every head's keys and values are unfolded, and queries turned."""
+
+    def __init__(self, config: V3MoEConfig, sizes: LatentSizes, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.sizes, self.rope_base = sizes, config.rope_base
+        hidden, heads = config.hidden_size, config.num_heads
+        if sizes.query_rank is not None:
+            self.q_down = nn.Linear(hidden, sizes.query_rank, False, dtype=dtype)
+            self.q_norm = nn.RMSNorm(sizes.query_rank, 1e-6, dtype=dtype)
+        self.q_up = nn.Linear(sizes.query_rank or hidden, heads * sizes.key, False, dtype=dtype)
+        self.kv_down = nn.Linear(hidden, sizes.cached, False, dtype=dtype)
+        self.kv_norm = nn.RMSNorm(sizes.kv_rank, 1e-6, dtype=dtype)
+        self.kv_up = nn.Linear(sizes.kv_rank, heads * (sizes.content + sizes.value), False, dtype=dtype)
+        self.o = nn.Linear(heads * sizes.value, hidden, False, dtype=dtype)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return y_BSD of x_BSD and positions_S."""
+        sizes = self.sizes
+        short = x if sizes.query_rank is None else self.q_norm(self.q_down(x))
+        latent, shared = self.kv_down(x).split([sizes.kv_rank, sizes.position], -1)
+        content, turning = self.q_up(short).unflatten(-1, (-1, sizes.key)).split([sizes.content, sizes.position], -1)
+        unfolded = self.kv_up(self.kv_norm(latent)).unflatten(-1, (-1, sizes.content + sizes.value))
+        k, v = unfolded.split([sizes.content, sizes.value], -1)
+        cosines, sines = rotation(positions, sizes.position, self.rope_base, x.dtype)
+        angles = torch.complex(cosines, sines).unsqueeze(1)
+        q = torch.cat((content, _turned(turning, angles)), -1)
+        k = torch.cat((k, _turned(shared.unsqueeze(2), angles).expand(-1, -1, k.shape[2], -1)), -1)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def _turned(x: Tensor, angles: Tensor) -> Tensor:
+    """Multiply neighbouring features of x_BSHK, as complex numbers, by those of the tokens' angles."""
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * angles).flatten(-2)
+
+
 class PlainV3Layer(nn.Module):
     """One transformer layer: attention, then a dense or mixture-of-experts feed-forward network."""
 
     def __init__(self, config: V3MoEConfig, is_dense: bool, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
-        self.attention = PlainAttention(config.dense, dtype)
+        self.attention = (
+            PlainAttention(config.dense, dtype)
+            if config.latent is None
+            else PlainLatentAttention(config, config.latent, dtype)
+        )
         self.mlp_norm = nn.RMSNorm(config.hidden_size, config.eps, dtype=dtype)
         self.mlp = PlainMlp(config.dense, dtype) if is_dense else PlainMoE(config, dtype)
 
@@ -123,10 +168,15 @@ class PlainV3MoE(nn.Module):
 
     def _logits_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, and the sum of the layers' balance losses."""
+        x, balance = self._hidden_and_balance(ids)
+        logits: Tensor = self.head(self.norm(x))
+        return logits, balance
+
+    def _hidden_and_balance(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output of the last layer, and the sum of the layers' balance losses."""
         positions, x = torch.arange(ids.shape[1], device=ids.device), self.embedding(ids)
         balance = x.new_zeros(())
         for layer in self.layers:
             x, loss = layer(x, positions)
             balance = balance if loss is None else balance + loss
-        logits: Tensor = self.head(self.norm(x))
-        return logits, balance
+        return x, balance

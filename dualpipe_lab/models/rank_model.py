@@ -6,12 +6,13 @@ Chapter: book/whole/cuts.  In: a config, a `Mesh`, a program.  Out: modules by s
              summed, never averaged
   mirrors    a stage on two ranks (DualPipe) starts with the same numbers on both, because they are drawn by name
   tied       the embedding's table stands on the first stage and on the last; `runtime.sum_tied(rank_model.tied)`
+  second     a V3-style model may predict a second token: `multi_token`, and `extra_inputs` for each step
 Elsewhere: Megatron `get_model` and `setup_model_and_optimizer`; torchtitan `pipeline_llm`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from dualpipe_lab.ep.deepseek_moe import update_biases
 from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.models.llama import LlamaStage
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.multi_token import COPY, MultiTokenStage
 from dualpipe_lab.models.stage import HEAD, TABLE, Sharing, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
 from dualpipe_lab.models.v3_moe import V3Stage, data_group, expert_parallel
@@ -32,6 +34,8 @@ from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.shard import full_tensor, shards_of
 from dualpipe_lab.world.context import device as rank_device
 from dualpipe_lab.world.mesh import Mesh
+
+Extra: TypeAlias = dict[str, Tensor]
 
 
 class RankModel(nn.Module):
@@ -44,7 +48,9 @@ class RankModel(nn.Module):
         data: the ranks with the same weights and other tokens; of an expert, the ranks of `ep` hold other weights.
         layers: of every stage of the model.
         stages: this rank's stages, by number.
-        tied: by stage, the name of the table that first and last stage share; None where they share none.
+        tied: by stage, the name of the table that first and last stage share, where the head uses it or a second token
+            is predicted; None where they share none.
+        multi_token: whether the last stage predicts a second token.
         num_tokens, num_sequences: of the step, set by `begin_step`.
     """
 
@@ -55,13 +61,16 @@ class RankModel(nn.Module):
         program: Program | None,
         layers: Sequence[range],
         stages: dict[int, TransformerStage],
+        multi_token: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.program, self.layers = config, mesh, program, tuple(layers)
         self.data, self.pp, self.ep = data_group(mesh), mesh.group("pp"), mesh.group("ep")
         self.num_tokens: int | None = None
         self.num_sequences: int | None = None
-        self.tied = {0: TABLE, len(layers) - 1: HEAD} if _is_tied(config) and len(layers) > 1 else None
+        self.multi_token = multi_token
+        other = COPY if multi_token else HEAD if _is_tied(config) else None
+        self.tied = {0: TABLE, len(layers) - 1: other} if other and len(layers) > 1 else None
         self._stages = nn.ModuleDict({str(number): stage for number, stage in stages.items()})
 
     @property
@@ -78,7 +87,12 @@ class RankModel(nn.Module):
         if len(self.layers) > 1:
             raise ValueError(f"the model has {len(self.layers)} stages; run them with PipelineRuntime")
         output = self.stages[0](ids)
-        return output.output if isinstance(output, WithLoss) else output
+        return self.logits_of(output.output if isinstance(output, WithLoss) else output)
+
+    def logits_of(self, output: Tensor) -> Tensor:
+        """Return the logits of the last stage's output, which has them already where the loss is not in chunks."""
+        last = self.stages[len(self.layers) - 1]
+        return output if last.loss_chunk is None else last.logits_of(output)
 
     def begin_step(self, num_tokens: int, num_sequences: int | None = None) -> None:
         """Set by what the losses of a step are divided.
@@ -89,19 +103,24 @@ class RankModel(nn.Module):
         """
         self.num_tokens, self.num_sequences = num_tokens, num_sequences
         for stage in self.stages.values():
-            stage.num_sequences = num_sequences
+            stage.num_tokens, stage.num_sequences = num_tokens, num_sequences
+
+    def extra_inputs(self, next_ids: Sequence[Tensor], next_targets: Sequence[Tensor]) -> dict[int, list[Extra]]:
+        """Return `extra` for `PipelineRuntime.step`, where a second token is predicted: `NextTokens` by microbatch."""
+        pairs = zip(next_ids, next_targets, strict=True)
+        return {len(self.layers) - 1: [{"next_ids": ids, "next_targets": targets} for ids, targets in pairs]}
 
     def loss_fn(self, num_tokens: int | None = None, **options: Any) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss of logits and targets for `PipelineRuntime`, whose step then takes weights of 1.
+        """Return the loss of the last stage's output for `PipelineRuntime`, whose step then takes weights of 1.
 
         Args:
             num_tokens: valid targets of the step, over all ranks (default: those of `begin_step`).
             options: as in `tp.cross_entropy`.
         """
 
-        def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        def loss(output: Tensor, targets: Tensor) -> Tensor:
             count = self.num_tokens if num_tokens is None else num_tokens
-            return self.stages[len(self.layers) - 1].loss_of(logits, targets, num_tokens=count, **options)
+            return self.stages[len(self.layers) - 1].loss_of(output, targets, num_tokens=count, **options)
 
         return loss
 
@@ -161,35 +180,45 @@ def build_stages(
     recompute: bool = False,
     num_nodes: int = 1,
     device: torch.device | str | None = None,
+    multi_token: float | None = None,
+    loss_chunk: int | None = None,
 ) -> RankModel:
     """Build the stages that a program places on this rank; every rank of the world calls this.
 
-    `config`, `program`, `layers` and `sequence_parallel` are as in `check_stages`, all others as in `V3MoE`.  Equal
-    seeds give the weights of the same full model on every cut.
+    `config`, `program`, `layers`, `sequence_parallel` and `multi_token` are as in `check_stages`, all others as in
+    `V3MoE`.  Equal seeds give the weights of the same full model on every cut.
 
     Raises:
         ValueError: as `check_stages`; the layout is missing or for another number of ranks.
     """
     mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
     tokens = None if layout is None else layout.size(0)
-    check_stages(config, mesh.topology, program, layers=layers, sequence_parallel=sequence_parallel, num_tokens=tokens)
+    check = partial(check_stages, sequence_parallel=sequence_parallel, num_tokens=tokens, multi_token=multi_token)
+    check(config, mesh.topology, program, layers=layers)
     tp = TensorParallel(mesh.group("tp"), sequence_parallel)
     dense = config if isinstance(config, LlamaConfig) else config.dense
-    sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype)
-    shares = stage_layers(config, 1 if program is None else program.num_stages, layers)
-    make = _stage_maker(config, sharing, num_nodes)
+    sharing = Sharing.of(dense, mesh, tp, layout=layout, recompute=recompute, dtype=dtype, loss_chunk=loss_chunk)
+    shares = stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
+    make = _stage_maker(config, sharing, num_nodes, multi_token)
     stages = {s: make(shares[s], s == 0, s == len(shares) - 1) for s in stages_of(program, mesh.rank("pp"))}
     for stage in stages.values():
         stage.draw(seed, device)
-    return RankModel(config, mesh, program, shares, stages)
+    return RankModel(config, mesh, program, shares, stages, multi_token is not None)
 
 
-def _stage_maker(config: ModelConfig, sharing: Sharing, num_nodes: int) -> Callable[..., TransformerStage]:
+def _stage_maker(
+    config: ModelConfig, sharing: Sharing, num_nodes: int, multi_token: float | None
+) -> Callable[[range, bool, bool], TransformerStage]:
     if isinstance(config, LlamaConfig):
         return partial(LlamaStage, config, sharing)
     ep = expert_parallel(sharing.mesh)
     nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
-    return partial(V3Stage, config, sharing, ep=ep, nodes=nodes)
+    last = V3Stage if multi_token is None else partial(MultiTokenStage, weight=multi_token)
+
+    def make(layers: range, is_first: bool, is_last: bool) -> TransformerStage:
+        return (last if is_last else V3Stage)(config, sharing, layers, is_first, is_last, ep, nodes)
+
+    return make
 
 
 def _is_tied(config: ModelConfig) -> bool:

@@ -4,7 +4,8 @@ Chapter: book/whole/cuts.  In: a config, a `Sharing`, a range of layers.  Out: a
   stage      in                       out
   first      ids_BS                   x_BSD
   others     x_BSD                    x_BSD
-  last                                logits_BSV of this rank's shard of the vocabulary
+  last                                logits_BSV of this rank's shard of the vocabulary; with `loss_chunk` x_BSD, the
+                                      input of the head, which computes logits within the loss, chunk by chunk
 Under sequence parallelism a rank holds S / t tokens between the layers, so stages exchange 1 / t of the bytes.
 A model is the stage that has all layers.  Parameters have their names in the full model and are drawn by them, so every
 cut starts from the same numbers.  Where the head uses the embedding's table and stands on another stage, both stages
@@ -14,20 +15,20 @@ Elsewhere: Megatron `GPTModel(pre_process=, post_process=)`; torchtitan `pipelin
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions as positions_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.attention import causal_attention
+from dualpipe_lab.tp.chunked_cross_entropy import check_chunk
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.gqa import Attend, kv_replicas
@@ -37,6 +38,7 @@ from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.world import context
 from dualpipe_lab.world.mesh import Mesh
 
+_NO_HEAD = "the last stage has the head and computes the loss; this stage has layers alone"
 HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table
 
 
@@ -52,6 +54,7 @@ class Sharing:
         layout: which positions of a sequence each rank of `cp` holds; None for all.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
         dtype: of the weights.
+        loss_chunk: tokens whose logits exist at the same time in the loss; None for all.
     """
 
     mesh: Mesh
@@ -61,6 +64,7 @@ class Sharing:
     layout: SequenceLayout | None = None
     recompute: bool = False
     dtype: torch.dtype | None = None
+    loss_chunk: int | None = None
 
     @classmethod
     def of(
@@ -72,19 +76,20 @@ class Sharing:
         layout: SequenceLayout | None = None,
         recompute: bool = False,
         dtype: torch.dtype | None = None,
+        loss_chunk: int | None = None,
     ) -> "Sharing":
         """Make the groups; every rank of the world calls this.
 
         Raises:
-            ValueError: as `check_layout`.
+            ValueError: as `check_layout` and `check_chunk`.
         """
+        if loss_chunk is not None:
+            check_chunk(loss_chunk)
         check_layout(mesh.topology, layout)
         tp = tp or TensorParallel(mesh.group("tp"))
         if attend is None:
-            attend = (
-                causal_attention if layout is None else partial(ring_attention, layout=layout, group=mesh.group("cp"))
-            )
-        return cls(mesh, tp, kv_replicas(config.num_kv_heads, tp), attend, layout, recompute, dtype)
+            attend = causal_attention if layout is None else LatentRing(layout, mesh.group("cp"))
+        return cls(mesh, tp, kv_replicas(config.num_kv_heads, tp), attend, layout, recompute, dtype, loss_chunk)
 
 
 class TransformerStage(nn.Module):
@@ -100,7 +105,9 @@ class TransformerStage(nn.Module):
 
     Attributes:
         dtype: of the weights; None for torch's default.
+        loss_chunk: tokens whose logits exist at the same time in the loss; None for all.
         num_sequences: of the step, over all ranks; None for those of the microbatch.
+        num_tokens: valid targets of the step, over all ranks; None before `begin_step`.
         layers: by their numbers in the full model; they iterate in order.
         names_start_here: names of parameters within this module are those of the full model.
         tied_names: names here whose parameter has another name in the full model: that of the table that is tied.
@@ -121,8 +128,9 @@ class TransformerStage(nn.Module):
         sizes, tp, dtype = (config.vocabulary_size, config.hidden_size), sharing.tp, sharing.dtype
         self._config = config
         self.mesh, self.layout, self.tp, self.recompute = sharing.mesh, sharing.layout, tp, sharing.recompute
-        self.dtype = dtype
+        self.dtype, self.loss_chunk = dtype, sharing.loss_chunk
         self.num_sequences: int | None = None
+        self.num_tokens: int | None = None
         self.embedding = VocabParallelEmbedding(*sizes, tp, dtype=dtype) if is_first else None
         self.layers = nn.ModuleList()
         for number in layers:
@@ -135,8 +143,9 @@ class TransformerStage(nn.Module):
     def draw(self, seed: int, device: torch.device | str | None = None) -> None:
         """Draw all parameters by their names in the full model, and move them to a device."""
         initialize_parameters(self, seed)
-        if self.tied_names:
-            initialize_parameters(nn.ModuleDict({"embedding": self.head}), seed)
+        for here, there in self.tied_names.items():
+            module = self.get_submodule(here.rpartition(".")[0])
+            initialize_parameters(nn.ModuleDict({there.rpartition(".")[0]: module}), seed)
         self.to(context.device() if device is None else device)
 
     def enter(self, x: Tensor) -> Tensor:
@@ -157,25 +166,40 @@ class TransformerStage(nn.Module):
         return recompute(layer, *inputs) if self.recompute else layer(*inputs)
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return the output of this stage, given that of its layers: of the last stage, the logits."""
+        """Return the output of this stage, given that of its layers: of the last stage, the logits.
+
+        With `loss_chunk`, the last stage returns the head's input, of which `loss_of` and `logits_of` take it.
+        """
         if self.norm is None or self.head is None:
             return x
-        logits: Tensor = self.head(self.norm(x))
+        return self.scored(self.norm(x))
+
+    def scored(self, x: Tensor) -> Tensor:
+        """Return what `loss_of` takes, of the head's input `x_BSD`: its logits, or with `loss_chunk` x itself."""
+        return x if self.loss_chunk is not None else self.logits_of(x)
+
+    def logits_of(self, x: Tensor) -> Tensor:
+        """Return the logits of the head's input, `logits_BSV` of `x_BSD`."""
+        if self.head is None:
+            raise ValueError(_NO_HEAD)
+        logits: Tensor = self.head(x)
         return logits
 
     def positions(self, device: torch.device) -> Tensor | None:
         """Return the positions of this rank's tokens in their sequence; None for 0, 1, 2 ..."""
         return None if self.layout is None else positions_of(self.layout, self.mesh.rank("cp"), device)
 
-    def loss_of(self, logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """Compute the loss of the last stage's logits; `options` as in `tp.cross_entropy`.
+    def loss_of(self, output: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """Compute the loss of the last stage's output, logits or with `loss_chunk` x; `options` as `tp.cross_entropy`.
 
         Raises:
             ValueError: the head is on another stage.
         """
         if self.head is None:
-            raise ValueError("the last stage has the head and computes the loss; this stage has layers alone")
-        return self.head.loss_of(logits, targets, **options)
+            raise ValueError(_NO_HEAD)
+        if self.loss_chunk is not None:
+            return self.head.loss(output, targets, self.loss_chunk, **options)
+        return self.head.loss_of(output, targets, **options)
 
 
 def make_norm(config: LlamaConfig, tp: TensorParallel, dtype: torch.dtype | None) -> RMSNorm:

@@ -2,13 +2,15 @@
 
 Chapter: book/whole/cuts.  In: a config, a topology, a program.  Out: the layers of each stage, or a refusal.
   cost of a layer   the parameters that a token uses there: an expert counts k times, and a lookup costs nothing
-  cost of the head  V h, on the last stage
+  cost of the head  V h, on the last stage; with a second token 2 V h + 2 h^2 + a layer with experts
 A stage may be on several ranks (DualPipe: on s and P - 1 - s).
 Elsewhere: Megatron `--decoder-first-pipeline-num-layers`; torchtitan `module_fqns_per_model_part`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import inf
 from typing import TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -20,11 +22,14 @@ from dualpipe_lab.topology import Topology
 ModelConfig: TypeAlias = LlamaConfig | V3MoEConfig
 
 
-def stage_layers(config: ModelConfig, num_stages: int, layers: Sequence[int] | None = None) -> tuple[range, ...]:
+def stage_layers(
+    config: ModelConfig, num_stages: int, layers: Sequence[int] | None = None, multi_token: bool = False
+) -> tuple[range, ...]:
     """Return the layers of each stage: the split with the least load on the slowest stage, or the one that is given.
 
-    `layers`: the number of layers of each stage; the first and the last may have none.  Raises ValueError for more
-    stages than layers, and for numbers that do not add up to the model's.
+    `layers`: the number of layers of each stage; the first and the last may have none.  `multi_token`: the last stage
+    predicts a second token too.  Raises ValueError for more stages than layers, and for numbers that do not add up to
+    the model's.
 
     >>> stage_layers(LlamaConfig(num_layers=5), 2)
     (range(0, 3), range(3, 5))
@@ -40,7 +45,10 @@ def stage_layers(config: ModelConfig, num_stages: int, layers: Sequence[int] | N
             f"a stage has a layer, got {config.num_layers} layers for {num_stages} stages; use at most "
             f"{config.num_layers} stages, or {num_stages} layers"
         )
-    return partition(config.layer_costs, num_stages, head=config.vocabulary_size * config.hidden_size).stages
+    head = config.vocabulary_size * config.hidden_size
+    if multi_token:
+        head += _second_cost(config)
+    return partition(config.layer_costs, num_stages, head=head).stages
 
 
 def _given(config: ModelConfig, num_stages: int, layers: Sequence[int]) -> tuple[range, ...]:
@@ -75,6 +83,7 @@ def check_stages(
     layers: Sequence[int] | None = None,
     sequence_parallel: bool = False,
     num_tokens: int | None = None,
+    multi_token: float | None = None,
 ) -> None:
     """Refuse a model that cannot be sharded over a topology, or that has no layers for the stages of a program.
 
@@ -85,13 +94,16 @@ def check_stages(
         layers: the number of layers of each stage (default: as `stage_layers` shares them out).
         sequence_parallel: as in `TensorParallel`.
         num_tokens: of a sequence on one rank of `cp`, if it is known.
+        multi_token: lambda, the weight of the second token's loss; None for a model that predicts the next one alone.
 
     Raises:
         ValueError: naming the rule, the values and what to use instead.
     """
     check_sizes(config, topology)
     check_program(topology, program)
-    stage_layers(config, 1 if program is None else program.num_stages, layers)
+    if multi_token is not None:
+        _check_multi_token(config, topology, multi_token)
+    stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
     if sequence_parallel:
         _attention(config).check(topology.size("tp"), num_tokens)
 
@@ -111,7 +123,7 @@ def check_sizes(config: ModelConfig, topology: Topology) -> None:
     left_out = [axis for axis in ("dp", "cp") if topology.size(axis) > 1 and axis not in topology.experts_over]
     if topology.edp and left_out:
         raise ValueError(f"edp counts all replicas, got {topology} ranks with experts_over={topology.experts_over}")
-    config.check(topology.size("tp"), ep_size)
+    config.check(topology.size("tp"), ep_size, topology.size("cp"))
 
 
 def check_program(topology: Topology, program: Program | None) -> None:
@@ -128,6 +140,25 @@ def check_program(topology: Topology, program: Program | None) -> None:
         )
     if program is not None and (missing := set(range(program.num_stages)) - {a.stage for a in program if a.kind == F}):
         raise ValueError(f"every stage of {program.name} is on a rank, got none for {sorted(missing)}")
+
+
+def _second_cost(config: ModelConfig) -> int:
+    """Return the cost of the second token: the head again, the projection and a layer with experts."""
+    assert isinstance(config, V3MoEConfig), "see _check_multi_token"
+    (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
+    return (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
+
+
+def _check_multi_token(config: ModelConfig, topology: Topology, weight: float) -> None:
+    if isinstance(config, LlamaConfig):
+        raise ValueError("a second token is predicted by a V3-style model, got a LlamaConfig; leave out multi_token")
+    if not 0 < weight < inf:
+        raise ValueError(f"the second token's loss has a finite weight above 0, got multi_token={weight}")
+    if config.hidden_size % topology.size("tp"):
+        raise ValueError(
+            f"the second token's projection shares hidden_size out among the ranks of tp, got {config.hidden_size} on "
+            f"{topology.size('tp')}; use a size that divides, or leave out multi_token"
+        )
 
 
 def _attention(config: ModelConfig) -> LlamaConfig:

@@ -3,7 +3,7 @@
 Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: this rank's shard of the model.
   x <- x + attention(norm(x));  x <- x + mlp(norm(x));  logits = head(norm(x))
   mlp   the first layers: SwiGLU; all others: a router, its experts, a shared SwiGLU
-Unlike V3, attention is grouped-query instead of latent, and only the next token is predicted.
+Attention is grouped-query, or with `latent` V3's own; `multi_token` predicts a second token.
   parameter             sharded along    gradients summed over
   experts               ep               edp: the ranks with the same experts and other tokens
   everything else       tp               dp, ep and cp together
@@ -17,6 +17,7 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), sections 2.1.2 and 4.2.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
-from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, reduce_gradients
+from dualpipe_lab.ep.moe import ExpertParallel, distinct_gradients, expert_parameters, reduce_gradients
 from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
@@ -37,6 +38,7 @@ from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.grads import norm_axes
+from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
 from dualpipe_lab.tp.shard import full_tensor, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
@@ -58,10 +60,10 @@ class V3Layer(nn.Module):
         cp: Group | None = None,
     ) -> None:
         super().__init__()
-        hidden, heads = config.hidden_size, (config.num_heads, config.num_kv_heads, config.head_size)
+        hidden = config.hidden_size
         self.tp, self.cp, self.has_balance = tp, cp, config.balance > 0
         self.attention_norm = make_norm(config.dense, tp, dtype)
-        self.attention = GroupedQueryAttention(hidden, *heads, tp, replicas, config.rope_base, False, attend, dtype)
+        self.attention = _attention(config, tp, replicas, attend, dtype)
         self.mlp_norm = make_norm(config.dense, tp, dtype)
         self.mlp = SwiGLU(hidden, config.ffn_size, tp, dtype) if ep is None else _experts(config, tp, ep, nodes, dtype)
 
@@ -110,14 +112,9 @@ class V3Stage(TransformerStage):
         nodes: NodeGroups | None = None,
     ) -> None:
         ep = ep or expert_parallel(sharing.mesh)
-        cp = sharing.mesh.group("cp") if sharing.mesh.size("cp") > 1 else None
-
-        def make(number: int) -> V3Layer:
-            experts = None if number < config.num_dense_layers else ep
-            how = sharing.replicas, sharing.attend, sharing.dtype
-            return V3Layer(config, sharing.tp, experts, nodes, *how, cp)
-
-        super().__init__(config.dense, sharing, layers, make, is_first, is_last)
+        super().__init__(
+            config.dense, sharing, layers, partial(make_layer, config, sharing, ep, nodes), is_first, is_last
+        )
         self.config, self.ep = config, ep
 
     def forward(self, x: Tensor) -> WithLoss:
@@ -153,6 +150,7 @@ class V3MoE(V3Stage):
         num_nodes: of the ranks of `ep`; with more than one, each token is sent to a node at most once.
         device: as in `Llama`.
         sequence_parallel: between the layers, each rank of tp holds its shard of the tokens; experts see all of them.
+        loss_chunk: as in `Llama`.
 
     Attributes:
         ep: the ranks over which the experts are sharded.
@@ -174,11 +172,12 @@ class V3MoE(V3Stage):
         num_nodes: int = 1,
         device: torch.device | str | None = None,
         sequence_parallel: bool = False,
+        loss_chunk: int | None = None,
     ) -> None:
         mesh = topology if isinstance(topology, Mesh) else Mesh(topology)
         check_topology(config, mesh.topology, layout)
         tp, ep, data = TensorParallel(mesh.group("tp"), sequence_parallel), expert_parallel(mesh), data_group(mesh)
-        sharing = Sharing.of(config.dense, mesh, tp, attend, layout, recompute, dtype)
+        sharing = Sharing.of(config.dense, mesh, tp, attend, layout, recompute, dtype, loss_chunk)
         nodes = None if num_nodes == 1 else NodeGroups.of(num_nodes, ep)
         super().__init__(config, sharing, range(config.num_layers), ep=ep, nodes=nodes)
         self.data = data
@@ -217,7 +216,7 @@ class V3MoE(V3Stage):
     def gradient_norm(self) -> float:
         """Return the gradient norm of the full model, the same on every rank; call `reduce_gradients` first."""
         axes = norm_axes(self) | dict.fromkeys(expert_parameters(self), ("ep",))
-        gradients = [(p.grad, where) for p, where in axes.items() if p.grad is not None and where is not None]
+        gradients = [(g, where) for p, g in distinct_gradients(self).items() if (where := axes.get(p)) is not None]
         return global_norm(gradients, {"tp": self.tp.group, "ep": self.ep.group})
 
     def update_biases(self, speed: float) -> list[Tensor]:
@@ -239,6 +238,16 @@ class V3MoE(V3Stage):
         return found
 
 
+def make_layer(
+    config: V3MoEConfig, sharing: Sharing, ep: ExpertParallel, nodes: NodeGroups | None, number: int
+) -> V3Layer:
+    """Make the layer with a number: a dense one, or one with experts."""
+    experts = None if number < config.num_dense_layers else ep
+    cp = sharing.mesh.group("cp") if sharing.mesh.size("cp") > 1 else None
+    how = sharing.replicas, sharing.attend, sharing.dtype
+    return V3Layer(config, sharing.tp, experts, nodes, *how, cp)
+
+
 def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayout | None = None) -> None:
     """Refuse a topology over which this model cannot be sharded; needs no rank.
 
@@ -251,6 +260,16 @@ def check_topology(config: V3MoEConfig, topology: Topology, layout: SequenceLayo
         raise ValueError(f"{rule}, got pp in {topology} ranks; for pp use build_stages")
     check_layout(topology, layout)
     check_sizes(config, topology)
+
+
+def _attention(
+    config: V3MoEConfig, tp: TensorParallel, replicas: Group | None, attend: Attend, dtype: torch.dtype | None
+) -> GroupedQueryAttention | LatentAttention:
+    hidden, heads, base = config.hidden_size, config.num_heads, config.rope_base
+    if config.latent is not None:
+        return LatentAttention(hidden, heads, config.latent, tp, base, None, attend, dtype)
+    sizes = config.num_kv_heads, config.head_size
+    return GroupedQueryAttention(hidden, heads, *sizes, tp, replicas, base, False, attend, dtype)
 
 
 def _experts(

@@ -10,6 +10,7 @@ from math import inf
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.closed_forms import layer_parameters
+from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class V3MoEConfig:
         num_experts, num_experts_per_token, num_groups, num_groups_per_token, scale: as in `DeepSeekRouter`.
         num_shared_experts: experts that every token uses, computed as one network of their total width; 0 for none.
         balance: coefficient of the loss per sequence.
+        latent: sizes of latent attention, as in V3; None for grouped-query attention.  With them every head has its own
+            keys and values, and `num_kv_heads` and `head_size` are not used.
 
     >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256)
     >>> config.expert_parameters, 256 * config.expert_parameters
@@ -49,6 +52,7 @@ class V3MoEConfig:
     balance: float = 1e-4
     rope_base: float = 10_000.0
     eps: float = 1e-6
+    latent: LatentSizes | None = None
 
     @property
     def expert_parameters(self) -> int:
@@ -62,10 +66,11 @@ class V3MoEConfig:
 
     @property
     def dense(self) -> LlamaConfig:
-        """The config of a Llama with these sizes: attention, norms, embedding and head."""
+        """The config of a Llama with these sizes: norms, embedding, head, and the heads of attention as they attend."""
+        heads = (self.num_kv_heads, self.head_size) if self.latent is None else (self.num_heads, self.latent.key)
         return LlamaConfig(
-            self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_layers, self.num_heads,
-            self.num_kv_heads, self.head_size, self.rope_base, self.eps,
+            self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_layers, self.num_heads, *heads,
+            self.rope_base, self.eps,
         )  # fmt: skip
 
     @property
@@ -75,13 +80,19 @@ class V3MoEConfig:
         >>> V3MoEConfig(hidden_size=8, expert_ffn_size=4, ffn_size=16, num_experts=4).layer_costs
         (592, 528, 528)
         """
-        heads = (self.num_heads, self.num_kv_heads, self.dense.size_of_head)
-        dense = layer_parameters(self.hidden_size, self.ffn_size, *heads, 1)
         used = self.num_experts_per_token * self.expert_ffn_size + self.shared_ffn_size
-        sparse = layer_parameters(self.hidden_size, used, *heads, 1) + self.num_experts * self.hidden_size
+        dense = self._layer_parameters(self.ffn_size)
+        sparse = self._layer_parameters(used) + self.num_experts * self.hidden_size
         return (dense,) * self.num_dense_layers + (sparse,) * (self.num_layers - self.num_dense_layers)
 
-    def check(self, tp_size: int = 1, ep_size: int = 1) -> None:
+    def _layer_parameters(self, ffn_size: int) -> int:
+        if self.latent is not None:
+            attention = self.latent.parameters(self.hidden_size, self.num_heads)
+            return attention + (3 * ffn_size + 2) * self.hidden_size
+        heads = (self.num_heads, self.num_kv_heads, self.dense.size_of_head)
+        return layer_parameters(self.hidden_size, ffn_size, *heads, 1)
+
+    def check(self, tp_size: int = 1, ep_size: int = 1, cp_size: int = 1) -> None:
         """Refuse sizes that do not fit together or do not divide among the ranks.
 
         Raises:
@@ -90,6 +101,7 @@ class V3MoEConfig:
         from dualpipe_lab.ep.deepseek_moe import check_groups  # here: they import torch, and a config does not
         from dualpipe_lab.ep.moe.config import check_divides
 
+        self._check_latent(tp_size, cp_size)
         self.dense.check(tp_size)
         if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0:
             raise ValueError(f"dense layers are some of the layers, and nothing is below 0, got {self}")
@@ -106,3 +118,15 @@ class V3MoEConfig:
         groups = self.num_groups, self.num_groups_per_token
         check_groups(self.num_experts, self.num_experts_per_token, *groups)
         check_divides(self.num_experts, ep_size)
+
+    def _check_latent(self, tp_size: int, cp_size: int) -> None:
+        if self.latent is None:
+            return
+        self.latent.check()
+        heads = self.num_heads // tp_size
+        if cp_size > 1 and self.latent.value > self.latent.key and not self.latent.is_shorter(heads):
+            raise ValueError(
+                f"keys and values travel round the ring of cp in one width, that of keys, got value={self.latent.value}"
+                f", keys of {self.latent.key} and {heads} heads on a rank; use cp 1, or a latent that is shorter than "
+                "the heads"
+            )

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.latent_traffic import LatentTraffic
 from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.world.record import traffic
 
@@ -40,6 +41,22 @@ class ExpertTraffic(StageTraffic):
         super().__init__(plan, config.dense, calls, num_rows, sequence_length)
         self.sparse = config
         self.ep = plan.topology.at(calls.rank).ranks("ep") if plan.ep > 1 else (calls.rank,)
+        self.latent = None if config.latent is None else LatentTraffic(self, config.latent)
+
+    @property
+    def position_numbers(self) -> int:
+        """The numbers that travel round the ring for each position: a latent where it is shorter."""
+        if self.latent is not None and self.latent.sends_latents:
+            return self.latent.sizes.cached
+        return super().position_numbers
+
+    def attention_forward(self) -> None:
+        """Enter the forward of a layer's attention."""
+        super().attention_forward() if self.latent is None else self.latent.forward()
+
+    def attention_backward(self) -> None:
+        """Enter its backward."""
+        super().attention_backward() if self.latent is None else self.latent.backward()
 
     def ffn_forward(self, number: int) -> None:
         """Enter the forward of a layer's feed-forward network."""

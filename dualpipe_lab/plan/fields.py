@@ -19,7 +19,8 @@ from dualpipe_lab.pp.program import Overlap, Program
 from dualpipe_lab.topology import AXES, Topology
 
 PRECISIONS = ("float64", "float32", "bfloat16")
-_COUNTS = ("num_microbatches", "chunks", "ranks_per_node")
+_OPTIONAL_COUNTS = ("chunks", "ranks_per_node", "loss_chunk")
+_COUNTS = ("num_microbatches", *_OPTIONAL_COUNTS)
 _SWITCHES = ("hybrid", "experts_in_data", "sequence_parallel", "recompute", "overlap")
 Fields = TypeVar("Fields", bound="PlanFields")
 
@@ -39,6 +40,7 @@ class PlanFields:
         sequence_parallel: between the layers, each rank of tp holds its shard of the tokens.
         layout: which positions of a sequence each rank of cp holds.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
+        loss_chunk: tokens whose logits exist at the same time in the loss (default: all of a microbatch).
         precision: of weights and gradients; bfloat16 has fp32 master weights.
         overlap: run the experts of a forward and of a backward as overlapped pairs.
         layers: the number of layers of each stage (default: `pp.partition`).
@@ -68,11 +70,12 @@ class PlanFields:
     layers: tuple[int, ...] | None = None
     order: tuple[str, ...] = ("pp", "dp", "ep", "cp", "tp")
     ranks_per_node: int | None = None
+    loss_chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, *_COUNTS):
             value = getattr(self, name)
-            if not _is_count(value) and not (value is None and name in ("chunks", "ranks_per_node")):
+            if not _is_count(value) and not (value is None and name in _OPTIONAL_COUNTS):
                 raise ValueError(f"a plan needs {name} to be an integer of at least 1, got {value!r}; use {name}=1")
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
@@ -232,6 +235,7 @@ class PlanFields:
         tail += self._zero() if self.dp == 1 else []
         tail += [f"ep {self.ep} within the data ranks"] if self.experts_in_data and self.ep > 1 else []
         tail += [f"{self.ranks_per_node} ranks per node"] if self.ranks_per_node else []
+        tail += [] if self.loss_chunk is None else [f"loss in chunks of {self.loss_chunk} tokens"]
         return tail + ["recompute"] * self.recompute + ["overlapped experts"] * self.overlap
 
 

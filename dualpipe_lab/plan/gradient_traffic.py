@@ -27,6 +27,7 @@ from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
+from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 TIED = "tied"  # the kind of a table that another stage holds too
 BUCKET_BYTES = 25 * 2**20  # `dualpipe_lab.dp.buckets`, which imports torch
@@ -84,17 +85,32 @@ class _Parts:
     def layer(self, number: int) -> Iterator[Held]:
         """Yield those of one layer."""
         config, hidden = self.config, self.config.hidden_size
-        inner = config.num_heads * config.size_of_head
+        latent = None if self.sparse is None else self.sparse.latent
         yield hidden, frozenset()
-        yield self.shard(inner, hidden)
-        yield from [self.key_heads()] * 2
-        yield self.shard(inner, hidden)
-        yield from [(config.size_of_head, frozenset[str]())] * (2 * config.qk_norm)
+        yield from self.heads() if latent is None else self.latents(latent)
         yield hidden, frozenset()
         if self.sparse is None or number < self.sparse.num_dense_layers:
             yield from [self.shard(config.ffn_size, hidden)] * 3
         else:
             yield from self.experts(self.sparse)
+
+    def heads(self) -> Iterator[Held]:
+        """Yield those of grouped-query attention."""
+        config, inner = self.config, self.config.num_heads * self.config.size_of_head
+        yield self.shard(inner, config.hidden_size)
+        yield from [self.key_heads()] * 2
+        yield self.shard(inner, config.hidden_size)
+        yield from [(config.size_of_head, frozenset[str]())] * (2 * config.qk_norm)
+
+    def latents(self, sizes: LatentSizes) -> Iterator[Held]:
+        """Yield those of latent attention."""
+        hidden, heads = self.config.hidden_size, self.config.num_heads
+        copied = [(numel, frozenset[str]()) for numel in sizes.replicated(hidden)]
+        yield from copied[:-2]
+        yield self.shard(heads * sizes.key, sizes.query_rank or hidden)
+        yield from copied[-2:]
+        yield self.shard(heads * (sizes.content + sizes.value), sizes.kv_rank)
+        yield self.shard(heads * sizes.value, hidden)
 
     def experts(self, config: V3MoEConfig) -> Iterator[Held]:
         """Yield router, experts and shared expert."""

@@ -5,15 +5,16 @@ The rules stand in four groups.
 A group reads the sizes of the axes and its own fields, so that `dualpipe_lab.plan.search` can choose the fields of each
 group on their own.
   grid       pp, dp, cp, tp, ep, experts_in_data
-  pipeline   num_microbatches, schedule, chunks, layers, overlap
+  pipeline   num_microbatches, schedule, chunks, layers, overlap, loss_chunk
   sequence   sequence_parallel, layout
-  zero       zero, hybrid, ranks_per_node
+  zero       zero, hybrid, ranks_per_node; it also reads loss_chunk
 """
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.fields import PlanFields, is_synchronous
 
@@ -69,7 +70,7 @@ def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> 
         return f"ranks_per_node must divide the ranks, got {nodes} and {plan.world_size} ranks"
     if plan.zero and plan.num_copies == 1:
         return f"ZeRO-{plan.zero} shards over the ranks of dp, cp and ep that copy a weight, got one; use zero=0"
-    return _hybrid(plan) if plan.hybrid else None
+    return _freed_head(plan, config) or (_hybrid(plan) if plan.hybrid else None)
 
 
 GROUPS: tuple[Rule, ...] = (grid, pipeline, sequence, zero)
@@ -88,7 +89,7 @@ def has_experts(config: ModelConfig) -> bool:
 
 
 def _check_config(plan: PlanFields, config: ModelConfig) -> None:
-    config.check(plan.tp, plan.ep) if hasattr(config, "num_experts") else config.check(plan.tp)
+    config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
     if plan.ep > 1 and not has_experts(config):
         raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
 
@@ -114,6 +115,11 @@ def _overlap(plan: PlanFields, config: ModelConfig) -> str | None:
     if not plan.has_pairs:
         where = f"{plan.schedule} has none" if plan.pp > 1 else "a single stage has none"
         return f"overlap needs pairs of a forward and a backward, and {where}; use dualpipe, dualpipev or paired_1f1b"
+    if plan.loss_chunk is not None:
+        return (
+            "a stage of overlapped experts starts its backward at the logits, and a loss in chunks has none, got "
+            f"overlap=True and loss_chunk={plan.loss_chunk}; leave one of them out"
+        )
     return None
 
 
@@ -125,6 +131,17 @@ def _shares(plan: PlanFields, sequence_length: int) -> list[int]:
         return [sequence_length]
     layout = make_layout(plan.layout, sequence_length, plan.cp)
     return [layout.size(rank) for rank in range(plan.cp)]
+
+
+def _freed_head(plan: PlanFields, config: ModelConfig) -> str | None:
+    """The loss in chunks calls the head behind its stage; ZeRO-3 frees a stage that it gathers as one unit before."""
+    is_tied = plan.pp == 1 and getattr(config, "tied", False)
+    if plan.zero == 3 and plan.loss_chunk is not None and is_tied:
+        return (
+            "ZeRO-3 frees a stage with a tied table at both ends before a loss in chunks uses its head, got zero=3 and "
+            f"loss_chunk={plan.loss_chunk}; use zero=2, or leave loss_chunk out"
+        )
+    return None
 
 
 def _hybrid(plan: PlanFields) -> str | None:

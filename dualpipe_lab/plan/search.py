@@ -168,6 +168,7 @@ def _groups(plan: PlanFields, pp: int, num_layers: int) -> list[tuple[Rule, dict
         "chunks": _distinct(plan.chunks, None, *range(1, num_layers // pp + 1)) if plan.chunks else [None],
         "layers": _distinct(plan.layers, None),
         "overlap": _distinct(plan.overlap, False),
+        "loss_chunk": _distinct(plan.loss_chunk, None),
     }
     sequence_fields: dict[str, list[Any]] = {
         "sequence_parallel": _distinct(plan.sequence_parallel, False),

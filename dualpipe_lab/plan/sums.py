@@ -110,12 +110,15 @@ class _Rows:
     def rows(self) -> Iterator[ParameterSums]:
         """Yield a row for each kind of parameter that the model has."""
         config, plan = self.config, self.plan
+        latent = None if isinstance(config, LlamaConfig) else config.latent
         tied = isinstance(config, LlamaConfig) and config.tied
-        kv_copies = max(plan.tp // config.num_kv_heads, 1)
+        kv_copies = 1 if latent is not None else max(plan.tp // config.num_kv_heads, 1)
         yield self.row("tied embedding" if tied else "embedding", "tp", stages=(0, self.last) if tied else (0,))
         yield self.row("queries and output" if kv_copies > 1 else "attention", "tp")
         if kv_copies > 1:
             yield self.row("keys and values", "tp", kv_copies=kv_copies)
+        if latent is not None:
+            yield self.row("latents", None, is_partial=plan.sequence_parallel)
         yield self.row("norms", None, is_partial=plan.sequence_parallel)
         if isinstance(config, LlamaConfig) and config.qk_norm:
             yield self.row("norms of heads", None, is_partial=True)

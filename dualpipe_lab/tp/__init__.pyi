@@ -15,13 +15,17 @@ from .swiglu import SwiGLU as SwiGLU
 from .attention import causal_attention as causal_attention
 from .rope import rotation as rotation
 from .rope import rotate as rotate
+from .rope_scaling import RopeScaling as RopeScaling
 from .gqa import GroupedQueryAttention as GroupedQueryAttention
 from .gqa import kv_replicas as kv_replicas
+from .latent_attention import LatentAttention as LatentAttention
+from .latent_sizes import LatentSizes as LatentSizes
 from .rms_norm import RMSNorm as RMSNorm
 from .embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from .lm_head import LMHead as LMHead
 from .cross_entropy import cross_entropy as cross_entropy
 from .cross_entropy import LossOptions as LossOptions
+from .chunked_cross_entropy import chunked_cross_entropy as chunked_cross_entropy
 
 # From one full state dict to the ranks' shards, and back
 from .shard import Shard as Shard

@@ -8,6 +8,10 @@ from .reference import reference as reference
 from .generate import generate as generate
 from .saved_model import read_model as read_model
 
+# Weights of other programs
+from .convert import convert as convert
+from .convert import Converted as Converted
+
 # Inside a rank
 from .trainer import Trainer as Trainer
 

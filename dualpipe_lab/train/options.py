@@ -16,6 +16,7 @@ from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
 from dualpipe_lab.dp.checkpoint.index import INDEX
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.pretrained.load import open_pretrained
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.metrics import check_csv, check_tensorboard
@@ -44,6 +45,7 @@ class Options:
         ema: decay of a moving average of the weights, which evaluations then use; None for none.
         evaluate_every: evaluate after every so many steps; None for never.
         num_evaluations: steps' worth of sequences of one evaluation.
+        start: a published folder whose weights the model begins with; None for weights drawn by the seed.
         folder: where checkpoints are saved; None for none.
         save_every: save after every so many steps (default: at the end alone).
         keep: the number of checkpoints to keep; None for all.
@@ -69,6 +71,7 @@ class Options:
     ema: float | None = None
     evaluate_every: int | None = None
     num_evaluations: int = 1
+    start: str | Path | None = None
     folder: str | Path | None = None
     save_every: int | None = None
     keep: int | None = None
@@ -186,8 +189,21 @@ def check(
         check_tensorboard()
     if options.csv is not None:
         check_csv(options.csv)
+    if options.start is not None:
+        _check_start(options.start, config, resume)
     first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps)
     _check_folder(options.folder, first, resume)
+
+
+def _check_start(path: str | Path, config: Config, resume: Path | None) -> None:
+    """Refuse a published folder of another model; only its headers are read."""
+    if resume is not None:
+        raise ValueError(
+            f"a training begins with start={path} or goes on from resume={resume}, got both; leave one out"
+        )
+    if not isinstance(config, LlamaConfig):
+        raise ValueError(f"a training begins with a published Llama or Qwen3, got a {type(config).__name__}")
+    open_pretrained(path, config)
 
 
 def check_data(config: Config, data: Data, steps: int, options: Options) -> None:
@@ -213,6 +229,8 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
     saved = checkpoint.index.values["config"]
     if not isinstance(saved, Mapping) or "model" not in saved:
         raise ValueError(f"{path} was not saved by train.run; load it with dp.checkpoint.load")
+    if "plan" not in saved:
+        raise ValueError(f"{path} has converted weights and no state of a training; begin with the published folder")
     check_config(path, saved, config)
     pairs: dict[str, tuple[Any, Any]] = {"ema": (saved["ema"], options.ema is not None)}
     precisions = saved["plan"]["precision"], plan.precision

@@ -26,6 +26,7 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import update_biases
 from dualpipe_lab.ep.overlap.stage import overlapped_forward_backward
 from dualpipe_lab.ep.overlap.v3 import interruptible_stage
+from dualpipe_lab.models.pretrained.load import load_pretrained
 from dualpipe_lab.models.rank_model import RankModel, build_stages
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.pp import schedules
@@ -74,7 +75,10 @@ class Trainer:
             sequence_parallel=plan.sequence_parallel,
             layout=self.layout,
             recompute=plan.recompute,
+            loss_chunk=plan.loss_chunk,
         )
+        if options.start is not None:  # before the optimizer copies the weights
+            load_pretrained(self.model, options.start)
         units = [_units(self.model, plan.overlap)] if plan.zero == 3 else []
         settings = self.mesh, _zero_options(plan, options)
         self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, *settings, program=plan.program)
@@ -142,12 +146,7 @@ class Trainer:
 
         Modules are in evaluation mode meanwhile: a dropout drops nothing.
         """
-        self.model.eval()
-        try:
-            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
-        finally:
-            self.model.train()
-        return found
+        return {m: self.model.logits_of(output) for m, output in self._outputs(inputs).items()}
 
     def save(self, sampler: Sampler) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
@@ -170,7 +169,16 @@ class Trainer:
         """Return the summed loss of each microbatch whose last stage is here, without what earlier stages add."""
         self.model.begin_step(1, batch.num_sequences)  # a divisor of 1: sums, not means
         with torch.no_grad():
-            return [self.loss_fn(logits, batch.targets[m]) for m, logits in self.outputs(batch.inputs).items()]
+            return [self.loss_fn(output, batch.targets[m]) for m, output in self._outputs(batch.inputs).items()]
+
+    def _outputs(self, inputs: list[Tensor]) -> dict[int, Tensor]:
+        """Return the last stage's output of each microbatch, in evaluation mode: what its loss takes."""
+        self.model.eval()
+        try:
+            found: dict[int, Any] = self.runtime.evaluate(inputs).outputs
+        finally:
+            self.model.train()
+        return found
 
     def _update_biases(self, speed: float) -> None:
         """Move the selection biases of the routers by the loads of all microbatches and data ranks; reset the loads."""

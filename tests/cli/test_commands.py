@@ -217,3 +217,22 @@ def test_help_names_every_command():
     text = output("--help")
     assert all(f"│ {name} " in text for name in ("show", "compare", "explain", "optimise", "grade", "progress"))
     assert run().exit_code == 2
+
+
+def test_convert_goes_there_and_back_and_says_what_it_wrote(tmp_path):
+    torch = pytest.importorskip("torch")
+    from dualpipe_lab import models
+
+    model = models.PlainLlama(models.LlamaConfig(hidden_size=16, ffn_size=24, num_heads=2, num_kv_heads=2))
+    models.save_pretrained(model, tmp_path / "first")
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    text = output("convert", tmp_path / "first", tmp_path / "ours", "--to", "checkpoint")
+    assert text.splitlines() == [
+        f"published -> checkpoint: 21 tensors, {size:,} bytes",
+        f"wrote {tmp_path / 'ours' / 'step-00000000'}",
+    ]
+    text = output("convert", tmp_path / "ours", tmp_path / "half", "--to", "published", "--dtype", "bfloat16")
+    assert text.splitlines()[0] == f"checkpoint -> published: 21 tensors, {size // 2:,} bytes"
+    assert torch.equal(
+        models.PretrainedFolder(tmp_path / "half").read("model.norm.weight"), model.norm.weight.detach().bfloat16()
+    )

@@ -30,6 +30,13 @@ ERRORS = [
     (["optimise", "dualpip"], 1, "there is no schedule named 'dualpip'"),
     (["optimise", "--memory", "0"], 2, "Invalid value for '--memory'"),
     (["explain", "missing.csv"], 1, "missing.csv: No such file or directory"),
+    (["convert", "missing", "there", "--to", "published"], 1, "missing holds no weights that can be converted"),
+    (
+        ["convert", "missing", "there", "--to", "onnx"],
+        1,
+        "there is no form 'onnx' of weights; use one of published, checkpoint, torch",
+    ),
+    (["convert", "missing", "there"], 2, "Missing option '--to'"),
     (["show"], 2, "Missing argument"),
     (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),
     (["show", "gpipe", "--ranks", "0"], 2, "Invalid value for '--ranks'"),

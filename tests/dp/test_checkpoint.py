@@ -4,6 +4,7 @@ import json
 import os
 import random
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from zero_runs import BATCHES, STAGES, Blocks, build, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
-from dualpipe_lab.dp.checkpoint.torch_checkpoint import from_torch, to_torch
+from dualpipe_lab.dp.checkpoint.full_tensors import write_checkpoint
+from dualpipe_lab.dp.checkpoint.torch_checkpoint import from_torch, to_torch, write_torch
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
@@ -142,6 +144,30 @@ def test_torch_checkpoints_in_both_directions(tmp_path):
         from_torch(tmp_path / "foreign", tmp_path / "back")
     foreign = from_torch(tmp_path / "foreign", tmp_path / "back", 5, lambda name: f"parameter/{name}")
     assert Checkpoint(foreign).read("parameter/w").tolist() == [1.0] * 3
+
+
+class Buffer(bytearray):
+    """Bytes whose end can be watched."""
+
+
+@pytest.mark.parametrize("form", ["ours", "theirs"])
+def test_a_tensor_is_dropped_before_the_one_after_the_next_is_read(form, tmp_path):
+    held, most = [], 0
+
+    def read(name):
+        nonlocal most
+        most = max(most, sum(buffer() is not None for buffer in held))
+        buffer = Buffer(80)
+        held.append(weakref.ref(buffer))
+        return torch.frombuffer(buffer, dtype=torch.float64)
+
+    kinds = {str(number): (torch.float64, (10,)) for number in range(6)}
+    if form == "ours":
+        write_checkpoint(tmp_path / "folder", 0, kinds, read, {})
+    else:
+        write_torch(tmp_path / "folder", kinds, read)
+    assert len(held) == 6
+    assert most == (0 if form == "ours" else 1)  # while another one is read
 
 
 def test_old_checkpoints_go_and_a_step_is_saved_once(tmp_path):

@@ -1,6 +1,8 @@
 """One optimizer for this rank's stages, on a mesh with a pipeline: gradients, norm, clip and weights of one process."""
 
 import math
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -19,7 +21,9 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.multi_token import next_tokens
 from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.plain_multi_token import PlainMultiToken
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -31,6 +35,8 @@ SIZES = {"vocabulary_size": 19, "hidden_size": 8, "ffn_size": 10, "num_heads": 2
 LLAMA = LlamaConfig(**SIZES, num_layers=4)
 TIED = LlamaConfig(**SIZES, num_layers=4, tied=True)
 V3 = V3MoEConfig(**SIZES, num_layers=4, expert_ffn_size=6, num_experts=4, num_groups=2, balance=0.3)
+SECOND = replace(V3, balance=0.2)  # with a second token
+WEIGHT = 0.3
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS, M, ROWS, LENGTH = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 2, 4, 2, 6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}
@@ -40,6 +46,9 @@ CASES = {  # every optimizer under every schedule of a case
     "tied, pp 2 x tp 2": (TIED, lab.Topology([("tp", 2), ("pp", 2)]), ("1f1b", "dualpipe", "zero_bubble_h1")),
     "pp 2 x tp 2": (LLAMA, lab.Topology([("pp", 2), ("tp", 2)]), ("dualpipe", "dualpipev", "zero_bubble_h1")),
     "pp 2 x ep 2": (V3, lab.Topology([("pp", 2), ("ep", 2)]), ("dualpipe", "1f1b", "zero_bubble_h1")),
+    "a second token, dp 2": (SECOND, lab.Topology([("dp", 2)]), ("1f1b",)),
+    "a second token, pp 2 x dp 2": (SECOND, lab.Topology([("pp", 2), ("dp", 2)]), ("1f1b", "dualpipe")),
+    "a second token, ep 2 x pp 2": (SECOND, lab.Topology([("ep", 2), ("pp", 2)]), ("dualpipev", "zero_bubble_h1")),
     "ep 2 in dp 2 x pp 2": (V3, lab.Topology([("dp", 2), ("pp", 2)], edp=1), ("dualpipev", "dualpipe")),
 }
 
@@ -54,7 +63,8 @@ def batch(config, step, num_data):
 
 def one_process(config, num_data):
     """Gradients of the first step, norms and weights of all, by torch's clipping."""
-    model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, torch.float64)
+    make = PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE
+    model = (partial(PlainMultiToken, weight=WEIGHT) if config == SECOND else make)(config, dtype=torch.float64)
     initialize_parameters(model)
     optimizer, norms, grads = AdamW(model.parameters(), HYPER), [], None
     for step in range(STEPS):
@@ -99,7 +109,8 @@ def train(optimizer, mesh, program, scaler=None, overflow=None):
         optimizer.zero_grad()
         bad = step == overflow and mesh.global_rank == prod(mesh.topology.sizes) - 1
         scale = math.inf if bad else 1.0 if scaler is None else scaler.scale
-        runtime.step(list(ids), list(targets), weights=[scale] * M)
+        extra = model.extra_inputs(*next_tokens(ids, targets)) if model.multi_token else None
+        runtime.step(list(ids), list(targets), weights=[scale] * M, extra=extra)
         if model.tied:
             runtime.sum_tied(model.tied)  # nothing is left to it: the optimizer adds them, and not twice
         grads = full_gradients(optimizer) if grads is None else grads
@@ -125,7 +136,8 @@ def compare(config, topology, kinds):
         mesh, found = lab.Mesh(topology), {}
         for name, kind in product(STAGES, kinds):
             program = schedules.build(kind, mesh.size("pp"), M)
-            model = build_stages(config, mesh, program, dtype=torch.float64)
+            weight = WEIGHT if config == SECOND else None
+            model = build_stages(config, mesh, program, dtype=torch.float64, multi_token=weight)
             optimizer = build(STAGES[name], model, mesh, program)
             grads, norms = train(optimizer, mesh, program)
             off = max(abs(norm / other - 1) for norm, other in zip(norms, expected_norms, strict=True))

@@ -61,6 +61,7 @@ def test_experts_within_the_data_ranks_are_no_axis():
     [
         (lab.Plan(), "dp 1 = 1 rank, float32"),
         (lab.Plan(tp=2, num_microbatches=4), "tp 2 = 2 ranks, m 4, float32"),
+        (lab.Plan(tp=2, loss_chunk=512), "tp 2 = 2 ranks, loss in chunks of 512 tokens, float32"),
         (
             lab.Plan(pp=2, dp=2, tp=2, num_microbatches=8, zero=1, sequence_parallel=True),
             "pp 2 (1f1b, m 8) x dp 2 (ZeRO-1) x tp 2 (sequence parallel) = 8 ranks, float32",

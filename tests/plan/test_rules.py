@@ -112,6 +112,20 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
     ({"dp": 2}, LLAMA, 0, "a sequence has a token at least, got a length of 0", None),
     ({"zero": 1}, LLAMA, None, "ZeRO-1 shards over the ranks of dp, cp and ep that copy a weight", "dp 1 = 1 rank"),
     (
+        {"zero": 3, "dp": 2, "loss_chunk": 64},
+        replace(LLAMA, tied=True),
+        None,
+        "frees a stage with a tied table at both ends before a loss in chunks uses its head, got zero=3",
+        r"dp 2 \(ZeRO-2\) = 2 ranks, loss in chunks of 64 tokens",
+    ),
+    (
+        {"zero": 1, "dp": 2, "pp": 2, "loss_chunk": 64, "overlap": True, "schedule": "dualpipe", "num_microbatches": 4},
+        V3,
+        None,
+        "starts its backward at the logits, and a loss in chunks has none, got overlap=True and loss_chunk=64",
+        r"pp 2 \(dualpipe, m 4\) x dp 2 \(ZeRO-1\) = 4 ranks, overlapped experts, float32",
+    ),
+    (
         {"zero": 1, "hybrid": True, "dp": 4},
         LLAMA,
         None,

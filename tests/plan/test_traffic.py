@@ -30,6 +30,8 @@ def test_two_ranks_of_data_and_of_tensors_send_what_the_plan_says():
         for sharded in (False, True)
         for again in (False, True)
     ]
+    tensors += [lab.Plan(tp=2, sequence_parallel=sharded, loss_chunk=3) for sharded in (False, True)]
+    zeros.append(lab.Plan(dp=2, zero=3, loss_chunk=3))
     rings = [
         lab.Plan(cp=2, layout=layout, zero=zero) for zero, layout in enumerate(("contiguous", "zigzag", "striped"))
     ]

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
 
 import dualpipe_lab as lab
-from dualpipe_lab import train
+from dualpipe_lab import models, tp, train
 from dualpipe_lab.dp.checkpoint import latest, saved_steps, session
 from dualpipe_lab.train.run import Job, train_rank
 
@@ -23,6 +25,25 @@ ROOT = HERE.parents[1]
 @pytest.fixture(scope="module")
 def expected():
     return {config: train.reference(config, TEXT, 5, **OPTIONS) for config in (LLAMA, V3)}
+
+
+# as Llama 3.1 stretches its angles, with norms of queries and keys and one table for both ends
+STRETCHED = replace(LLAMA, rope_scaling=tp.RopeScaling(4, 1, 4, 8), qk_norm=True, tied=True)
+
+
+@pytest.mark.slow
+def test_a_config_with_a_scaling_goes_through_checkpoints_and_is_published(tmp_path):
+    reference, half = train.reference(STRETCHED, TEXT, 5, **OPTIONS), {"folder": tmp_path / "saved", "save_every": 3}
+    run(STRETCHED, plan(dp=2, zero=3), steps=3, **half)
+    result = run(STRETCHED, plan(tp=2, sequence_parallel=True), resume=tmp_path / "saved", weights=True)
+    follows(result, reference, 3)
+    model = train.read_model(tmp_path / "saved")
+    assert model.config == STRETCHED
+    models.save_pretrained(model, tmp_path / "published")
+    again = models.PlainLlama(models.config_from_pretrained(tmp_path / "published"), torch.float64)
+    models.load_pretrained(again, tmp_path / "published")
+    assert again.config == replace(STRETCHED, head_size=STRETCHED.size_of_head)
+    assert all(map(torch.equal, again.parameters(), model.parameters()))
 
 
 EVALUATED = {"evaluation": TEXT, "evaluate_every": 5, "num_evaluations": 2}

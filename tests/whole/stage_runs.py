@@ -12,6 +12,7 @@ from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
 from dualpipe_lab.ep.moe import expert_parameters
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.multi_token import next_tokens
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
@@ -91,28 +92,36 @@ def build(config, mesh, program, layout=None, dtype=torch.float64, **options):
 
 def step(model, explicit=True):
     """One step of a rank: loss and raw gradients of the full model."""
+    total = backward(model, explicit)
+    sum_gradients(model)
+    return {"loss": total} | model.full_state_dict("grad")
+
+
+def backward(model, explicit=True):
+    """Forward and backward of a rank's microbatches; returns the loss of the step, over all ranks."""
     mesh, program = model.mesh, model.program
     number, axes = program.num_microbatches, data_axes(mesh, ("dp", "ep"))
     data = mesh.group(*data_axes(mesh))
     ids, targets = batch(model.config.vocabulary_size, number, _size(mesh, axes))
     ids, targets = (tensor[_number(mesh, axes)] for tensor in (ids, targets))
+    shifted = next_tokens(ids, targets)  # in full: the token after a shard's last one is on another rank
     if mesh.size("cp") > 1:
         layout = next(iter(model.stages.values())).layout
-        ids, targets = (shard(tensor, layout, mesh.rank("cp"), dim=-1) for tensor in (ids, targets))
+        ids, targets, *shifted = (shard(x, layout, mesh.rank("cp"), dim=-1) for x in (ids, targets, *shifted))
     model.begin_step(num_valid_tokens(targets, data), number * ROWS * _size(mesh, axes))
-    total = _run(model, program, ids, targets, explicit)
+    extra = model.extra_inputs(*shifted) if model.multi_token else None
+    total = _run(model, program, ids, targets, explicit, extra)
     comm.all_reduce(total, group=data)
-    sum_gradients(model)
-    return {"loss": total} | model.full_state_dict("grad")
+    return total
 
 
-def _run(model, program, ids, targets, explicit):
+def _run(model, program, ids, targets, explicit, extra=None):
     boundary = model.boundary(ROWS, ids.shape[-1]) if explicit else None
     mirrored = program.num_directions == 2
     runtime = PipelineRuntime(
         program, model.stages, model.loss_fn(), boundary, group=model.mesh.group("pp"), sum_mirrors=mirrored
     )
-    result = runtime.step(list(ids), list(targets), weights=[1.0] * program.num_microbatches)
+    result = runtime.step(list(ids), list(targets), weights=[1.0] * program.num_microbatches, extra=extra)
     if model.tied:
         runtime.sum_tied(model.tied)
     losses = [*result.losses.values(), *result.stage_losses.values()]

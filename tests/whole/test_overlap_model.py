@@ -14,6 +14,7 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.program import Overlap
+from dualpipe_lab.tp import LatentSizes
 
 LIMIT = 1e-12
 
@@ -57,6 +58,18 @@ def test_dualpipe_with_experts_has_the_gradients_of_one_process():
             (bare, axes, "dualpipe", 4, [1, 4], {}),
             (CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {}),
             (CONFIG, axes, "zero_bubble_h1", 3, [2, 3], {"again": True}),
+        ],
+    )
+
+
+@pytest.mark.slow
+def test_latent_attention_under_overlapped_experts():
+    latent = replace(CONFIG, latent=LatentSizes(query_rank=6, kv_rank=5, content=4, position=2, value=3))
+    check(
+        4,
+        [
+            (latent, [("pp", 2), ("tp", 2)], "dualpipe", 4, [2, 3], {"sequence_parallel": True}),
+            (latent, [("pp", 2), ("cp", 2)], "dualpipev", 4, [2, 1, 1, 1], {"again": True}),
         ],
     )
 

@@ -1,6 +1,6 @@
 """DualPipeV: DualPipe on half of its ranks; the stages form a V, and no stage has a copy.
 
-Chapter: book/pp/dualpipe.  In: P ranks (any), M microbatches (at least 2P).  Out: one list of steps per rank.
+Chapter: book/pp/dualpipev.  In: P ranks (any), M microbatches (at least 2P).  Out: one list of steps per rank.
 The model has 2P stages of half the size.  Rank r holds stages r and 2P-1-r: a microbatch passes the ranks downwards,
 then upwards.  The upward microbatches take the place of DualPipe's other direction: this program is the first P ranks
 of `dualpipe(2 * P, 2 * M)`.  With the times of a half-size stage:
