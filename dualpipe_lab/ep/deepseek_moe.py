@@ -6,6 +6,7 @@ Chapter: book/ep/v3-moe.  In: `x_..D`.  Out: `y_..D`, y = shared(x) + sum over t
               count as -inf (0 would beat a negative score); the k largest of the rest
   weights     w_i = scale s_i / sum over the chosen of s, without the bias; their gradient is that of `router`
   bias        b_i <- b_i + speed sign(mean load - load_i), once per step, on the load of all ranks, without a gradient
+  others      Qwen3-MoE has softmax scores, no bias and no groups; its weights may keep their sum below 1
   messages    those of `ep.moe`; per step one all-reduce of E whole numbers per layer, all layers in one message;
               under DualPipe one more such message to the rank with copies of the same stages
 The load is counted in the backward of the weights.  The backward runs once per microbatch, also where the forward runs
@@ -27,29 +28,31 @@ from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
-from dualpipe_lab.ep.router import Routing, TopKRouter, top_experts
+from dualpipe_lab.ep.router import Routing, Scoring, TopKRouter, top_experts
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.context import device
 
 
 class DeepSeekRouter(TopKRouter):
-    """A router with sigmoid scores and normalised weights, which selects by score plus bias within few groups.
+    """A router that selects by score plus bias within few groups, and counts loads; by default as DeepSeek-V3's.
 
     Args:
         hidden_size, num_experts, num_experts_per_token, dtype: as in `TopKRouter`.
         num_groups: groups of neighbouring experts, such as those of one node.
         num_groups_per_token: the largest number of groups that the experts of a token are in.
         scale: of the weights.
+        scoring, normalise: as in `TopKRouter`.
+        has_bias: whether a bias takes part in the selection.
 
     Attributes:
-        bias: `bias_E`, added for the selection alone; a buffer, so no optimizer updates it.
+        bias: `bias_E`, added for the selection alone; a buffer, so no optimizer updates it.  None without one.
         load: `load_E`, int64, tokens since the last `update_biases`, counted in the backward.
 
     Raises:
         ValueError: groups that do not divide the experts, or hold fewer than k experts per token.
     """
 
-    bias: Tensor
+    bias: Tensor | None
     load: Tensor
 
     def __init__(
@@ -61,11 +64,15 @@ class DeepSeekRouter(TopKRouter):
         num_groups_per_token: int = 1,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        scoring: Scoring = "sigmoid",
+        normalise: bool = True,
+        has_bias: bool = True,
     ) -> None:
         check_groups(num_experts, num_experts_per_token, num_groups, num_groups_per_token)
-        super().__init__(hidden_size, num_experts, num_experts_per_token, "sigmoid", True, scale, dtype)
+        super().__init__(hidden_size, num_experts, num_experts_per_token, scoring, normalise, scale, dtype)
         self.num_groups, self.num_groups_per_token = num_groups, num_groups_per_token
-        self.register_buffer("bias", torch.zeros(num_experts, dtype=self.weight.dtype, device=device()))
+        bias = torch.zeros(num_experts, dtype=self.weight.dtype, device=device()) if has_bias else None
+        self.register_buffer("bias", bias)
         self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64, device=device()), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
@@ -75,7 +82,10 @@ class DeepSeekRouter(TopKRouter):
 
     def choose(self, logits: Tensor) -> Tensor:
         """Return `indices_TK` for `logits_TE`, best biased score first."""
-        selection = logits.sigmoid() + self.bias
+        if self.bias is None and self.num_groups == 1:
+            return super().choose(logits)
+        selection = logits.sigmoid() if self.scoring == "sigmoid" else logits.softmax(-1)
+        selection = selection if self.bias is None else selection + self.bias
         return group_limited_topk(selection, self.num_experts_per_token, self.num_groups, self.num_groups_per_token)
 
     def extra_repr(self) -> str:
@@ -182,7 +192,7 @@ def update_biases(
 
     Args:
         model: with any number of `DeepSeekRouter`, the same on all ranks of `data`; or this rank's stages by number.
-        speed: gamma, the change of an expert's bias per step.
+        speed: gamma, the change of an expert's bias per step; a router without biases has its load returned alone.
         data: all ranks with different data and the same layers (default: the world); one message for all layers.
         program: of the pipeline.  Copies of a stage (DualPipe) count the microbatches of one direction each: their
             loads are added too, in one message to each rank with a copy.  All ranks of `pp` call this.
@@ -201,7 +211,8 @@ def update_biases(
     each = [router for found in routers.values() for router in found]
     if not each:
         return []
-    if narrow := [router.bias.dtype for router in each if router.bias.dtype.itemsize < 4]:
+    biases = [router.bias for router in each]
+    if narrow := [bias.dtype for bias in biases if bias is not None and bias.dtype.itemsize < 4]:
         raise ValueError(f"a bias has 32 bits or more, got {narrow[0]}: near 1 its steps are longer than {speed}")
     total = torch.cat([router.load for router in each])
     comm.all_reduce(total, group=data)
@@ -209,8 +220,9 @@ def update_biases(
         sizes = [sum(router.num_experts for router in found) for found in routers.values()]
         _add_copies(dict(zip(routers, total.split(sizes), strict=True)), program, pp)
     loads = list(total.split([router.num_experts for router in each]))
-    for router, load in zip(each, loads, strict=True):
-        router.bias += bias_step(load, speed).to(router.bias.dtype)
+    for router, bias, load in zip(each, biases, loads, strict=True):
+        if bias is not None:
+            bias += bias_step(load, speed).to(bias.dtype)
         router.load.zero_()
     return loads
 

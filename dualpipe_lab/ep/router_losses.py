@@ -6,7 +6,8 @@ Chapters: book/ep/topk-gradient, book/ep/gshard, book/ep/v3-moe.  In: logits, lo
   sequence_loss   the mean over sequences of E sum_e f_e P_e, with f and P of one sequence
   z_loss          mean of z^2        z: log sum exp of a token's logits
   gradients, for logit i of a token: balance E / T p_i (f_i - sum_e f_e p_e), z 2 / T z p_i, sequence (of length s)
-                  E / s p_i (1 - sigmoid_i) (f_i - sum_e f_e p_e) divided by the number of sequences
+                  E / s p_i (1 - sigmoid_i) (f_i - sum_e f_e p_e) divided by the number of sequences; with softmax
+                  scores without the factor 1 - sigmoid_i
 A product of means is not the mean of products, so the balance loss of all tokens is not the mean of the ranks' losses.
 Per rank: the local load and number of tokens; no message.  Global: both from `sum_over_ranks`, one all-reduce of E + 1
 integers.  Then each rank's result is a share, the shares add up to the loss of one process with all tokens, and the
@@ -53,7 +54,12 @@ def z_loss(logits: Tensor, num_tokens: int | None = None) -> Tensor:
 
 
 def sequence_loss(
-    logits: Tensor, indices: Tensor, length: int, num_sequences: int | None = None, group: Group | None = None
+    logits: Tensor,
+    indices: Tensor,
+    length: int,
+    num_sequences: int | None = None,
+    group: Group | None = None,
+    scoring: Scoring = "sigmoid",
 ) -> Tensor:
     """Return DeepSeek-V3's balance loss per sequence: the mean over sequences of E sum_e f_e P_e, a scalar.
 
@@ -67,6 +73,7 @@ def sequence_loss(
         num_sequences: of all ranks, if they are more than this rank's; then the result is a share.
         group: the ranks that share each sequence (cp), all of which call this; the result is then this rank's share of
             its loss.  None: every sequence lies on one rank.
+        scoring: as in the router; scores are divided by their sum over all experts.
 
     Raises:
         ValueError: the tokens are not a multiple of `length`.
@@ -74,7 +81,7 @@ def sequence_loss(
     if length < 1 or len(logits) % length:
         raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
     count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
-    out: Tensor = SequenceLoss.apply(logits, indices, length, count, group)
+    out: Tensor = SequenceLoss.apply(logits, indices, length, count, group, scoring)
     return out
 
 
@@ -127,9 +134,11 @@ class SequenceLoss(torch.autograd.Function):
     """The balance loss of each sequence; the choices are constants, the gradient is that of the scores."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int, group: Group | None) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int, group: Group | None, scoring: Scoring
+    ) -> Tensor:
         num_experts, top_k = logits.shape[-1], indices.shape[-1]
-        logs, slopes = log_scores(logits, "sigmoid")
+        logs, slopes = log_scores(logits, scoring)
         p = logs.softmax(-1)
         hits = torch.zeros_like(p, dtype=torch.int64).scatter_(-1, indices, 1)
         hits = hits.unflatten(0, (-1, length)).sum(1)  # hits_BE
@@ -144,6 +153,6 @@ class SequenceLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, slopes, price = ctx.saved_tensors
-        return normalised_grad(p, slopes, grad * price), None, None, None, None
+        return normalised_grad(p, slopes, grad * price), None, None, None, None, None

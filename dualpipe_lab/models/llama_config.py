@@ -6,7 +6,7 @@ Chapter: book/tp/block.  In: sizes.  Out: checked sizes.
 from dataclasses import dataclass
 
 from dualpipe_lab.tp.closed_forms import check_heads, layer_parameters
-from dualpipe_lab.tp.rope_scaling import RopeScaling
+from dualpipe_lab.tp.rope_scaling import Scaling
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class LlamaConfig:
         eps: of the norms.
         qk_norm: normalise each head's queries and keys.
         tied: the head uses the embedding's table.
-        rope_scaling: of the rotary angles, as in Llama 3.1; None for none.
+        rope_scaling: of the rotary angles, as in Llama 3.1, or by yarn; None for none.
 
     >>> LlamaConfig(num_heads=6, hidden_size=48).check(tp_size=4)
     Traceback (most recent call last):
@@ -38,7 +38,7 @@ class LlamaConfig:
     eps: float = 1e-6
     qk_norm: bool = False
     tied: bool = False
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
 
     @property
     def size_of_head(self) -> int:

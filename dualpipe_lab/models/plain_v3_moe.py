@@ -19,25 +19,29 @@ from dualpipe_lab.world import context
 
 
 class PlainRouter(nn.Linear):
-    """A router with sigmoid scores; its bias takes part in the selection only."""
+    """A router with sigmoid or softmax scores; its bias, if it has one, takes part in the selection only."""
 
-    selection_bias: Tensor
+    selection_bias: Tensor | None
 
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
         super().__init__(config.hidden_size, config.num_experts, False, dtype=dtype)
         self.config = config
-        self.register_buffer("selection_bias", torch.zeros(config.num_experts, dtype=dtype), persistent=False)
+        bias = torch.zeros(config.num_experts, dtype=dtype) if config.selection_bias else None
+        self.register_buffer("selection_bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `weights_TK`, `indices_TK` and `scores_TE` of `x_TD`."""
-        scores = super().forward(x).sigmoid()
-        selection = (scores.detach() + self.selection_bias).unflatten(1, (self.config.num_groups, -1))
+        logits = super().forward(x)
+        scores = logits.sigmoid() if self.config.scoring == "sigmoid" else logits.softmax(1)
+        selection = scores.detach() if self.selection_bias is None else scores.detach() + self.selection_bias
+        selection = selection.unflatten(1, (self.config.num_groups, -1))
         best = selection.topk(min(2, selection.shape[2]), 2).values.sum(2)
         kept = torch.zeros_like(best).scatter(1, best.topk(self.config.num_groups_per_token, 1).indices, 1.0)
         selection = selection.masked_fill(kept.unsqueeze(2) == 0, -torch.inf).flatten(1)
         indices = selection.topk(self.config.num_experts_per_token, 1).indices
         chosen = scores.gather(1, indices)
-        return self.config.scale * chosen / chosen.sum(1, keepdim=True), indices, scores
+        chosen = chosen / chosen.sum(1, keepdim=True) if self.config.normalise else chosen
+        return self.config.scale * chosen, indices, scores
 
 
 class PlainExperts(nn.Module):
@@ -82,7 +86,8 @@ class PlainLatentAttention(nn.Module):
 
     def __init__(self, config: V3MoEConfig, sizes: LatentSizes, dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.sizes, self.rope_base = sizes, config.rope_base
+        self.sizes, self.rope_base, self.rope_scaling = sizes, config.rope_base, config.rope_scaling
+        self.scale = sizes.key**-0.5 * (1.0 if config.rope_scaling is None else config.rope_scaling.score_factor)
         hidden, heads = config.hidden_size, config.num_heads
         if sizes.query_rank is not None:
             self.q_down = nn.Linear(hidden, sizes.query_rank, False, dtype=dtype)
@@ -101,12 +106,12 @@ class PlainLatentAttention(nn.Module):
         content, turning = self.q_up(short).unflatten(-1, (-1, sizes.key)).split([sizes.content, sizes.position], -1)
         unfolded = self.kv_up(self.kv_norm(latent)).unflatten(-1, (-1, sizes.content + sizes.value))
         k, v = unfolded.split([sizes.content, sizes.value], -1)
-        cosines, sines = rotation(positions, sizes.position, self.rope_base, x.dtype)
+        cosines, sines = rotation(positions, sizes.position, self.rope_base, x.dtype, self.rope_scaling)
         angles = torch.complex(cosines, sines).unsqueeze(1)
         q = torch.cat((content, _turned(turning, angles)), -1)
         k = torch.cat((k, _turned(shared.unsqueeze(2), angles).expand(-1, -1, k.shape[2], -1)), -1)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -3,7 +3,8 @@
 Chapter: book/ep/v3-moe.  In: sizes, a `Topology`.  Out: this rank's shard of the model.
   x <- x + attention(norm(x));  x <- x + mlp(norm(x));  logits = head(norm(x))
   mlp   the first layers: SwiGLU; all others: a router, its experts, a shared SwiGLU
-Attention is grouped-query, or with `latent` V3's own; `multi_token` predicts a second token.
+Attention is grouped-query, or with `latent` V3's own; `multi_token` predicts a second token.  Softmax scores, `qk_norm`
+and no biases make it a Qwen3-MoE.
   parameter             sharded along    gradients summed over
   experts               ep               edp: the ranks with the same experts and other tokens
   everything else       tp               dp, ep and cp together
@@ -61,7 +62,7 @@ class V3Layer(nn.Module):
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.tp, self.cp, self.has_balance = tp, cp, config.balance > 0
+        self.tp, self.cp, self.has_balance, self.scoring = tp, cp, config.balance > 0, config.scoring
         self.attention_norm = make_norm(config.dense, tp, dtype)
         self.attention = _attention(config, tp, replicas, attend, dtype)
         self.mlp_norm = make_norm(config.dense, tp, dtype)
@@ -86,7 +87,7 @@ class V3Layer(nn.Module):
         """Return the balance loss per sequence of a routing, for sequences with `length` tokens here; None without."""
         if not self.has_balance:
             return None
-        return sequence_loss(routing.logits, routing.indices, length, num_sequences, self.cp)
+        return sequence_loss(routing.logits, routing.indices, length, num_sequences, self.cp, self.scoring)
 
 
 class V3Stage(TransformerStage):
@@ -267,9 +268,11 @@ def _attention(
 ) -> GroupedQueryAttention | LatentAttention:
     hidden, heads, base = config.hidden_size, config.num_heads, config.rope_base
     if config.latent is not None:
-        return LatentAttention(hidden, heads, config.latent, tp, base, None, attend, dtype)
-    sizes = config.num_kv_heads, config.head_size
-    return GroupedQueryAttention(hidden, heads, *sizes, tp, replicas, base, False, attend, dtype)
+        return LatentAttention(hidden, heads, config.latent, tp, base, config.rope_scaling, attend, dtype)
+    sizes, norm, scaling = (config.num_kv_heads, config.head_size), config.qk_norm, config.rope_scaling
+    return GroupedQueryAttention(
+        hidden, heads, *sizes, tp, replicas, base, norm, attend, dtype, scaling, eps=config.eps
+    )
 
 
 def _experts(
@@ -277,8 +280,11 @@ def _experts(
 ) -> DeepSeekMoE:
     groups = config.num_groups, config.num_groups_per_token
     sizes = config.hidden_size, config.num_experts, config.num_experts_per_token
-    router = DeepSeekRouter(*sizes, *groups, config.scale, dtype)
-    router.bias = router.bias.to(torch.promote_types(router.bias.dtype, torch.float32))  # its steps are short
+    router = DeepSeekRouter(
+        *sizes, *groups, config.scale, dtype, config.scoring, config.normalise, config.selection_bias
+    )
+    if router.bias is not None:
+        router.bias = router.bias.to(torch.promote_types(router.bias.dtype, torch.float32))  # its steps are short
     tp = replace(tp, sequence_parallel=False)  # it computes on the router's tokens
     shared = SwiGLU(config.hidden_size, config.shared_ffn_size, tp, dtype) if config.num_shared_experts else None
     return DeepSeekMoE(router, config.hidden_size, config.expert_ffn_size, ep, shared, dtype, nodes)

@@ -3,14 +3,17 @@
 Chapter: book/ep/v3-moe.  In: sizes.  Out: checked sizes, numbers of parameters.
   parameters of an expert      3 h f_e
   experts active per token     k routed, and all shared ones, in each MoE layer
+With softmax scores, qk_norm, and neither biases nor groups nor shared experts it is a Qwen3-MoE.
 """
 
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.closed_forms import layer_parameters
 from dualpipe_lab.tp.latent_sizes import LatentSizes
+from dualpipe_lab.tp.rope_scaling import Scaling
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,14 @@ class V3MoEConfig:
         num_dense_layers: the number of first layers whose feed-forward network is dense, of `ffn_size`.
         ffn_size: of the dense layers.
         expert_ffn_size: of one expert.
-        num_experts, num_experts_per_token, num_groups, num_groups_per_token, scale: as in `DeepSeekRouter`.
+        num_experts, num_experts_per_token, num_groups, num_groups_per_token, scale, scoring, normalise: as in
+            `DeepSeekRouter`.
+        selection_bias: whether a router's selection has biases, which move with the loads.
         num_shared_experts: experts that every token uses, computed as one network of their total width; 0 for none.
         balance: coefficient of the loss per sequence.
         latent: sizes of latent attention, as in V3; None for grouped-query attention.  With them every head has its own
             keys and values, and `num_kv_heads` and `head_size` are not used.
+        qk_norm, rope_scaling: as in `LlamaConfig`; latents have norms of their own.
 
     >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256)
     >>> config.expert_parameters, 256 * config.expert_parameters
@@ -53,6 +59,11 @@ class V3MoEConfig:
     rope_base: float = 10_000.0
     eps: float = 1e-6
     latent: LatentSizes | None = None
+    scoring: Literal["softmax", "sigmoid"] = "sigmoid"
+    normalise: bool = True
+    selection_bias: bool = True
+    qk_norm: bool = False
+    rope_scaling: Scaling | None = None
 
     @property
     def expert_parameters(self) -> int:
@@ -70,7 +81,7 @@ class V3MoEConfig:
         heads = (self.num_kv_heads, self.head_size) if self.latent is None else (self.num_heads, self.latent.key)
         return LlamaConfig(
             self.vocabulary_size, self.hidden_size, self.ffn_size, self.num_layers, self.num_heads, *heads,
-            self.rope_base, self.eps,
+            self.rope_base, self.eps, self.qk_norm, rope_scaling=self.rope_scaling,
         )  # fmt: skip
 
     @property
@@ -115,14 +126,26 @@ class V3MoEConfig:
                 f"a token uses 1..{self.num_experts} of {self.num_experts} experts, got num_experts_per_token="
                 f"{self.num_experts_per_token}"
             )
+        self._check_scores()
         groups = self.num_groups, self.num_groups_per_token
         check_groups(self.num_experts, self.num_experts_per_token, *groups)
         check_divides(self.num_experts, ep_size)
+
+    def _check_scores(self) -> None:
+        if self.scoring not in ("softmax", "sigmoid"):
+            raise ValueError(f"scoring is 'softmax' or 'sigmoid', got {self.scoring!r}")
+        if self.normalise and self.num_experts_per_token == 1:
+            raise ValueError(
+                "the normalised weight of a single expert is 1 whatever its logit is, so the router would get no "
+                "gradient, got num_experts_per_token=1 and normalise=True; use normalise=False"
+            )
 
     def _check_latent(self, tp_size: int, cp_size: int) -> None:
         if self.latent is None:
             return
         self.latent.check()
+        if self.qk_norm:
+            raise ValueError("latents have norms of their own, got qk_norm=True; leave one out, qk_norm or latent")
         heads = self.num_heads // tp_size
         if cp_size > 1 and self.latent.value > self.latent.key and not self.latent.is_shorter(heads):
             raise ValueError(

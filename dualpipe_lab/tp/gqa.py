@@ -24,7 +24,7 @@ from dualpipe_lab.tp.fused_linear import fused_column_linear
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.rope_scaling import RopeScaling
+from dualpipe_lab.tp.rope_scaling import Scaling
 from dualpipe_lab.tp.shard import Shard
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -62,7 +62,7 @@ class GroupedQueryAttention(nn.Module):
         qk_norm: bool = False,
         attend: Attend = causal_attention,
         dtype: torch.dtype | None = None,
-        rope_scaling: RopeScaling | None = None,
+        rope_scaling: Scaling | None = None,
         eps: float = 1e-6,
     ) -> None:
         super().__init__()

@@ -4,7 +4,8 @@ Chapter: book/tp/latent-attention.  In: `x_..SD`.  Out: `y_..SD`.
   latents     c_q = norm(x W_qd^T), r_q numbers per token;   c_kv = norm(first part of x W_kvd^T), r_kv numbers
   a head      q = [q_content, rotated q_position],   k = [k_content, rotated k_position],   v
               q from c_q, k_content and v from c_kv; k_position is the rest of x W_kvd^T, one for all heads
-  scores      q k / sqrt(d_content + d_position), so the angles stay out of what is unfolded (decoupled)
+  scores      q k / sqrt(d_content + d_position), so the angles stay out of what is unfolded (decoupled); with yarn
+              times its factor of scores
   a cache     c_kv and k_position: r_kv + d_position numbers per token, whatever the number of heads
   ranks       W_qd, W_kvd and their norms on every rank; the rows of W_qu and W_kvu by heads; the columns of W_o
   messages    forward: the sum of y, T h; backward: the sums of dc_q, dc_kv and dk_position, T (r_q + r_kv + d_position)
@@ -31,7 +32,7 @@ from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.mappings import copy_to_ranks, gather_tokens
 from dualpipe_lab.tp.rms_norm import RMSNorm, Sharded
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.rope_scaling import RopeScaling
+from dualpipe_lab.tp.rope_scaling import Scaling
 from dualpipe_lab.world.context import device
 
 
@@ -77,7 +78,7 @@ class LatentAttention(nn.Module):
         sizes: LatentSizes,
         tp: TensorParallel | None = None,
         rope_base: float = 10_000.0,
-        rope_scaling: RopeScaling | None = None,
+        rope_scaling: Scaling | None = None,
         attend: Attend = causal_attention,
         dtype: torch.dtype | None = None,
         eps: float = 1e-6,
@@ -114,6 +115,8 @@ class LatentAttention(nn.Module):
         positions = torch.arange(q.shape[2], device=x.device) if positions is None else positions
         angles = rotation(positions, position, self.rope_base, x.dtype, self.rope_scaling)
         q = torch.cat((q[..., :content], rotate(_halves(q[..., content:]), *angles)), -1)
+        if self.rope_scaling is not None and self.rope_scaling.score_factor != 1:
+            q = q * self.rope_scaling.score_factor  # here, because no function of attention takes a factor of scores
         turned = rotate(_halves(self._spread(shared).unsqueeze(1)), *angles)
         mixed = self._mixed(q, self.kv_norm(latent), turned)
         out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.tp.rope_scaling import RopeScaling
+from dualpipe_lab.tp.rope_scaling import Scaling
 
 
 def rotation(
-    positions: Tensor, head_size: int, base: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+    positions: Tensor, head_size: int, base: float, dtype: torch.dtype, scaling: Scaling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines, each `_SK/2`, of the rotary angles at these positions; `scaling` stretches them.
+
+    A scaling that sharpens attention multiplies both, so that `rotate` makes features longer too.
 
     Raises:
         ValueError: the head size is odd.
@@ -30,9 +32,10 @@ def rotation(
     powers = torch.arange(0, head_size, 2, dtype=torch.float64, device=positions.device) / head_size
     steps = base**-powers
     if scaling is not None:
-        steps = steps * steps.new_tensor([scaling.factor_of(base ** (-i / head_size)) for i in range(0, head_size, 2)])
+        steps = steps * steps.new_tensor(scaling.factors(base, head_size))
     angles = positions.to(torch.float64)[:, None] * steps
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    length = 1.0 if scaling is None else scaling.rotated_factor
+    return (angles.cos() * length).to(dtype), (angles.sin() * length).to(dtype)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dualpipe_lab.ep.deepseek_moe import (
     update_biases,
 )
 from dualpipe_lab.ep.moe import reduce_gradients
+from dualpipe_lab.ep.router import top_experts
 from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
@@ -204,12 +205,53 @@ def test_two_routers_share_one_message_and_16_bits_are_refused():
         assert "32 bits or more, got torch.bfloat16" in error
 
 
-def plain_sequence_loss(logits, indices, length):
-    scores = logits.sigmoid()
+def plain_sequence_loss(logits, indices, length, scoring="sigmoid"):
+    scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
     shares = (scores / scores.sum(-1, keepdim=True)).unflatten(0, (-1, length)).mean(1)
     chosen = torch.nn.functional.one_hot(indices, logits.shape[1]).sum(1).to(logits.dtype)
     f = logits.shape[1] / indices.shape[1] * chosen.unflatten(0, (-1, length)).mean(1)
     return (f * shares).sum(1).mean()
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_the_loss_per_sequence_has_the_gradient_of_the_scores(scoring):
+    logits = draw(3, 12, E)
+    indices = top_experts(logits, K)
+    ours, theirs = leaf(logits), leaf(logits)
+    loss = sequence_loss(ours, indices, 4, scoring=scoring)
+    expected = plain_sequence_loss(theirs, indices, 4, scoring)
+    (2 * loss).backward()
+    (2 * expected).backward()
+    assert distance(loss, expected) <= A1
+    assert distance(ours.grad, theirs.grad) <= A1
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (GROUPS, KEPT)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_softmax_scores_are_selected_with_and_without_a_bias(groups, has_bias):
+    router = DeepSeekRouter(HIDDEN, E, K, *groups, SCALE, torch.float64, "softmax", False, has_bias)
+    assert ("bias" in router.state_dict()) == has_bias
+    if has_bias:
+        router.bias.copy_(0.3 * draw(5, E))
+    routing = router(draw(4, 40, HIDDEN))
+    scores = routing.logits.softmax(-1)
+    selection = scores + router.bias if has_bias else scores
+    assert torch.equal(routing.indices, group_limited_topk(selection, K, *groups))
+    assert distance(routing.weights, SCALE * scores.gather(1, routing.indices)) <= A1
+
+
+def test_a_router_without_a_bias_has_its_load_returned_and_reset():
+    def fn(rank, world_size):
+        router = DeepSeekRouter(HIDDEN, E, K, dtype=torch.float64, scoring="softmax", has_bias=False)
+        routing = router(draw(rank, 10, HIDDEN))
+        routing.weights.sum().backward()
+        (load,) = update_biases(router, 0.1)
+        return load, routing.load, int(router.load.sum()), router.bias
+
+    (load, one, *rest), (again, other, *_) = launch(fn, 2)
+    assert torch.equal(load, one + other)
+    assert torch.equal(load, again)
+    assert rest == [0, None]
 
 
 def test_the_loss_per_sequence_and_its_gradient():

@@ -3,11 +3,13 @@
 import functools
 import inspect
 import json
+import re
 import textwrap
 
 import torch
 import transformers
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS as ROPE
 
 SIZES = {
     "vocab_size": 48,
@@ -35,6 +37,24 @@ DEEPSEEK = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 5,
 }
+QWEN3_MOE = {
+    "family": "Qwen3Moe",
+    "head_dim": 6,
+    "moe_intermediate_size": 12,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+}
+YARN = {  # DeepSeek-V3's, for shorter sequences; with unequal scales, so that both take part
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -44,13 +64,26 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 
+PLANNED = {  # for plans of 8 ranks: enough heads, and a family more is a line more
+    "Llama 3.1": {"num_attention_heads": 8, "num_key_value_heads": 4, "rope_parameters": LLAMA3},
+    "Qwen3, tied": {
+        "family": "Qwen3",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 6,
+        "tie_word_embeddings": True,
+    },
+    "Qwen3-MoE": QWEN3_MOE | {"num_attention_heads": 8, "num_key_value_heads": 4},
+    "DeepSeek-V3": DEEPSEEK | {"num_attention_heads": 8, "num_key_value_heads": 8},
+}
+
 
 def reference(family="Llama", seed=0, dtype=torch.float64, **options):
     """A model of transformers with random weights of a size that matters, norms included."""
     make = getattr(transformers, f"{family}ForCausalLM")
     config = getattr(transformers, f"{family}Config")(**(SIZES | options))
     model = make(config).to(dtype)
-    if family == "DeepseekV3":
+    if family in ("DeepseekV3", "Qwen3Moe"):
         model.set_experts_implementation("eager")  # the default one refuses float64
     model.config.architectures = [make.__name__]  # otherwise set when it is saved
     generator = torch.Generator().manual_seed(seed)
@@ -69,7 +102,7 @@ def exact(model):
             module.forward = norm_of(module)
         if type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = angles_of(module)
-        if type(module).__name__.endswith("TopkRouter"):
+        if type(module).__name__.lower().endswith("topkrouter"):
             module.forward = router_of(module)
     return model.eval()
 
@@ -81,29 +114,28 @@ def norm_of(module):
 
 def router_of(module):
     """transformers' own router, which computes its logits in float32, with float64 in place of that."""
-    code = textwrap.dedent(inspect.getsource(type(module).forward)).replace("torch.float32", "torch.float64")
+    return functools.partial(in_float64(type(module).forward), module)
+
+
+def in_float64(function):
+    """A function of transformers with float64 in place of the float32 in its source."""
+    code = textwrap.dedent(inspect.getsource(function))
     found = {}
-    exec(code, vars(inspect.getmodule(type(module))), found)
-    return functools.partial(found["forward"], module)
+    exec(re.sub(r"torch\.float(32)?\b", "torch.float64", code), vars(inspect.getmodule(function)), found)
+    return found[function.__name__]
 
 
 def angles_of(module):
-    """Cosines and sines of transformers' own frequencies, recomputed in float64; llama3 scales as its paper says."""
-    from dualpipe_lab.models import config_from_pretrained
-
-    config = config_from_pretrained(module.config.to_dict())
-    size = config.latent.position if hasattr(config, "latent") else config.size_of_head
-    steps = config.rope_base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-    if getattr(config, "rope_scaling", None) is not None:
-        steps = torch.tensor(
-            [step * config.rope_scaling.factor_of(step) for step in steps.tolist()], dtype=torch.float64
-        )
-    torch.testing.assert_close(steps, module.inv_freq.double(), rtol=1e-5, atol=0)  # theirs, computed in float32
+    """Cosines and sines of transformers' own angles, with float64 in place of the float32 in its functions."""
+    make = module.compute_default_rope_parameters if module.rope_type == "default" else ROPE[module.rope_type]
+    steps, length = in_float64(make)(module.config)
+    torch.testing.assert_close(steps, module.inv_freq.double(), rtol=1e-5, atol=0)
+    assert length == module.attention_scaling
 
     def forward(x, position_ids):
         angles = position_ids[..., None].double() * steps
         angles = torch.cat((angles, angles), -1)
-        return angles.cos(), angles.sin()
+        return angles.cos() * length, angles.sin() * length
 
     return forward
 
@@ -129,6 +161,19 @@ def single(name, grad):
         else dict(zip(("gate_proj", "up_proj"), grad.chunk(2, 1), strict=True))
     )
     return [(f"{stem}.{e}.{part}.weight", one) for part, every in parts.items() for e, one in enumerate(every)]
+
+
+def by_our_names(grads, config):
+    """The same gradients as parameters here have them: by our names, with experts stacked."""
+    from dualpipe_lab.models.pretrained.load import full_shapes
+    from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+
+    found = {}
+    for name in full_shapes(config):
+        parts = [grads[one] for one in published_names(name, config) if one in grads]  # a bias has none
+        if parts:
+            found[name] = torch.stack(parts) if is_stacked(name) else parts[0]
+    return found
 
 
 def cut(path):

@@ -8,7 +8,7 @@ from math import prod
 
 import pytest
 import torch
-from published import LLAMA3, change, cut, exact, gradients, lie, reference
+from published import LLAMA3, YARN, change, cut, exact, gradients, lie, reference
 from stage_runs import backward, build, step
 from stage_runs import batch as runs_batch
 
@@ -21,6 +21,12 @@ KINDS = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
     "llama 3.1": {"rope_parameters": LLAMA3},
+    "llama, yarn": {"rope_parameters": YARN},
+    "qwen3, yarn": {
+        "family": "Qwen3",
+        "head_dim": 12,
+        "rope_parameters": YARN | {"attention_factor": 1.5, "truncate": False},
+    },
     "wide heads": {"head_dim": 12},
     "qwen3": {"family": "Qwen3", "head_dim": 8},
     "qwen3, tied": {"family": "Qwen3", "head_dim": 8, "tie_word_embeddings": True},
@@ -233,7 +239,8 @@ BROKEN = {
     "no family": (config(architectures=None), "names no architecture"),
     "a bias": (config(attention_bias=True), "attention_bias=True, which this model does not compute"),
     "quantised": (config(quantization_config={"quant_method": "fp8"}), "quantization_config"),
-    "unknown angles": (config(rope_parameters={"rope_type": "yarn"}), "by 'yarn'; known are"),
+    "unknown angles": (config(rope_parameters={"rope_type": "longrope"}), "by 'longrope'; known are"),
+    "half of yarn": (config(rope_parameters={"rope_type": "yarn"}), "need factor as a number, got None"),
     "half of llama3": (
         config(rope_parameters={"rope_type": "llama3", "factor": 8}),
         "need low_freq_factor as a number, got None",
@@ -278,7 +285,7 @@ def test_a_folder_that_cannot_be_used_is_refused_by_name_and_changes_nothing(fol
 def test_a_folder_of_another_type_is_refused(tmp_path):
     reference(dtype=torch.float32).to(torch.float8_e4m3fn).save_pretrained(tmp_path / "fp8")
     model = models.PlainLlama(models.config_from_pretrained(tmp_path / "fp8"), torch.float32)
-    with pytest.raises(models.PretrainedError, match="float8_e4m3fn, whose scales are other tensors"):
+    with pytest.raises(models.PretrainedError, match=r"float8_e4m3fn, for which config\.json names no scales"):
         models.load_pretrained(model, tmp_path / "fp8")
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 by its published names: beside transformers' model, on cuts, and back; what is refused."""
+"""DeepSeek-V3 and Qwen3-MoE by their names: beside transformers' models, on cuts, and back; what is refused."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from published import DEEPSEEK, exact, gradients, reference
+from published import DEEPSEEK, LLAMA3, QWEN3_MOE, YARN, exact, gradients, reference
 from stage_runs import batch as runs_batch
 from stage_runs import build, step
 
@@ -19,16 +19,21 @@ from dualpipe_lab.ep.placed_experts import place_experts
 from dualpipe_lab.models.pretrained.names import is_stacked, published_names
 from dualpipe_lab.tp.shard import initialize_parameters
 
+PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"truncate": False}
 KINDS = {
-    "v3": {},
-    "queries without a latent": {"q_lora_rank": None, "n_shared_experts": 2, "rope_parameters": {"rope_theta": 500.0}},
-    "one group, no dense layer": {
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 0,
-        "routed_scaling_factor": 1.0,
-    },
+    "v3": DEEPSEEK,
+    "queries without a latent": DEEPSEEK
+    | {"q_lora_rank": None, "n_shared_experts": 2, "rope_parameters": {"rope_theta": 500.0}},
+    "one group, no dense layer": DEEPSEEK
+    | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0},
+    "yarn": DEEPSEEK | {"rope_parameters": YARN, "qk_rope_head_dim": 8},
+    "yarn, sharpened by its factor alone": DEEPSEEK | {"rope_parameters": PLAIN_YARN, "qk_rope_head_dim": 8},
+    "qwen3-moe": QWEN3_MOE | {"mlp_only_layers": [0]},
+    "qwen3-moe, weights that do not sum to 1": QWEN3_MOE | {"norm_topk_prob": False},
+    "qwen3-moe, one expert and yarn": QWEN3_MOE
+    | {"norm_topk_prob": False, "num_experts_per_tok": 1, "rope_parameters": PLAIN_YARN},
 }
+IN_PARTS = ("v3", "yarn", "qwen3-moe", "qwen3-moe, weights that do not sum to 1")
 
 
 def close(found, expected, bound=1e-10):
@@ -48,7 +53,7 @@ def folders(tmp_path_factory):
     found = {}
     for kind, options in KINDS.items():
         found[kind] = tmp_path_factory.mktemp("published") / kind.replace(" ", "-").replace(",", "")
-        reference(**DEEPSEEK | options).save_pretrained(found[kind], max_shard_size="40KB" if kind == "v3" else "5GB")
+        reference(**options).save_pretrained(found[kind], max_shard_size="40KB" if kind in IN_PARTS else "5GB")
     return found
 
 
@@ -56,7 +61,7 @@ def folders(tmp_path_factory):
 def test_a_folder_of_transformers_gives_its_logits_loss_and_gradients(folders, kind):
     ids, targets = torch.randint(48, (2, 4, 20), generator=torch.Generator().manual_seed(1))
     targets[0, :7] = -100
-    logits, loss, expected = gradients(exact(reference(**DEEPSEEK | KINDS[kind])), ids, targets)
+    logits, loss, expected = gradients(exact(reference(**KINDS[kind])), ids, targets)
     config = models.config_from_pretrained(folders[kind])
     model = models.PlainV3MoE(config, torch.float64)
     models.load_pretrained(model, folders[kind])
@@ -68,34 +73,35 @@ def test_a_folder_of_transformers_gives_its_logits_loss_and_gradients(folders, k
         compare(name, parameter.grad, expected, config)
 
 
-CUTS = {  # axes, schedule, edp, layout
-    "tp x ep": ({"tp": 2, "ep": 2}, "1f1b", None, None),
-    "pp x cp": ({"pp": 2, "cp": 2}, "1f1b", None, "zigzag"),
-    "experts within dp": ({"dp": 2, "tp": 2}, "1f1b", 1, None),
-    "DualPipe": ({"pp": 2, "ep": 2}, "dualpipe", None, None),
+CUTS = {  # axes, schedule, edp, layout, options
+    "tp x ep": ({"tp": 2, "ep": 2}, "1f1b", None, None, {"sequence_parallel": True}),
+    "pp x cp": ({"pp": 2, "cp": 2}, "1f1b", None, "zigzag", {}),
+    "tp x cp, recompute": ({"tp": 2, "cp": 2}, "1f1b", None, "zigzag", {"recompute": True}),
+    "experts within dp": ({"dp": 2, "tp": 2}, "1f1b", 1, None, {}),
+    "DualPipe": ({"pp": 2, "ep": 2}, "dualpipe", None, None, {}),
 }
 
 
 def on_ranks(rank, world_size, folder, target):
     """In a rank: gradients under every cut; what was read is written back first."""
     config, found = models.config_from_pretrained(folder), {}
-    for cut, (axes, schedule, edp, layout) in CUTS.items():
+    for cut, (axes, schedule, edp, layout, options) in CUTS.items():
         mesh = lab.Mesh(lab.Topology(list(axes.items()), edp=edp))
-        model = build(config, mesh, schedules.build(schedule, mesh.size("pp"), 4), layout)
+        model = build(config, mesh, schedules.build(schedule, mesh.size("pp"), 4), layout, **options)
         models.load_pretrained(model, folder)
         models.save_pretrained(model, target / cut, max_bytes=20_000)
         found[cut] = step(model)
     return found
 
 
-@pytest.mark.parametrize("kind", ["v3"])
+@pytest.mark.parametrize("kind", IN_PARTS)
 def test_every_cut_has_the_gradients_of_transformers_and_writes_the_same_bits(folders, kind, tmp_path):
     config, there = models.config_from_pretrained(folders[kind]), models.PretrainedFolder(folders[kind])
     results = lab.launch(on_ranks, 4, folders[kind], tmp_path, timeout=240)
     for cut, (axes, *_) in CUTS.items():
         data = prod(size for axis, size in axes.items() if axis in ("dp", "ep"))
         ids, targets = runs_batch(48, 4, data)
-        model = exact(reference(**DEEPSEEK | KINDS[kind]))
+        model = exact(reference(**KINDS[kind]))
         _, loss, expected = gradients(model, ids.flatten(0, 2), targets.flatten(0, 2))
         for found in results:
             close(found[cut].pop("loss"), loss)
@@ -141,11 +147,12 @@ def test_the_layer_of_a_second_token_is_skipped_and_other_layers_are_not(folders
 
 
 REFUSED = {
-    "fp8": (
-        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-        "of 'fp8', whose weights",
-    ),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 40}}, "by 'yarn'"),
+    "another kind of angles": ({"rope_parameters": {"rope_type": "longrope", "factor": 40}}, "by 'longrope'"),
+    "Llama's angles": ({"rope_parameters": LLAMA3}, "by 'llama3', which no published model with latents does"),
+    "yarn without a length": ({"rope_parameters": {"rope_type": "yarn", "factor": 40}}, "need original_max_position"),
+    "yarn with more": ({"rope_parameters": YARN | {"mixture": 2}}, "with mixture, which is not known here"),
+    "yarn the wrong way": ({"rope_parameters": YARN | {"beta_fast": 0.5}}, "with beta_slow below beta_fast"),
+    "yarn that shortens": ({"rope_parameters": YARN | {"factor": 0.5}}, "by a factor of at least 1"),
     "other pairs": ({"rope_interleave": False}, "rope_interleave=False, which this model does not compute"),
     "weights that do not sum to the scale": ({"norm_topk_prob": False}, "norm_topk_prob=False"),
     "another selection": ({"topk_method": "greedy"}, "topk_method='greedy'"),
@@ -189,22 +196,25 @@ def test_models_without_a_published_form_are_refused(folders, tmp_path):
     config = models.config_from_pretrained(folders["v3"])
     with pytest.raises(models.PretrainedError, match="build it without multi_token"):
         models.save_pretrained(models.PlainMultiToken(config, 0.3), tmp_path / "second")
-    with pytest.raises(models.PretrainedError, match="experts are single in files"):
-        lab.train.convert(folders["v3"], tmp_path / "checkpoint", to="checkpoint")
-    with pytest.raises(models.PretrainedError, match="has experts, whose slices are not listed"):
-        models.slices_of(folders["v3"], lab.Topology([("tp", 2)]))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_experts_in_slots_are_not_written_as_if_the_first_slots_were_the_experts(folders, num_ranks, tmp_path):
-    config = models.config_from_pretrained(folders["v3"])
+def test_experts_in_slots_are_read_into_every_replica_and_written_once(folders, num_ranks, tmp_path):
+    config, there = models.config_from_pretrained(folders["v3"]), models.PretrainedFolder(folders["v3"])
     plan = balance([[9.0, 1, 7, 1, 2, 5, 1, 3]] * 2, 12, num_ranks=num_ranks)
 
     def fn(rank, world_size):
         model = build(config, lab.Mesh(lab.Topology([("ep", num_ranks)])), None)
-        place_experts(model, plan)
-        with pytest.raises(ValueError, match="experts with a placement lie in slots"):
-            models.save_pretrained(model, tmp_path / "placed")
+        placed = place_experts(model, plan)
+        models.load_pretrained(model, folders["v3"])
+        for number, layer in enumerate(placed, config.num_dense_layers):
+            for row, expert in zip(layer.down, layer.shards["down"].here, strict=True):
+                assert torch.equal(row, there.read(f"model.layers.{number}.mlp.experts.{expert}.down_proj.weight"))
+        models.save_pretrained(model, tmp_path / "placed", max_bytes=20_000)
+        return [layer.table for layer in placed]
 
-    lab.launch(fn, num_ranks)
-    assert not list(tmp_path.iterdir())
+    for tables in lab.launch(fn, num_ranks):
+        assert all(len(table) == 12 and sorted(table) != table for table in tables)  # replicas, in another order
+    back = models.PretrainedFolder(tmp_path / "placed")
+    assert set(back.tensors) == set(there.tensors)
+    assert all(torch.equal(back.read(name), there.read(name)) for name in there.tensors)

@@ -15,19 +15,19 @@ from dualpipe_lab.models.pretrained.deepseek_v3 import V3, v3_config, v3_values
 from dualpipe_lab.models.pretrained.fields import (
     NEUTRAL,
     NUMBER,
-    OBJECT,
     TRUTH,
     WHOLE,
     Kind,
     check_kinds,
     check_neutral,
-    is_kind,
 )
 from dualpipe_lab.models.pretrained.folder import PretrainedError, read_json
+from dualpipe_lab.models.pretrained.fp8 import blocks_of
+from dualpipe_lab.models.pretrained.qwen3_moe import QWEN3_MOE, is_qwen3_moe, qwen3_moe_config, qwen3_moe_values
+from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of, rope_values
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.tp.rope_scaling import RopeScaling
 
-FAMILIES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
+FAMILIES = ("LlamaForCausalLM", "Qwen3ForCausalLM", QWEN3_MOE, V3)
 _SIZES = {
     "vocab_size": "vocabulary_size",
     "hidden_size": "hidden_size",
@@ -40,15 +40,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = NEUTRAL | {
     "use_sliding_window": (False, None),
     "partial_rotary_factor": (1, None),
 }
-_ROPE: dict[str, Kind] = {**dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT), "rope_theta": NUMBER}
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys((*_SIZES, "num_key_value_heads", "head_dim"), WHOLE),
-    **_ROPE,
+    **ROPE_KINDS,
     "rms_norm_eps": NUMBER,
     "tie_word_embeddings": TRUTH,
     "layer_types": (list, "a list"),
 }
-_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfig:
@@ -63,7 +61,7 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
     >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})
     Traceback (most recent call last):
     dualpipe_lab.models.pretrained.folder.PretrainedError: config.json is of MambaForCausalLM; known are \
-LlamaForCausalLM, Qwen3ForCausalLM, DeepseekV3ForCausalLM
+LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
     """
     if isinstance(source, Mapping):
         values, where = source, "config.json"
@@ -71,12 +69,24 @@ LlamaForCausalLM, Qwen3ForCausalLM, DeepseekV3ForCausalLM
         file = Path(source) / "config.json"
         values, where = read_json(file), str(file)
     family = _family(values, where)
-    config = v3_config(values, where, _rope) if family == V3 else _dense_config(family, values, where)
+    try:
+        blocks_of(values, where)  # refuses weights that are quantised in a way that is not known
+    except ValueError as error:
+        raise PretrainedError(str(error)) from error
+    config = _config_of(family, values, where)
     try:
         config.check()
     except ValueError as error:
         raise PretrainedError(f"{where}: {error}") from error
     return config
+
+
+def _config_of(family: str, values: Mapping[str, Any], where: str) -> ModelConfig:
+    if family == V3:
+        return v3_config(values, where)
+    if family == QWEN3_MOE:
+        return qwen3_moe_config(values, where)
+    return _dense_config(family, values, where)
 
 
 def _dense_config(family: str, values: Mapping[str, Any], where: str) -> LlamaConfig:
@@ -85,7 +95,7 @@ def _dense_config(family: str, values: Mapping[str, Any], where: str) -> LlamaCo
     kinds = values.get("layer_types") or []
     if other := sorted(set(kinds) - {"full_attention"}):
         raise PretrainedError(f"{where} has layers of {other[0]}; every layer here attends to all positions before")
-    base, scaling = _rope(values, where)
+    base, scaling = rope_of(values, where)
     sizes = {ours: values[theirs] for theirs, ours in _SIZES.items()}
     return LlamaConfig(
         **sizes,
@@ -102,13 +112,8 @@ def _dense_config(family: str, values: Mapping[str, Any], where: str) -> LlamaCo
 def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
     if not isinstance(config, LlamaConfig):
-        return v3_values(config, dtype)
+        return qwen3_moe_values(config, dtype) if is_qwen3_moe(config) else v3_values(config, dtype)
     family = "Qwen3" if config.qk_norm else "Llama"
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_base}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        values = scaling.factor, scaling.low_factor, scaling.high_factor, scaling.original_length
-        rope |= {"rope_type": "llama3"} | dict(zip(_SCALING, values, strict=True))
     return {
         "architectures": [f"{family}ForCausalLM"],
         "model_type": family.lower(),
@@ -117,8 +122,7 @@ def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.size_of_head,
         "hidden_act": "silu",
         "rms_norm_eps": config.eps,
-        "rope_theta": config.rope_base,
-        "rope_parameters": rope,
+        **rope_values(config.rope_base, config.rope_scaling),
         "tie_word_embeddings": config.tied,
         "attention_bias": False,
         "dtype": dtype,
@@ -135,20 +139,3 @@ def _family(values: Mapping[str, Any], where: str) -> str:
     if named[0] not in FAMILIES:
         raise PretrainedError(f"{where} is of {named[0]}; known are {', '.join(FAMILIES)}")
     return str(named[0])
-
-
-def _rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    """Return base and scaling of the rotary angles: newer files have `rope_parameters`, older ones two fields."""
-    found = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    kind = found.get("rope_type") or found.get("type") or "default"
-    if kind not in ("default", "llama3"):
-        raise PretrainedError(f"{where} scales its rotary angles by {kind!r}; known are 'default' and 'llama3'")
-    base = found.get("rope_theta") or values.get("rope_theta") or 10_000.0
-    numbers: list[Any] = [found.get(name) for name in _SCALING] if kind == "llama3" else []
-    for name, value in zip(("rope_theta", *_SCALING), (base, *numbers), strict=False):  # the base alone, or all
-        if not is_kind(value, (int, float)):
-            raise PretrainedError(f"{where}: rotary angles of kind {kind!r} need {name} as a number, got {value!r}")
-    try:
-        return float(base), RopeScaling(*numbers) if numbers else None
-    except ValueError as error:
-        raise PretrainedError(f"{where}: {error}") from error

@@ -8,13 +8,12 @@ Elsewhere: transformers `DeepseekV3Config`.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from dualpipe_lab.models.pretrained.fields import (
     NEUTRAL,
     NUMBER,
-    OBJECT,
     TRUTH,
     WHOLE,
     Kind,
@@ -22,11 +21,10 @@ from dualpipe_lab.models.pretrained.fields import (
     check_neutral,
 )
 from dualpipe_lab.models.pretrained.folder import PretrainedError
+from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of, rope_values
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.rope_scaling import RopeScaling
-
-Rope: TypeAlias = Callable[[Mapping[str, Any], str], tuple[float, RopeScaling | None]]
 
 V3 = "DeepseekV3ForCausalLM"
 _SIZES = {
@@ -59,19 +57,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = NEUTRAL | {
 }
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys((*_SIZES, *_LATENT, "q_lora_rank", "num_key_value_heads", "num_nextn_predict_layers"), WHOLE),
-    **dict.fromkeys(("rms_norm_eps", "rope_theta", "routed_scaling_factor"), NUMBER),
-    **dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT),
+    **dict.fromkeys(("rms_norm_eps", "routed_scaling_factor"), NUMBER),
+    **ROPE_KINDS,
     **dict.fromkeys(("tie_word_embeddings", "rope_interleave", "norm_topk_prob"), TRUTH),
 }
 
 
-def v3_config(values: Mapping[str, Any], where: str, rope: Rope) -> V3MoEConfig:
+def v3_config(values: Mapping[str, Any], where: str) -> V3MoEConfig:
     """Return the sizes of a published DeepSeek-V3.
 
     Args:
         values: of its config.json.
         where: how messages name it.
-        rope: returns base and scaling of the rotary angles.
 
     Raises:
         PretrainedError: a field that is missing, or one that this library cannot compute.
@@ -84,10 +81,11 @@ def v3_config(values: Mapping[str, Any], where: str, rope: Rope) -> V3MoEConfig:
             f"{where}: with latents every head has its own keys, got num_key_value_heads="
             f"{values['num_key_value_heads']} for {heads} heads"
         )
-    base, scaling = rope(values, where)
-    if scaling is not None:
+    base, scaling = rope_of(values, where)
+    if isinstance(scaling, RopeScaling):
         raise PretrainedError(
-            f"{where} scales its rotary angles, which latent attention does here in no model of files"
+            f"{where} scales its rotary angles by 'llama3', which no published model with latents does; known for "
+            "them are 'default' and 'yarn'"
         )
     latent = {ours: values[theirs] for theirs, ours in _LATENT.items()}
     return V3MoEConfig(
@@ -96,9 +94,17 @@ def v3_config(values: Mapping[str, Any], where: str, rope: Rope) -> V3MoEConfig:
         scale=float(values["routed_scaling_factor"]),
         balance=0.0,
         rope_base=base,
+        rope_scaling=scaling,
         eps=1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"]),
         latent=LatentSizes(values.get("q_lora_rank"), **latent),
     )
+
+
+def is_v3(config: V3MoEConfig) -> bool:
+    """Return whether a model is a DeepSeek-V3."""
+    others = config.qk_norm or isinstance(config.rope_scaling, RopeScaling)
+    routes = (config.scoring, config.normalise, config.selection_bias) == ("sigmoid", True, True)
+    return config.latent is not None and routes and not others
 
 
 def v3_values(config: V3MoEConfig, dtype: str) -> dict[str, Any]:
@@ -118,8 +124,7 @@ def v3_values(config: V3MoEConfig, dtype: str) -> dict[str, Any]:
         "norm_topk_prob": True,
         "hidden_act": "silu",
         "rms_norm_eps": config.eps,
-        "rope_theta": config.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        **rope_values(config.rope_base, config.rope_scaling),
         "rope_interleave": True,
         "tie_word_embeddings": False,
         "attention_bias": False,

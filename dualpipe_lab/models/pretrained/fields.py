@@ -44,13 +44,6 @@ def is_kind(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 def check_neutral(values: Mapping[str, Any], where: str, neutral: Neutral) -> None:
     """Refuse a field that would make another model; PretrainedError names it."""
-    quantised = values.get("quantization_config")
-    if quantised is not None:
-        how = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        raise PretrainedError(
-            f"{where} has quantization_config of {how!r}, whose weights need scales that are other tensors; convert "
-            "the folder to bfloat16 first"
-        )
     for name, allowed in neutral.items():
         if values.get(name) not in allowed:
             raise PretrainedError(

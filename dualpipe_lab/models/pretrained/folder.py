@@ -4,6 +4,7 @@ Chapter: book/whole/weights.  In: a folder.  Out: types and shapes of all tensor
   one file      model.safetensors
   several       model.safetensors.index.json says in which file each tensor is
   memory        the slice that is read; a header for each file
+  fp8           where config.json says so, a slice is multiplied by its scales, which are read in slices too
 Headers of all files are read and compared with the index before any tensor is, so that a folder with a part missing is
 refused as a whole.  Files that need unpickling are never opened.
 Elsewhere: transformers' `from_pretrained`; torchtitan's `HuggingFaceStorageReader`.
@@ -19,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint.file import read_header
+from dualpipe_lab.models.pretrained import fp8
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -44,11 +46,13 @@ class PretrainedFolder:
 
     Attributes:
         path: of the folder.
-        tensors: by name, all of them.
+        tensors: by name, all of them but scales.
+        blocks: rows and columns of weights in fp8 that share a scale; None without such weights.
+        scales: by the name of the weight.
 
     Raises:
-        PretrainedError: no folder, no safetensors files, a file missing, cut or damaged, or an index that names other
-            tensors than the files hold.
+        PretrainedError: no folder, no safetensors files, a file missing, cut or damaged, an index that names other
+            tensors than the files hold, or scales that are missing, left over, or of another shape or type.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -61,20 +65,23 @@ class PretrainedFolder:
             self._add(self.path / name)
         if index is not None:
             self._compare(index)
+        self.blocks = self._blocks()
+        self.scales: dict[str, Stored] = {}
+        if self.blocks is not None:
+            self._take_scales(self.blocks)
 
     def read(self, name: str, where: tuple[slice, ...] = ()) -> Tensor:
-        """Return a slice of a tensor, by default all of it.
+        """Return a slice of a tensor, by default all of it; of a weight in fp8 times its scales, in float32.
 
         Raises:
             PretrainedError: there is no such tensor, or its file cannot be read.
         """
         stored = self.find(name)
-        try:
-            with safe_open(str(stored.file), framework="pt") as file:
-                found: Tensor = file.get_slice(name)[where] if where else file.get_tensor(name)
-        except Exception as error:  # safetensors has its own, one for each cause
-            raise PretrainedError(f"{stored.file}: {name} cannot be read: {error}") from error
-        return found
+        if self.blocks is None or name not in self.scales:
+            return _read(stored.file, name, where)
+        where = full_slices(stored.shape, where)
+        scale = _read(self.scales[name].file, name + fp8.SCALE, self.blocks.scale_slices(where))
+        return fp8.dequantise(_read(stored.file, name, where), scale, where, self.blocks)
 
     def find(self, name: str) -> Stored:
         """Return where a tensor is.
@@ -85,6 +92,10 @@ class PretrainedFolder:
         if name not in self.tensors:
             raise PretrainedError(f"{self.path} has no tensor {name}; it is a folder of another model")
         return self.tensors[name]
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the type of what `read` returns; PretrainedError if there is no such tensor."""
+        return fp8.SCALE_TYPE if name in self.scales else self.find(name).dtype
 
     def _index(self) -> dict[str, str] | None:
         """Return the file of each tensor, as the index says; None where one file holds all."""
@@ -133,6 +144,58 @@ class PretrainedFolder:
                 raise PretrainedError(f"{name} is in {found}, and {INDEX} places it in {place}")
         if surplus := sorted(set(self.tensors) - set(index)):
             raise PretrainedError(f"{self.tensors[surplus[0]].file} has {surplus[0]}, which {INDEX} does not name")
+
+    def _blocks(self) -> fp8.Blocks | None:
+        """Return the blocks that config.json names; a folder without one has none."""
+        file = self.path / "config.json"
+        try:
+            return fp8.blocks_of(read_json(file), str(file)) if file.exists() else None
+        except ValueError as error:
+            raise PretrainedError(str(error)) from error
+
+    def _take_scales(self, blocks: fp8.Blocks) -> None:
+        """Move the scales out of `tensors`, and refuse what does not fit together."""
+        for name in [name for name in self.tensors if name.endswith(fp8.SCALE)]:
+            self.scales[name.removesuffix(fp8.SCALE)] = self.tensors.pop(name)
+        for name, stored in self.tensors.items():
+            if stored.dtype != fp8.TYPE:
+                continue
+            if name not in self.scales:
+                raise PretrainedError(f"{stored.file}: {name} is in fp8, and no file has its scales {name}{fp8.SCALE}")
+            if len(stored.shape) != 2:
+                raise PretrainedError(
+                    f"{stored.file}: {name} is in fp8 with shape {stored.shape}; blocks need a matrix"
+                )
+        for name, scale in self.scales.items():
+            weight = self.tensors.get(name)
+            if weight is None or weight.dtype != fp8.TYPE:
+                raise PretrainedError(f"{scale.file} has {name}{fp8.SCALE}, and no file has {name} in fp8")
+            wanted = fp8.SCALE_TYPE, blocks.scale_shape(weight.shape)
+            if (scale.dtype, scale.shape) != wanted:
+                raise PretrainedError(
+                    f"{scale.file}: {name}{fp8.SCALE} has {scale.dtype} of shape {scale.shape}, and a weight of shape "
+                    f"{weight.shape} in blocks of {tuple(blocks)} needs {wanted[0]} of {wanted[1]}"
+                )
+
+
+def full_slices(shape: tuple[int, ...], where: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return slices with both ends, one for each axis; an axis that is left out is read in full.
+
+    >>> full_slices((4, 6), (slice(2, None),))
+    (slice(2, 4, None), slice(0, 6, None))
+    """
+    given = (*where, *[slice(None)] * (len(shape) - len(where)))
+    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(given, shape, strict=True))
+
+
+def _read(file: Path, name: str, where: tuple[slice, ...]) -> Tensor:
+    """Return a slice of a tensor as it is stored."""
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            found: Tensor = opened.get_slice(name)[where] if where else opened.get_tensor(name)
+    except Exception as error:  # safetensors has its own, one for each cause
+        raise PretrainedError(f"{file}: {name} cannot be read: {error}") from error
+    return found
 
 
 def read_json(file: Path) -> dict[str, Any]:

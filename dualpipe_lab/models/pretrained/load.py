@@ -20,8 +20,10 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
+from dualpipe_lab.models.pretrained.deepseek_v3 import is_v3
 from dualpipe_lab.models.pretrained.folder import PretrainedError, PretrainedFolder
 from dualpipe_lab.models.pretrained.names import is_stacked, published_name, published_names
+from dualpipe_lab.models.pretrained.qwen3_moe import is_qwen3_moe
 from dualpipe_lab.models.rank_model import RankModel
 from dualpipe_lab.models.stage import HEAD, TABLE, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -113,10 +115,10 @@ def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
         stored = folder.find(name)
         if stored.shape != shape:
             raise PretrainedError(f"{stored.file}: {name} has shape {stored.shape}, the config asks for {shape}")
-        if stored.dtype not in _FLOATS:
+        if stored.dtype not in _FLOATS and name not in folder.scales:
             raise PretrainedError(
-                f"{stored.file}: {name} has {stored.dtype}, whose scales are other tensors; convert the folder to "
-                "bfloat16 first"
+                f"{stored.file}: {name} has {stored.dtype}, for which config.json names no scales; convert the folder "
+                "to bfloat16 first"
             )
     surplus = sorted(
         n for n in set(folder.tensors) - set(wanted) - _spare(folder, config) if not n.endswith(_LEFT_OVER)
@@ -174,7 +176,7 @@ class _Reader:
 
 
 def experts_of(shard: Shard | None, num_experts: int) -> list[int]:
-    """Return the numbers of the experts in a shard; ValueError if they are placed in slots."""
+    """Return the numbers of the experts in a shard, or in the slots of a placement, where one may be several times."""
     every = torch.arange(num_experts)
     numbers: list[int] = (every if shard is None else shard.of(every)).tolist()
     return numbers
@@ -184,6 +186,8 @@ def _normal(config: ModelConfig) -> ModelConfig:
     """Return a config without what may differ: a head size that follows, a loss that is not in the files."""
     if isinstance(config, LlamaConfig):
         return replace(config, head_size=config.size_of_head)
+    if config.latent is None:
+        return replace(config, head_size=config.dense.size_of_head, balance=0.0)
     return replace(config, head_size=None, num_kv_heads=config.num_heads, balance=0.0)
 
 
@@ -194,17 +198,22 @@ def parts_of(model: Model) -> dict[int, nn.Module]:
 
 def config_of(model: Model) -> ModelConfig:
     """Return the sizes of a model; PretrainedError if it has no published form here."""
-    config = model.config
-    if isinstance(config, LlamaConfig):
-        return config
-    if not isinstance(config, V3MoEConfig) or config.latent is None:
-        raise PretrainedError(
-            f"published weights are those of a Llama, or of a V3-style model with latents, got a "
-            f"{type(config).__name__} without; give it latent="
-        )
+    config = check_form(model.config)
     if any(hasattr(part, "multi_token") for part in parts_of(model).values()) or getattr(model, "multi_token", False):
         raise PretrainedError(
             "the layer of a second token has no published form here, got a model that predicts one; build it without "
             "multi_token"
         )
     return config
+
+
+def check_form(config: object) -> ModelConfig:
+    """Return the sizes of a model that has a published form here; PretrainedError for others."""
+    if isinstance(config, LlamaConfig):
+        return config
+    if isinstance(config, V3MoEConfig) and (is_v3(config) or is_qwen3_moe(config)):
+        return config
+    raise PretrainedError(
+        f"published weights are those of a Llama, a Qwen3, a DeepSeek-V3 or a Qwen3-MoE, got {config}; give it latent= "
+        "for a V3; for a Qwen3-MoE softmax scores, qk_norm, and no biases, groups, shared experts or scale"
+    )

@@ -74,7 +74,7 @@ def published_names(name: str, config: ModelConfig) -> tuple[str, ...]:
     if rest in _EXPERTS and layers == "layers":
         stem = f"model.layers.{number}.mlp.experts"
         return tuple(f"{stem}.{expert}.{_EXPERTS[rest]}.weight" for expert in range(config.num_experts))
-    special = _DIRECT if config.latent is not None and config.latent.query_rank is None else _LATENT
+    special = {} if config.latent is None else _DIRECT if config.latent.query_rank is None else _LATENT
     if rest in special and layers == "layers":
         return (f"model.layers.{number}.{special[rest]}",)
     return (published_name(name),)

@@ -1,0 +1,191 @@
+"""The config.json of well-known models, and of layers that are dense in other places; nothing is loaded."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+import transformers
+from published import LLAMA3, QWEN3_MOE, SIZES, YARN, in_float64
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from dualpipe_lab import models, tp
+from dualpipe_lab.models.pretrained.config import config_to_pretrained
+from dualpipe_lab.models.pretrained.load import check_form, full_shapes
+
+# config.json of deepseek-ai/DeepSeek-V3, revision of December 2024; its README_WEIGHTS counts 671B parameters
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+# sizes of Qwen/Qwen3-30B-A3B, April 2025; its model card counts 30.5B parameters
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def count(config):
+    return sum(prod(shape) for shape in full_shapes(config).values())
+
+
+def test_the_config_of_deepseek_v3_is_read():
+    config = models.config_from_pretrained(DEEPSEEK_V3)
+    assert round(count(config) / 1e9) == 671
+    assert config.rope_scaling == tp.YarnScaling(40, 4096, 32, 1, 1.0, 1.0)
+    assert config.rope_scaling.rotated_factor == 1
+    assert config.rope_scaling.score_factor == pytest.approx(1.8738, abs=1e-4)  # (1 + 0.1 ln 40)^2
+    theirs = transformers.DeepseekV3Config(**DEEPSEEK_V3)
+    steps, length = in_float64(ROPE_INIT_FUNCTIONS["yarn"])(theirs)
+    factors = torch.tensor(config.rope_scaling.factors(config.rope_base, 64), dtype=torch.float64)
+    assert (steps / 10_000 ** -(torch.arange(0, 64, 2).double() / 64) - factors).abs().max() < 1e-14
+    assert length == 1
+    values = config_to_pretrained(config, "bfloat16")
+    assert values["max_position_embeddings"] == 163840
+    assert "quantization_config" not in values
+    assert models.config_from_pretrained(values) == config
+
+
+def test_the_config_of_qwen3_moe_is_read():
+    config = models.config_from_pretrained(QWEN3_30B_A3B)
+    assert round(count(config) / 1e9, 1) == 30.5
+    assert config.num_dense_layers == config.balance == 0
+    assert models.config_from_pretrained(config_to_pretrained(config, "bfloat16")) == config
+
+
+SMALL = {"architectures": ["Qwen3MoeForCausalLM"], **SIZES, **QWEN3_MOE}
+LAYERS = {  # of four: numbers of dense layers, or the layer that is refused
+    "the first two": ({"mlp_only_layers": [0, 1]}, 2),
+    "all": ({"mlp_only_layers": [3, 2, 1, 0]}, 4),
+    "every fourth has experts": ({"decoder_sparse_step": 4}, 3),
+    "every second has experts": ({"decoder_sparse_step": 2}, "layer 2 is dense behind one with experts"),
+    "the last": ({"mlp_only_layers": [3]}, "layer 3 is dense behind one with experts"),
+    "no step": ({"decoder_sparse_step": 0}, "decoder_sparse_step of at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_dense_layers_are_the_first_ones_as_in_transformers(name):
+    changes, expected = LAYERS[name]
+    if isinstance(expected, str):
+        with pytest.raises(models.PretrainedError, match=expected):
+            models.config_from_pretrained(SMALL | changes)
+        return
+    assert models.config_from_pretrained(SMALL | changes).num_dense_layers == expected
+    theirs = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SMALL | changes))
+    assert [hasattr(layer.mlp, "experts") for layer in theirs.model.layers] == [at >= expected for at in range(4)]
+
+
+REFUSED = {
+    "a bias": ({"attention_bias": True}, "attention_bias=True"),
+    "a tied table": ({"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+    "windows": ({"use_sliding_window": True}, "use_sliding_window=True"),
+    "no experts": ({"num_experts": 0}, "a token uses 1..0 of 0 experts"),
+    "a size missing": ({"moe_intermediate_size": None}, "needs moe_intermediate_size as a whole number, got None"),
+    "one weight that is always 1": ({"num_experts_per_tok": 1}, "the normalised weight of a single expert is 1"),
+    "layers by name": ({"mlp_only_layers": "0"}, "needs mlp_only_layers as a list"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_qwen3_moe_that_is_not_computed_here_is_refused(name):
+    changes, words = REFUSED[name]
+    with pytest.raises(models.PretrainedError, match=words):
+        models.config_from_pretrained(SMALL | changes)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Qwen3Moe"])
+@pytest.mark.parametrize(
+    "rope", [LLAMA3, YARN, YARN | {"attention_factor": 1.5, "truncate": False, "mscale_all_dim": None}]
+)
+def test_scaled_angles_are_read_and_written_again(family, rope):
+    values = SIZES | QWEN3_MOE | {"architectures": [f"{family}ForCausalLM"]}
+    config = models.config_from_pretrained(values | {"rope_parameters": rope})
+    assert (type(config.rope_scaling) is tp.YarnScaling) == (rope["rope_type"] == "yarn")
+    assert models.config_from_pretrained(config_to_pretrained(config, "float32")) == config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scoring": "sigmoid"},
+        {"num_shared_experts": 1},
+        {"selection_bias": True},
+        {"num_groups": 2, "num_groups_per_token": 2},
+        {"scale": 2.0},
+        {"qk_norm": False},
+    ],
+)
+def test_what_is_no_qwen3_moe_has_no_published_form(changes):
+    config = models.config_from_pretrained(SMALL)
+    assert check_form(config) == config
+    with pytest.raises(models.PretrainedError, match="a DeepSeek-V3 or a Qwen3-MoE"):
+        check_form(replace(config, **changes))
