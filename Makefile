@@ -88,9 +88,10 @@ format: $(INSTALLED_DEV) ## put the code into the house format
 	@$(BIN)/ruff check --fix $(SOURCES)
 	@$(BIN)/ruff format $(SOURCES)
 
-bench: $(INSTALLED_DEV) ## run every benchmark and print its table; LONG=1: every plan of 8 ranks (some hours, resumable)
+bench: $(INSTALLED_DEV) ## run every benchmark and print its table; LONG=1: every plan, also beside transformers (some hours, resumable)
 ifdef LONG
 	@$(BIN)/python benchmarks/plans.py --all
+	@$(BIN)/python benchmarks/pretrained_plans.py --all
 else
 	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 endif

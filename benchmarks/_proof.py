@@ -226,7 +226,7 @@ def trainer_distance(trainer: train.Trainer) -> Callable[..., float]:
         for parameter, tensor in found.items():
             name, shard = declared[parameter].name, declared[parameter].shard
             part = full[name] if shard is None else full[name].narrow(shard.axis, shard.start, shard.stop - shard.start)
-            far.append(float((tensor.view(part.shape) - part).abs().max()))
+            far.append(float((tensor.view(part.shape) - part).abs().max()) if part.numel() else 0.0)
         return max(far) / max(float(tensor.abs().max()) for tensor in full.values())
 
     return distance

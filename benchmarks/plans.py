@@ -8,7 +8,6 @@ Results are lines of JSON; a rerun goes on where the last one stopped.  Without 
 """
 
 import argparse
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,42 +16,11 @@ from typing import Any
 
 import _proof
 from _proof import LIMITS, Case
+from _resumable import Rows, read, run
 from rich.console import Console
 from rich.table import Table
 
-import dualpipe_lab as lab
-
 AXES = ("pp", "dp", "cp", "tp", "ep")
-Rows = dict[str, dict[str, Any]]  # by the plan's line
-
-
-def read(file: Path) -> Rows:
-    """The results so far; a line that a killed run left half-written does not count."""
-    rows: Rows = {}
-    for line in file.read_text().splitlines() if file.exists() else []:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        rows[row["case"]] = row
-    return rows
-
-
-def run(chosen: Sequence[Case], num_ranks: int, file: Path) -> None:
-    """Prove some plans in one launch; where it fails, the plan that failed alone, and then the others."""
-    rest = list(chosen)
-    alone = False
-    while rest:
-        some = rest[:1] if alone else rest
-        try:
-            sizes = num_ranks, some, _proof.references(some), str(file)
-            lab.launch(_proof.prove_all, *sizes, timeout=120 + 60 * len(some), output="collect")
-        except (lab.RankError, lab.RankTimeout, RuntimeError) as error:
-            if alone:
-                with file.open("a") as lines:
-                    lines.write(json.dumps({"case": str(some[0]), "error": str(error)[:2000]}) + "\n")
-        done = read(file)
-        rest, alone = [case for case in rest if str(case) not in done], not alone
 
 
 def marks(case: Case) -> Iterable[str]:
@@ -100,7 +68,8 @@ def main() -> None:
     waiting = [case for case in chosen if str(case) not in read(file)]
     print(f"{len(every)} plans of {arguments.ranks} ranks; {len(chosen) - len(waiting)} of {len(chosen)} are done")
     for first in range(0, len(waiting), arguments.batch):
-        run(waiting[first : first + arguments.batch], arguments.ranks, file)
+        some = waiting[first : first + arguments.batch]
+        run(some, arguments.ranks, file, _proof.prove_all, _proof.references)
         rows = read(file)
         bad = sum("error" in row or bool(_proof.problems(row)) for row in rows.values())
         print(f"{sum(str(case) in rows for case in chosen)} of {len(chosen)} done, {bad} failed", flush=True)
