@@ -32,7 +32,8 @@ from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 from dualpipe_lab.tp.mappings import TOKENS, slice_to_ranks
 
-COPY = "multi_token.embedding.weight"  # the last stage's name for the embedding's table
+SECOND = "multi_token."  # how the names of the extra parameters begin
+COPY = f"{SECOND}embedding.weight"  # the last stage's name for the embedding's table
 
 
 class NextTokens(NamedTuple):
@@ -103,12 +104,12 @@ class MultiTokenPrediction(nn.Module):
             positions: as in `LlamaStage`.
             num_sequences: of the step, over all ranks.
         """
-        x = self.combine(hidden, after if self.embedding is None else self.embedding(after))
-        x, balance = self.layer(x, positions, num_sequences)
+        x, balance = self.layer(self.combine(hidden, after), positions, num_sequences)
         return self.norm(x), balance
 
-    def combine(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Return `h'_BSD` of `h_BSD` and the next tokens' embeddings `e_BSD`: the input of the extra layer."""
+    def combine(self, hidden: Tensor, after: Tensor) -> Tensor:
+        """Return `h'_BSD`, the input of the extra layer; the arguments are those of `forward`."""
+        embedded = after if self.embedding is None else self.embedding(after)
         both = torch.cat((self.hidden_norm(hidden), self.embedding_norm(embedded)), -1)
         x: Tensor = self.projection(both)
         return slice_to_ranks(x, TOKENS, self.tp.group) if self.tp.sequence_parallel else x
@@ -148,6 +149,10 @@ class MultiTokenStage(V3Stage):
         """Return the output of the last layer itself, which is used twice."""
         return x
 
+    def answer(self, hidden: Tensor) -> Tensor:
+        """Return what `loss_of` takes for the next token, of `h_BSD`: the output of a stage without a second one."""
+        return super().leave(hidden)
+
     def forward(self, x: Tensor, next_ids: Tensor | None = None, next_targets: Tensor | None = None) -> WithLoss:
         """Return the output of `V3Stage`, and this stage's losses: the balance, and that of the second token.
 
@@ -160,19 +165,35 @@ class MultiTokenStage(V3Stage):
             ValueError: one of them is missing in training, or the step has not begun.
         """
         hidden, balance = self.run_layers(x, self.num_sequences)
-        logits, loss = super().leave(hidden), self.config.balance * balance
+        output, loss = self.answer(hidden), self.config.balance * balance
         if next_ids is None or next_targets is None:
-            if self.training:
-                rule = "a model that predicts a second token is trained with next_ids and next_targets"
-                raise ValueError(f"{rule}, got none; pass extra=rank_model.extra_inputs(*next_tokens(ids, targets))")
-            return WithLoss(logits, loss)
-        return WithLoss(logits, loss + self.second_loss(hidden, next_ids, next_targets))
+            self.check_evaluation()
+            return WithLoss(output, loss)
+        return WithLoss(output, loss + self.second_loss(hidden, next_ids, next_targets))
+
+    def check_evaluation(self) -> None:
+        """Refuse a forward without the next tokens in training.
+
+        Raises:
+            ValueError: naming what they are passed with.
+        """
+        if self.training:
+            rule = "a model that predicts a second token is trained with next_ids and next_targets"
+            raise ValueError(f"{rule}, got none; pass extra=rank_model.extra_inputs(*next_tokens(ids, targets))")
 
     def second_loss(self, hidden: Tensor, next_ids: Tensor, next_targets: Tensor) -> Tensor:
         """Compute the weighted loss of the second token from `h_BSD`, plus the extra layer's balance loss."""
-        if self.num_tokens is None:
-            raise ValueError("the second token's loss is divided by the tokens of the step; call begin_step first")
         after = next_ids if self.embedding is None else self.embedding(next_ids)
         x, balance = self.run(self.multi_token, hidden, after, self.positions(hidden.device), self.num_sequences)
-        loss = self.loss_of(self.scored(x), next_targets, num_tokens=self.num_tokens)
-        return self.weight * loss if balance is None else self.weight * loss + self.config.balance * balance
+        loss = self.weighted_loss(x, next_targets)
+        return loss if balance is None else loss + self.config.balance * balance
+
+    def weighted_loss(self, x: Tensor, next_targets: Tensor) -> Tensor:
+        """Compute the weighted loss of the second token from the head's input `x_BSD`.
+
+        Raises:
+            ValueError: the step has not begun.
+        """
+        if self.num_tokens is None:
+            raise ValueError("the second token's loss is divided by the tokens of the step; call begin_step first")
+        return self.weight * self.loss_of(self.scored(x), next_targets, num_tokens=self.num_tokens)

@@ -102,7 +102,7 @@ def check_stages(
     check_sizes(config, topology)
     check_program(topology, program)
     if multi_token is not None:
-        _check_multi_token(config, topology, multi_token)
+        check_multi_token(config, topology.size("tp"), multi_token)
     stage_layers(config, 1 if program is None else program.num_stages, layers, multi_token is not None)
     if sequence_parallel:
         _attention(config).check(topology.size("tp"), num_tokens)
@@ -144,20 +144,25 @@ def check_program(topology: Topology, program: Program | None) -> None:
 
 def _second_cost(config: ModelConfig) -> int:
     """Return the cost of the second token: the head again, the projection and a layer with experts."""
-    assert isinstance(config, V3MoEConfig), "see _check_multi_token"
+    assert isinstance(config, V3MoEConfig), "see check_multi_token"
     (layer,) = replace(config, num_layers=1, num_dense_layers=0).layer_costs
     return (config.vocabulary_size + 2 * config.hidden_size) * config.hidden_size + layer
 
 
-def _check_multi_token(config: ModelConfig, topology: Topology, weight: float) -> None:
+def check_multi_token(config: ModelConfig, tp_size: int, weight: float) -> None:
+    """Refuse a second token that a model cannot predict on so many ranks of tp.
+
+    Raises:
+        ValueError: naming the rule and the values.
+    """
     if isinstance(config, LlamaConfig):
         raise ValueError("a second token is predicted by a V3-style model, got a LlamaConfig; leave out multi_token")
     if not 0 < weight < inf:
         raise ValueError(f"the second token's loss has a finite weight above 0, got multi_token={weight}")
-    if config.hidden_size % topology.size("tp"):
+    if config.hidden_size % tp_size:
         raise ValueError(
             f"the second token's projection shares hidden_size out among the ranks of tp, got {config.hidden_size} on "
-            f"{topology.size('tp')}; use a size that divides, or leave out multi_token"
+            f"{tp_size}; use a size that divides, or leave out multi_token"
         )
 
 

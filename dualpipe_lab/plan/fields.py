@@ -10,7 +10,7 @@ torchtitan's `ParallelDims`.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from math import prod
+from math import inf, prod
 from typing import Any, TypeVar
 
 from dualpipe_lab.cp.layouts import LAYOUTS
@@ -41,6 +41,7 @@ class PlanFields:
         layout: which positions of a sequence each rank of cp holds.
         recompute: keep only the input of each layer, and rerun its forward in the backward.
         loss_chunk: tokens whose logits exist at the same time in the loss (default: all of a microbatch).
+        multi_token: lambda, the weight of a second token's loss; None for a model that predicts the next one alone.
         precision: of weights and gradients; bfloat16 has fp32 master weights.
         overlap: run the experts of a forward and of a backward as overlapped pairs.
         layers: the number of layers of each stage (default: `pp.partition`).
@@ -71,6 +72,7 @@ class PlanFields:
     order: tuple[str, ...] = ("pp", "dp", "ep", "cp", "tp")
     ranks_per_node: int | None = None
     loss_chunk: int | None = None
+    multi_token: float | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, *_COUNTS):
@@ -84,6 +86,11 @@ class PlanFields:
         _check_choice("layout", self.layout, LAYOUTS)
         _check_choice("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "schedule", registered_name(self.schedule))
+        if self.multi_token is not None and not _is_weight(self.multi_token):
+            raise ValueError(
+                f"the second token's loss has a finite weight above 0, got multi_token={self.multi_token!r}; use 0.3, "
+                "or None for the next token alone"
+            )
         self._check_lists()
 
     def _check_lists(self) -> None:
@@ -236,6 +243,7 @@ class PlanFields:
         tail += [f"ep {self.ep} within the data ranks"] if self.experts_in_data and self.ep > 1 else []
         tail += [f"{self.ranks_per_node} ranks per node"] if self.ranks_per_node else []
         tail += [] if self.loss_chunk is None else [f"loss in chunks of {self.loss_chunk} tokens"]
+        tail += [] if self.multi_token is None else [f"a second token of weight {self.multi_token:g}"]
         return tail + ["recompute"] * self.recompute + ["overlapped experts"] * self.overlap
 
 
@@ -281,6 +289,10 @@ def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

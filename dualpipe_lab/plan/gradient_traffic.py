@@ -7,7 +7,8 @@ Chapter: book/whole/sums.  In: a plan, a config, a rank.  Out: calls, entered by
   ZeRO-3    for each unit (embedding, layer, norm, head) an all-gather in every forward and backward, and a
             reduce-scatter in every backward; of I and W, the first gathers and the second scatters, and W gathers
             layers with a router again, whose weight it computes, and prefetches the unit before each
-            overlapped experts: a stage is one unit, which an F&B pair with both halves of it gathers once
+            overlapped experts: a stage is one unit, which an F&B pair with both halves of it gathers once; so is the
+            stage of a second token, which uses its head twice
   tied      a sum of the table's gradient among the ranks that hold the first or the last stage, if those differ
   mirrors   the gradients of a stage to the rank that has its copy (ZeRO-2 and 3: this rank's shards of them)
 """
@@ -25,6 +26,7 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
@@ -48,7 +50,7 @@ class Part(NamedTuple):
 def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     pp_rank = plan.topology.at(rank).rank("pp")
-    shares = stage_layers(config, plan.num_stages, plan.layers)
+    shares = stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
     maker = _Parts(plan, config, plan.topology.at(rank).rank("tp"))
     found: list[Part] = []
     for stage in stages_of(plan.program, pp_rank):
@@ -63,7 +65,8 @@ class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
     def __init__(self, plan: PlanFields, config: ModelConfig, tp_rank: int) -> None:
-        self.overlap = plan.overlap
+        self.overlap, self.has_second = plan.overlap, has_second(plan, config)
+        self.has_copy = self.has_second and plan.num_stages > 1
         self.config = config if isinstance(config, LlamaConfig) else config.dense
         self.sparse = None if isinstance(config, LlamaConfig) else config
         self.tp, self.tp_rank, self.ep = plan.tp, tp_rank, plan.ep
@@ -73,14 +76,22 @@ class _Parts:
         table = self.shard(self.config.vocabulary_size, self.config.hidden_size)
         numel, kind = table
         is_one = self.config.tied and is_first and is_last
-        is_unit = is_one or self.overlap
-        first = (numel, kind | {TIED}) if self.config.tied and not is_one else table
+        is_unit = is_one or self.overlap or (is_last and self.has_second)
+        copy = numel, kind | {"replica", TIED}
+        first = (numel, kind | {TIED}) if self.has_copy or (self.config.tied and not is_one) else table
         units = [[first]] if is_first else []
         units += [list(self.layer(number)) for number in layers]
         if is_last:
-            head = [] if is_first else [(numel, kind | {"replica", TIED})]
+            head = [] if is_first else [copy]
             units += [[(self.config.hidden_size, frozenset())], head if self.config.tied else [table]]
+            units += [list(self.second([] if is_first else [copy]))] if self.has_second else []
         yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
+
+    def second(self, table: list[Held]) -> Iterator[Held]:
+        """Yield those of what predicts a second token: a copy of the table, norms, projection, layer, norm."""
+        hidden = self.config.hidden_size
+        norm = hidden, frozenset[str]()
+        yield from [*table, norm, norm, self.shard(hidden, 2 * hidden), *self.layer(self.config.num_layers), norm]
 
     def layer(self, number: int) -> Iterator[Held]:
         """Yield those of one layer."""
@@ -205,7 +216,9 @@ class GradientTraffic:
         for stage, count in self._splits().items():
             units = self._router_units(stage)
             units |= {unit - 1 for unit in units if unit}
-            if self.plan.overlap:  # the stage is one unit
+            if has_second(self.plan, self.config) and stage == self.plan.num_stages - 1:
+                units = {0}  # the stage is one unit
+            elif self.plan.overlap:
                 units = {0} if units or stage == 0 else units
             for bucket, (ranks, _), layout in zip(self.buckets, self.copies, self.layouts, strict=True):
                 first = self.parts[bucket[0]]
@@ -216,7 +229,8 @@ class GradientTraffic:
         """The units of a stage that have a router; the embedding is the first unit of the first stage."""
         if isinstance(self.config, LlamaConfig):
             return set()
-        layers = stage_layers(self.config, self.plan.num_stages, self.plan.layers)[stage]
+        second = has_second(self.plan, self.config)
+        layers = stage_layers(self.config, self.plan.num_stages, self.plan.layers, second)[stage]
         first = self.config.num_dense_layers
         return {number + (stage == 0) for number, layer in enumerate(layers) if layer >= first}
 

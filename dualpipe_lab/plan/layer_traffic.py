@@ -57,21 +57,29 @@ class StageTraffic:
         if is_first:
             self.sum_output()
         for number in layers:
-            self._layer_forward(number)
+            self.layer_forward(number)
         if is_last:
-            self.gather_input()
-            for numbers in (1, 2):  # the maximum; the logit of the target, and the sum of exponentials
-                self.calls.all_reduce(self.tp, numbers * self.num_tokens, self.wide)
+            self.head_forward()
+
+    def head_forward(self) -> None:
+        """Enter the forward of the head, with its loss."""
+        self.gather_input()
+        for numbers in (1, 2):  # the maximum; the logit of the target, and the sum of exponentials
+            self.calls.all_reduce(self.tp, numbers * self.num_tokens, self.wide)
+
+    def head_backward(self) -> None:
+        """Enter the backward of the head and of the norm before it."""
+        self.sum_input_grad()
+        self.sum_norm()
 
     def backward(self, layers: range, is_first: bool, is_last: bool) -> None:
         """Enter the backward of a stage, or I where it is split."""
         if is_last:
-            self.sum_input_grad()
-            self._sum_norm()
+            self.head_backward()
         for number in layers:
             if self.plan.recompute:
                 self.layer_again(number)
-            self._layer_backward(number)
+            self.layer_backward(number)
         if is_first:
             self.gather_output_grad()
 
@@ -112,7 +120,7 @@ class StageTraffic:
 
     def layer_again(self, number: int) -> None:
         """Enter what recomputation runs of a layer: all of its forward."""
-        self._layer_forward(number)
+        self.layer_forward(number)
 
     def attention_forward(self) -> None:
         """Enter the forward of a layer's attention."""
@@ -126,15 +134,17 @@ class StageTraffic:
         self.ring("backward")
         self._attention_input_grad()
 
-    def _layer_forward(self, number: int) -> None:
+    def layer_forward(self, number: int) -> None:
+        """Enter the forward of a layer."""
         self.attention_forward()
         self.ffn_forward(number)
 
-    def _layer_backward(self, number: int) -> None:
+    def layer_backward(self, number: int) -> None:
+        """Enter its backward."""
         self.ffn_backward(number)
-        self._sum_norm()
+        self.sum_norm()
         self.attention_backward()
-        self._sum_norm()
+        self.sum_norm()
 
     def _attention_input_grad(self) -> None:
         """Sum what queries, keys and values share: norms over one head, their input's gradient, copies of key heads."""
@@ -149,7 +159,7 @@ class StageTraffic:
                 numel = config.hidden_size * config.size_of_head
                 self.calls.all_reduce(self.tp[first : first + self.kv_copies], numel, self.element)
 
-    def _sum_norm(self) -> None:
+    def sum_norm(self) -> None:
         """Under sequence parallelism, sum the gradient of a norm's weight over the ranks' tokens."""
         if self.plan.sequence_parallel:
             self.calls.all_reduce(self.tp, self.config.hidden_size, self.wide)

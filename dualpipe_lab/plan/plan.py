@@ -13,7 +13,7 @@ from typing import Any
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.expert_traffic import Routing
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import first_problem
+from dualpipe_lab.plan.rules import first_problem, has_second
 from dualpipe_lab.plan.search import legal_plans, nearest_plan
 from dualpipe_lab.plan.sums import SumsTable, sums_of
 from dualpipe_lab.plan.traffic import StepTraffic, check_traffic, traffic_of
@@ -116,7 +116,7 @@ class Plan(PlanFields):
         >>> Plan(pp=2, layers=(1, 4)).stage_layers(LlamaConfig(num_layers=5))
         (range(0, 1), range(1, 5))
         """
-        return stage_layers(config, self.num_stages, self.layers)
+        return stage_layers(config, self.num_stages, self.layers, has_second(self, config))
 
     def sums(self, config: ModelConfig) -> SumsTable:
         """Return who sums what with whom, for every kind of parameter of a model.

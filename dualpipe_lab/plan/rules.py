@@ -6,8 +6,8 @@ A group reads the sizes of the axes and its own fields, so that `dualpipe_lab.pl
 group on their own.
   grid       pp, dp, cp, tp, ep, experts_in_data
   pipeline   num_microbatches, schedule, chunks, layers, overlap, loss_chunk
-  sequence   sequence_parallel, layout
-  zero       zero, hybrid, ranks_per_node; it also reads loss_chunk
+  sequence   sequence_parallel, layout, multi_token
+  zero       zero, hybrid, ranks_per_node; it also reads loss_chunk, multi_token and overlap
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
+from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stage_layers
 from dualpipe_lab.plan.fields import PlanFields, is_synchronous
 
 Rule: TypeAlias = Callable[[PlanFields, ModelConfig, int | None], str | None]
@@ -50,9 +50,10 @@ def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
 
 
 def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
-    """Return what is wrong with how a sequence is sharded along cp and tp."""
-    if sequence_length is None:
-        return None
+    """Return what is wrong with how a sequence is sharded along cp and tp, or with its second targets."""
+    problem = _second_token(plan, config, sequence_length)
+    if problem is not None or sequence_length is None:
+        return problem
     try:
         shares = _shares(plan, sequence_length)
     except ValueError as error:
@@ -88,6 +89,11 @@ def has_experts(config: ModelConfig) -> bool:
     return config.num_layers > num_dense_layers
 
 
+def has_second(plan: PlanFields, config: ModelConfig) -> bool:
+    """Whether the model's last stage predicts a second token under this plan."""
+    return plan.multi_token is not None and not isinstance(config, LlamaConfig)
+
+
 def _check_config(plan: PlanFields, config: ModelConfig) -> None:
     config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
     if plan.ep > 1 and not has_experts(config):
@@ -101,7 +107,7 @@ def _without_nodes(plan: PlanFields) -> PlanFields:
 
 def _stages(plan: PlanFields, config: ModelConfig, num_stages: int) -> str | None:
     try:
-        stage_layers(config, num_stages, plan.layers)
+        stage_layers(config, num_stages, plan.layers, has_second(plan, config))
     except ValueError as error:
         return str(error)
     return None
@@ -115,11 +121,18 @@ def _overlap(plan: PlanFields, config: ModelConfig) -> str | None:
     if not plan.has_pairs:
         where = f"{plan.schedule} has none" if plan.pp > 1 else "a single stage has none"
         return f"overlap needs pairs of a forward and a backward, and {where}; use dualpipe, dualpipev or paired_1f1b"
-    if plan.loss_chunk is not None:
-        return (
-            "a stage of overlapped experts starts its backward at the logits, and a loss in chunks has none, got "
-            f"overlap=True and loss_chunk={plan.loss_chunk}; leave one of them out"
-        )
+    return None
+
+
+def _second_token(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
+    if plan.multi_token is None:
+        return None
+    try:
+        check_multi_token(config, plan.tp, plan.multi_token)
+    except ValueError as error:
+        return str(error)
+    if sequence_length == 1:
+        return "a second token needs sequences of 2 tokens or more, got a length of 1"
     return None
 
 
@@ -136,9 +149,11 @@ def _shares(plan: PlanFields, sequence_length: int) -> list[int]:
 def _freed_head(plan: PlanFields, config: ModelConfig) -> str | None:
     """The loss in chunks calls the head behind its stage; ZeRO-3 frees a stage that it gathers as one unit before."""
     is_tied = plan.pp == 1 and getattr(config, "tied", False)
-    if plan.zero == 3 and plan.loss_chunk is not None and is_tied:
+    has_second_head = has_second(plan, config) and not plan.overlap  # overlapped experts hold a stage until its loss
+    if plan.zero == 3 and plan.loss_chunk is not None and (is_tied or has_second_head):
+        what = "a stage with a tied table at both ends" if is_tied else "a stage that predicts a second token"
         return (
-            "ZeRO-3 frees a stage with a tied table at both ends before a loss in chunks uses its head, got zero=3 and "
+            f"ZeRO-3 frees {what} before a loss in chunks uses its head, got zero=3 and "
             f"loss_chunk={plan.loss_chunk}; use zero=2, or leave loss_chunk out"
         )
     return None

@@ -173,6 +173,7 @@ def _groups(plan: PlanFields, pp: int, num_layers: int) -> list[tuple[Rule, dict
     sequence_fields: dict[str, list[Any]] = {
         "sequence_parallel": _distinct(plan.sequence_parallel, False),
         "layout": _distinct(plan.layout, "zigzag", "striped", "contiguous"),
+        "multi_token": _distinct(plan.multi_token, None),
     }
     zero_fields: dict[str, list[Any]] = {
         "zero": _distinct(plan.zero, 0, 1, 2, 3),

@@ -16,7 +16,7 @@ from html import escape
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.rules import has_experts
+from dualpipe_lab.plan.rules import has_experts, has_second
 
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
 
@@ -113,14 +113,17 @@ class _Rows:
         latent = None if isinstance(config, LlamaConfig) else config.latent
         tied = isinstance(config, LlamaConfig) and config.tied
         kv_copies = 1 if latent is not None else max(plan.tp // config.num_kv_heads, 1)
-        yield self.row("tied embedding" if tied else "embedding", "tp", stages=(0, self.last) if tied else (0,))
+        second = has_second(plan, config)  # its stage has a copy of the table
+        is_shared = tied or (second and self.last > 0)
+        ends = (0, self.last) if is_shared else (0,)
+        yield self.row("tied embedding" if is_shared else "embedding", "tp", stages=ends)
         yield self.row("queries and output" if kv_copies > 1 else "attention", "tp")
         if kv_copies > 1:
             yield self.row("keys and values", "tp", kv_copies=kv_copies)
         if latent is not None:
             yield self.row("latents", None, is_partial=plan.sequence_parallel)
         yield self.row("norms", None, is_partial=plan.sequence_parallel)
-        if isinstance(config, LlamaConfig) and config.qk_norm:
+        if config.qk_norm:
             yield self.row("norms of heads", None, is_partial=True)
         if isinstance(config, LlamaConfig) or config.num_dense_layers:
             yield self.row("dense ffn", "tp")
@@ -131,6 +134,8 @@ class _Rows:
             yield self.row("experts", "ep", is_partial=plan.sequence_parallel)
         if not tied:
             yield self.row("head", "tp", stages=(self.last,))
+        if second:
+            yield self.row("second token's projection", "tp", stages=(self.last,))
 
     def row(
         self,

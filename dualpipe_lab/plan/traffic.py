@@ -22,7 +22,8 @@ from dualpipe_lab.plan.expert_traffic import ExpertTraffic, Routing, even_loads,
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.layer_traffic import StageTraffic
-from dualpipe_lab.plan.rules import has_experts
+from dualpipe_lab.plan.rules import has_experts, has_second
+from dualpipe_lab.plan.second_traffic import second_backward, second_forward
 from dualpipe_lab.pp.program import B, F, I, Program
 from dualpipe_lab.pp.validation.routes import routes
 from dualpipe_lab.world.record.ledger import Ledger, RankLedger
@@ -111,7 +112,8 @@ class _Step:
 
     def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
-        self.shares = stage_layers(config, plan.num_stages, plan.layers)
+        self.has_second = has_second(plan, config)
+        self.shares = stage_layers(config, plan.num_stages, plan.layers, self.has_second)
 
     def layers(self, calls: Calls, routing: Routing) -> None:
         """Enter forwards and backwards."""
@@ -120,8 +122,12 @@ class _Step:
             ends = stage == 0, stage == len(self.shares) - 1
             if kind == F:
                 traffic.forward(self.shares[stage], *ends)
+                if self.has_second and ends[1]:
+                    second_forward(traffic, self.config.num_layers)
             elif kind in (B, I):
                 traffic.backward(self.shares[stage], *ends)
+                if self.has_second and ends[1]:
+                    second_backward(traffic, self.config.num_layers, has_table=not ends[0])
         if isinstance(traffic, ExpertTraffic):
             for layer in self._sparse_layers(calls.rank):
                 traffic.enter_rows(layer, routing)
@@ -154,11 +160,8 @@ class _Step:
     def routers(self, calls: Calls) -> None:
         """Enter the sums of loads."""
         if not isinstance(self.config, LlamaConfig):
-            first = self.config.num_dense_layers
-            counts = {
-                stage: sum(layer >= first for layer in self.shares[stage])
-                for stage in sorted({stage for stage, _ in self._actions(calls.rank)})
-            }
+            stages = sorted({stage for stage, _ in self._actions(calls.rank)})
+            counts = {stage: len(self._sparse(stage)) for stage in stages}
             router_calls(calls, self.plan, counts, self.config.num_experts)
 
     def uniform(self) -> dict[tuple[int, int], list[int]]:
@@ -171,7 +174,7 @@ class _Step:
             slots = self._traffic(Calls(rank)).num_tokens * self.config.num_experts_per_token
             for stage, count in forwards.items():
                 loads = even_loads(slots * count, self.config.num_experts)
-                found |= {(rank, layer): loads for layer in self.shares[stage]}
+                found |= {(rank, layer): loads for layer in self._sparse(stage)}
         return found
 
     def _traffic(self, calls: Calls) -> StageTraffic:
@@ -187,9 +190,14 @@ class _Step:
         return [(stage, kind) for stage, kind, _ in program.actions(self.plan.topology.at(rank).rank("pp"))]
 
     def _sparse_layers(self, rank: int) -> list[int]:
-        first = getattr(self.config, "num_dense_layers", 0)
         stages = {stage for stage, _ in self._actions(rank)}
-        return [layer for stage in stages for layer in self.shares[stage] if layer >= first]
+        return [layer for stage in stages for layer in self._sparse(stage)]
+
+    def _sparse(self, stage: int) -> list[int]:
+        """The layers with experts of a stage; a second token's layer is numbered behind the last one."""
+        first = getattr(self.config, "num_dense_layers", 0)
+        extra = [self.config.num_layers] if self.has_second and stage == len(self.shares) - 1 else []
+        return [layer for layer in self.shares[stage] if layer >= first] + extra
 
 
 def _signatures(program: Program, calls: Calls, ranks: tuple[int, ...], me: int) -> None:

@@ -119,11 +119,32 @@ REFUSED = [  # plan, config, length of a sequence, the rule with its values, the
         r"dp 2 \(ZeRO-2\) = 2 ranks, loss in chunks of 64 tokens",
     ),
     (
-        {"zero": 1, "dp": 2, "pp": 2, "loss_chunk": 64, "overlap": True, "schedule": "dualpipe", "num_microbatches": 4},
+        {"zero": 3, "dp": 2, "loss_chunk": 64, "multi_token": 0.3},
         V3,
         None,
-        "starts its backward at the logits, and a loss in chunks has none, got overlap=True and loss_chunk=64",
-        r"pp 2 \(dualpipe, m 4\) x dp 2 \(ZeRO-1\) = 4 ranks, overlapped experts, float32",
+        "frees a stage that predicts a second token before a loss in chunks uses its head, got zero=3",
+        r"dp 2 \(ZeRO-2\) = 2 ranks, loss in chunks of 64 tokens, a second token of weight 0\.3, float32",
+    ),
+    (
+        {"dp": 2, "multi_token": 0.3},
+        LLAMA,
+        None,
+        "a second token is predicted by a V3-style model, got a LlamaConfig",
+        "dp 2 = 2 ranks, float32",
+    ),
+    (
+        {"tp": 2, "multi_token": 0.3},
+        replace(V3, hidden_size=9, num_heads=2, num_kv_heads=2, head_size=2),
+        None,
+        "the second token's projection shares hidden_size out among the ranks of tp, got 9 on 2",
+        "tp 2 = 2 ranks, float32",
+    ),
+    (
+        {"dp": 2, "multi_token": 0.3},
+        V3,
+        1,
+        "a second token needs sequences of 2 tokens or more, got a length of 1",
+        "dp 2 = 2 ranks, float32",
     ),
     (
         {"zero": 1, "hybrid": True, "dp": 4},
@@ -204,6 +225,8 @@ plans = st.builds(
     sequence_parallel=st.booleans(),
     layout=st.sampled_from(("contiguous", "zigzag", "striped")),
     overlap=st.booleans(),
+    loss_chunk=st.sampled_from((None, 5)),
+    multi_token=st.sampled_from((None, 0.3)),
     ranks_per_node=st.none() | st.integers(1, 4),
 )
 configs = st.sampled_from([LLAMA, replace(LLAMA, tied=True), V3, replace(V3, balance=0.1), replace(V3, num_layers=3)])
@@ -270,3 +293,11 @@ def test_stages_get_the_plan_s_layers_or_those_of_equal_cost():
     v_shaped = lab.Plan(pp=2, schedule="dualpipev", num_microbatches=4)
     assert [len(stage) for stage in v_shaped.stage_layers(LLAMA)] == [2, 2, 2, 2]
     lab.Plan(pp=2, layers=(0, 8)).check(LLAMA)
+
+
+def test_overlapped_experts_take_a_second_token_and_a_loss_in_chunks():
+    fields = {"schedule": "dualpipe", "num_microbatches": 4, "overlap": True, "loss_chunk": 64, "multi_token": 0.3}
+    lab.Plan(pp=2, dp=2, zero=3, **fields).check(V3)
+    small = replace(V3, num_layers=8, num_dense_layers=0, vocabulary_size=1)
+    sizes = [[len(s) for s in lab.Plan(pp=2, multi_token=one).stage_layers(small)] for one in (None, 0.3)]
+    assert sizes == [[4, 4], [5, 3]], "the last stage gives a layer away for the second token"

@@ -1,5 +1,7 @@
 """Who sums what with whom: groups by hand, the norm's counts add up to the model, tables, drawings."""
 
+from dataclasses import replace
+
 import pytest
 
 import dualpipe_lab as lab
@@ -31,6 +33,7 @@ def test_copies_along_tp_are_summed_where_their_gradients_are_partial():
     assert sums(plain, config, "norms") == []
     assert sums(sequence, config, "norms") == [("tp", (0, 1, 2, 3), 1)]
     assert sums(plain, config, "norms of heads") == [("tp", (0, 1, 2, 3), 1)]
+    assert sums(plain, replace(V3, qk_norm=True), "norms of heads") == [("tp", (0, 1, 2, 3), 1)]
     assert sums(plain, config, "keys and values") == [("key heads", (0, 1), 2)]
     assert sums(plain, config, "queries and output") == []
     assert plain.sums(config).of("keys and values").norm == "first copy of a key head"
@@ -47,6 +50,16 @@ def test_mirrors_add_before_the_data_ranks_and_tied_stages_add_too():
     assert sums(lab.Plan(), tied, "tied embedding") == []
     with pytest.raises(ValueError, match="no row 'head'; there are tied embedding, attention"):
         lab.Plan().sums(tied).of("head")
+
+
+def test_a_second_token_shares_the_embedding_between_two_stages():
+    plan = lab.Plan(pp=2, dp=2, multi_token=0.3)
+    assert sums(plan, V3, "tied embedding") == [("dp", (0, 1), 1), ("tied stages", (0, 2), 2)]
+    assert sums(plan, V3, "second token's projection") == [("dp", (2, 3), 1)]
+    assert sums(plan, V3, "head") == [("dp", (2, 3), 1)]
+    assert sums(lab.Plan(dp=2, multi_token=0.3), V3, "embedding") == [("dp", (0, 1), 1)]
+    with pytest.raises(ValueError, match='there is no row "second token\'s projection"'):
+        lab.Plan(dp=2).sums(V3).of("second token's projection")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ V3 = V3MoEConfig(
     vocabulary_size=19, hidden_size=8, ffn_size=10, num_layers=5, num_heads=4, num_kv_heads=2, expert_ffn_size=6,
     num_experts=4, num_groups=2, num_groups_per_token=1,
 )  # fmt: skip
+QWEN3_MOE = replace(
+    V3, num_groups=1, num_groups_per_token=1, num_shared_experts=0, scoring="softmax", normalise=False, scale=1.0,
+    selection_bias=False, qk_norm=True, num_kv_heads=1,
+)  # fmt: skip
 LENGTH = 8
 SYNCHRONOUS = lab.schedules.names(synchronous=True)
 
@@ -87,6 +91,17 @@ def test_four_ranks_with_experts_send_what_the_plan_says_given_the_routers_count
     assert_exact(pipelines + others, V3)
 
 
+def test_experts_behind_normed_heads_send_what_the_plan_says_given_the_routers_counts():
+    plans = [
+        lab.Plan(ep=2, zero=3, num_microbatches=2),
+        lab.Plan(tp=2, sequence_parallel=True, recompute=True),
+        lab.Plan(dp=2, zero=2, recompute=True),
+        lab.Plan(pp=2, num_microbatches=4, schedule="dualpipe"),
+    ]
+    assert_exact(plans, QWEN3_MOE)
+    assert_exact([lab.Plan(pp=2, tp=2, num_microbatches=4, schedule="dualpipe", overlap=True)], QWEN3_MOE)
+
+
 def test_overlapped_experts_send_what_the_plan_says_given_the_routers_counts():
     pipelines = [
         lab.Plan(pp=2, num_microbatches=4, schedule=name, overlap=True, recompute=again, **{axis: 2})
@@ -133,6 +148,56 @@ def test_a_tied_table_on_two_stages_sends_what_the_plan_says():
     assert_exact(
         [lab.Plan(pp=4, num_microbatches=8, schedule=name) for name in ("1f1b", "dualpipe")], replace(CONFIG, tied=True)
     )
+
+
+def test_two_ranks_that_predict_a_second_token_send_what_the_plan_says():
+    second = {"multi_token": 0.3}
+    data = [lab.Plan(dp=2, zero=zero, num_microbatches=2, recompute=zero == 1, **second) for zero in (0, 1, 2, 3)]
+    experts = [lab.Plan(ep=2, **second), lab.Plan(dp=2, ep=2, experts_in_data=True, zero=3, **second)]
+    tensors = [
+        lab.Plan(tp=2, sequence_parallel=sharded, recompute=again, **second)
+        for sharded in (False, True)
+        for again in (False, True)
+    ]
+    rings = [lab.Plan(cp=2, zero=2, recompute=True, **second)]
+    pipelines = [
+        lab.Plan(pp=2, num_microbatches=4, schedule=name, recompute=name == "zbv", loss_chunk=3, **second)
+        for name in ("1f1b", "dualpipe", "zbv")
+    ]
+    assert_exact(data + experts + tensors + rings + pipelines, V3)
+
+
+def test_four_ranks_that_predict_a_second_token_send_what_the_plan_says():
+    second = {"multi_token": 0.3, "num_microbatches": 4, "pp": 2}
+    sharded = {"sequence_parallel": True, "recompute": True}
+    pipelines = [
+        lab.Plan(dp=2, schedule="1f1b", zero=3, **second),
+        lab.Plan(dp=2, schedule="dualpipe", zero=1, **second),
+        lab.Plan(dp=2, schedule="dualpipe", zero=3, **second),
+        lab.Plan(dp=2, schedule="zero_bubble_h1", zero=3, **second),
+        lab.Plan(dp=2, schedule="dualpipev", zero=2, layers=(2, 1, 2, 0), **second),
+        lab.Plan(tp=2, schedule="dualpipe", **sharded, **second),
+        lab.Plan(tp=2, schedule="dualpipev", **second),
+    ]
+    overlapped = [
+        lab.Plan(ep=2, schedule="dualpipe", overlap=True, **second),
+        lab.Plan(tp=2, schedule="dualpipe", overlap=True, **sharded, **second),
+        lab.Plan(cp=2, schedule="dualpipev", overlap=True, recompute=True, loss_chunk=3, **second),
+        lab.Plan(dp=2, schedule="dualpipev", overlap=True, loss_chunk=3, zero=3, **second),
+        lab.Plan(dp=2, schedule="paired_zero_bubble_h1", overlap=True, zero=3, **second),
+    ]
+    assert_exact(pipelines + overlapped, V3)
+
+
+def test_overlapped_experts_with_a_loss_in_chunks_send_what_the_plan_says():
+    plans = [
+        lab.Plan(pp=2, num_microbatches=4, schedule=name, overlap=True, loss_chunk=3, **fields)
+        for name, fields in (
+            ("dualpipe", {"tp": 2, "sequence_parallel": True}), ("dualpipev", {"dp": 2, "zero": 3}),
+            ("paired_zero_bubble_h1", {"dp": 2, "zero": 3}),
+        )
+    ]  # fmt: skip
+    assert_exact(plans, V3)
 
 
 def test_without_counts_the_prediction_says_uniform_routing_and_has_the_counts_of_calls():

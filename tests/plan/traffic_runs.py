@@ -26,7 +26,7 @@ def train(plan, config, num_rows, length):
         for _ in range(plan.num_microbatches)
     ]
     batch, exchange, update = (
-        Batch(ids, ids, batch_size * length, batch_size),
+        Batch(ids, ids, batch_size * length, batch_size, ids, ids),
         trainer_module.exchange,
         Trainer._update_biases,
     )
@@ -34,7 +34,7 @@ def train(plan, config, num_rows, length):
 
     def keep_loads(self, speed):
         loads.update({(rank_context().rank, layer): load for layer, load in loads_of(self.model)})
-        update(self, speed)
+        return update(self, speed)
 
     trainer_module.exchange = lambda reading: (snapshots.append(calls()), exchange(reading))[1]
     Trainer._update_biases = keep_loads
@@ -55,7 +55,10 @@ def train(plan, config, num_rows, length):
 def loads_of(model):
     """How many tokens of the step chose each expert, by layer."""
     for stage in model.stages.values():
-        for number, layer in stage.layers.named_children():
+        layers = list(stage.layers.named_children())
+        if hasattr(stage, "multi_token"):
+            layers.append((model.config.num_layers, stage.multi_token.layer))
+        for number, layer in layers:
             router = getattr(layer.mlp, "router", None)
             if router is not None:
                 yield int(number), router.load.tolist()

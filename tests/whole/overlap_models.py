@@ -13,6 +13,8 @@ from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.moe import expert_parameters
 from dualpipe_lab.ep.overlap import interruptible_stage, overlapped_forward_backward
+from dualpipe_lab.models.multi_token import next_tokens
+from dualpipe_lab.models.plain_multi_token import PlainMultiToken
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.rank_model import build_stages
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -43,17 +45,16 @@ def batch(config, number, num_data):
     return ids, targets
 
 
-def one_process(config, number, num_data):
-    """Loss, gradients, and the load of each router."""
-    model = PlainV3MoE(config, torch.float64)
+def one_process(config, number, num_data, second=None):
+    """Loss, gradients, and the load of each router; `second`: the weight of a second token's loss."""
+    model = PlainV3MoE(config, torch.float64) if second is None else PlainMultiToken(config, second, torch.float64)
     initialize_parameters(model)
     loads = {}
-    for place, layer in enumerate(model.layers):
-        if hasattr(layer.mlp, "router"):
-            layer.mlp.router.selection_bias = bias_of(place, config)
-            layer.mlp.router.register_forward_hook(
-                lambda _, x, out, place=place: loads.update({place: out[1].flatten().bincount(minlength=8)})
-            )
+    for place, layer in numbered(model):
+        layer.mlp.router.selection_bias = bias_of(place, config)
+        layer.mlp.router.register_forward_hook(
+            lambda _, x, out, place=place: loads.update({place: out[1].flatten().bincount(minlength=8)})
+        )
     ids, targets = batch(config, number, num_data)
     loss = model.loss(ids.flatten(0, 2), targets.flatten(0, 2))
     loss.backward()
@@ -61,17 +62,25 @@ def one_process(config, number, num_data):
     return loss.detach(), grads, loads
 
 
-def build(config, mesh, program, layers=None, again=False, sequence_parallel=False, layout="zigzag"):
+def numbered(model):
+    """The layers with experts and their numbers; that of a second token comes behind all others."""
+    found = [(int(number), layer) for number, layer in model.layers.named_children() if hasattr(layer.mlp, "router")]
+    extra = [] if not hasattr(model, "multi_token") else [(CONFIG.num_layers, model.multi_token.get_submodule("layer"))]
+    return found + extra
+
+
+def build(
+    config, mesh, program, layers=None, again=False, sequence_parallel=False, layout="zigzag", second=None, chunk=None
+):
     """This rank's model; `layers`: the number of layers of each stage."""
     shares = make_layout(layout, LENGTH, mesh.size("cp")) if mesh.size("cp") > 1 else None
     model = build_stages(
         config, mesh, program, layers=layers, dtype=torch.float64, recompute=again, layout=shares,
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=sequence_parallel, multi_token=second, loss_chunk=chunk,
     )  # fmt: skip
     for stage in model.stages.values():
-        for number, layer in stage.layers.named_children():
-            if hasattr(layer.mlp, "router"):
-                layer.mlp.router.bias.copy_(bias_of(int(number), config))
+        for number, layer in numbered(stage):
+            layer.mlp.router.bias.copy_(bias_of(number, config))
     return model
 
 
@@ -93,9 +102,10 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     ids, targets = batch(config, number, num_data)
     num_tokens, mine = int((targets >= 0).sum()), mesh.rank("dp") * mesh.size("ep") + mesh.rank("ep")
     ids, targets = ids[mine], targets[mine]
+    shifted = next_tokens(ids, targets)  # in full
     if mesh.size("cp") > 1:
         layout = make_layout(options.get("layout", "zigzag"), LENGTH, mesh.size("cp"))
-        ids, targets = (shard(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets))
+        ids, targets, *shifted = (shard(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets, *shifted))
     model.begin_step(num_tokens, num_data * number * ROWS)
     stages = {s: m if s in plain else interruptible_stage(m, s, fill=fill) for s, m in modules.items()}
 
@@ -105,8 +115,12 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
         sum_mirrors=program.num_directions == 2,
     )  # fmt: skip
     ones, calls = [1.0] * number, count_calls(modules)
-    result = runtime.step(list(ids), list(targets), ones)
+    extra = model.extra_inputs(*shifted) if model.multi_token else None
+    result = runtime.step(list(ids), list(targets), ones, extra)
+    if model.tied:
+        runtime.sum_tied(model.tied)
     loads = loads_of(modules) if mesh.rank("tp") == 0 else {}
+    model.eval()
     evaluation = runtime.evaluate(list(ids), list(targets), ones)
     assert not any(stage.num_live for stage in runtime._stages.values())
     if optimizer:
@@ -118,8 +132,9 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
     errors = {"loss": float(abs(found - expected))}
     backwards = {s: sum(a.kind in "BW" and a.stage == s for a in program.actions(mesh.rank("pp"))) for s in modules}
     assert all(len(each) == 1 and each.pop() == backwards[s] for s, each in calls().items())
-    if config.balance == 0:
-        errors["evaluation"] = float(abs(heads[0] - heads[1]))
+    if config.balance == 0:  # the last stage's balance loss counts with its head's
+        only = next_loss(config, number, num_data) if model.multi_token else heads[1]
+        errors["evaluation"] = float(abs(heads[0] - only))
     for module in modules.values():
         errors |= gradient_errors(module, mesh, grads, () if optimizer else ("dp", "ep", "cp"))
     return errors, loads
@@ -131,13 +146,13 @@ def sum_of(losses, group):
     return total
 
 
+def next_loss(config, number, num_data):
+    """The loss of the next token alone, in one process: what an evaluation has."""
+    return one_process(config, number, num_data)[0]
+
+
 def loads_of(modules):
-    return {
-        int(number): layer.mlp.router.load.clone()
-        for module in modules.values()
-        for number, layer in module.layers.named_children()
-        if hasattr(layer.mlp, "router")
-    }
+    return {number: layer.mlp.router.load.clone() for module in modules.values() for number, layer in numbered(module)}
 
 
 def count_calls(modules):
@@ -168,7 +183,8 @@ def gradient_errors(module, mesh, grads, summed):
         axes = [axis for axis in summed if axis != "ep" or id(parameter) not in experts]
         grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         comm.all_reduce(grad, group=mesh.group(*(axis for axis in axes if axis in mesh.topology.names)))
-        expected = grads[name] if name not in shards else shards[name].of(grads[name])
+        full = grads[getattr(module, "tied_names", {}).get(name, name)]
+        expected = full if name not in shards else shards[name].of(full)
         errors[name] = float((grad - expected).abs().max() / max(1e-30, float(expected.abs().max())))
     return errors
 

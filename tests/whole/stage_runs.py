@@ -43,7 +43,8 @@ def plain_model(config, dtype=torch.float64):
     model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, dtype)
     initialize_parameters(model, SEED)
     for number, router in routers(model):
-        router.selection_bias = bias_of(number, config.num_experts).to(dtype)
+        if router.selection_bias is not None:
+            router.selection_bias = bias_of(number, config.num_experts).to(dtype)
     return model
 
 
@@ -86,7 +87,8 @@ def build(config, mesh, program, layout=None, dtype=torch.float64, **options):
     model = build_stages(config, mesh, program, seed=SEED, dtype=dtype, layout=layout, **options)
     for stage in model.stages.values():
         for number, router in routers(stage):
-            router.bias.copy_(bias_of(number, config.num_experts))
+            if router.bias is not None:
+                router.bias.copy_(bias_of(number, config.num_experts))
     return model
 
 

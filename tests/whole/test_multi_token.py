@@ -123,9 +123,17 @@ def test_the_last_stage_says_what_it_needs_and_leaves_the_second_token_out_of_ev
             model(ids)
         with pytest.raises(ValueError, match="call begin_step first"):
             stage(ids, *shifted)
-        with pytest.raises(ValueError, match="stage 0 predicts a second token, which no order of pieces has"):
-            lab.ep.overlap.interruptible_stage(stage, 0)
+        pieces = lab.ep.overlap.interruptible_stage(stage, 0)
+        with pytest.raises(ValueError, match=r"got none; pass extra=rank_model.extra_inputs"):
+            pieces.forward(0, (ids,))
+        with pytest.raises(ValueError, match="stage 0 takes next_ids and next_targets beside x, got text"):
+            pieces.forward(0, (ids,), {"text": ids})
+        with pytest.raises(ValueError, match="call begin_step first"):
+            pieces.forward(0, (ids,), shifted._asdict(), lambda logits: logits.sum())
         stage.eval()
+        with torch.no_grad():
+            (output,) = pieces.forward(0, (ids,)).output
+            assert torch.equal(output, model(ids)), "the extra layer does not run"
         assert torch.equal(model(ids), build(V3, model.mesh, None)(ids)), "the weights of the model without it"
         model.begin_step(ids.numel(), len(ids))
         stage.config = replace(V3, balance=0.0)

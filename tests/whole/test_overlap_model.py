@@ -27,7 +27,7 @@ def several(rank, world_size, cases, references):
 def key_of(case):
     """What the reference of a case depends on: the model, the number of microbatches, and that of data ranks."""
     config, axes, _, number, *_ = case
-    return config, number, prod(size for axis, size in axes if axis in ("dp", "ep"))
+    return config, number, prod(size for axis, size in axes if axis in ("dp", "ep")), case[-1].get("second")
 
 
 def check(world_size, cases, timeout=180):
@@ -113,6 +113,57 @@ def test_data_parallelism_sees_the_gradients_of_every_piece():
         8,
         [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name}) for name in ("Ddp", "Zero1", "Zero2", "Zero3")]
         + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": name}) for name in ("Zero2", "Zero3")],
+    )
+
+
+@pytest.mark.slow
+def test_a_loss_in_chunks_gives_the_head_its_gradient():
+    experts, options = [("pp", 2), ("ep", 2)], {"chunk": 5}
+    check(
+        4,
+        [
+            (CONFIG, experts, "dualpipe", 4, [2, 3], options),
+            (replace(CONFIG, balance=0.0), experts, "dualpipev", 4, [2, 1, 1, 1], {"again": True, **options}),
+            (CONFIG, experts, "paired_zero_bubble_h1", 4, [3, 2], options),
+            (CONFIG, [("pp", 2), ("tp", 2)], "dualpipe", 4, [2, 3], {"sequence_parallel": True, **options}),
+            (CONFIG, [("cp", 2), ("ep", 2)], "paired_1f1b", 3, [5], options),
+        ],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"second": 0.3}, {"second": 0.3, "chunk": 5}], ids=str)
+def test_a_second_token_under_overlapped_experts(options):
+    """Its layer has pieces of its own; head and table are used twice, and once per microbatch by autograd."""
+    experts = [("pp", 2), ("ep", 2)]
+    check(
+        4,
+        [
+            (CONFIG, experts, "dualpipe", 4, [2, 3], options),
+            (CONFIG, experts, "dualpipe", 4, [2, 3], {"hook": "serial", **options}),
+            (CONFIG, experts, "dualpipe", 4, [3, 2], {"plain": (0,), "fill": False, **options}),
+            (replace(CONFIG, num_shared_experts=0, balance=0.0), experts, "dualpipe", 4, [1, 4], options),
+            (CONFIG, experts, "dualpipev", 4, [2, 1, 1, 1], {"again": True, **options}),
+            (CONFIG, experts, "paired_1f1b", 4, [5, 0], options),
+            (CONFIG, experts, "paired_zero_bubble_h1", 4, [3, 2], options),
+            (CONFIG, experts, "zero_bubble_h1", 3, [2, 3], {"again": True, **options}),
+            (CONFIG, [("pp", 2), ("tp", 2)], "dualpipe", 4, [2, 3], options),
+            (CONFIG, [("pp", 2), ("tp", 2)], "dualpipev", 4, [2, 1, 1, 1], {"sequence_parallel": True, **options}),
+            (CONFIG, [("pp", 2), ("cp", 2)], "dualpipe", 4, [2, 3], {"layout": "striped", "again": True, **options}),
+            (CONFIG, [("cp", 2), ("ep", 2)], "paired_1f1b", 3, [5], options),
+        ],
+    )
+
+
+@pytest.mark.slow
+def test_data_parallelism_sees_losses_with_weights():
+    both = {"second": 0.3, "chunk": 5}
+    axes = [("pp", 2), ("dp", 2)]
+    check(
+        4,
+        [(CONFIG, axes, "dualpipe", 4, [2, 3], {"zero": name, **both}) for name in ("Ddp", "Zero1", "Zero2", "Zero3")]
+        + [(CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {"zero": name, **both}) for name in ("Zero2", "Zero3")]
+        + [(CONFIG, [("dp", 4)], "paired_1f1b", 3, [5], {"zero": name, **both}) for name in ("Zero2", "Zero3")],
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
+from dualpipe_lab.ep.overlap.linked import Given
 from dualpipe_lab.ep.overlap.order import Op, Order, Ticks
 from dualpipe_lab.ep.overlap.simulator import StreamSpans, span_kind, span_of
 from dualpipe_lab.timeline import Span, Time
@@ -39,8 +40,11 @@ class Layer(Protocol):
 
     letters: str
 
-    def begin(self, weight: float = 1) -> Any:
-        """Return the pass of one microbatch, of this weight in the loss, through this layer."""
+    def begin(self, weight: float = 1, given: Given | None = None) -> Any:
+        """Return the pass of one microbatch, of this weight in the loss, through this layer.
+
+        `given`: what the layers of the stage share for this microbatch.
+        """
 
 
 class Pass(Protocol):
@@ -60,14 +64,18 @@ class MicrobatchPass:
         layers: in the order of the forward.
         x: `x_..D`, the input of the first one, or token ids where that is an embedding.
         weight: of the microbatch in the loss; the layers' own losses are multiplied by it.
+        given: what the layers share for this microbatch (default: that weight alone).
 
     Attributes:
+        letters: of every layer.
         dy: `dy_..D`, the gradient of the output; set it before the backward.
         dx: `dx_..D`, the gradient of the input; None until the backward of layer 0 has run, and for token ids.
     """
 
-    def __init__(self, layers: Sequence[Layer], x: Tensor, weight: float = 1) -> None:
-        self._passes = [layer.begin(weight) for layer in layers]
+    def __init__(self, layers: Sequence[Layer], x: Tensor, weight: float = 1, given: Given | None = None) -> None:
+        given = given or Given(weight)
+        self.letters = [layer.letters for layer in layers]
+        self._passes = [layer.begin(weight, given) for layer in layers]
         self._x: Tensor | None = x
         self.dy: Tensor | None = None
         self.dx: Tensor | None = None

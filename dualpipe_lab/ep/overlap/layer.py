@@ -24,6 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.ep import moe
 from dualpipe_lab.ep.all_to_all import start_rows
+from dualpipe_lab.ep.overlap.linked import Given
 from dualpipe_lab.ep.overlap.order import ROUTED
 from dualpipe_lab.ep.router import Routing, TopKRouter
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward, accumulate_grad, announce_weight_grad
@@ -92,7 +93,7 @@ class InterruptibleLayer(nn.Module):
         self.attention, self.router, self.experts = attention, router, experts
         self._routes = None if fixed is None else fix_routes(router, experts, fixed)
 
-    def begin(self, weight: float = 1) -> "LayerPass":
+    def begin(self, weight: float = 1, given: Given | None = None) -> "LayerPass":
         """Return the pass of one microbatch through this layer."""
         return LayerPass(self, weight)
 

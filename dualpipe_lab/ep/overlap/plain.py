@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from dualpipe_lab.ep.overlap.linked import Given
 from dualpipe_lab.ep.overlap.order import PLAIN
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward
 from dualpipe_lab.pp.runtime.stage import has_gradient
@@ -28,7 +29,7 @@ class PlainLayer:
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self.function = function
 
-    def begin(self, weight: float = 1) -> "PlainPass":
+    def begin(self, weight: float = 1, given: Given | None = None) -> "PlainPass":
         """Return the pass of one microbatch through this layer."""
         return PlainPass(self.function)
 

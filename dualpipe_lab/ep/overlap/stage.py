@@ -22,6 +22,7 @@ from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.dp.synchronizer import Synchronizer, synchronizers_of
 from dualpipe_lab.ep.overlap import builders
 from dualpipe_lab.ep.overlap.executor import Layer, MicrobatchPass, Pass, execute
+from dualpipe_lab.ep.overlap.linked import Given
 from dualpipe_lab.ep.overlap.order import PLAIN, Op, Order, Ticks
 from dualpipe_lab.pp.program import B, F
 from dualpipe_lab.pp.runtime.stage import ForwardResult, Loss, ReadyAction, Stage, Tensors, scaled
@@ -36,6 +37,7 @@ class InterruptibleStage(Stage):
         ticks: nanoseconds of every kind of compute, as for `execute`.
         fill: overlap the all-to-alls of an unpaired backward with its own weight gradients.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
+        has_loss: whether the last layer computes the loss, because that has weights (`LinkedLayer`).
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class InterruptibleStage(Stage):
         ticks: Ticks | None = None,
         fill: bool = True,
         module: nn.Module | None = None,
+        has_loss: bool = False,
     ) -> None:
         modules = [layer for layer in layers if isinstance(layer, nn.Module)]
         super().__init__(index, nn.ModuleList(modules) if module is None else module)
-        self.layers, self.ticks, self._fill = list(layers), ticks, fill
+        self.layers, self.ticks, self._fill, self._has_loss = list(layers), ticks, fill, has_loss
         self.letters = [layer.letters for layer in layers]
         self.passes: dict[int, MicrobatchPass] = {}
 
@@ -66,8 +69,8 @@ class InterruptibleStage(Stage):
         weight: float = 1,
     ) -> ForwardResult:
         """F: the serial forward."""
-        one = self.begin_forward(microbatch, inputs, extra, weight)
-        self.execute(builders.forward_alone(self.letters, microbatch), forward=one)
+        one = self.begin_forward(microbatch, inputs, extra, weight, loss_fn)
+        self.execute(builders.forward_alone(one.letters, microbatch), forward=one)
         return self.finish_forward(one, loss_fn, weight)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
@@ -91,20 +94,37 @@ class InterruptibleStage(Stage):
         """Execute an order without spans of its own: the pipeline records one span for the action."""
         execute(order, forward, backward, self.ticks, traced=False)
 
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[Layer]:
+        """Return the layers that a forward with these further inputs runs: here all of them, and no such input.
+
+        Raises:
+            ValueError: inputs that no layer takes.
+        """
+        if extra:
+            rule = f"the layers of stage {self.index} take x alone"
+            raise ValueError(f"{rule}, got more inputs: {', '.join(map(str, extra))}")
+        return self.layers
+
     def begin_forward(
-        self, microbatch: int, inputs: Tensors, extra: Mapping[str, Any] | None = None, weight: float = 1
+        self,
+        microbatch: int,
+        inputs: Tensors,
+        extra: Mapping[str, Any] | None = None,
+        weight: float = 1,
+        loss_fn: Loss | None = None,
     ) -> MicrobatchPass:
         """Begin the forward of a microbatch, which holds the stage's weights until `finish_forward`.
 
         Raises:
             ValueError: more than one input, which no layer takes; weights under ZeRO-3 in a stage that trains none.
         """
-        if extra or len(inputs) != 1:
+        if len(inputs) != 1:
             more = ", ".join([*map(str, extra or ()), *["a tensor"] * (len(inputs) - 1)])
             raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
+        layers = self.layers_for(extra or {})
         self._hold()
         (x,) = inputs
-        one = MicrobatchPass(self.layers, x, weight)
+        one = MicrobatchPass(layers, x, weight, Given(weight, extra or {}, loss_fn))
         if torch.is_grad_enabled():
             self.passes[microbatch] = one
         return one
@@ -114,6 +134,9 @@ class InterruptibleStage(Stage):
         self._release()
         if loss_fn is None:
             return ForwardResult((one.output,), one.loss)
+        if self._has_loss:
+            one.dy = torch.ones_like(one.output)  # of the loss itself
+            return ForwardResult((), one.output if one.loss is None else one.output + one.loss)
         y = one.output.detach().requires_grad_(torch.is_grad_enabled())
         loss = scaled(loss_fn(y), weight)
         if torch.is_grad_enabled():
@@ -189,7 +212,7 @@ class _InterruptibleHalf:
     def begin(self) -> MicrobatchPass:
         ready, microbatch = self._ready, self._ready.action.microbatch
         if ready.action.kind == F:
-            self._pass = self._stage.begin_forward(microbatch, ready.inputs, ready.extra, ready.weight)
+            self._pass = self._stage.begin_forward(microbatch, ready.inputs, ready.extra, ready.weight, ready.loss_fn)
         else:
             self._pass = self._stage.begin_backward(microbatch, ready.inputs)
         return self._pass

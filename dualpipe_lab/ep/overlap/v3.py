@@ -5,7 +5,10 @@ pipeline runtime, which trains the same parameters under the same names.
   layer with experts   A: attention, both norms, router, balance loss; S: the shared expert; D, M, C: routed experts
   dense layer          P
   embedding            P, before the first layer
-  norm and head        P, behind the last layer; the loss follows
+  norm and head        P, behind the last layer; the loss follows, or is a part of P where it has weights: in chunks,
+                       and with a second token
+  second token         P, then the extra layer with experts, then a P for both losses, so that the head is used in one
+                       piece; the hidden state is kept for it (`LinkedLayer`)
 Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, and those of the
 two halves of a pair come in the same order on every rank, because all execute one order.  Under sequence parallelism
 every rank of tp sends all tokens of its group to the experts: A gathers them, and the output is sliced.
@@ -13,7 +16,7 @@ The load of a router is counted in A_B, once per microbatch.
 Elsewhere: Megatron `build_transformer_layer_callables` in fine_grained_callables.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,10 +25,12 @@ from torch import Tensor, nn
 from dualpipe_lab.ep.moe import MoE, Routes
 from dualpipe_lab.ep.overlap.executor import Layer
 from dualpipe_lab.ep.overlap.layer import LayerPass, Routed, fix_routes, plan
+from dualpipe_lab.ep.overlap.linked import Given, Linked, LinkedLayer
 from dualpipe_lab.ep.overlap.order import ROUTED, SHARED, Ticks
 from dualpipe_lab.ep.overlap.plain import PlainLayer
 from dualpipe_lab.ep.overlap.stage import InterruptibleStage
 from dualpipe_lab.pp.runtime.recompute import recompute
+from dualpipe_lab.pp.runtime.stage import scaled
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, gather_output_grad, local_slice
 
 
@@ -78,30 +83,38 @@ def interruptible_stage(
         fixed: `experts_TK` of every microbatch, as for `InterruptibleLayer`; all ranks call this then.
 
     Raises:
-        ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here; a
-            stage that predicts a second token, or whose loss is in chunks and so has weights of its own.
+        ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here.
     """
-    if module.head is not None and module.loss_chunk is not None:
-        rule = f"stage {index} is run in pieces, and its backward starts at the logits"
-        raise ValueError(f"{rule}, got loss_chunk={module.loss_chunk}; leave loss_chunk out")
-    if hasattr(module, "multi_token"):
-        raise ValueError(f"stage {index} predicts a second token, which no order of pieces has; run its pairs serially")
-    layers: list[Layer] = [] if module.embedding is None else [PlainLayer(module.enter)]
-    layers += _layers(module, fixed)
-    if module.head is not None:
-        layers.append(PlainLayer(module.leave))
     assert isinstance(module, nn.Module), "a stage is a module"
-    return InterruptibleStage(index, layers, ticks, fill, module)
+    layers = list(_layers(module, fixed))
+    if hasattr(module, "multi_token"):
+        return SecondTokenStage(index, module, layers, ticks, fill, fixed)
+    if module.embedding is not None:
+        layers.insert(0, PlainLayer(module.enter))
+    if module.head is None:
+        return InterruptibleStage(index, layers, ticks, fill, module)
+    if module.loss_chunk is None:
+        return InterruptibleStage(index, [*layers, PlainLayer(module.leave)], ticks, fill, module)
+    return InterruptibleStage(index, [*layers, _scoring(module.leave)], ticks, fill, module, has_loss=True)
+
+
+def _scoring(leave: Callable[[Tensor], Tensor]) -> LinkedLayer:
+    """Return a last layer whose output is the loss of a stage's output, or that output where no loss is wanted."""
+    return LinkedLayer(lambda x, _, given: Linked(given.loss_of(leave(x))))
 
 
 def _layers(stage: V3Stage, fixed: Tensor | None) -> Iterable[Layer]:
     for name, layer in stage.layers.named_children():
-        if not isinstance(layer.mlp, MoE):
+        if isinstance(layer.mlp, MoE):
+            yield _routed(stage, name, layer, fixed)
+        else:
             yield PlainLayer(partial(_run_dense, stage, layer))
-            continue
-        if getattr(layer.mlp, "nodes", None) is not None:
-            raise ValueError(f"layer {name} dispatches node by node, which cannot be interrupted; use num_nodes=1")
-        yield InterruptibleV3Layer(stage, layer, fixed)
+
+
+def _routed(stage: V3Stage, name: str, layer: nn.Module, fixed: Tensor | None) -> "InterruptibleV3Layer":
+    if getattr(layer.mlp, "nodes", None) is not None:
+        raise ValueError(f"layer {name} dispatches node by node, which cannot be interrupted; use num_nodes=1")
+    return InterruptibleV3Layer(stage, layer, fixed)
 
 
 def _run_dense(stage: V3Stage, layer: nn.Module, x: Tensor) -> Tensor:
@@ -127,7 +140,7 @@ class InterruptibleV3Layer:
         self.letters = ROUTED if self.shared is None else SHARED
         self._routes = None if fixed is None else fix_routes(layer.mlp.router, self.experts, fixed)
 
-    def begin(self, weight: float = 1) -> LayerPass:
+    def begin(self, weight: float = 1, given: Given | None = None) -> LayerPass:
         """Return the pass of one microbatch through this layer."""
         return LayerPass(self, weight)
 
@@ -158,3 +171,64 @@ class InterruptibleV3Layer:
         routing = layer.mlp.router(n.flatten(0, -2))
         loss = layer.balance(routing, n.shape[1], stage.num_sequences)
         return Routed(a, n.flatten(0, -2), routing, None if loss is None else stage.config.balance * loss)
+
+
+class SecondTokenStage(InterruptibleStage):
+    """The last stage of a model that predicts a second token, in pieces; in evaluation without it.
+
+    Args:
+        index: the number of the stage.
+        module: a `MultiTokenStage`.
+        layers: of the stage, between embedding and head.
+        ticks, fill, fixed: as in `interruptible_stage`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        module: Any,
+        layers: Sequence[Layer],
+        ticks: Ticks | None = None,
+        fill: bool = True,
+        fixed: Tensor | None = None,
+    ) -> None:
+        self._model = module
+        extra = _routed(module, "of the second token", module.multi_token.layer, fixed)
+        is_first = module.embedding is not None
+        enter = [LinkedLayer(self._enter, keeps="embedded")] if is_first else []
+        combine = LinkedLayer(self._combine, keeps="hidden", takes="embedded" if is_first else None)
+        score = LinkedLayer(self._score, takes="hidden")
+        super().__init__(index, [*enter, *layers, combine, extra, score], ticks, fill, module, has_loss=True)
+        self._without = [*([PlainLayer(module.enter)] if is_first else []), *layers, _scoring(module.answer)]
+
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[Layer]:
+        """Return all layers; in evaluation without the next tokens those of the model itself.
+
+        Raises:
+            ValueError: no next tokens in training, or other inputs.
+        """
+        if not extra:
+            self._model.check_evaluation()
+            return self._without
+        if extra.keys() != {"next_ids", "next_targets"}:
+            raise ValueError(f"stage {self.index} takes next_ids and next_targets beside x, got {', '.join(extra)}")
+        return self.layers
+
+    def _enter(self, x: Tensor, _: Tensor | None, given: Given) -> Linked:
+        """Embed the ids, and the next ones: the table is used in one piece."""
+        return Linked(self._model.enter(x), self._model.embedding(given.extra["next_ids"]))
+
+    def _combine(self, x: Tensor, embedded: Tensor | None, given: Given) -> Linked:
+        """Return the extra layer's input, and keep the hidden state for the head."""
+        after = given.extra["next_ids"] if embedded is None else embedded
+        return Linked(self._model.run(self._model.multi_token.combine, x, after), x.view_as(x))
+
+    def _score(self, x: Tensor, hidden: Tensor | None, given: Given) -> Linked:
+        """Return the sum of both losses: of the hidden state, and of the extra layer's output x."""
+        assert hidden is not None, "kept by _combine"
+        model, loss_fn = self._model, given.loss_fn
+        output = model.answer(hidden)
+        if loss_fn is None:
+            return Linked(output)
+        second = model.weighted_loss(model.multi_token.norm(x), given.extra["next_targets"])
+        return Linked(scaled(loss_fn(output) + second, given.weight))

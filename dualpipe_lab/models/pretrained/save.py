@@ -48,14 +48,11 @@ def save_pretrained(model: Model, path: Path | str, max_bytes: int = 5 * 10**9) 
 
     Raises:
         PretrainedError: the folder is there already, or the model has no published form.
-        ValueError: ZeRO-3 holds the weights in shards, or experts lie in the slots of a placement.
+        ValueError: ZeRO-3 holds the weights in shards.
     """
     path, config = Path(path), config_of(model)
     if any(map(is_absent, model.parameters())):
         raise ValueError("ZeRO-3 holds the weights in shards; save inside of `with optimizer.gathered():`")
-    for stage in parts_of(model).values():
-        for name, shard in shards_of(stage).items():
-            shard.full_shape(stage.get_parameter(name))  # experts in the slots of a placement refuse here
     if path.exists():
         raise PretrainedError(f"{path} is there already, and nothing is overwritten; name another folder")
     hidden = path.with_name(path.name + ".part")
@@ -128,12 +125,16 @@ class _Source:
         return full_tensor(tensor, shard, self.stage.tp.group) if isinstance(self.stage, TransformerStage) else tensor
 
     def _expert(self, tensor: Tensor, shard: Shard | None, expert: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the weight of one expert, which the rank that has it sends to the others of ep."""
-        if not isinstance(self.stage, V3Stage) or self.stage.ep.size == 1:
+        """Return the weight of one expert, which the first rank that has it sends to the others of ep."""
+        if not isinstance(self.stage, V3Stage):
             return tensor[expert]
-        here = experts_of(shard, len(tensor) * self.stage.ep.size)
-        found = tensor[expert - here[0]].contiguous() if expert in here else tensor.new_empty(shape)
-        comm.broadcast(found, members(self.stage.ep.group)[expert // len(tensor)], self.stage.ep.group)
+        here = experts_of(shard, len(tensor) if shard is None else shard.size)
+        if self.stage.ep.size == 1:
+            return tensor[here.index(expert)]
+        slots = shard.slots if shard is not None and shard.slots else range(len(tensor) * self.stage.ep.size)
+        found = tensor[here.index(expert)].contiguous() if expert in here else tensor.new_empty(shape)
+        source = members(self.stage.ep.group)[slots.index(expert) // len(tensor)]
+        comm.broadcast(found, source, self.stage.ep.group)
         return found
 
 

@@ -2,9 +2,13 @@
 
 Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per rank, file, tensor, slice and bytes.
   read here       config.json and the headers of the files; no process starts
-  cut by rows     q, k, v, gate, up, the embedding and the head: their outputs are shared along tp
+  cut by rows     q, k, v, gate, up, the embedding and the head: their outputs are shared along tp; of latent attention
+                  what unfolds queries, keys and values
   cut by columns  o and down: their inputs are
   key heads       with more ranks than key heads, several ranks read the same rows
+  experts         whole, those of the rank along ep, whether it is an axis or within the data ranks
+  fp8             the scales of the blocks in which a slice lies; a block on an edge is read by both ranks
+  everywhere      norms, routers with their biases, what makes latents; along dp and cp everything else too
 `load_pretrained` reads exactly these slices.
 Elsewhere: transformers' `base_model_tp_plan` by name; vLLM's `weight_loader` of each layer.
 """
@@ -16,17 +20,19 @@ from typing import NamedTuple
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
-from dualpipe_lab.models.pretrained.folder import PretrainedError, PretrainedFolder
+from dualpipe_lab.models.pretrained.folder import PretrainedFolder, Stored
+from dualpipe_lab.models.pretrained.fp8 import SCALE
 from dualpipe_lab.models.pretrained.load import check_folder, full_shapes
-from dualpipe_lab.models.pretrained.names import published_name
+from dualpipe_lab.models.pretrained.names import is_stacked, published_names
 from dualpipe_lab.models.stage import HEAD, TABLE
-from dualpipe_lab.models.stage_rules import check_stages, stage_layers, stages_of
+from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.topology import Topology
 
-_ROWS = (TABLE, HEAD, "q.weight", "gate.weight", "up.weight")
-_COLUMNS = ("o.weight", "down.weight")
+_UNFOLDED = ("q.weight", "q_up.weight", "kv_up.weight")
+_ROWS = (TABLE, HEAD, *_UNFOLDED, "mlp.gate.weight", "mlp.up.weight", "shared.gate.weight", "shared.up.weight")
+_COLUMNS = ("attention.o.weight", "mlp.down.weight", "mlp.shared.down.weight")  # what makes latents is called down too
 _KEYS = ("attention.k.weight", "attention.v.weight")
 
 
@@ -67,50 +73,97 @@ def slices_of(
         layers: the number of layers of each stage (default: as `stage_layers` shares them out).
 
     Raises:
-        PretrainedError: the folder cannot be used, or is of a model with experts.
+        PretrainedError: the folder cannot be used.
         ValueError: as `check_stages`, for a model that this cut does not fit.
     """
     config, folder = config_from_pretrained(path), PretrainedFolder(path)
-    if not isinstance(config, LlamaConfig):
-        raise PretrainedError(f"{path} has experts, whose slices are not listed before a run; use load_pretrained")
     check_folder(folder, config)
     check_stages(config, topology, program, layers=layers)
-    split = stage_layers(config, 1 if program is None else program.num_stages, layers)
+    published = {name: published_names(name, config) for name in full_shapes(config)}
+    stages = stage_layers(config, 1 if program is None else program.num_stages, layers)
+    names = _stage_names(list(published), config, stages)
+    found: dict[tuple[int, int, int], list[FileSlice]] = {}  # many ranks read the same
+
+    def of_stage(stage: int, tp: int, ep: int) -> list[FileSlice]:
+        if (stage, tp, ep) not in found:
+            cut = _Cut(config.num_kv_heads, tp, topology.size("tp"), ep, topology.size("ep"))
+            found[stage, tp, ep] = [one for name in names[stage] for one in cut.slices(folder, name, published[name])]
+        return found[stage, tp, ep]
+
+    numbers = _numbers_along_ep(topology)
     return [
         [
-            _slice(folder, config, name, here.get("tp", 0), topology.size("tp"))
+            one
             for stage in stages_of(program, here.get("pp", 0))
-            for name in _names(config, split, stage)
+            for one in of_stage(stage, here.get("tp", 0), numbers.get(rank, 0))
         ]
-        for here in map(topology.coordinates, range(topology.world_size))
+        for rank, here in enumerate(map(topology.coordinates, range(topology.world_size)))
     ]
 
 
-def _names(config: LlamaConfig, split: Sequence[range], stage: int) -> list[str]:
-    """Return the parameters of a stage by our names; a tied head reads the table, unless that is here already."""
-    is_first, is_last, names = stage == 0, stage == len(split) - 1, list(full_shapes(config))
-    found = [TABLE] if is_first else []
-    for number in split[stage]:
-        found += [name for name in names if name.startswith(f"layers.{number}.")]
-    if is_last:
-        found.append("norm.weight")
-        if not config.tied or not is_first:
-            found.append(TABLE if config.tied else HEAD)
+def _numbers_along_ep(topology: Topology) -> dict[int, int]:
+    """Return the number of each rank among those that share the experts; nothing if none do."""
+    groups = topology.groups("ep") if topology.size("ep") > 1 else ()
+    return {rank: number for group in groups for number, rank in enumerate(group)}
+
+
+def _stage_names(names: Sequence[str], config: ModelConfig, split: Sequence[range]) -> list[list[str]]:
+    """Return the parameters of each stage; a tied head reads the table, unless that is on its stage already."""
+    is_tied = isinstance(config, LlamaConfig) and config.tied
+    stage_of = {number: stage for stage, layers in enumerate(split) for number in layers}
+    last = len(split) - 1
+    found: list[list[str]] = [[] for _ in split]
+    for name in names:
+        if name == TABLE:
+            found[0].append(name)
+        elif name.startswith("layers."):
+            found[stage_of[int(name.split(".")[1])]].append(name)
+        else:
+            found[last].append(name)
+        if is_tied and last and name == "norm.weight":
+            found[last].append(TABLE)
     return found
 
 
-def _slice(folder: PretrainedFolder, config: LlamaConfig, name: str, rank: int, num_ranks: int) -> FileSlice:
-    """Return what a rank of tp reads of a parameter."""
-    stored = folder.find(published_name(name))
-    where = [(0, size) for size in stored.shape]
-    axis = 1 if name.endswith(_COLUMNS) else 0
-    if name.endswith(_KEYS):  # ranks share a key head where there are more of them
-        num_shards = min(num_ranks, config.num_kv_heads)
-        part = shard_slice(stored.shape[0], num_shards, rank * num_shards // num_ranks)
-    elif name.endswith((*_ROWS, *_COLUMNS)):
-        part = shard_slice(stored.shape[axis], num_ranks, rank)
-    else:
-        part = slice(0, stored.shape[0])  # norms are on every rank
-    where[axis] = part.start, part.stop
-    num_bytes = prod(stop - start for start, stop in where) * stored.dtype.itemsize
-    return FileSlice(stored.file.name, published_name(name), tuple(where), num_bytes)
+class _Cut(NamedTuple):
+    """A rank's places along tp and ep, by which its slices follow from names."""
+
+    num_kv_heads: int
+    tp_rank: int
+    tp_size: int
+    ep_rank: int
+    ep_size: int
+
+    def slices(self, folder: PretrainedFolder, name: str, published: Sequence[str]) -> list[FileSlice]:
+        """Return what the rank reads of a parameter: one slice, or its experts; of weights in fp8 their scales too."""
+        if is_stacked(name):
+            here = published[shard_slice(len(published), self.ep_size, self.ep_rank)]
+            return [part for one in here for part in _slices(folder, one)]
+        axis = 1 if name.endswith(_COLUMNS) else 0
+        return _slices(folder, published[0], axis, self._part(name, folder.find(published[0]).shape[axis]))
+
+    def _part(self, name: str, size: int) -> slice:
+        """Return which rows or columns of a parameter the rank reads."""
+        if name.endswith(_KEYS):  # ranks share a key head where there are more of them
+            num_shards = min(self.tp_size, self.num_kv_heads)
+            return shard_slice(size, num_shards, self.tp_rank * num_shards // self.tp_size)
+        if name.endswith((*_ROWS, *_COLUMNS)):
+            return shard_slice(size, self.tp_size, self.tp_rank)
+        return slice(0, size)
+
+
+def _slices(folder: PretrainedFolder, name: str, axis: int = 0, part: slice | None = None) -> list[FileSlice]:
+    """Return what is read of a slice along one axis of a tensor, by default of all of it; scales come first."""
+    stored = folder.find(name)
+    where = [slice(0, size) for size in stored.shape]
+    if part is not None:
+        where[axis] = part
+    found = [_file_slice(stored, name, where)]
+    if folder.blocks is not None and name in folder.scales:
+        found.insert(0, _file_slice(folder.scales[name], name + SCALE, folder.blocks.scale_slices(where)))
+    return found
+
+
+def _file_slice(stored: Stored, name: str, where: Sequence[slice]) -> FileSlice:
+    num_bytes = prod(part.stop - part.start for part in where) * stored.dtype.itemsize
+    return FileSlice(stored.file.name, name, tuple((part.start, part.stop) for part in where), num_bytes)
