@@ -7,12 +7,12 @@ Chapter: book/ep/moving-experts.  In: an `Experts` and a plan of EPLB.  Out: the
   replica sum         reduce-scatter and all-gather among the R_i slots: 2 (R_i - 1) / R_i * 3 h f numbers sent for each
                       slot, added in the order of the slots, so that replicas stay equal to the last bit
 A replica's gradient has the tokens that came to it.  The gradient of the expert is the sum, not the mean: no token went
-to two replicas.
+to two replicas.  `reduce_gradients` adds replicas, and so do Ddp and ZeRO-1 to 3 over a mesh (`dualpipe_lab.dp.slots`).
 Elsewhere: vLLM and SGLang place replicas in serving, where no gradient exists; Megatron has no replicas of experts.
 Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.4, for redundant experts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,22 +26,6 @@ from dualpipe_lab.ep.moe.permutation import check_choices
 from dualpipe_lab.tp.shard import Shard
 
 NAMES = ("gate", "up", "down")
-_RULE = (
-    "experts with a placement lie in slots, which are no shards of a full tensor, so DDP, ZeRO and full state dicts "
-    "refuse them; train them with AdamW after reduce_gradients, and use collect_experts(model) before loading or saving"
-)
-
-
-class SlotShard(Shard):
-    """The place of a placed layer in the table of shards: it refuses to be treated as a range of experts."""
-
-    def of(self, full: Tensor) -> Tensor:
-        """Refuse to slice a full tensor."""
-        raise ValueError(_RULE)
-
-    def full_shape(self, local: Tensor) -> tuple[int, ...]:
-        """Refuse to name the shape of a full tensor."""
-        raise ValueError(_RULE)
 
 
 class Transfer(NamedTuple):
@@ -86,6 +70,8 @@ class PlacedExperts(Experts):
 
     Attributes:
         gate, up, down: `gate_NFD`, `up_NFD`, `down_NDF` of the N slots of this rank.
+        shards: the slots of this rank, by parameter; so optimizers over a mesh sum replicas and count an expert once,
+            and state dicts and checkpoints have each expert once, by its number.
         slot_experts: `slot_experts_S`, the expert in each slot of all ranks.
         expert_slots: `expert_slots_ER`, the slots of each expert, padded with -1.
         counts: `counts_E`, the number of replicas of each expert.
@@ -107,8 +93,6 @@ class PlacedExperts(Experts):
         blocks = take_slots(old, self.table, experts.weights, self.ep)
         for name, block in zip(NAMES, blocks, strict=True):
             self.register_parameter(name, nn.Parameter(block, getattr(experts, name).requires_grad))
-        span = self.span
-        self.shards = {name: SlotShard(0, span.start, span.stop, self.num_experts, mesh_axis="ep") for name in NAMES}
 
     def set_placement(self, placement: ExpertPlacement, layer: int = 0, at: torch.device | None = None) -> None:
         """Route by another placement from now on; the weights stay where they are (`move_experts` moves both)."""
@@ -116,6 +100,9 @@ class PlacedExperts(Experts):
         self.table: list[int] = placement.physical_to_logical[layer].tolist()
         for name, tensor in zip(("slot_experts", "expert_slots", "counts"), placement, strict=True):
             self.register_buffer(name, tensor[layer].to(at), persistent=False)
+        span, table = self.span, tuple(self.table)
+        shard = Shard(0, span.start, span.stop, self.num_experts, mesh_axis="ep", slots=table)
+        self.shards = dict.fromkeys(NAMES, shard)
 
     @property
     def num_slots(self) -> int:
@@ -130,8 +117,7 @@ class PlacedExperts(Experts):
 
     def counted(self, grad: Tensor) -> Tensor:
         """Return the rows of a gradient `grad_N...` whose slot is the lowest one of its expert."""
-        firsts = {slots[0] for slots in slots_by_expert(self.table)}
-        return grad[[row for row, slot in enumerate(self.span) if slot in firsts]]
+        return grad[list(self.shards["gate"].counted)]
 
     def slots_of(self, experts: Tensor) -> Tensor:
         """Return the slot of every choice of `experts_TK`; an expert's replicas take turns, from this rank's number on.
@@ -153,15 +139,36 @@ class PlacedExperts(Experts):
         for parameter in self.weights:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        grads = [parameter.grad for parameter in self.weights if parameter.grad is not None]
-        replicas = [slots for slots in slots_by_expert(self.table) if len(slots) > 1]
-        if not replicas:
+        self.sum_slots([parameter.grad for parameter in self.weights if parameter.grad is not None])
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether an expert lies in several slots."""
+        return self.num_slots > self.num_experts
+
+    @torch.no_grad()
+    def sum_slots(self, tensors: Sequence[Tensor]) -> None:
+        """Replace the rows of tensors `[slots, ...]` by the sum over their expert's replicas; all ranks of ep call it.
+
+        Replicas get the same bits, whatever rows lie beside them.
+        """
+        if not self.has_replicas:
             return
-        start, numel = self.span.start, sum(grad[0].numel() for grad in grads)
-        local = {slot: flat_slot(grads, slot - start) for slot in self.span}
+        replicas = [slots for slots in slots_by_expert(self.table) if len(slots) > 1]
+        start, numel = self.span.start, sum(tensor[0].numel() for tensor in tensors)
+        local = {slot: flat_slot(tensors, slot - start) for slot in self.span}
         totals = _sum_parts(local, replicas, numel, self.num_slots // self.ep.size, self.ep)
         for slot, total in totals.items():
-            fill_slot(grads, slot - start, total)
+            fill_slot(tensors, slot - start, total)
+
+    def collect_slots(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors `[slots, ...]` with a row for each expert that this rank has without a placement.
+
+        All ranks of ep call this; of replicas one is taken.
+        """
+        experts = list(range(self.num_experts))
+        found: list[Tensor] = take_slots(self.table, experts, tensors, self.ep)
+        return found
 
     def extra_repr(self) -> str:
         """Return the numbers of experts and slots, and the experts here."""
@@ -283,7 +290,7 @@ def place_experts(model: nn.Module, placement: ExpertPlacement) -> list[PlacedEx
 
 @torch.no_grad()
 def collect_experts(model: nn.Module) -> None:
-    """Put every placed layer of a model back into plain shards, expert by number: to save it, or to use ZeRO.
+    """Put every placed layer of a model back into plain shards, expert by number.
 
     All ranks call this; an optimizer that was made before holds the old parameters.
     """
@@ -294,8 +301,7 @@ def collect_experts(model: nn.Module) -> None:
             plain = Experts(
                 placed.gate.shape[2], placed.gate.shape[1], placed.num_experts, placed.ep, placed.gate.dtype
             )
-            rows = take_slots(placed.table, list(range(placed.num_experts)), placed.weights, placed.ep)
-            for parameter, row in zip(plain.weights, rows, strict=True):
+            for parameter, row in zip(plain.weights, placed.collect_slots(placed.weights), strict=True):
                 parameter.copy_(row)
             layer.experts = plain
 

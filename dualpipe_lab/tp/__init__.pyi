@@ -16,6 +16,7 @@ from .attention import causal_attention as causal_attention
 from .rope import rotation as rotation
 from .rope import rotate as rotate
 from .rope_scaling import RopeScaling as RopeScaling
+from .rope_scaling import YarnScaling as YarnScaling
 from .gqa import GroupedQueryAttention as GroupedQueryAttention
 from .gqa import kv_replicas as kv_replicas
 from .latent_attention import LatentAttention as LatentAttention

@@ -195,7 +195,7 @@ def test_what_cannot_move_says_so():
                 "these loads differ between ranks; sum them first",
                 "got 1 layers and 0 loads",
                 "make the optimizer after place_experts",
-                "got Zero1: DDP and ZeRO keep flat buffers",
+                "make the optimizer over the Mesh, after place_experts",
                 "got 10 for 12; collect and place anew",
             ),
             strict=True,

@@ -1,6 +1,7 @@
 """The safetensors format: written tensor by tensor, so that no second copy is in memory; read by byte range.
 
 Chapter: book/dp/io.  In: types, shapes, a function that returns a tensor by name.  Out: a file on disk, its header.
+A tensor may also come in parts, one behind the other, such as stacked experts one by one.
   the file   8 bytes: length of the header; the header: JSON of types, shapes and offsets; then the bytes of the tensors
 Elsewhere: safetensors.torch.save_file, which needs all tensors at once; safetensors.safe_open, which does not tell
 where a tensor lies in the file, parses the full header for each opening, and maps the file, so that one that is cut
@@ -10,11 +11,11 @@ short while it is read ends the process (SIGBUS) instead of raising an error.
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ _CODES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _METADATA = "__metadata__"
+Values: TypeAlias = Tensor | Iterator[Tensor]  # a tensor, or its parts along the first axis, each made when it is asked
 
 
 class Extent(NamedTuple):
@@ -71,13 +73,13 @@ def size_of(name: str) -> int:
 def write_tensors(
     file: Path,
     parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
-    read: Callable[[str], Tensor],
+    read: Callable[[str], Values],
     metadata: Mapping[str, str] | None = None,
 ) -> Written:
     """Write tensors of these types and shapes, reading one at a time; return size and checksums.
 
-    The data is on disk when this returns.  The header contains `metadata`; other programs look for the format in it,
-    so that is the default.
+    `read` returns a tensor, or its parts, of which one is in memory at a time.  The data is on disk when this returns.
+    The header contains `metadata`; other programs look for the format in it, so that is the default.
 
     Raises:
         KeyError: a type that the format does not know.
@@ -93,13 +95,23 @@ def write_tensors(
     with file.open("wb") as out:
         out.write(len(encoded).to_bytes(8, "little") + encoded)
         for name in parts:
-            data = _on_host(read(name).detach()).contiguous().view(-1).view(torch.uint8).numpy().data
-            out.write(data)
-            checksums[name] = zlib.crc32(data)
-            del data  # before the next tensor is read
+            checksums[name] = _write_values(out, read(name))
+        assert out.tell() == 8 + len(encoded) + end, "the values are of other types or shapes than the header says"
         out.flush()
         os.fsync(out.fileno())
     return Written(len(encoded) + 8 + end, checksums)
+
+
+def _write_values(out: BinaryIO, values: Values) -> int:
+    """Write a tensor, or its parts one after the other; return the checksum of its bytes."""
+    checksum, parts = 0, iter((values,)) if isinstance(values, Tensor) else values
+    del values
+    while (part := next(parts, None)) is not None:
+        data = _on_host(part.detach()).contiguous().view(-1).view(torch.uint8).numpy().data
+        out.write(data)
+        checksum = zlib.crc32(data, checksum)
+        del data, part  # before the next one is read
+    return checksum
 
 
 def _on_host(tensor: Tensor) -> Tensor:

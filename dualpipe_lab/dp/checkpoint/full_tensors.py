@@ -1,7 +1,7 @@
 """`write_checkpoint`: a checkpoint of full tensors, written by one process, tensor by tensor.
 
 Chapter: book/dp/io.  In: types, shapes, a function that returns a tensor by name.  Out: a checkpoint of one step.
-  memory   what the function holds to return one tensor
+  memory   what the function holds to return one tensor, or one part of it
 The checkpoint appears when it is complete; what a failed write has begun is removed.
 """
 
@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint import folder as folders
-from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.file import Values, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, Index, StoredShard, TensorEntry
 from dualpipe_lab.dp.checkpoint.reader import metadata_of, type_name
 from dualpipe_lab.dp.checkpoint.region import full_region
@@ -36,7 +35,7 @@ def write_checkpoint(
     folder: Path,
     step: int,
     kinds: Kinds,
-    read: Callable[[str], Tensor],
+    read: Callable[[str], Values],
     values: Mapping[str, Any],
     max_bytes: int = 5 * 10**9,
 ) -> Path:
@@ -46,7 +45,7 @@ def write_checkpoint(
         folder: the folder of checkpoints to write into.
         step: of the training.
         kinds: type and shape of every tensor, by its name in the checkpoint.
-        read: returns a tensor by that name.
+        read: returns a tensor by that name, or its parts along the first axis, one after the other.
         values: everything that is not a tensor.
         max_bytes: of a file; a larger tensor has a file of its own.
 
@@ -69,7 +68,7 @@ def write_checkpoint(
 
 
 def _write(
-    hidden: Path, step: int, kinds: Kinds, read: Callable[[str], Tensor], values: Mapping[str, Any], max_bytes: int
+    hidden: Path, step: int, kinds: Kinds, read: Callable[[str], Values], values: Mapping[str, Any], max_bytes: int
 ) -> Path:
     save, sizes = folders.token_of(hidden), {}
     tensors: dict[str, TensorEntry] = {}

@@ -3,6 +3,7 @@
 Chapter: book/dp/io.  In: a checkpoint's folder.  Out: flat tensors; one file of the full model.
   bytes read for a shard of a flat tensor   those of the shard, and the headers of the files that it lies in
   memory of `consolidate`                   the largest tensor, not the model
+  memory of `verify`                        2 MiB
 """
 
 import os
@@ -18,6 +19,8 @@ from torch import Tensor
 from dualpipe_lab.dp.checkpoint.file import Extent, Header, read_header, read_range, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, StoredShard, read_index
 from dualpipe_lab.dp.checkpoint.region import CopyRange, ShardRegion, copies_between, full_region
+
+_BLOCK = 1 << 20  # bytes that are compared with a checksum at a time
 
 
 class Read(NamedTuple):
@@ -103,7 +106,7 @@ class Checkpoint:
         return [(name, shard.file) for name, entry in tensors for shard in entry.shards if shard.checksum is not None]
 
     def verify(self, shards: Iterable[tuple[str, str]] | None = None) -> None:
-        """Read these shards (default: all) completely and compare their checksums; each is compared once.
+        """Read these shards (default: all) completely, in blocks, and compare their checksums; each is compared once.
 
         Raises:
             CheckpointError: naming the file and the tensor that differ.
@@ -111,7 +114,26 @@ class Checkpoint:
         for name, file in self.shards() if shards is None else shards:
             if (name, file) not in self.checked:
                 shard = next(shard for shard in self.index.tensors[name].shards if shard.file == file)
-                self._block(name, shard, 0, shard.region.numel)
+                self._verify(name, shard)
+
+    def _verify(self, name: str, shard: StoredShard) -> None:
+        """Compare a shard with its checksum, if it has one."""
+        try:
+            extent, found = self._extent(name, shard), 0
+            for begin in range(extent.begin, extent.end, _BLOCK):
+                block = read_range(self.path / shard.file, torch.uint8, begin, min(begin + _BLOCK, extent.end))
+                found = zlib.crc32(block.numpy().data, found)
+            self._compare(name, shard, found)
+        except (OSError, ValueError, OverflowError) as error:
+            raise CheckpointError(f"{self.path / shard.file}: tensor {name} cannot be read ({error})") from error
+
+    def _compare(self, name: str, shard: StoredShard, found: int) -> None:
+        """Note that a shard's bytes are those that were saved; ValueError if they are not."""
+        if shard.checksum is None:
+            return
+        if found != shard.checksum:
+            raise ValueError("its bytes differ from their checksum")
+        self.checked.add((name, shard.file))
 
     def consolidate(self, file: Path | str, prefix: str = "parameter/") -> None:
         """Write all full tensors of a prefix into one safetensors file, one after the other, without the prefix."""
@@ -160,10 +182,8 @@ class Checkpoint:
             extent = self._extent(name, shard)
             first, last = (extent.begin + element * extent.dtype.itemsize for element in (begin, end))
             block = read_range(self.path / shard.file, extent.dtype, first, last)
-            if (begin, end) == (0, shard.region.numel) and shard.checksum is not None:
-                if zlib.crc32(block.view(torch.uint8).numpy().data) != shard.checksum:
-                    raise ValueError("its bytes differ from their checksum")
-                self.checked.add((name, shard.file))
+            if (begin, end) == (0, shard.region.numel):
+                self._compare(name, shard, zlib.crc32(block.view(torch.uint8).numpy().data))
         except (OSError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{self.path / shard.file}: tensor {name} cannot be read ({error})") from error
         return block, first
