@@ -1,32 +1,34 @@
 """`convert`: weights of one form into another, tensor by tensor, in one process.
 
 Chapter: book/whole/weights.  In: a folder, the form of the other.  Out: the other folder, complete or not there.
-  memory   the largest tensor as it is read, and once more as it is written
+  memory   the largest tensor as it is read, and once more as it is written; experts are read and written one by one,
+           also those that lie stacked in a checkpoint of this library; of stacks in one of torch (`to_torch`) it holds
+           the stack, and of a weight in fp8 the weight in float32
 What is written lies beside the target until it is complete, and a failed conversion leaves nothing.
 Elsewhere: Megatron-Bridge `import_ckpt` and `export_ckpt`; torchtitan `scripts/checkpoint_conversion`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.file import Values, write_tensors
 from dualpipe_lab.dp.checkpoint.folder import appearing
 from dualpipe_lab.dp.checkpoint.full_tensors import share_out, write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_checkpoint import write_torch
 from dualpipe_lab.models.pretrained.config import config_from_pretrained, config_to_pretrained
 from dualpipe_lab.models.pretrained.folder import PretrainedError
-from dualpipe_lab.models.pretrained.names import published_name
+from dualpipe_lab.models.pretrained.load import full_shapes
+from dualpipe_lab.models.pretrained.names import is_stacked, published_name
 from dualpipe_lab.models.pretrained.save import finish_folder
 from dualpipe_lab.models.stage import TABLE
-from dualpipe_lab.train.weight_files import PREFIX, PUBLISHED, WeightFiles, open_weights
+from dualpipe_lab.train.saved_model import saved_name
+from dualpipe_lab.train.weight_files import PUBLISHED, WeightFiles, names_of, open_weights
 
 FORMS = ("published", "checkpoint", "torch")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -39,8 +41,8 @@ class Converted:
     Attributes:
         source, target: the forms.
         path: of what was written.
-        num_tensors: that were written.
-        num_bytes: of these tensors.
+        num_tensors: of the model; experts are counted singly, also where they are written as stacks.
+        num_bytes: of these tensors, as they are written.
         largest_bytes: of the largest of them.
     """
 
@@ -61,7 +63,8 @@ def convert(
         source: a published folder; a checkpoint (or a folder of them) that any plan saved; or one of torch.
         target: the folder to write; of checkpoints, for `to="checkpoint"`, into which step 0 is written.
         to: "published", "checkpoint" or "torch"; torch's has the published names, and config.json beside them.
-        dtype: of the weights there, such as "float32"; by default every tensor keeps its own.
+        dtype: of the weights there, such as "float32"; by default every tensor keeps its own, and one in fp8 gets that
+            of the embedding.  The biases of routers have float32 at least.
         max_bytes: of a file; a larger tensor has a file of its own.
 
     Raises:
@@ -86,10 +89,27 @@ def _save(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
     model: dict[str, Any] = {"model": type(weights.config).__name__, "config": asdict(weights.config)}
     if weights.published is not None:
         model[PUBLISHED] = dict(weights.published)
-    kinds = {PREFIX + name: kind for name, kind in weights.kinds.items()}
-    return write_checkpoint(
-        target, 0, kinds, lambda name: weights.read(name.removeprefix(PREFIX)), {"config": model}, max_bytes
-    )
+    places = {saved_name(ours): theirs for ours, theirs in names_of(weights.config).items()}
+    shapes = {saved_name(ours): shape for ours, shape in full_shapes(weights.config).items()}
+    kinds = {name: (_type_of(weights, theirs), shapes[name]) for name, theirs in places.items()}
+
+    def read(name: str) -> Values:
+        theirs = places[name]
+        return map(weights.read, theirs) if is_stacked(name) else weights.read(theirs[0])
+
+    return write_checkpoint(target, 0, kinds, read, {"config": model}, max_bytes)
+
+
+def _type_of(weights: WeightFiles, names: Sequence[str]) -> torch.dtype:
+    """Return the type that tensors share which become one; PretrainedError if they have several."""
+    found = {weights.kinds[name][0]: name for name in names}
+    if len(found) > 1:
+        (one, first), (other, second), *_ = found.items()
+        raise PretrainedError(
+            f"{weights.path}: {first} is {one} and {second} is {other}, and experts in one stack have one type; "
+            "give dtype="
+        )
+    return next(iter(found))
 
 
 def _publish(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
@@ -99,32 +119,25 @@ def _publish(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
     with appearing(target) as hidden:
         files: dict[str, str] = {}
         for place, names in enumerate(share_out(weights.kinds, max_bytes)):
-            ours = {published_name(name): name for name in names}
             file = hidden / f"{place:05}.safetensors"
-            kinds = {theirs: weights.kinds[name] for theirs, name in ours.items()}
-            write_tensors(file, kinds, partial(_read_as, weights, ours))
-            files |= dict.fromkeys(ours, file.name)
+            write_tensors(file, {name: weights.kinds[name] for name in names}, weights.read)
+            files |= dict.fromkeys(names, file.name)
         finish_folder(hidden, files, config_values(weights))
     return target
 
 
 def _save_torch(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
     """Write a checkpoint of torch by the published names; every tensor has a file of its own."""
-    ours = {published_name(name): name for name in weights.kinds}
-    kinds = {theirs: weights.kinds[name] for theirs, name in ours.items()}
     beside = {"config.json": json.dumps(config_values(weights), indent=2) + "\n"}
-    write_torch(target, kinds, partial(_read_as, weights, ours), beside)
+    write_torch(target, weights.kinds, weights.read, beside)
     return target
-
-
-def _read_as(weights: WeightFiles, ours: Mapping[str, str], published: str) -> Tensor:
-    return weights.read(ours[published])
 
 
 def config_values(weights: WeightFiles) -> dict[str, Any]:
     """Return the values of config.json: those that the weights came with, if they are of the same model."""
-    name = str(weights.kinds[TABLE][0]).removeprefix("torch.")
-    values = dict(weights.published or {})
+    name = str(weights.kinds[published_name(TABLE)][0]).removeprefix("torch.")
+    values = {key: value for key, value in (weights.published or {}).items() if key != "quantization_config"}
+    values |= dict.fromkeys(set(values) & {"num_nextn_predict_layers"}, 0)  # a second token's layers are not written
     if values and config_from_pretrained(values) == config_from_pretrained(config_to_pretrained(weights.config, name)):
         types = [key for key in ("dtype", "torch_dtype") if key in values] or ["dtype"]
         return values | dict.fromkeys(types, name)

@@ -5,7 +5,6 @@ The ranks of `launch` are detached from the terminal, so only the process that l
 `torchrun` every rank is, maybe at different steps; the exchange of the metrics makes all stop after the same one.
 """
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualpipe_lab.world import torchrun
+from dualpipe_lab.world.cluster.environment import cluster
 
 
 @contextmanager
@@ -27,8 +27,9 @@ def stop_file(file: Path) -> Iterator[None]:
         if file.exists() and not torchrun.is_active():  # torchrun repeats the signal by itself
             raise KeyboardInterrupt
         file.touch()
-        if os.environ.get("RANK", "0") == "0":
-            again = "" if torchrun.is_active() else "; interrupt again to stop at once"
+        started = cluster()
+        if started is None or started.rank == 0:
+            again = "" if started is not None else "; interrupt again to stop at once"
             print(f"\ninterrupted: the training stops after this step{again}", flush=True)
 
     before = signal.signal(signal.SIGINT, on_interrupt)

@@ -5,7 +5,7 @@ Chapter: book/whole/training.  In: numbers, folders.  Out: checked options; one 
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import inf
 from pathlib import Path
@@ -16,16 +16,19 @@ from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
 from dualpipe_lab.dp.checkpoint.index import INDEX
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.pretrained.load import open_pretrained
+from dualpipe_lab.models.pretrained.load import check_form, open_pretrained
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.metrics import check_csv, check_tensorboard
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
 from dualpipe_lab.train.schedule import Schedule
-from dualpipe_lab.world import torchrun
+from dualpipe_lab.world.cluster.environment import Environment, cluster
 
-_COUNTS = ("sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep")
-_MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
+_COUNTS = (
+    "sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep", "num_slots",
+    "rebalance_every", "max_moves",
+)  # fmt: skip
+_MAY_BE_NONE = ("evaluate_every", "save_every", "keep", "num_slots", "rebalance_every")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 Data: TypeAlias = bytes | Sequence[bytes]
 
@@ -42,6 +45,9 @@ class Options:
         schedule: the factor of the learning rate.
         max_norm: clip the gradient of the full model to this norm; None for no clipping.
         bias_speed: the change of a router's bias per step (V3).
+        num_slots: of each layer's experts, over all ranks of ep, replicas included (V3); None for one slot each.
+        rebalance_every: plan the slots anew after every so many steps, from the loads of these; None for never.
+        max_moves: slots of a layer that a new plan may change.
         ema: decay of a moving average of the weights, which evaluations then use; None for none.
         evaluate_every: evaluate after every so many steps; None for never.
         num_evaluations: steps' worth of sequences of one evaluation.
@@ -68,6 +74,9 @@ class Options:
     schedule: Schedule = field(default_factory=Schedule)
     max_norm: float | None = 1.0
     bias_speed: float = 1e-3
+    num_slots: int | None = None
+    rebalance_every: int | None = None
+    max_moves: int = 2
     ema: float | None = None
     evaluate_every: int | None = None
     num_evaluations: int = 1
@@ -176,9 +185,11 @@ def check(
             f"a training has the config of a model, a LlamaConfig or a V3MoEConfig, and a Plan, got "
             f"{type(config).__name__} and {type(plan).__name__}"
         )
-    plan.check(config, options.sequence_length, int(os.environ["WORLD_SIZE"]) if torchrun.is_active() else None)
+    started = cluster()
+    plan.check(config, options.sequence_length, None if started is None else started.world_size)
     microbatch_size(options.global_batch, plan.data_size, plan.num_microbatches)
     check_data(config, data, steps, options)
+    _check_slots(config, plan, options)
     if options.evaluate_every is not None and evaluation is None:
         raise ValueError(f"evaluate_every={options.evaluate_every} needs data to evaluate with; give evaluation=")
     if options.evaluate_every is None and evaluation is not None:
@@ -190,20 +201,64 @@ def check(
     if options.csv is not None:
         check_csv(options.csv)
     if options.start is not None:
-        _check_start(options.start, config, resume)
+        _check_start(options.start, config, plan, resume)
     first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps)
     _check_folder(options.folder, first, resume)
 
 
-def _check_start(path: str | Path, config: Config, resume: Path | None) -> None:
+def on_nodes(plan: Plan, started: Environment | None) -> Plan:
+    """Return the plan with the nodes of the world that was started, where it names none and there are several.
+
+    Args:
+        plan: how a model is trained.
+        started: from `lab.cluster`; None where no starter has started the ranks.
+
+    Raises:
+        ValueError: the plan names another number of ranks per node.
+    """
+    if started is None or (started.num_nodes or 1) == 1 or not isinstance(plan, Plan):
+        return plan
+    found = started.ranks_per_node if started.has_equal_nodes else None
+    if plan.ranks_per_node not in (None, found):
+        number = "unequal numbers of ranks, or in another order" if found is None else found
+        raise ValueError(
+            f"the plan names ranks_per_node={plan.ranks_per_node}, and the {started.num_nodes} nodes that "
+            f"{started.starter} started have {number}; leave it out, and it is read from the nodes"
+        )
+    return plan if found is None else replace(plan, ranks_per_node=found)
+
+
+def _check_slots(config: Config, plan: Plan, options: Options) -> None:
+    """Refuse slots in which the experts of a model cannot lie."""
+    slots = options.num_slots
+    if slots is None:
+        if options.rebalance_every is not None:
+            raise ValueError(
+                f"experts move between slots, got rebalance_every={options.rebalance_every} without; give num_slots="
+            )
+        return
+    if not isinstance(config, V3MoEConfig):
+        raise ValueError(f"experts lie in slots, and a {type(config).__name__} has none, got num_slots={slots}")
+    if slots < config.num_experts or slots % plan.ep:
+        fitting = -(-max(slots, config.num_experts) // plan.ep) * plan.ep
+        raise ValueError(
+            f"every expert has a slot, and slots divide among the ranks of ep, got num_slots={slots} for "
+            f"{config.num_experts} experts on {plan.ep}; use {fitting}"
+        )
+
+
+def _check_start(path: str | Path, config: Config, plan: Plan, resume: Path | None) -> None:
     """Refuse a published folder of another model; only its headers are read."""
     if resume is not None:
         raise ValueError(
             f"a training begins with start={path} or goes on from resume={resume}, got both; leave one out"
         )
-    if not isinstance(config, LlamaConfig):
-        raise ValueError(f"a training begins with a published Llama or Qwen3, got a {type(config).__name__}")
-    open_pretrained(path, config)
+    if plan.multi_token is not None:
+        raise ValueError(
+            f"a published folder is read without the layer of a second token, got start={path} and "
+            f"multi_token={plan.multi_token}; leave one of them out"
+        )
+    open_pretrained(path, check_form(config))
 
 
 def check_data(config: Config, data: Data, steps: int, options: Options) -> None:
@@ -235,6 +290,8 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
     pairs: dict[str, tuple[Any, Any]] = {"ema": (saved["ema"], options.ema is not None)}
     precisions = saved["plan"]["precision"], plan.precision
     pairs["precision"] = ("", "") if "float64" not in precisions else precisions
+    lambdas = saved["plan"].get("multi_token"), plan.multi_token
+    pairs["multi_token"] = lambdas if None in lambdas else (0, 0)  # another weight is no other model
     position = checkpoint.index.values["sampler"]
     pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
     _check_equal(path, pairs)
@@ -256,7 +313,8 @@ def check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
     """
     pairs: dict[str, tuple[Any, Any]] = {"model": (saved["model"], type(config).__name__)}
     given = asdict(config)
-    _check_equal(path, pairs | {name: (saved["config"].get(name), given.get(name)) for name in given | saved["config"]})
+    there = asdict(type(config)()) | saved["config"]  # one saved before a field was there has its default
+    _check_equal(path, pairs | {name: (there.get(name), given.get(name)) for name in given | there})
 
 
 def _check_equal(path: Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:

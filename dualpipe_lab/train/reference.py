@@ -5,6 +5,7 @@ The model is `PlainLlama` or `PlainV3MoE`, the backward is autograd's, the optim
 `torch.nn.utils.clip_grad_norm_`, and the batch is one piece.  Weights are drawn by name, as those of the stages are.
 """
 
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.models.plain_llama import PlainLlama
+from dualpipe_lab.models.plain_multi_token import PlainMultiToken
 from dualpipe_lab.models.plain_v3_moe import PlainRouter, PlainV3MoE
+from dualpipe_lab.models.stage_rules import check_multi_token
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.train.metrics import Metrics
@@ -21,7 +24,14 @@ from dualpipe_lab.train.result import Result
 from dualpipe_lab.world.operating_system import peak_memory_bytes
 
 
-def reference(config: Config, data: Data, steps: int, precision: str = "float64", **options: Any) -> Result:
+def reference(
+    config: Config,
+    data: Data,
+    steps: int,
+    precision: str = "float64",
+    multi_token: float | None = None,
+    **options: Any,
+) -> Result:
     """Train in this process, without ranks, and return metrics, weights and the raw gradients of two steps.
 
     Args:
@@ -29,6 +39,7 @@ def reference(config: Config, data: Data, steps: int, precision: str = "float64"
         data: a text, or documents.
         steps: of the training.
         precision: of weights and gradients, float64 or float32.
+        multi_token: the weight of a second token's loss; None for the next token alone.
         options: as in `Options`.
 
     Raises:
@@ -37,7 +48,9 @@ def reference(config: Config, data: Data, steps: int, precision: str = "float64"
     chosen = named_options(**options)
     config.check()
     check_data(config, data, steps, chosen)
-    model = _model(config, getattr(torch, precision), chosen.seed)
+    if multi_token is not None:
+        check_multi_token(config, 1, multi_token)
+    model = _model(config, getattr(torch, precision), chosen.seed, multi_token)
     loads = _count_loads(model)
     adam = chosen.hyperparameters
     optimizer = torch.optim.AdamW(
@@ -66,8 +79,11 @@ def reference(config: Config, data: Data, steps: int, precision: str = "float64"
     return result
 
 
-def _model(config: Config, dtype: torch.dtype, seed: int) -> PlainLlama | PlainV3MoE:
-    model: Any = PlainV3MoE(config, dtype) if isinstance(config, V3MoEConfig) else PlainLlama(config, dtype)
+def _model(config: Config, dtype: torch.dtype, seed: int, multi_token: float | None) -> PlainLlama | PlainV3MoE:
+    make: Any = PlainV3MoE if isinstance(config, V3MoEConfig) else PlainLlama
+    if multi_token is not None:
+        make = partial(PlainMultiToken, weight=multi_token)
+    model = make(config, dtype=dtype)
     initialize_parameters(model, seed)
     found: PlainLlama | PlainV3MoE = model
     return found
@@ -90,7 +106,8 @@ def _count_loads(model: nn.Module) -> dict[PlainRouter, Tensor]:
 def _move_biases(loads: dict[PlainRouter, Tensor], speed: float) -> None:
     """Raise the bias of experts with less than the mean load, and lower the others."""
     for router, load in loads.items():
-        router.selection_bias += speed * torch.sign(load.double().mean() - load).to(router.selection_bias.dtype)
+        if router.selection_bias is not None:
+            router.selection_bias += speed * torch.sign(load.double().mean() - load).to(router.selection_bias.dtype)
         load.zero_()
 
 

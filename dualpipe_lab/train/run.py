@@ -22,12 +22,13 @@ from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import MetricFiles, Metrics
 from dualpipe_lab.train.module_spans import with_modules
-from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options
+from dualpipe_lab.train.options import Config, Data, Options, check, find_checkpoint, named_options, on_nodes
 from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
 from dualpipe_lab.train.screen import Screen, append, follow
 from dualpipe_lab.train.trainer import Trainer
 from dualpipe_lab.world import torchrun
+from dualpipe_lab.world.cluster.environment import cluster
 from dualpipe_lab.world.folder import private_folder
 from dualpipe_lab.world.launcher import launch
 
@@ -75,7 +76,7 @@ def run(
 
     Args:
         config: of the model.
-        plan: how it is trained.
+        plan: how it is trained; on several nodes its `ranks_per_node` is read from them where it is None.
         data: a text of which sequences are windows, or documents.
         steps: the step at which the training ends, those of a resumed one included.
         resume: a checkpoint, or a folder of them, of which the last is taken; any plan may have saved it.
@@ -91,6 +92,7 @@ def run(
     """
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
+    plan = on_nodes(plan, cluster())
     check(config, plan, data, steps, chosen, found, evaluation)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
@@ -114,7 +116,7 @@ def _launched(job: Job, timeout: float, backend: str) -> Any:
     __tracebackhide__ = True
     arguments: tuple[Any, ...] = (train_rank, job.plan.world_size, job)
     if torchrun.is_active():
-        return launch(*arguments, backend=backend)
+        return launch(*arguments, timeout=timeout, backend=backend)
     with follow(job.scratch / "rows", Screen(job.steps, job.options.log_every)):
         return launch(*arguments, timeout=timeout, backend=backend)
 

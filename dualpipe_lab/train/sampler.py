@@ -9,7 +9,7 @@ Elsewhere: torch `DistributedSampler`, which shuffles per epoch; Megatron `Megat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ class Batch:
 
     Attributes:
         inputs, targets: `ids_BS` and `targets_BS` per microbatch; -100 is no target.
+        next_inputs, next_targets: the same one position further, where a second token is predicted; else empty.
         num_tokens: valid targets of the step, over all ranks.
         num_sequences: of the step, over all ranks.
     """
@@ -38,6 +39,8 @@ class Batch:
     targets: "list[Tensor]"
     num_tokens: int
     num_sequences: int
+    next_inputs: "list[Tensor]" = field(default_factory=list)
+    next_targets: "list[Tensor]" = field(default_factory=list)
 
 
 class Sampler:
@@ -97,6 +100,7 @@ class Sampler:
         data_size: int = 1,
         layout: "SequenceLayout | None" = None,
         cp_rank: int = 0,
+        multi_token: bool = False,
     ) -> Batch:
         """Return one rank's microbatches of a step, on the rank's device.
 
@@ -107,15 +111,16 @@ class Sampler:
             data_size: their number.
             layout: which positions of a sequence each rank of cp holds (default: all).
             cp_rank: this rank's number along cp.
+            multi_token: whether a second token is predicted: full sequences are shifted, and then shared out.
 
         Raises:
-            ValueError: the global batch does not divide.
+            ValueError: the global batch does not divide, or sequences of one token have no second one.
         """
         size = microbatch_size(self.global_batch, data_size, num_microbatches)
         firsts = [(data_rank * num_microbatches + number) * size for number in range(num_microbatches)]
-        pairs = [self._tensors(self.rows(step, first, size), layout, cp_rank) for first in firsts]
-        inputs, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return Batch(inputs, targets, self.num_tokens(step), self.global_batch)
+        rows = [self._tensors(self.rows(step, first, size), layout, cp_rank, multi_token) for first in firsts]
+        inputs, targets, *shifted = (list(tensors) for tensors in zip(*rows, strict=True))
+        return Batch(inputs, targets, self.num_tokens(step), self.global_batch, *shifted)
 
     def state(self, step: int) -> dict[str, int]:
         """Return what a checkpoint saves of the data: `step` is the next one."""
@@ -135,18 +140,20 @@ class Sampler:
         start = int(draw * (len(self.text) - self.sequence_length))
         return self.text[start : start + length]
 
-    def _tensors(self, rows: list[bytes], layout: "SequenceLayout | None", cp_rank: int) -> "tuple[Tensor, Tensor]":
+    def _tensors(
+        self, rows: list[bytes], layout: "SequenceLayout | None", cp_rank: int, multi_token: bool
+    ) -> "tuple[Tensor, ...]":
         import torch  # here, so that a plan is checked in milliseconds
 
         from dualpipe_lab.cp.sequence import shard
+        from dualpipe_lab.models.multi_token import next_tokens
         from dualpipe_lab.world import context
 
         length, device = self.sequence_length, context.device()
         inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device)
         targets = torch.tensor([[*row[1:], *[IGNORED] * (length + 1 - len(row))] for row in rows], device=device)
-        if layout is None:
-            return inputs, targets
-        return shard(inputs, layout, cp_rank), shard(targets, layout, cp_rank)
+        found = (inputs, targets, *next_tokens(inputs, targets)) if multi_token else (inputs, targets)
+        return found if layout is None else tuple(shard(tensor, layout, cp_rank) for tensor in found)
 
 
 def microbatch_size(global_batch: int, data_size: int, num_microbatches: int) -> int:

@@ -5,7 +5,7 @@ Chapter: book/whole/training.  In: a checkpoint that any plan saved.  Out: the f
 Elsewhere: Megatron `tools/checkpoint/convert.py`; torch `dcp_to_torch_save`, which returns tensors without a model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,22 +15,28 @@ from dualpipe_lab.dp.checkpoint.index import CheckpointError
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.dp.checkpoint.region import full_region
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.multi_token import SECOND
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
+from dualpipe_lab.models.pretrained.load import tensors_of
 from dualpipe_lab.models.stage import TABLE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes
-from dualpipe_lab.tp.rope_scaling import RopeScaling
+from dualpipe_lab.tp.rope_scaling import scaling_of
 from dualpipe_lab.train.options import Config, check_config, find_checkpoint
 
 PlainModel: TypeAlias = PlainLlama | PlainV3MoE
 
+ROUTER_BIAS = "mlp.router.bias"  # how the names of the buffers of a model end that are weights too
 _CONFIGS: dict[str, type[Config]] = {"LlamaConfig": LlamaConfig, "V3MoEConfig": V3MoEConfig}
-_PARTS: dict[str, type[Any]] = {"rope_scaling": RopeScaling, "latent": LatentSizes}  # fields that are sizes themselves
+_PARTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {  # fields that are sizes themselves
+    "rope_scaling": scaling_of,
+    "latent": lambda values: LatentSizes(**values),
+}
 
 
 def read_model(path: str | Path, config: Config | None = None) -> PlainModel:
-    """Return the full model of a checkpoint, in this process.
+    """Return the full model of a checkpoint, in this process; what predicts a second token is left out.
 
     Args:
         path: of a checkpoint, or of a folder of them, of which the last is taken; any plan may have saved it.
@@ -48,9 +54,10 @@ def read_model(path: str | Path, config: Config | None = None) -> PlainModel:
     model: PlainModel = make(chosen, dtype)
     targets = _targets(model)
     for name, tensor in targets.items():
-        checkpoint.check(name, full_region(tuple(tensor.shape)), dtype)
+        checkpoint.check(name, full_region(tuple(tensor.shape)), _stored_dtype(checkpoint, name, dtype))
     kept = "parameter/", "buffer/"  # the moments and averages stay where they are
-    if surplus := [name for name in checkpoint.names() if name.startswith(kept) and name not in targets]:
+    known = {*targets, *(name for name in checkpoint.names() if is_second(name))}
+    if surplus := [name for name in checkpoint.names() if name.startswith(kept) and name not in known]:
         raise CheckpointError(
             f"{found} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model"
         )
@@ -81,7 +88,7 @@ def saved_config(path: Path, saved: Any, given: Config | None = None) -> Config:
     if isinstance(saved, Mapping) and saved.get("model") in _CONFIGS:
         if given is not None:
             check_config(path, saved, given)
-        parts = {name: make(**found) for name, make in _PARTS.items() if (found := saved["config"].get(name))}
+        parts = {name: make(found) for name, make in _PARTS.items() if (found := saved["config"].get(name))}
         return _CONFIGS[saved["model"]](**saved["config"] | parts)
     if given is None:
         raise ValueError(f"{path} does not say of which model it is; give config=")
@@ -96,9 +103,32 @@ def _dtype(checkpoint: Checkpoint) -> torch.dtype:
     return dtype
 
 
+def _stored_dtype(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the type that a tensor must have: that of the model, but a router's bias may have a wider one."""
+    if not name.endswith(ROUTER_BIAS) or name not in checkpoint.index.tensors:
+        return dtype
+    found: torch.dtype = getattr(torch, checkpoint.index.tensors[name].dtype)
+    return found if found.is_floating_point else dtype
+
+
 def _targets(model: PlainModel) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by their names in a checkpoint; a tied table comes once."""
-    found: dict[str, torch.Tensor] = {f"parameter/{name}": tensor for name, tensor in model.named_parameters()}
-    return found | {
-        f"buffer/{name.replace('selection_bias', 'bias')}": tensor for name, tensor in model.named_buffers()
-    }
+    return {saved_name(name): tensor for name, tensor in tensors_of(model)}
+
+
+def is_second(name: str) -> bool:
+    """Return whether a tensor of a checkpoint belongs to what predicts a second token, in training alone.
+
+    >>> is_second("parameter/multi_token.norm.weight"), is_second("parameter/norm.weight")
+    (True, False)
+    """
+    return name.partition("/")[2].startswith(SECOND)
+
+
+def saved_name(name: str) -> str:
+    """Return the name in a checkpoint of a parameter, or of a router's bias.
+
+    >>> saved_name("norm.weight"), saved_name("layers.1.mlp.router.bias")
+    ('parameter/norm.weight', 'buffer/layers.1.mlp.router.bias')
+    """
+    return f"{'buffer' if name.endswith(ROUTER_BIAS) else 'parameter'}/{name}"

@@ -8,6 +8,7 @@ Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from dualpipe_lab.train.module_spans import record_modules
 from dualpipe_lab.train.options import Config, Options, describe
 from dualpipe_lab.train.sampler import Batch, Sampler
 from dualpipe_lab.train.seeds import seed_ranks
+from dualpipe_lab.train.slots import TrainedSlots
 from dualpipe_lab.world.mesh import Mesh
 
 _OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
@@ -76,9 +78,11 @@ class Trainer:
             layout=self.layout,
             recompute=plan.recompute,
             loss_chunk=plan.loss_chunk,
+            multi_token=plan.multi_token,
         )
         if options.start is not None:  # before the optimizer copies the weights
             load_pretrained(self.model, options.start)
+        self.slots = TrainedSlots(self.model, options)
         units = [_units(self.model, plan.overlap)] if plan.zero == 3 else []
         settings = self.mesh, _zero_options(plan, options)
         self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, *settings, program=plan.program)
@@ -105,15 +109,18 @@ class Trainer:
         self.model.begin_step(batch.num_tokens, batch.num_sequences)
 
         # every microbatch's loss is its summand of the step's, so all weights are 1
-        result = self.runtime.step(batch.inputs, batch.targets, weights=[1.0] * len(batch.inputs))
+        shifted = batch.next_inputs, batch.next_targets
+        extra = self.model.extra_inputs(*shifted) if self.model.multi_token else None
+        result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
         report = self.optimizer.step(lr_factor=lr_factor, max_norm=self.options.max_norm)
-        self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update nothing moves
+        loads = self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update none moves
         if self.ema is not None and report.stepped:
             self.ema.update()
         self.num_steps += 1
 
+        load, moved = self.slots.after_step(self.num_steps, loads, self.optimizer)
         loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
-        readings = exchange(self._meter.stop(loss, self._wants_stop()))
+        readings = exchange(replace(self._meter.stop(loss, self._wants_stop()), load=load, moved_load=moved))
         self.should_stop = any(reading.wants_stop for reading in readings)
         lr = self.options.hyperparameters.lr * lr_factor
         return self._metrics(readings, batch.num_tokens, report.norm, lr, report.stepped)
@@ -128,12 +135,13 @@ class Trainer:
         """Return this rank's microbatches of a step (default: the next one)."""
         step, plan = self.num_steps if step is None else step, self.plan
         places = self.data_rank, plan.data_size, self.layout, self.mesh.rank("cp")
-        return sampler.batch(step, plan.num_microbatches, *places)
+        return sampler.batch(step, plan.num_microbatches, *places, multi_token=self.model.multi_token)
 
     def evaluate(self, sampler: Sampler) -> float:
         """Return the mean loss per token over the first batches of a sampler, with the averaged weights if there are.
 
-        The balance loss is left out; every rank calls this.
+        It is that of the next token alone: the balance loss and a second token's are left out, and the layer of the
+        latter does not run.  Every rank calls this.
         """
         with self.optimizer.gathered(), self.ema.applied() if self.ema is not None else nullcontext():
             batches = [self.batch(sampler, number) for number in range(self.options.num_evaluations)]
@@ -180,11 +188,12 @@ class Trainer:
             self.model.train()
         return found
 
-    def _update_biases(self, speed: float) -> None:
-        """Move the selection biases of the routers by the loads of all microbatches and data ranks; reset the loads."""
+    def _update_biases(self, speed: float) -> list[Tensor]:
+        """Move the selection biases of the routers by the loads of all microbatches and data ranks; return these."""
         axes = [axis for axis in ("dp", "ep", "cp") if axis in self.mesh.topology.names]
         groups = self.mesh.group(*axes), self.mesh.group("pp")
-        update_biases(self.model.stages, speed, groups[0], self.plan.program, groups[1])
+        found: list[Tensor] = update_biases(self.model.stages, speed, groups[0], self.plan.program, groups[1])
+        return found
 
     def _summand(self, losses: list[Tensor]) -> float:
         """Return this rank's part of the step's loss; ranks of tp compute the same one, and the first counts it."""
@@ -204,6 +213,8 @@ class Trainer:
             tuple(int(reading.sent_bytes) for reading in readings),
             tuple(int(reading.peak_bytes) for reading in readings),
             stepped,
+            load=max(reading.load for reading in readings) or None,
+            moved_load=max(reading.moved_load for reading in readings) or None,
         )
 
 
@@ -229,11 +240,12 @@ def _zero_options(plan: Plan, options: Options) -> ZeroOptions:
 def _units(model: RankModel, overlap: bool) -> list[nn.Module]:
     """Return what ZeRO-3 gathers at a time: embedding, layers, norm and head.
 
-    A stage is one unit if it ties two of them, or runs in pieces.
+    A stage is one unit if it ties two of them, runs in pieces, or predicts a second token and so uses its head twice.
     """
     units: list[nn.Module] = []
     for stage in model.stages.values():
         parts = [part for part in (stage.embedding, *stage.layers, stage.norm, stage.head) if part is not None]
         held = [parameter for part in parts for parameter in part.parameters()]
-        units += parts if len(held) == len(set(held)) and not overlap else [stage]
+        is_one = len(held) > len(set(held)) or overlap or hasattr(stage, "multi_token")
+        units += [stage] if is_one else parts
     return units

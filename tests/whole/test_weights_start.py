@@ -5,20 +5,43 @@ from math import prod
 
 import pytest
 import torch
-from published import reference
+from published import DEEPSEEK, QWEN3_MOE, reference
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, models, schedules, train
 from dualpipe_lab.models.pretrained.folder import PretrainedFolder
 
-KINDS = {"llama": {}, "qwen3, tied": {"family": "Qwen3", "head_dim": 8, "tie_word_embeddings": True}}
-CUTS = {  # of 4 ranks
-    "more ranks than key heads": ({"tp": 4}, None),
-    "dp 2 x tp 2": ({"dp": 2, "tp": 2}, None),
-    "1F1B": ({"pp": 2, "tp": 2}, ("1f1b", 2, 4)),
-    "DualPipe": ({"pp": 2, "tp": 2}, ("dualpipe", 2, 4)),
-    "DualPipeV": ({"pp": 2, "dp": 2}, ("dualpipev", 2, 4)),
+DENSE = {"llama": {}, "qwen3, tied": {"family": "Qwen3", "head_dim": 8, "tie_word_embeddings": True}}
+ROUTED = {
+    "v3": DEEPSEEK | {"num_hidden_layers": 4},
+    "v3, queries without a latent": DEEPSEEK
+    | {"num_hidden_layers": 4, "q_lora_rank": None, "n_shared_experts": 2, "moe_intermediate_size": 13},
+    "qwen3-moe": QWEN3_MOE | {"num_hidden_layers": 4, "num_key_value_heads": 2, "mlp_only_layers": [0]},
 }
+KINDS = DENSE | ROUTED
+CUTS = {  # of 4 ranks: axes, schedule, more of the topology
+    "more ranks than key heads": ({"tp": 4}, None, {}),
+    "dp 2 x tp 2": ({"dp": 2, "tp": 2}, None, {}),
+    "dp 2 x cp 2": ({"dp": 2, "cp": 2}, None, {}),
+    "1F1B": ({"pp": 2, "tp": 2}, ("1f1b", 2, 4), {}),
+    "DualPipe": ({"pp": 2, "tp": 2}, ("dualpipe", 2, 4), {}),
+    "DualPipeV": ({"pp": 2, "dp": 2}, ("dualpipev", 2, 4), {}),
+    "ep 4": ({"ep": 4}, None, {}),
+    "tp 2 x ep 2": ({"tp": 2, "ep": 2}, None, {}),
+    "experts within dp": ({"dp": 4}, None, {"edp": 2}),
+    "experts within dp x cp": ({"dp": 2, "cp": 2}, None, {"edp": 1, "experts_over": ("dp", "cp")}),
+    "DualPipe, ep 2": ({"pp": 2, "ep": 2}, ("dualpipe", 2, 4), {}),
+    "ZBV, experts within dp": ({"pp": 2, "dp": 2}, ("zbv", 2, 4), {"edp": 1}),
+}
+
+
+def cases():
+    """Every cut and kind that fit: without experts nothing is shared along ep."""
+    for cut, (axes, schedule, more) in CUTS.items():
+        topology = lab.Topology(list(axes.items()), **more)
+        program = None if schedule is None else schedules.build(*schedule)
+        for kind in KINDS if topology.size("ep") == 1 else ROUTED:
+            yield cut, kind, topology, program
 
 
 @pytest.fixture(scope="module")
@@ -33,34 +56,35 @@ def folders(tmp_path_factory):
 def reads_on_ranks(rank, world_size, folders):
     """File, tensor, places and bytes of every read of a load, by cut and kind."""
     found, read = {}, PretrainedFolder.read
-    for cut, (axes, schedule) in CUTS.items():
-        mesh = lab.Mesh(lab.Topology(list(axes.items())))
-        program = None if schedule is None else schedules.build(*schedule)
-        for kind, path in folders.items():
-            model = models.build_stages(models.config_from_pretrained(path), mesh, program, dtype=torch.float64)
-            reads = found[cut, kind] = []
+    for cut, kind, topology, program in cases():
+        mesh, path = lab.Mesh(topology), folders[kind]
+        config = models.config_from_pretrained(path)
+        layout = lab.cp.make_layout("zigzag", 16, mesh.size("cp")) if mesh.size("cp") > 1 else None
+        model = models.build_stages(config, mesh, program, dtype=torch.float64, layout=layout)
+        reads = found[cut, kind] = []
 
-            def noted(folder, name, where=(), reads=reads):
-                tensor, stored = read(folder, name, where), folder.find(name)
-                where = where or [slice(None)] * len(stored.shape)
-                places = [each.indices(size)[:2] for each, size in zip(where, stored.shape, strict=True)]
-                reads.append((stored.file.name, name, tuple(places), tensor.nbytes))
-                return tensor
+        def noted(folder, name, where=(), reads=reads):
+            tensor, stored = read(folder, name, where), folder.find(name)
+            where = where or [slice(None)] * len(stored.shape)
+            places = [each.indices(size)[:2] for each, size in zip(where, stored.shape, strict=True)]
+            reads.append((stored.file.name, name, tuple(places), tensor.nbytes))
+            return tensor
 
-            PretrainedFolder.read = noted
-            models.load_pretrained(model, path)
-            PretrainedFolder.read = read
+        PretrainedFolder.read = noted
+        models.load_pretrained(model, path)
+        PretrainedFolder.read = read
     return found
 
 
-def test_the_slices_of_a_plan_are_those_that_its_ranks_read(folders):
-    results = lab.launch(reads_on_ranks, 4, folders)
-    for cut, (axes, schedule) in CUTS.items():
-        program = None if schedule is None else schedules.build(*schedule)
-        for kind, path in folders.items():
-            planned = models.slices_of(path, lab.Topology(list(axes.items())), program)
-            for rank, found in enumerate(results):
-                assert sorted(map(tuple, planned[rank])) == sorted(found[cut, kind]), (cut, kind, rank)
+def test_the_slices_of_a_plan_are_those_that_its_ranks_read_in_their_order(folders):
+    results = lab.launch(reads_on_ranks, 4, folders, timeout=240)
+    for cut, kind, topology, program in cases():
+        planned = models.slices_of(folders[kind], topology, program)
+        for rank, found in enumerate(results):
+            assert list(map(tuple, planned[rank])) == found[cut, kind], (cut, kind, rank)
+        if topology.size("ep") > 1:  # ranks of one stage and tp read other experts
+            names = [{one.tensor for one in rank if ".experts." in one.tensor} for rank in planned]
+            assert len(set(map(frozenset, names))) >= topology.size("ep")
 
 
 def test_slices_are_planned_from_headers_alone(folders, tmp_path, monkeypatch):
@@ -108,6 +132,50 @@ def test_a_training_begins_with_a_published_folder_under_any_plan(tmp_path):
         assert curves[0][0] == pytest.approx(float(model.loss(batch.inputs[0], batch.targets[0])), rel=1e-10)
 
 
+LATENT = lab.tp.LatentSizes(12, 10, 6, 4, 5)
+ROUTED_SIZES = {"hidden_size": 16, "ffn_size": 24, "expert_ffn_size": 12, "num_layers": 4, "num_heads": 2}
+SMALL_V3 = models.V3MoEConfig(**ROUTED_SIZES, latent=LATENT, balance=0.0)
+STARTED = {
+    "one rank": {},
+    "overlapped DualPipe": {"pp": 2, "ep": 2, "schedule": "dualpipe", "overlap": True, "zero": 2},
+    "experts within dp x cp": {"dp": 2, "cp": 2, "ep": 2, "experts_in_data": True, "zero": 3},
+    "experts in slots": {"tp": 2, "ep": 2, "zero": 1},
+}
+
+
+def test_a_v3_begins_with_a_published_folder_under_any_plan(tmp_path):
+    """The biases of its routers take part from the first step on; without them other experts are chosen."""
+    torch.manual_seed(7)
+    model = models.PlainV3MoE(SMALL_V3, torch.float64)
+    for number, layer in enumerate(model.layers):
+        if number:
+            for weight in (*layer.mlp.experts.parameters(), layer.mlp.router.selection_bias):
+                weight.data.normal_(std=0.3)
+    models.save_pretrained(model, tmp_path / "published")
+    config, text = models.config_from_pretrained(tmp_path / "published"), data.frozen_corpus()
+    options = OPTIONS | {"steps": 3, "global_batch": 8, "seed": 3, "start": tmp_path / "published"}
+    curves = {
+        name: train.run(
+            config,
+            lab.Plan(num_microbatches=4, precision="float64", **plan),
+            text,
+            **options,
+            **({"num_slots": 10, "rebalance_every": 1} if "slots" in name else {}),
+        ).losses
+        for name, plan in STARTED.items()
+    }
+    for name, losses in curves.items():
+        assert losses == pytest.approx(curves["one rank"], rel=1e-10), name
+    batch = train.Options(seed=3, sequence_length=16, global_batch=8).sampler(text).batch(0, 1, 0, 1, None, 0)
+    with torch.no_grad():
+        first = float(model.loss(batch.inputs[0], batch.targets[0]))
+        for layer in model.layers[1:]:
+            layer.mlp.router.selection_bias.zero_()
+        unbiased = float(model.loss(batch.inputs[0], batch.targets[0]))
+    assert curves["one rank"][0] == pytest.approx(first, rel=1e-10)
+    assert abs(first - unbiased) > 1e-4
+
+
 def test_a_training_that_cannot_begin_is_refused_before_any_process(tmp_path, monkeypatch):
     monkeypatch.setitem(train.run.__globals__, "_launched", None)
     models.save_pretrained(models.PlainLlama(SMALL), tmp_path / "published")
@@ -115,7 +183,8 @@ def test_a_training_that_cannot_begin_is_refused_before_any_process(tmp_path, mo
     plan, text = lab.Plan(), data.frozen_corpus()
     for config, options, message in (
         (models.LlamaConfig(), {"start": tmp_path / "published"}, "published is of .* build it from config_from"),
-        (models.V3MoEConfig(), {"start": tmp_path / "published"}, "with a published Llama or Qwen3, got a V3MoEConfig"),
+        (SMALL_V3, {"start": tmp_path / "published"}, "published is of LlamaConfig.* the model of V3MoEConfig"),
+        (models.V3MoEConfig(), {"start": tmp_path / "published"}, "published weights are those of .* give it latent="),
         (SMALL, {"start": tmp_path / "none"}, "none/config.json cannot be read"),
         (SMALL, {"start": "a", "resume": converted}, "begins with start=a or goes on from resume=.*, got both"),
         (SMALL, {"resume": converted}, "has converted weights and no state of a training; begin with the published"),
