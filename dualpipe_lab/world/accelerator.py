@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
 
+from dualpipe_lab.world.cluster.environment import cluster
+
 OVERRIDE = "DUALPIPE_LAB_ACCELERATOR"
 
 
@@ -141,5 +143,6 @@ def device_of_torchrun() -> Any:
 
 
 def local_rank() -> int:
-    """Number of this rank on its machine, as `torchrun` gives it."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    """Number of this rank on its machine, as `torchrun` or another starter gives it."""
+    started = cluster()
+    return 0 if started is None else started.local_rank

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from dualpipe_lab.timeline import COMMUNICATION, Span, Timeline
 from dualpipe_lab.world import context, payload, server, torchrun
+from dualpipe_lab.world.cluster.environment import Environment, cluster
 from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.emulate.clock import ClockName
 from dualpipe_lab.world.emulate.link import Link, NodeLink
@@ -56,7 +57,7 @@ class Results(list[Any]):
 
 def launch(
     fn: Callable[..., Any],
-    world_size: int,
+    world_size: int | None,
     *args: Any,
     timeout: float = 30,
     output: OutputMode = "ordered",
@@ -72,7 +73,7 @@ def launch(
 
     Args:
         fn: the function; it may be defined in a cell, and gets copies of the notebook's variables that it uses.
-        world_size: number of ranks.
+        world_size: number of ranks; None for as many as `torchrun`, Slurm or Kubernetes has started.
         args: further arguments of `fn`, the same on every rank; tensors and modules in them, also nested in lists,
             tuples and dicts, arrive on the rank's device.
         timeout: seconds after which the launcher asks the ranks for their status and stops them.
@@ -95,16 +96,18 @@ def launch(
         TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
     """
     __tracebackhide__ = True
-    config = LaunchConfig(threads, link, clock, check, backend, wire)
-    _check(world_size, timeout, output, start)
-    config.validate(world_size)
+    config, started = LaunchConfig(threads, link, clock, check, backend, wire), cluster()
+    world_size = _size(world_size, started)
+    _check(timeout, output, start)
+    config.validate(world_size if started is None else started.local_rank + 1)  # each node has GPUs for its own ranks
     payload.check_call(fn, world_size, args)
     if context.peek() is not None:
         raise RuntimeError("launch was called inside a rank; ranks cannot launch ranks, call fn directly")
-    if torchrun.is_active():
-        if link or clock == "virtual":
-            warnings.warn("under torchrun real time passes on real links: link= and clock= are ignored", stacklevel=2)
-        return _gathered(torchrun.run(fn, world_size, args, backend, config.reads_wire), "wall", fn, config)
+    if started is not None:
+        if started.rank == 0:
+            for sentence in torchrun.ignored(config, output, start):
+                warnings.warn(sentence, stacklevel=2)
+        return _gathered(torchrun.run(fn, started, args, config, timeout), "wall", fn, config)
     with private_folder() as folder:
         pickled, texts = _run(_make_jobs(fn, world_size, args, config, folder), output, timeout, start)
     results = _gathered([_rebuilt(rank, data, world_size) for rank, data in enumerate(pickled)], clock, fn, config)
@@ -112,13 +115,31 @@ def launch(
     return results
 
 
-def _check(world_size: int, timeout: float, output: str, start: str | None) -> None:
+def _size(world_size: int | None, started: Environment | None) -> int:
+    """The number of ranks, which a starter may have decided."""
+    if world_size is None and started is None:
+        raise ValueError(
+            "launch takes the world as it is with world_size=None, where torchrun, Slurm or Kubernetes has started the "
+            "ranks, and nobody has; give a number of ranks, or start the script with torchrun"
+        )
+    if world_size is not None:
+        _check_size(world_size, is_limited=started is None)
+    if started is not None:
+        return torchrun.check_world(started, world_size)
+    assert world_size is not None
+    return world_size
+
+
+def _check_size(world_size: object, is_limited: bool) -> None:
     if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
         raise ValueError(f"launch needs world_size to be a whole number from 1, got {world_size!r}")
-    if world_size > MAX_RANKS:
+    if is_limited and world_size > MAX_RANKS:
         raise ValueError(
             f"launch starts real processes, {MAX_RANKS} at most, got world_size={world_size}; use simulate"
         )
+
+
+def _check(timeout: float, output: str, start: str | None) -> None:
     if not isinstance(timeout, Real) or not timeout > 0:
         raise ValueError(f"launch needs timeout > 0 seconds, got {timeout!r}")
     if output not in MODES:

@@ -1,75 +1,117 @@
-"""`launch` under `torchrun`: this process is one of the ranks, on one machine or on several.
+"""`launch` under `torchrun`, Slurm or Kubernetes: this process is one of the ranks, on one machine or on several.
 
 `torchrun --nproc-per-node 4 script.py` starts the script once per rank.  Each `launch` in the script runs its function
 on this rank and returns the values of all ranks, so a script works unchanged with and without `torchrun`.
 """
 
-import atexit
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
 from dualpipe_lab.world import accelerator, context
+from dualpipe_lab.world.cluster import join, watchdog
+from dualpipe_lab.world.cluster.environment import Environment, cluster
+from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.record.device_clock import clock_of
 from dualpipe_lab.world.record.wire import Wire
 
 
 def is_active() -> bool:
-    """Whether `torchrun`, or a launcher that sets the same variables, started this process."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    """Whether `torchrun`, Slurm or Kubernetes, or a launcher that sets the same variables, started this process."""
+    return cluster() is not None
+
+
+def check_world(environment: Environment, world_size: int | None) -> int:
+    """Return the number of ranks that were started.
+
+    Raises:
+        ValueError: the script names another one.
+    """
+    actual = environment.world_size
+    if world_size is not None and world_size != actual:
+        raise ValueError(
+            f"{environment.starter} started {actual} ranks, but the script launches {world_size}; pass "
+            f"world_size={actual}, or None for as many as were started, or start {world_size}"
+        )
+    return actual
+
+
+def ignored(config: LaunchConfig, output: str, start: str | None) -> list[str]:
+    """What the arguments of `launch` ask for that nobody can do here, each as a sentence."""
+    found = []
+    if config.link is not None:
+        found.append(f"messages take the time of real links here, and link={config.link!r} is ignored")
+    if config.clock != "wall":
+        found.append(f"ranks have the clocks of their hosts here, and clock={config.clock!r} is ignored")
+    if output != "ordered":
+        found.append(f"each rank prints for itself here, and output={output!r} is ignored; torchrun has --log-dir")
+    if start is not None:
+        found.append(f"the ranks have been started already, and start={start!r} is ignored")
+    return found
 
 
 def run(
-    fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], backend: str, reads_wire: bool = False
+    fn: Callable[..., Any], environment: Environment, args: tuple[Any, ...], config: LaunchConfig, timeout: float
 ) -> list[tuple[Any, ...]]:
     """Run `fn` on this rank; return the value, ledger, trace and status of every rank.
 
     Raises:
-        ValueError: the script's world size is not that of `torchrun`.
+        ConnectionError, ValueError: as `join`.
+        RankError, RankTimeout: as `watchdog.watching`, on every rank that lives.
     """
+    with _settings(config):
+        join.join(environment, config.backend, config.check, timeout)
+        wire = None
+        try:
+            with watchdog.watching(join.store(), environment, timeout) as watch:
+                wire = Wire(environment.world_size) if config.reads_wire else None
+                return _called(fn, args, wire, watch)
+        except BaseException:
+            join.stay()
+            raise
+        finally:
+            context.install(None)
+            if wire:
+                wire.close()
+
+
+def _called(
+    fn: Callable[..., Any], args: tuple[Any, ...], wire: Wire | None, watch: watchdog.Watchdog
+) -> list[tuple[Any, ...]]:
+    """Call the function in a context of its own and gather what the ranks return."""
     import torch.distributed as dist
 
     from dualpipe_lab.comm import all_gather_object
 
-    actual = int(os.environ["WORLD_SIZE"])
-    if world_size != actual:
-        raise ValueError(
-            f"torchrun started {actual} ranks, but the script launches {world_size}; "
-            f"pass world_size={actual} or --nproc-per-node to match"
-        )
-    if not dist.is_initialized():
-        accelerator.start(backend, accelerator.local_rank())
-        dist.init_process_group(accelerator.group_backends(backend))
-        atexit.register(_leave)
-    dist.barrier()
-    wire = Wire(actual) if reads_wire else None
-    place, origin_ns = accelerator.device_of_torchrun(), perf_counter_ns()
-    present = context.RankContext(dist.get_rank(), actual, clock_of(place, origin_ns), wire=wire, device=place)
+    rank, world_size, place = dist.get_rank(), dist.get_world_size(), accelerator.device_of_torchrun()
+    clock = clock_of(place, perf_counter_ns())
+    present = context.RankContext(rank, world_size, clock, log=watch.log, wire=wire, device=place)
     context.install(present)
-    try:
-        value = fn(present.rank, actual, *(args if place.type == "cpu" else _placed(args, place)))
-        present.read_wire()
-        mine = (value, present.ledger, present.trace, present.status())
-        context.install(
-            context.RankContext(present.rank, actual, present.clock, device=place)
-        )  # not the user's messages
-        return all_gather_object(mine)
-    except BaseException:
-        atexit.unregister(_leave)  # a message that nobody answers would keep a group's threads, and this process, alive
-        raise
-    finally:
-        context.install(None)
-        if wire:
-            wire.close()
+    value = fn(rank, world_size, *(args if place.type == "cpu" else _placed(args, place)))
+    watch.returned()
+    present.read_wire()
+    mine = (value, present.ledger, present.trace, present.status())
+    context.install(context.RankContext(rank, world_size, present.clock, device=place))  # not the user's messages
+    gathered: list[tuple[Any, ...]] = all_gather_object(mine)
+    return gathered
 
 
-def _leave() -> None:
-    """End the groups' threads before the interpreter ends: a thread that is left then may abort the process."""
+@contextmanager
+def _settings(config: LaunchConfig) -> Iterator[None]:
+    """Set torch's threads and debug level for one launch; the script has its own again afterwards."""
+    import torch
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    threads, level = torch.get_num_threads(), dist.get_debug_level()
+    torch.set_num_threads(config.threads)
+    if config.check:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        dist.set_debug_level(level)
 
 
 def _placed(args: tuple[Any, ...], device: Any) -> Any:

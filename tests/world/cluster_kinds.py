@@ -1,0 +1,180 @@
+"""What ranks do in the tests of the watchdog: a function for each way in which a launch fails, and some that do not."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+
+
+def fine(rank, world_size):
+    x = torch.full((2,), float(rank))
+    comm.all_reduce(x)
+    return x[0].item()
+
+
+def raises(rank, world_size):
+    if rank == 1:
+        time.sleep(0.5)  # on a busy machine the others need this to get there
+        raise ValueError("bad shape")
+    comm.all_reduce(torch.ones(2))
+
+
+def leaves(rank, world_size):
+    if rank == 1:
+        sys.exit(4)
+    comm.all_reduce(torch.ones(2))
+
+
+def exits(rank, world_size):
+    if rank == 1:
+        os._exit(3)
+    comm.barrier()
+
+
+def is_killed(rank, world_size):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(torch.ones(2))
+
+
+def is_terminated(rank, world_size):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    comm.all_reduce(torch.ones(2))
+
+
+def segfaults(rank, world_size):
+    if rank == 1:
+        ctypes.string_at(0)
+    comm.barrier()
+
+
+def sends_too_much(rank, world_size):
+    if rank == 1:
+        comm.send(torch.ones(4), 0)
+    elif rank == 0:
+        comm.recv(torch.ones(3), 1)
+
+
+def never_joins(rank, world_size):
+    if rank != world_size - 1:
+        comm.all_reduce(torch.ones(2))
+
+
+def mixes_order(rank, world_size):
+    if rank == 0:
+        comm.all_reduce(torch.ones(4))
+    else:
+        comm.all_to_all_single(torch.ones(world_size), torch.ones(world_size))
+
+
+def waits_in_a_ring(rank, world_size):
+    x = torch.ones(4)
+    comm.recv(x, (rank - 1) % world_size, tag=9)
+    comm.send(x, (rank + 1) % world_size, tag=9)
+
+
+def mistakes_a_tag(rank, world_size):
+    if rank == 0:
+        comm.send(torch.ones(3), 1, tag=2)
+    elif rank == 1:
+        comm.recv(torch.ones(3), 0, tag=3)
+
+
+def never_ends(rank, world_size):
+    if rank == 1:
+        while True:
+            pass
+    comm.barrier()
+
+
+def is_stopped(rank, world_size):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    comm.barrier()
+
+
+def holds_the_interpreter(rank, world_size):
+    if rank == 1:
+        ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the lock
+    comm.barrier()
+
+
+def computes_on(rank, world_size):
+    if rank == 0:
+        time.sleep(3.5)
+    comm.all_reduce(torch.ones(2))
+    return "fine"
+
+
+def holds_it_for_a_while(rank, world_size):
+    if rank == world_size - 1:
+        ctypes.PyDLL(None).sleep(4)
+    comm.all_reduce(torch.ones(2))
+    return "fine"
+
+
+def moves_slowly(rank, world_size):
+    """A message that takes seconds on a slow link, between ranks that compute nothing meanwhile."""
+    x = torch.ones(1_000_000)
+    for _ in range(2):
+        if rank == 0:
+            comm.send(x, world_size - 1)
+        elif rank == world_size - 1:
+            comm.recv(x, 0)
+        comm.barrier()
+    return "fine"
+
+
+def trains(rank, world_size):
+    """Steps for a minute, until something happens."""
+    x = torch.ones(1_000)
+    for step in range(600):
+        comm.all_reduce(x)
+        if rank == 0 and step == 10:
+            say("STEPPING")
+        time.sleep(0.1)
+
+
+def forks(rank, world_size):
+    """A child that ends by SIGTERM, as `Process.terminate` does, is no reason to end its rank."""
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    os.kill(child, signal.SIGTERM)
+    status = os.waitpid(child, 0)[1]
+    time.sleep(1.5)
+    comm.barrier()
+    return "fine" if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else status
+
+
+def say(text):
+    sys.stderr.write(f"{text} {time.time():.3f}\n")
+    sys.stderr.flush()
+
+
+def main(kind, timeout):
+    """One rank of a test; it says when its function began, and when and how its launch ended."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # as in a script that torchrun starts: not those of the forking agent
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # nor the signal at the agent's end, which torch sets where it forks
+    rank = os.environ["RANK"]
+
+    def begin(number, world_size):
+        say(f"BEGAN {rank}")
+        return globals()[kind](number, world_size)
+
+    try:
+        values = list(lab.launch(begin, None, timeout=timeout))
+    except (lab.RankError, lab.RankTimeout) as error:
+        say(f"RAISED {rank} {type(error).__name__}: {error}\nEND {rank}")
+        sys.exit(1)
+    say(f"VALUES {rank} {values}\nEND {rank}")

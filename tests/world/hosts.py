@@ -1,0 +1,110 @@
+"""Hosts for tests: network namespaces that are joined by a switch, with addresses of their own and nothing beyond.
+
+    with hosts.network(2) as (first, second):
+        first.start([sys.executable, "script.py"])
+
+Each host is a namespace with loopback and one interface, `eth0`, at 10.99.x.1, 10.99.x.2, ...; the switch is a bridge
+in one more namespace, so that nothing is added to the machine's own network.  At the end every process in them is
+killed and the namespaces are deleted, and with them their links.  `Host.slow_down` limits an interface's rate (tc tbf).
+"""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+
+REQUIRED = "DUALPIPE_LAB_REQUIRE_HOSTS"
+INTERFACE = "eth0"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Host:
+    """One namespace: its name and the address of its interface."""
+
+    name: str
+    address: str
+
+    def start(self, command, **options):
+        """Start a process on this host; `options` are those of Popen."""
+        return subprocess.Popen(["ip", "netns", "exec", self.name, *command], **options)
+
+    def run(self, *command):
+        """Run a command on this host to its end; return its output."""
+        return _ip("netns", "exec", self.name, *command)
+
+    def pids(self):
+        """The processes that run on this host."""
+        return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
+
+    def kill(self, seconds=10.0):
+        """Kill every process of this host at once, as a power cut would, and cut its link first."""
+        self.cut()
+        _kill_all(self.name, seconds)
+
+    def cut(self):
+        """Take the host's interface down: it falls silent, and no connection is closed."""
+        self.run("ip", "link", "set", INTERFACE, "down")
+
+    def slow_down(self, rate):
+        """Limit what leaves this host, to `10mbit` for instance."""
+        self.run(
+            "tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms"
+        )
+
+
+@cache
+def obstacle():
+    """Why no hosts can be made here; empty if they can."""
+    if shutil.which("ip") is None:
+        return "there is no ip (iproute2)"
+    try:
+        with network(1):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"namespaces are not allowed here ({error.stderr.strip()})"
+
+
+@contextmanager
+def network(num_hosts):
+    """Make hosts on one switch, and remove all of it."""
+    mark = f"dpl{os.getpid()}-{next(_numbers)}"
+    switch = f"{mark}-s"
+    made = [Host(f"{mark}-{number}", f"10.99.{os.getpid() % 250}.{number + 1}") for number in range(num_hosts)]
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for number, host in enumerate(made):
+            _ip("netns", "add", host.name)
+            _ip("-n", host.name, "link", "set", "lo", "up")
+            port = f"port{number}"
+            _ip("-n", host.name, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", switch)
+            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
+            _ip("-n", host.name, "link", "set", INTERFACE, "up")
+            _ip("-n", switch, "link", "set", port, "master", "switch", "up")
+        yield made
+    finally:
+        for name in (*(host.name for host in made), switch):
+            with suppress(subprocess.CalledProcessError):
+                _kill_all(name, 10.0)
+            with suppress(subprocess.CalledProcessError):
+                _ip("netns", "delete", name)
+
+
+def _kill_all(name, seconds):
+    deadline = time.monotonic() + seconds
+    while (pids := _ip("netns", "pids", name).split()) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _ip(*arguments):
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
