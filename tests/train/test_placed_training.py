@@ -11,6 +11,7 @@ PLANS = [
     plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe"),
     plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipev", overlap=True, zero=2),
     plan(dp=4, ep=2, experts_in_data=True, zero=3),
+    plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipev", overlap=True, multi_token=0.3, loss_chunk=8),
 ]
 
 
@@ -19,7 +20,7 @@ PLANS = [
 def test_moving_experts_do_not_change_a_training(chosen):
     """Losses, norms, weights; a checkpoint in the middle goes on without slots, and the loads are reported."""
     found = run(V3, chosen, weights=True, **SLOTS)
-    check(found, train.reference(V3, TEXT, 5, **OPTIONS))
+    check(found, train.reference(V3, TEXT, 5, multi_token=chosen.multi_token, **OPTIONS))
     loads = [(row.load, row.moved_load) for row in found.metrics]
     assert all(load >= 1 for load, _ in loads)
     assert [moved is not None for _, moved in loads] == [False, True, False, True, False]
