@@ -1,0 +1,339 @@
+"""Exercises of "Pipelines that are not a line": negatives and bytes, yes or no, towers mixed, a gradient that is lost.
+
+Chapter: book/pp/two-towers.  Gradients are judged against one process in float64, messages by the ledger, stages by
+the costs of their layers and the bytes of their boundaries.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Limit, Numbers, Off, Unchanged, compare_on_ranks, in_words
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.switched_off import AUTOGRAD, Without
+from dualpipe_course.trial import check_ints, needs_function, partial_score
+
+NAMES = ("negatives", "bytes gathered", "bytes of two matrices", "negatives of 8 microbatches", "bytes sent back")
+EXPECTED = (1023, 1_835_008, 1_048_576, 511, 1_392_640)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        127: "the other 7 ranks' pairs are negatives too",
+        1024: "one of these is the image's own caption",
+        4095: "only the pairs of one microbatch meet, 128 on each rank",
+    },
+    {
+        262_144: "a rank sends its own features to each of 7 others",
+        2_097_152: "a rank's own part does not travel: 7/8 of the whole does",
+        917_504: "features of images and of texts are gathered: 2 d numbers per pair",
+        7_340_032: "gathered are the pairs of one microbatch",
+    },
+    {
+        524_288: "there are two matrices, one for images and one for texts",
+        8_388_608: "a rank has the rows of its own 128 pairs, not of all 1,024",
+        131_072: "the columns are the pairs of all 8 ranks",
+        2_097_152: "a number in float32 has 4 bytes",
+    },
+    {
+        1023: "a microbatch has 64 pairs per rank now",
+        2047: "more microbatches of the same batch are smaller ones",
+        512: "one of these is the image's own caption",
+    },
+    {
+        1_393_664: "integers have no gradient",
+        1_261_568: "`image` rides along, and its gradient has to come back to its tower",
+        131_072: "the gradient of x comes back, too",
+    },
+)
+_GENERAL = (
+    "128 pairs on each of 8 ranks, less the own one",
+    "7/8 of 1,024 pairs of 2 * 256 numbers of 4 bytes",
+    "2 b n numbers of 4 bytes",
+    "64 pairs on each of 8 ranks, less the own one",
+    "the bytes of the floating point tensors",
+)
+WIDTH, NUMBER = 3, 8  # features of the second exercise, bytes of a float64
+LIBRARY = ("dualpipe_lab.models.contrastive:contrastive_loss", "dualpipe_lab.models.contrastive:_Contrastive")
+# of the puzzle: ms per microbatch, kB of a microbatch's tensors
+IMAGE, TEXT = (1, 14, 14, 14, 14, 2), (1, 3, 3, 3, 3, 3, 3, 2)
+STAGES, SLOWEST, CHAIN, ROOM = 4, 23, 28, 1750
+X_IMAGE, X_TEXT, FEATURES = 500, 120, 4
+CUTS = ((5, 6), (1, 5, 5), (6, 1, 4), (3, 3, 2, 3), (2, 4, 1, 1, 3))
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("two_towers"), exercise)
+
+
+@exercise(
+    "two_towers-1",
+    "Negatives and bytes",
+    "predict",
+    minutes=8,
+    points=1,
+    hints=(
+        "A rank's 512 pairs of a step come in 4 microbatches. The loss sees the pairs of one microbatch on all ranks.",
+        "An all-gather sends (N - 1) / N of the whole result from each rank. A pair has 2 d numbers.",
+        "The gradient of every tensor that can have one comes back, also of those that the stage passes on.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict negatives, gathered bytes and matrices of the loss, and what a boundary sends back."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    return "1,023 negatives, 1,835,008 bytes gathered, matrices of 1,048,576; 511 negatives; 1,392,640 bytes back"
+
+
+@exercise(
+    "two_towers-2",
+    "Yes or no",
+    "implement",
+    minutes=25,
+    points=4,
+    hints=(
+        "Gather the texts only: products = a @ all_c.T, and signs = -1 but for +1 at this rank's own pairs.",
+        "d loss / d logits = -signs * sigmoid(-signs * logits) / b, and all three gradients follow from it.",
+        "The rows of texts go back with a reduce-scatter. The loss asked for is the mean over the ranks: divide by N "
+        "once. The gradient of the scale is a sum over the ranks, too.",
+    ),
+)
+def pairwise(fn: Callable[..., Any]) -> str:
+    """Write `gradients(a, c, scale)` of a loss that asks each pair a question of its own, by hand."""
+    needs_function(fn)
+    for num_ranks, num_pairs in ((1, 2), (1, 3), (2, 2), (2, 5), (4, 1), (4, 4)):
+        case = f"{num_pairs} pair(s) on each of {num_ranks} rank(s)"
+        everyone = num_ranks * num_pairs * WIDTH * NUMBER
+        most = (num_ranks - 1) * (2 * everyone + 2 * NUMBER)
+        answer = Without(fn, *LIBRARY, *AUTOGRAD)
+        compare_on_ranks(
+            _pairwise,
+            num_ranks,
+            answer,
+            num_pairs,
+            case=case,
+            why=_gradient_in_words,
+            limits=[Limit("bytes", most, _BYTES)],
+            at=", rank {rank}: ",
+        )
+    return "gradients of features and scale equal one process on 1 to 4 ranks; one gather, one way back"
+
+
+_BYTES = "the ranks sent {found:,} bytes; a gather of the texts, its way back and one number of each rank need {most:,}"
+
+
+@exercise(
+    "two_towers-3",
+    "Two towers, mixed",
+    "puzzle",
+    minutes=15,
+    points=3,
+    hints=(
+        "The four large image layers need a stage each: 14 ms. What is left of 23 ms on each stage?",
+        "A boundary behind which a tower has not begun, or is finished, is nearly free for that tower. Three "
+        "boundaries with the image under way take 1,500 kB: how often may the text be under way?",
+        "The text tower may begin in the first stage or in the second. Its layers of 3 ms fill up what is left.",
+    ),
+)
+def mixed(answer: object) -> str:
+    """Share out two towers over 4 stages, layers of both in one stage allowed, within a time and a number of bytes."""
+    cut = _cut(answer)
+    times, sizes = _times(cut), _sizes(cut)
+    if sum(sizes) > ROOM:
+        raise Wrong(
+            f"the boundaries carry {' + '.join(map(str, sizes))} = {sum(sizes)} kB, {ROOM} are allowed; "
+            f"the stages take {', '.join(map(str, times))} ms"
+        )
+    if max(times) > SLOWEST:
+        raise Wrong(
+            f"stage {times.index(max(times))} takes {max(times)} ms, {SLOWEST} are possible with {ROOM} kB; "
+            f"the stages take {', '.join(map(str, times))} ms, the boundaries {sum(sizes)} kB",
+            score=partial_score(max(times), CHAIN, SLOWEST),
+        )
+    return f"no stage takes more than {SLOWEST} ms, where one tower behind the other takes {CHAIN}"
+
+
+@exercise(
+    "two_towers-4",
+    "A tower that does not learn",
+    "find the bug",
+    minutes=10,
+    points=3,
+    hints=(
+        "Which tensor is in the outputs of a text stage and was not computed there?",
+        "The gradient of `image` comes from the loss, behind the text tower. Which stages must pass it on?",
+        "A tensor that is passed on is the input itself. A backward from that tensor leaves the gradient in its .grad, "
+        "beside what the stage's own use of it gives.",
+    ),
+)
+def stage_backward(fn: Callable[..., Any]) -> str:
+    """Repair `stage_backward(inputs, outputs, grads)`, with which one tower of two does not learn."""
+    needs_function(fn)
+    for sizes in CUTS:
+        case = f"stages of {', '.join(map(str, sizes))} layers"
+        compare_on_ranks(_chain, 1, fn, sizes, case=case, why=_tower_in_words, at=": ")
+    compare_on_ranks(_chain, 1, fn, None, case="a stage that uses a tensor and passes it on", why=in_words, at=": ")
+    return f"all gradients are those of one process for {len(CUTS)} cuts of the two towers"
+
+
+def _pairwise(rank: int, world_size: int, fn: Callable[..., Any], num_pairs: int) -> Found:
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    generator = torch.Generator().manual_seed(num_pairs)
+    both = torch.randn(2, world_size * num_pairs, WIDTH, generator=generator, dtype=torch.float64)
+    a, c = torch.nn.functional.normalize(both, dim=-1)
+    whole = [value.clone().requires_grad_() for value in (a, c, torch.tensor(3.0, dtype=a.dtype))]
+    signs = 2 * torch.eye(len(a), dtype=a.dtype) - 1
+    loss = -logsigmoid(signs * whole[2] * (whole[0] @ whole[1].t())).sum() / len(a)
+    d_a, d_c, d_scale = torch.autograd.grad(loss, whole)  # before the answer, for which autograd is switched off
+    own = slice(rank * num_pairs, (rank + 1) * num_pairs)
+    expected = {"da": d_a[own], "dc": d_c[own], "dscale": d_scale.reshape(1)}
+    given = [a[own].clone(), c[own].clone(), whole[2].detach().clone()]
+    unchanged = Unchanged(a=given[0], c=given[1], scale=given[2])
+    found = fn(*given)
+    if not isinstance(found, (tuple, list)) or len(found) != 3:
+        raise TypeError("return three tensors: the gradients of a, c and scale")
+    return Found(
+        {name: Numbers.of(_tensor(value, name)) for name, value in zip(expected, found, strict=True)},
+        {name: Numbers.of(value) for name, value in expected.items()},
+        changed="" if unchanged.first() is None else f"the argument {unchanged.first()} has changed; work on a copy",
+    )
+
+
+def _tensor(value: Any, name: str) -> Any:
+    """The gradient as a tensor; that of the scale in one form."""
+    import torch
+
+    value = torch.as_tensor(value, dtype=torch.float64)
+    return value.reshape(1) if name == "dscale" and value.numel() == 1 else value
+
+
+def _gradient_in_words(off: Off) -> str:
+    num_ranks = len(off.by_rank)
+    if num_ranks > 1 and off.ratio is not None and abs(off.ratio - num_ranks) < 1e-9:
+        return f"{off.name} is {num_ranks} times too large: the loss is the mean of the ranks' losses"
+    if off.name == "dscale" and off.are_summands:
+        return "dscale is what this rank's images contribute; all ranks have the same scale"
+    return in_words(off)
+
+
+def _cut(given: object) -> list[list[int]]:
+    answer = plain(given)
+    if not isinstance(answer, list) or len(answer) != STAGES:
+        raise Wrong(f"this check takes {STAGES} pairs of numbers of layers (image, text), one for each stage")
+    for stage, pair in enumerate(answer):
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n >= 0 for n in pair)
+        if not is_pair or not sum(pair):
+            raise Wrong(f"stage {stage} needs its numbers of image and text layers, at least one layer, got {pair!r}")
+    for tower, (name, layers) in enumerate((("image", IMAGE), ("text", TEXT))):
+        if (total := sum(pair[tower] for pair in answer)) != len(layers):
+            raise Wrong(f"the stages have {total} layers of the {name} tower, which has {len(layers)}")
+    return answer
+
+
+def _times(cut: Sequence[Sequence[int]]) -> list[int]:
+    """The ms of each stage."""
+    found, at = [], [0, 0]
+    for pair in cut:
+        behind = [start + number for start, number in zip(at, pair, strict=True)]
+        found.append(sum(IMAGE[at[0] : behind[0]]) + sum(TEXT[at[1] : behind[1]]))
+        at = behind
+    return found
+
+
+def _sizes(cut: Sequence[Sequence[int]]) -> list[int]:
+    """The kB that cross each boundary: x of a tower under way, the features of a finished one."""
+    found, at = [], [0, 0]
+    for pair in cut[:-1]:
+        at = [start + number for start, number in zip(at, pair, strict=True)]
+        found.append(
+            sum(
+                0 if not done else FEATURES if done == len(layers) else x
+                for done, layers, x in zip(at, (IMAGE, TEXT), (X_IMAGE, X_TEXT), strict=True)
+            )
+        )
+    return found
+
+
+def _chain(rank: int, world_size: int, fn: Callable[..., Any], sizes: Sequence[int] | None) -> Found:
+    """Run a chain of stages forward and, with the learner's function, backward."""
+    import torch
+
+    from dualpipe_lab.models.clip import ClipConfig, clip_layers, clip_loss, clip_stages
+
+    torch.manual_seed(4)
+    if sizes is None:
+        return _one_stage(fn)
+    config = ClipConfig(image_layers=4, text_layers=3)
+    batch = {
+        "pixels": torch.randn(3, config.image_size, config.image_size, dtype=torch.float64),
+        "ids": torch.randint(config.vocabulary_size, (3, config.text_length)),
+    }
+    layers, reference = clip_layers(config), clip_layers(config)
+    runs, payload = [], batch
+    for stage in clip_stages(layers, sizes):
+        inputs = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in payload.items()}
+        payload = stage(**inputs)
+        runs.append((inputs, payload))
+    last = {name: x.detach().requires_grad_(x.is_floating_point()) for name, x in payload.items()}
+    clip_loss()(last, None).backward()
+    grads = {name: x.grad for name, x in last.items() if x.is_floating_point()}
+    for stage, (inputs, outputs) in reversed(list(enumerate(runs))):
+        grads = fn(
+            inputs, outputs, {name: grads[name].clone() for name in outputs if outputs[name].is_floating_point()}
+        )
+        if problem := _why_not_gradients(grads, inputs):
+            return Found({}, {}, refused=f"stage {stage}: {problem}")
+    for layer in reference:
+        batch = layer(batch)
+    clip_loss()(batch, None).backward()
+    pairs = zip(layers, reference, strict=True)
+    found: dict[str, Numbers | None] = {}
+    expected: dict[str, Numbers | None] = {}
+    for number, (ours, theirs) in enumerate(pairs):
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            found[f"{number}.{name}"], expected[f"{number}.{name}"] = Numbers.of(p.grad), Numbers.of(q.grad)
+    return Found(found, expected)
+
+
+def _one_stage(fn: Callable[..., Any]) -> Found:
+    """A stage that uses `a` and passes it on, passes on `b`, uses `c` alone, and has no use for the result of `d`."""
+    import torch
+
+    inputs = {name: torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for name in "abcd"}
+    inputs["ids"] = torch.arange(2)
+    outputs = {"a": inputs["a"], "b": inputs["b"], "x": inputs["a"] * inputs["c"], "ids": inputs["ids"]}
+    grads = {name: torch.randn(2, 3, dtype=torch.float64) for name in "abx"}
+    expected = {
+        "a": grads["a"] + grads["x"] * inputs["c"],
+        "b": grads["b"],
+        "c": grads["x"] * inputs["a"],
+        "d": torch.zeros(2, 3),
+    }
+    returned = fn(dict(inputs), dict(outputs), {name: grad.clone() for name, grad in grads.items()})
+    if problem := _why_not_gradients(returned, inputs):
+        return Found({}, {}, refused=problem)
+    values = {f"the gradient of {name}": Numbers.of(returned[name]) for name in expected}
+    return Found(values, {f"the gradient of {name}": Numbers.of(grad) for name, grad in expected.items()})
+
+
+def _why_not_gradients(grads: Any, inputs: Any) -> str:
+    import torch
+
+    wanted = sorted(name for name, x in inputs.items() if x.is_floating_point())
+    if not isinstance(grads, dict) or sorted(map(str, grads)) != wanted:
+        got = sorted(map(str, grads)) if isinstance(grads, dict) else type(grads).__name__
+        return f"return the gradients of {', '.join(wanted) or 'nothing'} by name, got {got}"
+    for name in wanted:
+        if not isinstance(grads[name], torch.Tensor) or grads[name].shape != inputs[name].shape:
+            return f"the gradient of {name} is no tensor of its shape, which the stage before waits for"
+    return ""
+
+
+def _tower_in_words(off: Off) -> str:
+    number, _, name = off.name.partition(".")
+    tower = "image" if int(number) < 6 else "text"
+    if off.found is None or not any(off.found.flat):
+        what = "no gradient" if off.found is None else "gradient 0"
+        return f"{name} of layer {number} has {what}: the {tower} tower does not learn"
+    return in_words(off._replace(name=f"{name} of layer {number}, {tower} tower,"))

@@ -1,0 +1,320 @@
+"""Exercises of "Weights from elsewhere": what a rank reads, rows of a fused tensor, a family's names, half a head.
+
+Chapter: book/whole/weights.  Rows are judged exactly; tensors are compared number by number, each number told apart.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_course import check as checks
+from dualpipe_course.comparison import Found, Numbers, Off, Unchanged, compare_on_ranks, in_words
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("first row", "bytes of k_proj", "places of down_proj", "bytes of down_proj", "bytes of all ranks")
+EXPECTED = (256, 524_288, 2048, 3_145_728, 4_194_304)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        320: "an eighth of 512 rows is half a head; two ranks read the same whole head",
+        640: "there are only 512 rows: 4 key heads, each of which two ranks read",
+        128: "neighbours share a key head: ranks 0 and 1 have head 0",
+        2: "that is the key head; each has 128 rows",
+    },
+    {
+        262_144: "half a head; a rank reads 128 rows",
+        2_097_152: "that is the whole tensor of 512 rows",
+        1_048_576: "a number in bf16 has 2 bytes",
+    },
+    {
+        1: "the file goes row by row, and this tensor is cut by columns",
+        768: "that is how many columns the rank reads, one piece of them in every row",
+        6144: "there is a row for each output, and down_proj has 2,048 outputs",
+    },
+    {
+        25_165_824: "that is the whole tensor; the rank reads 768 of 6,144 columns",
+        1_572_864: "a number in bf16 has 2 bytes",
+        6_291_456: "a number in bf16 has 2 bytes",
+    },
+    {
+        2_097_152: "that is the tensor once; every key head is read by two ranks",
+        8_388_608: "8 ranks read one head each, and a whole tensor has 4",
+    },
+)
+_GENERAL = (
+    "which key head belongs to rank 5, if ranks 0 and 1 share head 0?",
+    "one head: 128 rows of 2,048 numbers of 2 bytes",
+    "a piece of every row, and a row for every output",
+    "2,048 rows, an eighth of 6,144 columns, 2 bytes",
+    "eight ranks, each with the bytes of question 2",
+)
+SIZES = (("two key heads", 4, 2, 8), ("as many key heads as query heads", 3, 3, 4), ("one key head", 2, 1, 6))
+_TRANSPOSED = "the numbers are those of the transposed matrix"
+_IN_ORDER = "these rows are cut as if all query heads came first, then all key heads, then all value heads"
+_SWAPPED = "gate and up are exchanged"
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("weights"), exercise)
+
+
+@exercise(
+    "weights-1",
+    "What rank 5 reads",
+    "predict",
+    minutes=8,
+    points=1,
+    hints=(
+        "Four key heads for eight ranks: ranks 0 and 1 read head 0, ranks 2 and 3 read head 1.",
+        "A matrix in a file has a row per output and a column per input. down_proj has 2,048 outputs.",
+        "Every rank reads one whole key head, also where another rank reads the same one.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict rows, bytes and places that one rank of eight reads of a layer with four key heads."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _GENERAL)
+    return "from row 256; 524,288 bytes of keys; 3,145,728 bytes in 2,048 places; 4,194,304 bytes by all ranks"
+
+
+@exercise(
+    "weights-2",
+    "Three tensors in one",
+    "implement",
+    minutes=15,
+    points=3,
+    hints=(
+        "Query heads are shared out first: size = num_heads // num_ranks of them for each rank, neighbours together.",
+        "The rank reads the key heads of its query heads: from queries[0] // group to queries[-1] // group.",
+        "Keys begin at row num_heads * head_size of the tensor, values another num_kv_heads * head_size later.",
+    ),
+)
+def fused(fn: Callable[..., Any]) -> str:
+    """Write `rows_of(rank, num_ranks, num_heads, num_kv_heads, head_size)`: what a rank reads of a fused tensor."""
+    needs_function(fn)
+    cases = list(_cases())
+    for case, (is_fine, found) in zip(cases, call_each(fn, cases), strict=True):
+        rank, num_ranks, num_heads, num_kv_heads, head_size = case
+        where = f"rank {rank} of {num_ranks}, {num_heads} query and {num_kv_heads} key head(s) of {head_size} rows"
+        if not is_fine:
+            raise Wrong(ended(where, found))
+        _judge_rows(where, plain(found), *case)
+    return f"rows of queries, keys and values are right in {len(cases)} cases, shared key heads included"
+
+
+@exercise(
+    "weights-3",
+    "The names of another family",
+    "implement",
+    minutes=20,
+    points=4,
+    hints=(
+        "Begin with a table of the names that need nothing but a new name, and copy these tensors.",
+        "qkv.unflatten(0, (num_kv_heads, -1, head_size)) has a row of heads for each key head: some queries, one key, "
+        "one value. What is head_size, if qkv has (num_heads + 2 num_kv_heads) head_size rows?",
+        "out and down are stored with a row per input. A square matrix fits either way: turn both round.",
+    ),
+)
+def renamed(fn: Callable[..., Any]) -> str:
+    """Write `renamed(state, num_heads, num_kv_heads)`: a made-up family's tensors under Llama's published names."""
+    needs_function(fn)
+    for what, num_heads, num_kv_heads, head_size in SIZES:
+        compare_on_ranks(
+            _rename, 1, fn, num_heads, num_kv_heads, head_size, case=what, why=in_words, at=": ", tolerance=0
+        )
+    return f"all tensors have Llama's names, shapes and numbers for {len(SIZES)} kinds of heads"
+
+
+@exercise(
+    "weights-4",
+    "Right at the first token",
+    "find the bug",
+    minutes=12,
+    points=2,
+    hints=(
+        "Number the rows of one head: 0 to 7. Which order should they have, and which do they get?",
+        "(heads, 2, d/2) reads a head as two halves. It comes as pairs of neighbours: what are the sizes of that?",
+        "How many heads does k have? A view with too many heads fits as well, and pairs rows within half a head.",
+    ),
+)
+def halves(fn: Callable[..., Any]) -> str:
+    """Repair `to_halves(q, k, num_heads, num_kv_heads)`, whose logits are right at the first token alone."""
+    needs_function(fn)
+    for num_heads, num_kv_heads, head_size in ((2, 2, 4), (1, 1, 8), (4, 2, 8), (6, 1, 4), (4, 4, 12)):
+        compare_on_ranks(
+            _halve,
+            1,
+            fn,
+            num_heads,
+            num_kv_heads,
+            head_size,
+            case=f"{num_heads} query and {num_kv_heads} key head(s) of {head_size} features",
+            why=_order_in_words,
+            at=": ",
+            tolerance=0,
+        )
+    return "rows of queries and keys are in the order of halves, whatever the heads"
+
+
+def _cases() -> Iterator[tuple[int, int, int, int, int]]:
+    """Ranks and heads that divide, the smallest first."""
+    for num_ranks, num_heads, num_kv_heads, size in (
+        (1, 1, 1, 2),
+        (1, 4, 2, 3),
+        (2, 4, 2, 2),
+        (2, 4, 4, 8),
+        (2, 4, 1, 4),
+        (4, 8, 2, 4),
+        (3, 12, 6, 5),
+        (8, 8, 4, 2),
+        (8, 32, 8, 128),
+        (16, 32, 8, 128),
+    ):
+        yield from ((rank, num_ranks, num_heads, num_kv_heads, size) for rank in range(num_ranks))
+
+
+def _judge_rows(
+    where: str, found: object, rank: int, num_ranks: int, num_heads: int, num_kv_heads: int, size: int
+) -> None:
+    is_pairs = isinstance(found, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in found)
+    if not is_pairs or not all(type(row) is int for pair in found for row in pair):  # type: ignore[attr-defined]
+        raise Wrong(f"{where}: return pairs of numbers, the first row and the one behind the last, got {found}")
+    rows = [row for start, stop in found for row in range(start, stop)]  # type: ignore[attr-defined]
+    heads, group = num_heads // num_ranks, num_heads // num_kv_heads
+    first, last = rank * heads // group, ((rank + 1) * heads - 1) // group
+    spans = (
+        ("query", rank * heads, (rank + 1) * heads),
+        ("key", num_heads + first, num_heads + last + 1),
+        ("value", num_heads + num_kv_heads + first, num_heads + num_kv_heads + last + 1),
+    )
+    for what, start, stop in spans:
+        wanted = range(start * size, stop * size)
+        if missing := sorted(set(wanted) - set(rows)):
+            raise Wrong(f"{where}: row {missing[0]} is missing; the {what} heads are rows {wanted[0]} to {wanted[-1]}")
+    right = [row for _, start, stop in spans for row in range(start * size, stop * size)]
+    if surplus := sorted(set(rows) - set(right)):
+        raise Wrong(f"{where}: row {surplus[0]} belongs to a head that this rank does not use")
+    if rows != right:
+        raise Wrong(f"{where}: all rows are there, but not once and in the order query, key, value")
+
+
+def _told_apart(shape: tuple[int, ...], number: int = 0) -> "Tensor":
+    """A tensor of whole numbers of which no two are equal, nor equal to those of a tensor of another number."""
+    import torch
+
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).view(shape) + 10_000 * number
+
+
+def _made_up(num_heads: int, num_kv_heads: int, size: int) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
+    """A model of two layers: by Llama's published names, and as the made-up family stores it."""
+    hidden, numbers = num_heads * size, count()
+    ends = {"embed_tokens": (7, hidden), "norm": (hidden,), "lm_head": (7, hidden)}
+    tensors = [_told_apart(shape, next(numbers)) for shape in ends.values()]
+    names = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+    published = dict(zip(names, tensors, strict=True))
+    state = {name: tensor.clone() for name, tensor in zip(("embed", "norm", "head"), tensors, strict=True)}
+    keys = (num_kv_heads * size, hidden)
+    shapes = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": keys,
+        "self_attn.v_proj": keys,
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (10, hidden),
+        "mlp.up_proj": (10, hidden),
+        "mlp.down_proj": (hidden, 10),
+    }
+    for layer in range(2):
+        parts = {name: _told_apart(shape, next(numbers)) for name, shape in shapes.items()}
+        published |= {f"model.layers.{layer}.{name}.weight": part for name, part in parts.items()}
+        state |= {f"block.{layer}.{name}": part for name, part in _stored(list(parts.values()), num_kv_heads).items()}
+    return published, state
+
+
+def _stored(parts: "list[Tensor]", num_kv_heads: int) -> "dict[str, Tensor]":
+    """The tensors of a layer as the made-up family stores them."""
+    import torch
+
+    norm_1, norm_2, q, k, v, o, gate, up, down = parts
+    heads = [part.unflatten(0, (num_kv_heads, -1)) for part in (q, k, v)]
+    return {
+        "norm_1": norm_1.clone(),
+        "norm_2": norm_2.clone(),
+        "qkv": torch.cat(heads, 1).flatten(0, 1),
+        "out": o.t().contiguous(),
+        "gate_up": torch.cat([gate, up]),
+        "down": down.t().contiguous(),
+    }
+
+
+def _rename(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int, num_kv_heads: int, size: int) -> Found:
+    published, state = _made_up(num_heads, num_kv_heads, size)
+    unchanged = Unchanged(**state)
+    found = fn(dict(state), num_heads, num_kv_heads)
+    if not isinstance(found, dict):
+        raise TypeError(f"return a dictionary of tensors by Llama's names, got {type(found).__name__}")
+    if surplus := sorted(set(map(str, found)) - set(published)):
+        return Found({}, {}, refused=f"{surplus[0]} is no name of a Llama")
+    slips = {name: _slips_of(name, published, state, num_heads, num_kv_heads, size) for name in published}
+    return Found(
+        {name: Numbers.of(tensor) for name, tensor in found.items()},
+        {name: Numbers.of(tensor) for name, tensor in published.items()},
+        slips,
+        changed="" if unchanged.first() is None else f"the argument {unchanged.first()} has changed; work on a copy",
+    )
+
+
+def _slips_of(
+    name: str, published: "dict[str, Tensor]", state: "dict[str, Tensor]", num_heads: int, num_kv_heads: int, size: int
+) -> dict[str, Numbers | None]:
+    """What typical mistakes make of a tensor."""
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return {_TRANSPOSED: Numbers.of(published[name].t().contiguous())}
+    if name.endswith(("gate_proj.weight", "up_proj.weight")):
+        other = name.replace("gate", "up") if "gate" in name else name.replace("up_proj", "gate_proj")
+        return {_SWAPPED: Numbers.of(published[other])}
+    if "self_attn" in name:
+        rows = [heads * size for heads in (num_heads, num_kv_heads, num_kv_heads)]
+        parts = state[f"block.{name.split('.')[2]}.qkv"].split(rows)
+        return {_IN_ORDER: Numbers.of(parts["qkv".index(name.split(".")[4][0])])}
+    return {}
+
+
+def _halve(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int, num_kv_heads: int, size: int) -> Found:
+    q, k = _told_apart((num_heads * size, 3)), _told_apart((num_kv_heads * size, 3), 1)
+    found = fn(q.clone(), k.clone(), num_heads, num_kv_heads)
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise TypeError("return two tensors: the rows of q and those of k")
+
+    def right(weight: "Tensor", heads: int) -> "Tensor":
+        return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+    def backwards(weight: "Tensor", heads: int) -> "Tensor":
+        return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+    slips = {
+        name: {
+            "the rows are as they came": Numbers.of(weight),
+            "this goes from halves to neighbours, the other way": Numbers.of(backwards(weight, heads)),
+        }
+        for name, weight, heads in (("q", q, num_heads), ("k", k, num_kv_heads))
+    }
+    if num_heads // num_kv_heads > 1 and size * num_kv_heads % (2 * num_heads) == 0:
+        slips["k"]["pairs lie within a part of a head: k has fewer heads than q"] = Numbers.of(right(k, num_heads))
+    return Found(
+        dict(zip(("q", "k"), map(Numbers.of, found), strict=True)),
+        {"q": Numbers.of(right(q, num_heads)), "k": Numbers.of(right(k, num_kv_heads))},
+        slips,
+    )
+
+
+def _order_in_words(off: Off) -> str:
+    if off.found is None or off.has_other_shape or off.slip:
+        return in_words(off)
+    row, wanted = (int(value.flat[off.place]) % 10_000 // 3 for value in (off.found, off.expected))
+    return f"{off.name}: row {off.place // 3} is row {row} of the given one, expected row {wanted}"
