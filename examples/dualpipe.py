@@ -7,7 +7,6 @@ Every rank holds two stages, one for each direction; a stage's two copies add th
 """
 
 import argparse
-import os
 
 import torch
 from torch import Tensor, nn
@@ -63,15 +62,16 @@ def compare(rank: int, world_size: int, program: Program) -> tuple[float, float,
 
 def main(schedule: str, description: str | None) -> None:
     """Compare on the ranks of the command line, and say how far the pipeline is off."""
+    started = lab.cluster()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=int(os.environ.get("WORLD_SIZE", "4")))
+    parser.add_argument("--ranks", type=int, default=started.world_size if started else 4)
     parser.add_argument("--microbatches", type=int, default=8)
     chosen = parser.parse_args()
     program = schedules.build(schedule, chosen.ranks, chosen.microbatches)  # refused before a process starts
     results = lab.launch(compare, chosen.ranks, program, timeout=120)
     loss, grad, output = (max(column) for column in zip(*results, strict=True))
     assert max(loss, grad, output) < 1e-13, (loss, grad, output)
-    if os.environ.get("RANK", "0") == "0":
+    if started is None or started.rank == 0:
         print(f"{schedule}, {chosen.ranks} ranks: loss off by {loss:.1e}, gradients {grad:.1e}, outputs {output:.1e}")
 
 

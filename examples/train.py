@@ -7,7 +7,6 @@ Stop it with Ctrl-C, and go on under another plan: --folder runs/first, then --f
 """
 
 import argparse
-import os
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, dp, models, train
@@ -66,7 +65,8 @@ def main() -> None:
         csv=chosen.csv,
         sample=chosen.sample or None,
     )
-    if os.environ.get("RANK", "0") == "0":  # torchrun runs this script once per rank
+    started = lab.cluster()
+    if started is None or started.rank == 0:  # torchrun runs this script once per rank
         print(result)
 
 

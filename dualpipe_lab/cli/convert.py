@@ -12,7 +12,7 @@ def convert(
     to: Annotated[str, typer.Option(help="published (Hugging Face), checkpoint (of this library) or torch (DCP)")],
     dtype: Annotated[str | None, typer.Option(help="float64, float32, bfloat16 or float16; default: as it is")] = None,
 ) -> None:
-    """Convert weights between published folders and checkpoints, also of torch, tensor by tensor.
+    """Convert weights between published folders and checkpoints, also of torch, tensor by tensor, expert by expert.
 
     Every tensor is checked before one is written; the target appears when it is complete.
     """

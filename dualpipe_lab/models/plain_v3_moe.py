@@ -26,7 +26,8 @@ class PlainRouter(nn.Linear):
     def __init__(self, config: V3MoEConfig, dtype: torch.dtype | None) -> None:
         super().__init__(config.hidden_size, config.num_experts, False, dtype=dtype)
         self.config = config
-        bias = torch.zeros(config.num_experts, dtype=dtype) if config.selection_bias else None
+        wide = torch.promote_types(self.weight.dtype, torch.float32)  # a bias near 1 moves by short steps
+        bias = torch.zeros(config.num_experts, dtype=wide) if config.selection_bias else None
         self.register_buffer("selection_bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -174,6 +174,10 @@ def test_another_type_leaves_biases_wide_and_experts_of_two_types_are_refused(fo
         train.convert(mixed, tmp_path / "target", "checkpoint")
     assert left(tmp_path) == ["mixed", "narrow", "wide"]
     train.convert(mixed, tmp_path / "target", "checkpoint", dtype="float32")
+    model = models.PlainV3MoE(models.config_from_pretrained(narrow.path), torch.bfloat16)
+    models.load_pretrained(model, narrow.path)
+    models.save_pretrained(model, tmp_path / "saved")
+    assert same_folders(narrow.path, tmp_path / "saved")
 
 
 def test_weights_in_fp8_are_converted_as_they_are_read(folders, tmp_path):
