@@ -27,7 +27,7 @@ class Outcome:
     Attributes:
         texts: what the ranks of each host printed, agent included.
         codes: exit code of each host's agent; negative for a signal.
-        seconds: from the begin of the last rank's function to the end of each host's agent.
+        seconds: from the begin of the last rank's function to the end of each host's last rank, not of its agent.
     """
 
     texts: list[str]
@@ -132,15 +132,18 @@ def main():
         codes, ends = {}, {}
         deadline = time.monotonic() + PATIENCE
         while len(codes) < len(agents):
+            ends |= dict.fromkeys(filter(_has_ranks, agents), time.time())
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in agents:
-                codes[pid], ends[pid] = os.waitstatus_to_exitcode(status), time.time()
+                codes[pid] = os.waitstatus_to_exitcode(status)
             elif not pid:
                 time.sleep(0.01)
             if time.monotonic() > deadline:
                 for agent in set(agents) - set(codes):
                     os.kill(agent, signal.SIGKILL)
-        sys.stdout.write(json.dumps([[codes[agent] for agent in agents], [ends[agent] for agent in agents]]) + "\n")
+        sys.stdout.write(
+            json.dumps([[codes[agent] for agent in agents], [ends.get(agent, 0.0) for agent in agents]]) + "\n"
+        )
         sys.stdout.flush()
         while True:  # orphans
             try:
@@ -148,6 +151,16 @@ def main():
                     break
             except ChildProcessError:
                 break
+
+
+def _has_ranks(agent):
+    """Whether an agent has a child that is more than a name: one that has ended waits for the agent to notice."""
+    try:
+        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        states = [Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] for child in children]
+    except OSError:
+        return False
+    return any(state not in "ZX" for state in states)
 
 
 def _fork(case, number):

@@ -10,6 +10,7 @@ killed and the namespaces are deleted, and with them their links.  `Host.slow_do
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,7 @@ def obstacle():
 @contextmanager
 def network(num_hosts):
     """Make hosts on one switch, and remove all of it."""
+    _sweep()
     mark = f"dpl{os.getpid()}-{next(_numbers)}"
     switch = f"{mark}-s"
     made = [Host(f"{mark}-{number}", f"10.99.{os.getpid() % 250}.{number + 1}") for number in range(num_hosts)]
@@ -91,10 +93,21 @@ def network(num_hosts):
         yield made
     finally:
         for name in (*(host.name for host in made), switch):
-            with suppress(subprocess.CalledProcessError):
-                _kill_all(name, 10.0)
-            with suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", name)
+            _remove(name)
+
+
+def _sweep():
+    """Delete the namespaces of test processes that were killed."""
+    for name in re.findall(r"^(dpl\d+-\S+)", _ip("netns", "list"), re.MULTILINE):
+        if not os.path.exists(f"/proc/{re.findall(r'[0-9]+', name)[0]}"):
+            _remove(name)
+
+
+def _remove(name):
+    with suppress(subprocess.CalledProcessError):
+        _kill_all(name, 10.0)
+    with suppress(subprocess.CalledProcessError):
+        _ip("netns", "delete", name)
 
 
 def _kill_all(name, seconds):

@@ -87,10 +87,10 @@ def is_deadlock(statuses: Mapping[int, RankStatus], returned: Mapping[int, RankS
 def _is_coming(status: RankStatus, statuses: Mapping[int, RankStatus]) -> bool:
     """Whether the message that a rank waits for has been sent to it."""
     blocked = status.blocked
-    if blocked is None or blocked.sends is not False or blocked.peer not in statuses:
+    peer = None if blocked is None or blocked.sends is not False else blocked.peer
+    if blocked is None or peer is None or peer not in statuses:
         return False
-    key = blocked.peer, blocked.tag
-    return statuses[blocked.peer].sent[status.rank, blocked.tag] > status.received[key]
+    return statuses[peer].sent[status.rank, blocked.tag] > status.received[peer, blocked.tag]
 
 
 @dataclass

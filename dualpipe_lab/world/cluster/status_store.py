@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.world import payload
 from dualpipe_lab.world.record.rank_status import RankStatus
@@ -30,7 +30,8 @@ _FOREVER = timedelta(days=20)  # the most that poll(2) counts in milliseconds
 _OWN_LIMIT = timedelta(seconds=30)  # of one request
 
 
-class Beat(NamedTuple):
+@dataclass(frozen=True)
+class Beat:
     """A sign of life of one rank.
 
     Attributes:
@@ -227,7 +228,7 @@ class StatusStore:
         """Wait, for days if need be, until this rank is woken; each rank is woken twice at most."""
         key = f"wake-{number}-{self.rank}"
         self._store.wait([key], _FOREVER)
-        return self._store.get(key).decode()
+        return str(self._store.get(key), "ascii")
 
     def propose(self, verdict: Verdict) -> None:
         """Write the verdict unless there is one, and let these ranks launch no more."""

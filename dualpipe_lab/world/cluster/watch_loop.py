@@ -196,7 +196,7 @@ class WatchLoop:
             self._write_beat(still=0)
             self._store.return_()
         if "stop" in told and self._verdict is None and self._store_error is None:
-            self._beat = self._beat._replace(left=self._watch.finished)
+            self._beat = replace(self._beat, left=self._watch.finished)
             self._store.beat(self._beat)
             return False
         return not ("verdict" in told or "lost" in told)

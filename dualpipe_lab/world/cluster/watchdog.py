@@ -185,7 +185,7 @@ class Watchdog:
             self.signals, self._signals_end = os.pipe()
             for end in (self.signals, self._signals_end):
                 os.set_blocking(end, False)
-            os.register_at_fork(after_in_child=partial(_forget_signals, weakref.ref(self)))
+            _give_forks_their_own_signals(weakref.ref(self))
             self._wakeup_before = signal.set_wakeup_fd(self._signals_end, warn_on_full_buffer=False)
 
     def _on_raise(self, number: int, frame: FrameType | None) -> None:
@@ -195,7 +195,7 @@ class Watchdog:
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         if self.closing.is_set():  # the error of the launch is on its way out
-            timer = threading.Timer(LINGER_SECONDS, os._exit, (128 + number,))
+            timer = threading.Timer(LINGER_SECONDS, self.leave, (128 + number, ""))
             timer.daemon = True
             timer.start()
 
@@ -252,12 +252,31 @@ def describe(error: BaseException, traceback: TracebackType | None) -> tuple[str
     return cause, frames, text, travels
 
 
-def _forget_signals(found: "weakref.ref[Watchdog]") -> None:
-    """Give a process that the script forks its own SIGTERM: the numbers of its signals would come to this rank."""
-    watch = found()
-    if watch is not None and watch.signals is not None and watch.owns_termination():
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _give_forks_their_own_signals(found: "weakref.ref[Watchdog]") -> None:
+    """Let SIGTERM end a process that the script forks; its numbers of signals would come to this rank.
+
+    The signal is held while the fork is under way, because it may come to the child before its first line.
+    """
+
+    def owning() -> bool:
+        watch = found()
+        return watch is not None and watch.signals is not None and watch.owns_termination()
+
+    def hold(how: int) -> None:
+        if owning():
+            signal.pthread_sigmask(how, [signal.SIGTERM])
+
+    def forget() -> None:
+        if owning():
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    os.register_at_fork(
+        before=partial(hold, signal.SIG_BLOCK),
+        after_in_parent=partial(hold, signal.SIG_UNBLOCK),
+        after_in_child=forget,
+    )
 
 
 def _is_here(traceback: Any) -> bool:
