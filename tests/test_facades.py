@@ -33,9 +33,14 @@ def deeper_imports(text):
     return [found for match in IMPORT.finditer(text) if (found := match[1] or match[2]) not in DOORS]
 
 
+# it prices a part that `launch` starts by itself, and that no facade hands out
+INSIDE = {"benchmarks/cluster.py": "dualpipe_lab.world"}
+
+
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_pages_and_benchmarks_import_from_facades(file):
-    assert deeper_imports(file.read_text()) == []
+    inside = INSIDE.get(file.relative_to(ROOT).as_posix(), "nothing")
+    assert [name for name in deeper_imports(file.read_text()) if not f"{name}.".startswith(f"{inside}.")] == []
 
 
 def test_a_deeper_import_is_seen():

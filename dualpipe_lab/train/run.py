@@ -100,7 +100,7 @@ def run(
             results = _launched(job, timeout, backend)
     first: Outcome = results[0]
     ended = first.checkpoint, first.text, first.interrupted
-    return Result(str(plan), first.metrics, *ended, _last_step(results.timeline, str(plan)), first.state)
+    return Result(str(plan), first.metrics, *ended, _last_step(results.timeline, f"{plan}{results.clock_note}"), first.state)
 
 
 def _last_step(timeline: Timeline, title: str) -> Timeline | None:

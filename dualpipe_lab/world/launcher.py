@@ -23,7 +23,7 @@ from dualpipe_lab.world.emulate.link import Link, NodeLink
 from dualpipe_lab.world.folder import private_folder
 from dualpipe_lab.world.rank import Job
 from dualpipe_lab.world.record.ledger import Ledger
-from dualpipe_lab.world.record.trace import match, to_timeline
+from dualpipe_lab.world.record.trace import clock_note, match, to_timeline
 from dualpipe_lab.world.record.wire import obstacle as wire_obstacle
 from dualpipe_lab.world.server import StartMethod
 from dualpipe_lab.world.supervise.diagnosis import disagreements
@@ -42,12 +42,14 @@ class Results(list[Any]):
         timeline: spans of computation and waiting, and the messages between ranks.
         collectives: by rank, one span per collective from its start to its end, also while the rank computes.
         output: the standard output of each rank, one string per rank.
+        clock_note: how far times of two ranks may be off, as the timeline's name says it; empty on one machine.
     """
 
     ledger: Ledger
     timeline: Timeline
     collectives: list[list[Span]]
     output: list[str]
+    clock_note: str
 
     @property
     def streams(self) -> Timeline:
@@ -218,9 +220,15 @@ def _gathered(parts: list[tuple[Any, ...]], clock: ClockName, fn: Callable[..., 
     if matching.lost:
         first, number = matching.lost[0], len(matching.lost)
         warnings.warn(f"{first}, which never received it ({number} lost in all)", stacklevel=3)
+    if matching.early_ns:
+        warnings.warn(
+            f"a message came {matching.early_ns / 1e6:.3f} ms before it was sent, beyond the bounds of the ranks' "
+            "clocks: a clock was set, or changed its rate, during the launch",
+            stacklevel=3,
+        )
     results = Results(values)
     results.ledger = Ledger(list(ledgers), config.wire, wire_obstacle(config.backend))
     results.timeline = to_timeline(list(traces), matching.messages, clock, getattr(fn, "__name__", "launch"))
     results.collectives = [sorted(trace.collectives, key=lambda span: span.start) for trace in traces]
-    results.output = []
+    results.output, results.clock_note = [], clock_note(list(traces))
     return results

@@ -11,6 +11,7 @@ from typing import Any
 
 from dualpipe_lab.world import accelerator, context
 from dualpipe_lab.world.cluster import join, watchdog
+from dualpipe_lab.world.cluster.clocks import Alignment, agree_on_origin, read_clocks
 from dualpipe_lab.world.cluster.environment import Environment, cluster
 from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.record.device_clock import clock_of
@@ -85,16 +86,45 @@ def _called(
     from dualpipe_lab.comm import all_gather_object
 
     rank, world_size, place = dist.get_rank(), dist.get_world_size(), accelerator.device_of_torchrun()
-    clock = clock_of(place, perf_counter_ns())
-    present = context.RankContext(rank, world_size, clock, log=watch.log, wire=wire, device=place)
+    clocks = _Numbers(place)
+    first = read_clocks(rank, world_size, clocks, perf_counter_ns)
+    origin_ns = agree_on_origin(rank, world_size, clocks, perf_counter_ns, first)
+    present = context.RankContext(rank, world_size, clock_of(place, origin_ns), log=watch.log, wire=wire, device=place)
     context.install(present)
+    present.clock.wait_until(0)
     value = fn(rank, world_size, *(args if place.type == "cpu" else _placed(args, place)))
     watch.returned()
     present.read_wire()
-    mine = (value, present.ledger, present.trace, present.status())
+    trace = present.trace
+    Alignment(first, read_clocks(rank, world_size, clocks, perf_counter_ns)).correct(trace, origin_ns)
+    mine = (value, present.ledger, trace, present.status())
     context.install(context.RankContext(rank, world_size, present.clock, device=place))  # not the user's messages
     gathered: list[tuple[Any, ...]] = all_gather_object(mine)
     return gathered
+
+
+class _Numbers:
+    """Whole numbers between two ranks, past `comm`: they are no messages of the user's."""
+
+    def __init__(self, place: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        carries_cpu = place.type == "cpu" or "cpu:" in str(dist.get_backend_config())
+        self._tensor = torch.zeros(1, dtype=torch.int64, device="cpu" if carries_cpu else place)
+
+    def send(self, value: int, peer: int) -> None:
+        """Send a number to a rank."""
+        import torch.distributed as dist
+
+        dist.send(self._tensor.fill_(value), peer)
+
+    def recv(self, peer: int) -> int:
+        """Return the number that a rank sends."""
+        import torch.distributed as dist
+
+        dist.recv(self._tensor, peer)
+        return int(self._tensor)
 
 
 @contextmanager

@@ -12,20 +12,17 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dualpipe_lab.world import payload
 from dualpipe_lab.world.cluster.observer import SILENT_SECONDS, Observer, Records
 from dualpipe_lab.world.cluster.processes import Neighbours, answering
-from dualpipe_lab.world.cluster.status_store import Member, StatusStore, Verdict
+from dualpipe_lab.world.cluster.status_store import Member, StatusStore, Verdict, World
 from dualpipe_lab.world.record.rank_status import RankStatus
 from dualpipe_lab.world.supervise.diagnosis import locate
 from dualpipe_lab.world.supervise.errors import RankError, RankFailure, RankTimeout
 from dualpipe_lab.world.supervise.failure_report import name_frame, user_frame
-from dualpipe_lab.world.supervise.supervisor import GRACE_SECONDS
-
-if TYPE_CHECKING:
-    from dualpipe_lab.world.cluster.watchdog import World
+from dualpipe_lab.world.supervise.supervisor import GRACE_SECONDS, PROBE_SECONDS
 
 REPORT_SECONDS = 0.5  # after an alarm, for a rank to report before its process is asked for its stack
 STACK_SECONDS = 1.2  # after an alarm, for the stacks of silent ranks to be there
@@ -48,7 +45,7 @@ class Judge:
         candidates: ranks in the order in which they observe and judge: the first of each node, then the others.
     """
 
-    def __init__(self, store: StatusStore, world: "World", neighbours: Neighbours, observer: Observer) -> None:
+    def __init__(self, store: StatusStore, world: World, neighbours: Neighbours, observer: Observer) -> None:
         self._store, self._world, self._neighbours, self._observer = store, world, neighbours, observer
         firsts = store.firsts()
         self.candidates = [*firsts, *(rank for rank in range(world.world_size) if rank not in firsts)]
@@ -56,6 +53,7 @@ class Judge:
         self._started = time.monotonic()
         self._looked = self._judged = False
         self._gone: dict[int, Member] = {}
+        self._probed: set[int] = set()  # after the alarm
         self._probe_after: dict[int, float] = {}
 
     def is_first(self, ended: set[int]) -> bool:
@@ -65,8 +63,9 @@ class Judge:
 
     def find_gone(self, now: float) -> bool:
         """Ask the kernels of silent ranks, after ever longer times, whether their processes live."""
-        silent = [rank for rank in self._observer.silent(now) if now >= self._probe_after.get(rank, 0.0)]
-        return bool(silent) and self._probe(silent, now)
+        if not any(now >= self._probe_after.get(rank, 0.0) for rank in self._observer.silent(now)):
+            return False
+        return self._probe(self._observer.silent(now, 1.5 * PROBE_SECONDS), now)  # also what fell silent just after
 
     def collect(self, now: float, since: float) -> None:
         """Gather what the ranks report, so many seconds after the alarm, and write a verdict when it is complete."""
@@ -78,13 +77,15 @@ class Judge:
             return
         records = self._records()
         silent = self._silent(records)
-        if silent and since > REPORT_SECONDS and not self._gone:
-            self._probe(sorted(silent), now)
+        if since > REPORT_SECONDS and (unknown := silent - self._probed):
+            self._probed |= unknown
+            self._probe(sorted(unknown), now)
             records = self._records()
             silent = self._silent(records)
         if records.failed:
             has_cause = records.has_cause or since > LOST_SECONDS
-            is_ready = has_cause and since > (REPORT_SECONDS if silent else GRACE_SECONDS)
+            is_over = len(records.failed | records.returned) == records.world_size
+            is_ready = has_cause and (is_over or since > (REPORT_SECONDS if silent else GRACE_SECONDS))
         else:
             is_ready = not silent or since > STACK_SECONDS
         if is_ready:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dualpipe_lab.world import payload
 from dualpipe_lab.world.record.rank_status import RankStatus
@@ -49,6 +49,25 @@ class Beat:
     def pack(self) -> bytes:
         """The beat as bytes."""
         return struct.pack(_FORMAT, self.count, min(self.still, 255), self.returned, self.left)
+
+
+class World(Protocol):
+    """What the watchdog asks of an `Environment`."""
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def world_size(self) -> int: ...  # noqa: D102
+    @property
+    def local_rank(self) -> int: ...  # noqa: D102
+    @property
+    def node(self) -> int | None: ...  # noqa: D102
+    @property
+    def master_addr(self) -> str: ...  # noqa: D102
+    @property
+    def master_port(self) -> int: ...  # noqa: D102
+    @property
+    def agent_hosts_store(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,27 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from dualpipe_lab.world import operating_system, payload
 from dualpipe_lab.world.cluster.judge import Judge
 from dualpipe_lab.world.cluster.observer import Observer, is_deadlock
 from dualpipe_lab.world.cluster.processes import Neighbours, packed_log
-from dualpipe_lab.world.cluster.status_store import ALARM, RETURNED, Beat, Member, Report, StatusStore, Verdict
+from dualpipe_lab.world.cluster.status_store import (
+    ALARM,
+    RETURNED,
+    Beat,
+    Member,
+    Report,
+    StatusStore,
+    Verdict,
+    World,
+)
 from dualpipe_lab.world.record.rank_status import RankStatus
 from dualpipe_lab.world.supervise.diagnosis import is_stuck
 from dualpipe_lab.world.supervise.errors import RankFailure
 from dualpipe_lab.world.supervise.supervisor import PROBE_SECONDS
-
-if TYPE_CHECKING:
-    from dualpipe_lab.world.cluster.watchdog import Watchdog, World
 
 JOIN_SECONDS = 4.0  # for a thread to end that may be in a request to the store
 TICK_SECONDS = 0.05  # between two looks after an alarm
@@ -36,6 +43,25 @@ LEAVE_SECONDS = 10.0  # for the main thread to leave the user's function once it
 MOVING_BYTES = 16_384  # between two beats: less is not the message that a rank waits for on a slow link
 STORE_SECONDS = 9  # for a host that answers nothing before its connections end
 _ENDED_BY_SIGTERM = 128 + 15
+
+
+class MainPart(Protocol):
+    """What the thread asks of the main thread's part, a `Watchdog`, and tells it."""
+
+    folder: Path
+    finished: bool
+    inside: bool
+    signals: int | None
+    error: BaseException | None
+    raised: threading.Event
+    closing: threading.Event
+    delivered: threading.Event
+    everyone_returned: threading.Event
+
+    def terminated(self) -> bool: ...  # noqa: D102
+    def read_signals(self) -> None: ...  # noqa: D102
+    def interrupt_main(self) -> None: ...  # noqa: D102
+    def leave(self, code: int, message: str) -> None: ...  # noqa: D102
 
 
 class WatchLoop:
@@ -52,9 +78,9 @@ class WatchLoop:
 
     def __init__(
         self,
-        watch: "Watchdog",
+        watch: MainPart,
         store: StatusStore,
-        world: "World",
+        world: World,
         member: Member,
         timeout: float | None,
         status: Callable[[int], RankStatus],
@@ -335,6 +361,6 @@ class WatchLoop:
             self._end(error, prints)
 
 
-def _agent(world: "World") -> int | None:
+def _agent(world: World) -> int | None:
     """The process of torchrun's agent, without which nobody ends or restarts these ranks."""
     return os.getppid() if world.agent_hosts_store else None

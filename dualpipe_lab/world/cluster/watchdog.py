@@ -25,12 +25,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.world import operating_system, payload
 from dualpipe_lab.world.cluster import interface
 from dualpipe_lab.world.cluster.processes import LOG_FILE, STACK_FILE, OpenPort
-from dualpipe_lab.world.cluster.status_store import Member, StatusStore
+from dualpipe_lab.world.cluster.status_store import Member, StatusStore, World
 from dualpipe_lab.world.cluster.watch_loop import WatchLoop
 from dualpipe_lab.world.folder import PREFIX
 from dualpipe_lab.world.record.operation_log import OperationLog
@@ -45,25 +45,6 @@ _WORLD = str(Path(operating_system.__file__).parent)
 ARRIVAL_SECONDS = 1_800.0  # GLOO's own patience: one rank may prepare data before it launches
 VERDICT_SECONDS = 15.0  # for a rank that has failed to hear what the others say
 LINGER_SECONDS = 2.0  # after a verdict, for the main thread to print its error although SIGTERM has come
-
-
-class World(Protocol):
-    """What the watchdog asks of an `Environment`."""
-
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-    @property
-    def world_size(self) -> int: ...  # noqa: D102
-    @property
-    def local_rank(self) -> int: ...  # noqa: D102
-    @property
-    def node(self) -> int | None: ...  # noqa: D102
-    @property
-    def master_addr(self) -> str: ...  # noqa: D102
-    @property
-    def master_port(self) -> int: ...  # noqa: D102
-    @property
-    def agent_hosts_store(self) -> bool: ...  # noqa: D102
 
 
 class Watchdog:
@@ -191,7 +172,8 @@ class Watchdog:
     def _on_raise(self, number: int, frame: FrameType | None) -> None:
         if self.inside and self.error is not None:
             self.raised.set()
-            raise self.error
+            if frame is None or frame.f_code is not Watchdog.__exit__.__code__:  # it would leave without its cleanup
+                raise self.error
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         if self.closing.is_set():  # the error of the launch is on its way out

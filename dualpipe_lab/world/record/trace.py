@@ -36,7 +36,7 @@ class _Received(NamedTuple):
 
 @dataclass
 class RankTrace:
-    """Spans, collectives and messages of one rank."""
+    """Spans, collectives and messages of one rank; its times are off those of rank 0 by at most `error_ns`."""
 
     rank: int
     spans: list[Span] = field(default_factory=list)
@@ -44,6 +44,7 @@ class RankTrace:
     sent: list[_Sent] = field(default_factory=list)
     received: list[_Received] = field(default_factory=list)
     forgotten: Counter[tuple[int, int]] = field(default_factory=Counter)  # sends by (peer, stream)
+    error_ns: int = 0
 
     def forget(self) -> None:
         """Drop all events until now; what is recorded later is matched as if they were still here.
@@ -96,20 +97,26 @@ class Matching:
         messages: matched messages, for the timeline.
         lost: one line for each message that was sent through `comm` and never received.
         misfits: by receiving rank, a message whose size differs from that of its tensor.
+        early_ns: the most by which a message came before it was sent, beyond the bounds of the two clocks.
     """
 
     messages: list[Message] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     misfits: dict[int, str] = field(default_factory=dict)
+    early_ns: int = 0
 
 
 def match(traces: list[RankTrace]) -> Matching:
-    """Match the nth send of a channel with its nth receive, whenever that was waited for."""
+    """Match the nth send of a channel with its nth receive, whenever that was waited for.
+
+    Clocks that differ by less than their bounds may tell that a message came before it was sent; it came at once then.
+    """
     arrivals = {
         (event.peer, trace.rank, event.stream, event.sequence): event for trace in traces for event in trace.received
     }
     num_sent: Counter[tuple[int, int, int]] = Counter()
     full = {trace.rank for trace in traces if trace.is_full}
+    errors = {trace.rank: trace.error_ns for trace in traces}
     found = Matching()
     for trace in traces:
         num_sent.update({(trace.rank, *channel): number for channel, number in trace.forgotten.items()})
@@ -123,8 +130,11 @@ def match(traces: list[RankTrace]) -> Matching:
                 what = sent.label or f"{sent.num_bytes} bytes"
                 found.lost.append(f"rank {trace.rank} sent {what} to rank {sent.peer}")
                 continue
+            known = errors[trace.rank] + errors[sent.peer]
+            arrived = max(event.time_ns, sent.time_ns) if known else event.time_ns
+            found.early_ns = max(found.early_ns, arrived - event.time_ns - known)
             found.messages.append(
-                Message(trace.rank, sent.peer, sent.time_ns, event.time_ns, sent.label, sent.num_bytes, sent.left_ns)
+                Message(trace.rank, sent.peer, sent.time_ns, arrived, sent.label, sent.num_bytes, sent.left_ns)
             )
             if event.num_bytes != sent.num_bytes:
                 found.misfits[sent.peer] = (
@@ -133,7 +143,17 @@ def match(traces: list[RankTrace]) -> Matching:
     return found
 
 
+def clock_note(traces: list[RankTrace]) -> str:
+    """What a timeline of several clocks says behind its name: how far two of its times may be off; empty for one clock.
+
+    >>> clock_note([RankTrace(0), RankTrace(1, error_ns=31_000), RankTrace(2, error_ns=4_500)])
+    ', clocks within 36 us'
+    """
+    most = sum(sorted(trace.error_ns for trace in traces)[-2:])
+    return f", clocks within {-(-most // 1_000)} us" if most else ""
+
+
 def to_timeline(traces: list[RankTrace], messages: list[Message], clock: ClockName, name: str) -> Timeline:
     """Build the timeline of all ranks."""
     source: Source = "virtual" if clock == "virtual" else "measured"
-    return Timeline(name, [trace.spans for trace in traces], messages, source=source, unit="ns")
+    return Timeline(name + clock_note(traces), [trace.spans for trace in traces], messages, source=source, unit="ns")

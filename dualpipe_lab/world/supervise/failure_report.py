@@ -25,7 +25,9 @@ from dualpipe_lab.world.supervise.diagnosis import explain, locate
 from dualpipe_lab.world.supervise.errors import RankError, RankFailure, RankTimeout
 
 _PACKAGE = str(Path(dualpipe_lab.__file__).parent)
-_PEER_GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused")
+_PEER_GONE = (
+    "closed by peer", "reset by peer", "Broken pipe", "Connection refused", "Connection timed out", "No route to host"
+)  # fmt: skip
 
 
 class ObservedRank(Protocol):
