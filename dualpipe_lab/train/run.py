@@ -100,7 +100,8 @@ def run(
             results = _launched(job, timeout, backend)
     first: Outcome = results[0]
     ended = first.checkpoint, first.text, first.interrupted
-    return Result(str(plan), first.metrics, *ended, _last_step(results.timeline, f"{plan}{results.clock_note}"), first.state)
+    last_step = _last_step(results.timeline, f"{plan}{results.clock_note}")
+    return Result(str(plan), first.metrics, *ended, last_step, first.state)
 
 
 def _last_step(timeline: Timeline, title: str) -> Timeline | None:

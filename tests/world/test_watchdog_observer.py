@@ -4,10 +4,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
 from dualpipe_lab.world.cluster.observer import SILENT_SECONDS, STOPPED, Observer, Records, is_deadlock
 from dualpipe_lab.world.cluster.processes import OpenPort, answering, user_part
-from dualpipe_lab.world.cluster.status_store import Beat, Death, Member, Report
+from dualpipe_lab.world.cluster.status_store import Beat, Death, Member, Report, StatusStore, Verdict
 from dualpipe_lab.world.record.operation import Communicator
 from dualpipe_lab.world.record.rank_status import Blocked, RankStatus, StackFrame
 from dualpipe_lab.world.supervise.errors import RankFailure
@@ -158,3 +159,47 @@ def test_a_kernel_answers_for_a_process_that_accepts_nothing():
     assert answering([here, gone], 1.0) == {0}
     port.close()
     assert answering([here, gone], 1.0) == set()
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_records_come_back_by_rank_and_only_those_that_were_posted(store):
+    ranks = [StatusStore.for_next_launch(store, rank, 3) for rank in range(3)]
+    for rank in ranks:
+        rank.arrive(member(rank.rank, 0 if rank.rank < 2 else 1))
+    assert ranks[0].wait_for_go(1.0) == []
+    assert ranks[1].firsts() == [0, 2]
+    assert [other.rank for other in ranks[1].neighbours(member(1, 0))] == [0]
+    ranks[2].beat(Beat(9, 1, True))
+    assert ranks[0].beats([0, 2]) == {0: Beat(), 2: Beat(9, 1, True)}
+    assert ranks[0].posted("death") == {}
+    ranks[1].post("death", Death(-9, "", b""), 2)
+    assert ranks[0].posted("death") == {2: Death(-9, "", b"")}
+
+
+def test_ranks_that_do_not_come_are_named(store):
+    first = StatusStore.for_next_launch(store, 0, 3)
+    first.arrive(member(0, 0))
+    assert first.wait_for_go(0.1) == [1, 2]
+
+
+def test_all_are_woken_when_the_last_returns_and_again_by_an_alarm(store):
+    ranks = [StatusStore.for_next_launch(store, rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.return_()
+    assert [rank.wait_for_wake(0) for rank in ranks] == ["returned", "returned"]
+    ranks[1].alarm()
+    assert ranks[0].wait_for_wake(1) == "alarm"
+
+
+def test_the_first_verdict_counts_and_no_launch_follows_it(store):
+    ranks = [StatusStore.for_next_launch(store, rank, 2) for rank in range(2)]
+    verdicts = [Verdict(text, text, (0,), (0, 1), ()) for text in (b"one", b"two")]
+    for rank, verdict in zip(ranks, verdicts, strict=True):
+        rank.propose(verdict)
+    assert ranks[1].wait_for_verdict() == verdicts[0]
+    with pytest.raises(RuntimeError, match=r"an earlier launch of these ranks has failed.*start all ranks again"):
+        StatusStore.for_next_launch(store, 0, 2)

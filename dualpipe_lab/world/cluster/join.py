@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 120.0  # ranks of other nodes may still be importing torch from a slow disk
 _GRACE_SECONDS = 5.0  # by which GLOO gives up after the launch would have
 _STORE_TIMEOUT = timedelta(minutes=30)  # torch's own for groups that are made later
+PATIENCE_SECONDS = 1_800.0  # of a message between two ranks, for later launches of the same ranks; GLOO's own
 _LEAST_WAIT, _LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the store
 
 
@@ -74,8 +75,9 @@ def join(environment: Environment, backend: str, check: bool, timeout: float) ->
         deadline = time.monotonic() + min(timeout, CONNECT_SECONDS)
         chosen = _interface(environment, deadline)
         store = _joined.store if _joined else _connect(environment, chosen, deadline)
-        seconds = timeout + _GRACE_SECONDS if check else None  # its comparison keeps the seconds that it begins with
-        _initialise(environment, backend, store, chosen, deadline, seconds)
+        # messages between two ranks, and check's comparison, keep the seconds that a group begins with
+        patience = timeout if check else max(timeout, PATIENCE_SECONDS)
+        _initialise(environment, backend, store, chosen, deadline, timedelta(seconds=patience + _GRACE_SECONDS))
         _joined = Joined(store, backend, check)
         atexit.register(leave)
     set_group_timeout(timeout + _GRACE_SECONDS)
@@ -155,9 +157,12 @@ def _initialise(
     store: "Store",
     chosen: Interface,
     deadline: float,
-    seconds: float | None,
+    patience: timedelta,
 ) -> None:
-    """Agree on a generation and connect the ranks under its prefix, before the deadline or within `seconds`."""
+    """Agree on a generation and connect the ranks under its prefix, before the deadline.
+
+    `patience`: of a message between two ranks.  Ranks that cannot reach each other have been found before.
+    """
     import torch.distributed as dist
 
     meeting = dist.PrefixStore("dualpipe_lab", store)
@@ -174,7 +179,7 @@ def _initialise(
             store=dist.PrefixStore(f"generation-{generation}", meeting),
             rank=environment.rank,
             world_size=environment.world_size,
-            timeout=_left(deadline) if seconds is None else timedelta(seconds=seconds),
+            timeout=patience,
         )
     except Exception as error:
         raise ConnectionError(_unconnected(environment, chosen, f"torch says: {_first_line(error)}")) from None
