@@ -91,10 +91,16 @@ class LabServer:
         raise RuntimeError(f"jupyter {self.app} did not start; its log:\n{self.log[-3000:]}")
 
     def stop(self):
-        """End the server; return the names of processes that outlived it, after ending them too."""
+        """End the server; return the names of processes that outlived it, after ending them too.
+
+        On a busy machine Jupyter itself may not end when it is asked; what it started has to end all the same.
+        """
         family = self.process.children(recursive=True)
         self.process.terminate()
-        _, left = psutil.wait_procs([self.process, *family], timeout=SECONDS)
+        for process in psutil.wait_procs([self.process], timeout=SECONDS)[1]:
+            process.kill()
+        psutil.wait_procs([self.process], timeout=SECONDS)
+        _, left = psutil.wait_procs(family, timeout=SECONDS)
         names = [process.name() for process in left if process.status() != psutil.STATUS_ZOMBIE]
         for process in left:
             process.kill()
