@@ -4,13 +4,11 @@ Also: restarts over the agent's store, and two hosts made of network namespaces.
 """
 
 import os
-import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from uuid import uuid4
 
+import hosts
 import pytest
 
 SCRIPT = """
@@ -171,56 +169,14 @@ sys.stdout.write(f"RESULT {list(lab.launch(fn, None))}\\n")
 """
 
 
-@contextmanager
-def two_hosts():
-    """Two network namespaces of our own, joined by a cable; their loopback and each other is all that they see."""
-    hosts = [f"dualpipe-lab-{uuid4().hex[:8]}" for _ in range(2)]
-
-    def ip(*words):
-        return subprocess.run(["ip", *words], capture_output=True, text=True, check=True, timeout=30)
-
-    if shutil.which("ip") is None:
-        pytest.skip("there is no `ip` (iproute2) to make network namespaces with")
-    try:
-        try:
-            for host in hosts:
-                ip("netns", "add", host)
-            ip("link", "add", "cable0", "netns", hosts[0], "type", "veth", "peer", "name", "cable1", "netns", hosts[1])
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"this system allows no network namespaces: {error.stderr.strip()}")
-        for number, host in enumerate(hosts):
-            ip("-n", host, "address", "add", f"10.99.0.{number + 1}/24", "dev", f"cable{number}")
-            for name in ("lo", f"cable{number}"):
-                ip("-n", host, "link", "set", name, "up")
-        yield hosts
-    finally:
-        for host in hosts:
-            subprocess.run(["ip", "netns", "del", host], capture_output=True, check=False, timeout=30)
-
-
-def start_nodes(hosts, script, master="10.99.0.1", **variables):
+def start_nodes(nodes, script, **variables):
     """Run torchrun on every host, as the page on GPUs has it, and return what each has printed."""
-    options = [
-        "torch.distributed.run",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        "--master-addr",
-        master,
-        "--master-port",
-        "29500",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    command += ["--master-addr", nodes[0].address, "--master-port", "29500"]
     environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | variables
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     running = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", host, sys.executable, "-m", *options, "--node-rank", str(node), str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for node, host in enumerate(hosts)
+        host.start([*command, "--node-rank", str(node), str(script)], **pipes) for node, host in enumerate(nodes)
     ]
     try:
         return [process.communicate(timeout=240) for process in running]
@@ -232,11 +188,13 @@ def start_nodes(hosts, script, master="10.99.0.1", **variables):
 
 @pytest.mark.slow
 def test_two_hosts_need_no_variable_for_gloo_and_a_wrong_one_is_refused(tmp_path):
+    if reason := hosts.obstacle():
+        pytest.skip(reason)
     (tmp_path / "script.py").write_text(NODES)
-    with two_hosts() as hosts:
-        said = start_nodes(hosts, tmp_path / "script.py")
-        refused = start_nodes(hosts, tmp_path / "script.py", GLOO_SOCKET_IFNAME="lo")
-    values = [(6.0, "cable0", 0)] * 2 + [(6.0, "cable1", 1)] * 2
+    with hosts.network(2) as nodes:
+        said = start_nodes(nodes, tmp_path / "script.py")
+        refused = start_nodes(nodes, tmp_path / "script.py", GLOO_SOCKET_IFNAME="lo")
+    values = [(6.0, hosts.INTERFACE, node) for node in (0, 0, 1, 1)]
     assert [out.count(f"RESULT {values}") for out, _ in said] == [2, 2], said
-    for number, (_, error) in enumerate(refused):
-        assert f"reaches no other of the 2 nodes; set one of cable{number} (10.99.0.{number + 1})" in error
+    for host, (_, error) in zip(nodes, refused, strict=True):
+        assert f"reaches no other of the 2 nodes; set one of {hosts.INTERFACE} ({host.address})" in error
