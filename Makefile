@@ -5,6 +5,7 @@ PORT ?= 8000
 PYTEST_ARGS ?=
 NBVAL ?=
 WORKERS ?= 2
+EVERY ?=
 STAND_IN ?= all
 PAGES ?= 1
 LAB ?=
@@ -40,13 +41,13 @@ book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
 	@PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
 
-test: $(INSTALLED_DEV) ## run all tests
+test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that draw some of theirs (an hour more)
 	@echo "==> pages and their notebooks"
 	@$(BIN)/python tools/check_pairs.py
 	@$(BIN)/python tools/install_cell.py --check
 	@$(BIN)/python tools/make_exercises.py --check
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SHARED) $(if $(EVERY),--every) $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(REPLAY) solutions
 

@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 
+import draws
 import hypothesis
 import pytest
 import stand_in
@@ -16,6 +17,7 @@ hypothesis.settings.load_profile("course")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--every", action="store_true", help="run every case of the tests that draw some of theirs")
     parser.addoption(
         "--stand-in",
         choices=("all", "drawn"),
@@ -27,11 +29,16 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on_gloo(reason): not for NCCL, and not run through its stand-in")
+    config.addinivalue_line("markers", "drawn(number, by=None): so many of its cases run, and all with --every")
     if config.getoption("--stand-in"):
         stand_in.take_over()
 
 
 def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--every"):
+        left = draws.drawn(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
+        items[:] = left
     if chosen := config.getoption("--stand-in"):
         for item in items:
             if found := item.get_closest_marker("on_gloo"):
@@ -42,6 +49,13 @@ def pytest_collection_modifyitems(config, items):
             items[:] = drawn
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)  # a long file that starts last leaves other workers idle
+
+
+@pytest.fixture(scope="session")
+def amount(pytestconfig):
+    """How often a test repeats itself: `amount(20, 8)` is 20 with --every, else 8."""
+    every = pytestconfig.getoption("--every")
+    return lambda all_of_them, some: all_of_them if every else some
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Private interfaces of torch and CPython: each test says what of the library breaks when one changes."""
 
 import ast
+import gc
 import io
 import multiprocessing
 import os
@@ -203,14 +204,27 @@ def test_the_store_of_the_default_group_is_found():
 
 
 def imported_late(rank, world_size):
-    return _private.LATE_IMPORT in sys.modules
+    parts = ("dp.zero3", "tp.linear", "cp.ring_attention", "ep.moe", "pp.runtime", "models.llama", "train.trainer")
+    missing = [part for part in parts if f"dualpipe_lab.{part}" not in sys.modules]
+    return missing, _private.LATE_IMPORT in sys.modules, gc.get_freeze_count() > 10_000
 
 
 def test_the_fork_server_has_imported_what_torch_imports_late():
-    """Else the first optimizer step of every rank takes seconds."""
+    """Else the first optimizer step of every rank takes seconds, and the library's own modules most of one."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         pytest.skip("this platform has no fork server")
-    assert lab.launch(imported_late, 1)[0] is True
+    assert lab.launch(imported_late, 1)[0] == ([], True, True)
+
+
+def test_what_the_fork_server_imports_starts_no_thread():
+    """Else it could fork a rank that waits for a lock for ever; torch's numpy has threads that know of forks."""
+    code = "import {}, os; print(len(os.listdir('/proc/self/task')))"
+    for_torch, for_all = (
+        subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
+        for name in ("torch", "dualpipe_lab.world.preload")
+    )
+    assert int(for_all) == int(for_torch)
+
 
 
 def test_parameters_are_rebuilt_by_the_functions_of_the_table():

@@ -28,7 +28,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dualpipe_lab._private import LATE_IMPORT, stop_fork_server
+from dualpipe_lab._private import stop_fork_server
 from dualpipe_lab.world import operating_system
 from dualpipe_lab.world.folder import sweep
 from dualpipe_lab.world.supervise.errors import StartupError
@@ -37,8 +37,7 @@ StartMethod = Literal["forkserver", "spawn"]
 OVERRIDE = "DUALPIPE_LAB_START"
 MAX_TMPDIR_BYTES = 60  # a socket's path has 107 bytes on Linux, 103 on macOS, and multiprocessing appends 32
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  each launch makes a private folder in it
-# torch imports LATE_IMPORT at the first optimizer step, in every rank: seconds there, once here
-_PRELOAD = ["torch", LATE_IMPORT, "torch.distributed", "dualpipe_lab.world.rank", "dualpipe_lab.comm"]
+_PRELOAD = ["dualpipe_lab.world.preload"]
 
 
 @dataclass
