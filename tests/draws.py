@@ -1,7 +1,8 @@
 """Which cases of a long test run: a few, drawn with a fixed seed, or all of them with --every (`make test EVERY=1`).
 
-    @pytest.mark.drawn(3)                     three cases of this test
-    pytestmark = pytest.mark.drawn(40, by="page")   in a file: the cases of 40 of its pages, the same in all of its tests
+    @pytest.mark.drawn(3)                           three cases of this test
+    @pytest.mark.drawn(1, per="name")               one case for each value of its parameter `name`
+    pytestmark = pytest.mark.drawn(40, by="page")   the cases of 40 pages, the same pages in all tests of the file
     def test(..., amount): range(amount(20, 8))     twenty with --every, else eight
 
 A case is drawn by the name of its test, so a case added elsewhere changes nothing.
@@ -17,28 +18,27 @@ def drawn(items):
     Args:
         items: what pytest has collected.
     """
+    groups = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("drawn"):
+            groups[_group(item, mark.kwargs)].append((item, mark))
     chosen = set()
-    for (name, by, number), group in _groups(items).items():
-        kinds = list(dict.fromkeys(_kind(item, by) for item in group))
+    for name, group in groups.items():
+        (number,), by = group[0][1].args, group[0][1].kwargs.get("by")
+        kinds = list(dict.fromkeys(_kind(item, by) for item, _ in group))
         some = set(random.Random(name).sample(kinds, min(number, len(kinds))))
-        chosen.update(item for item in group if _kind(item, by) in some)
-    return [item for item in items if item in chosen or _mark(item) is None]
+        chosen.update(item for item, _ in group if _kind(item, by) in some)
+    return [item for item in items if item in chosen or not item.get_closest_marker("drawn")]
 
 
-def _mark(item):
-    return item.get_closest_marker("drawn")
+def _group(item, options):
+    """The name of what is drawn from: a test, one value in a test, or a whole file."""
+    if "by" in options:
+        return item.path.name
+    value = f" {item.callspec.params[options['per']]}" if "per" in options else ""
+    return f"{item.path.name}::{item.originalname}{value}"
 
 
 def _kind(item, by):
-    """What is drawn: the case itself, or the value of one parameter that several cases share."""
+    """What is drawn: the case itself, or a value that several cases share."""
     return str(item.callspec.params[by]) if by else item.name
-
-
-def _groups(items):
-    groups = defaultdict(list)
-    for item in items:
-        if mark := _mark(item):
-            (number,), by = mark.args, mark.kwargs.get("by")
-            name = item.path.name if by else f"{item.path.name}::{item.originalname}"
-            groups[name, by, number].append(item)
-    return groups

@@ -226,7 +226,6 @@ def test_what_the_fork_server_imports_starts_no_thread():
     assert int(for_all) == int(for_torch)
 
 
-
 def test_parameters_are_rebuilt_by_the_functions_of_the_table():
     """Else the grader refuses a rank that returns an `nn.Parameter`, or one with attributes."""
     plain, marked = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))

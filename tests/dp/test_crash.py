@@ -40,9 +40,9 @@ def check(folder, width):
 
 
 @pytest.mark.slow
-def test_twenty_random_moments(tmp_path):
-    """kill -9 of one rank somewhere in a save of some megabytes, 20 times in a row on one folder."""
-    width = 3000
+def test_random_moments(tmp_path, amount):
+    """kill -9 of one rank somewhere in a save of some megabytes, again and again on one folder."""
+    width, trials = 3000, amount(20, 6)
 
     def time_a_save(rank, world_size):
         optimizer = make(1.0, width)
@@ -64,8 +64,8 @@ def test_twenty_random_moments(tmp_path):
         time.sleep(60)  # the victim dies in any case
 
     steps = [1]
-    for trial in range(20):
-        victim, delay = draw.randrange(NUM_RANKS), seconds * 1.3 * (trial + draw.random()) / 20
+    for trial in range(trials):
+        victim, delay = draw.randrange(NUM_RANKS), seconds * 1.3 * (trial + draw.random()) / trials
         with pytest.raises(lab.RankError, match="SIGKILL"):
             launch(fn, NUM_RANKS, steps[-1] + 1, victim, delay)
         steps.append(check(tmp_path, width))
