@@ -4,9 +4,13 @@
     torchrun --nproc-per-node 4 examples/train.py --pp 2 --tp 2 --num-microbatches 4
 
 Stop it with Ctrl-C, and go on under another plan: --folder runs/first, then --folder runs/first --resume --dp 2.
+With --elastic it goes on by itself, also with fewer or more ranks, when it is started again:
+
+    torchrun --nnodes 1:4 --nproc-per-node 2 --max-restarts 3 examples/train.py --dp 8 --folder runs/first --elastic
 """
 
 import argparse
+import sys
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, dp, models, train
@@ -32,13 +36,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--folder", help="where checkpoints are saved")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the folder")
+    parser.add_argument("--elastic", action="store_true", help="--resume if there is one, with as many ranks as come")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between two checkpoints")
     parser.add_argument("--csv", help="a file for the metrics")
     parser.add_argument("--sample", default="A rank ", help="a beginning that the trained model continues")
     chosen = parser.parse_args()
     if chosen.steps < 1:
         parser.error(f"--steps counts from 1, got {chosen.steps}")
-    if chosen.resume and not chosen.folder:
-        parser.error("--resume goes on from the last checkpoint of a folder; give --folder")
+    if (chosen.resume or chosen.elastic) and not chosen.folder:
+        name = "--resume" if chosen.resume else "--elastic"
+        parser.error(f"{name} goes on from the last checkpoint of a folder; give --folder")
     return chosen
 
 
@@ -61,13 +68,15 @@ def main() -> None:
         schedule=train.Schedule("cosine", num_warmup=min(10, chosen.steps - 1), num_steps=chosen.steps, final=0.1),
         start=None if chosen.resume else chosen.start,
         folder=chosen.folder,
-        save_every=50 if chosen.folder else None,
+        save_every=chosen.save_every if chosen.folder else None,
+        elastic=chosen.elastic,
         csv=chosen.csv,
         sample=chosen.sample or None,
     )
     started = lab.cluster()
     if started is None or started.rank == 0:  # torchrun runs this script once per rank
         print(result)
+    sys.exit(result.exit_code)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,13 @@ def amount(pytestconfig):
     return lambda all_of_them, some: all_of_them if every else some
 
 
+@pytest.fixture(scope="session")
+def some(pytestconfig):
+    """Some of a test's cases, a list or a table: `some(cases, 3)` are three, and all with --every."""
+    every = pytestconfig.getoption("--every")
+    return lambda cases, number: cases if every else draws.some(cases, number)
+
+
 @pytest.fixture
 def on_stand_in(monkeypatch):
     """Launches with backend="nccl" run on the stand-in; all others stay on GLOO."""

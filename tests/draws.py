@@ -4,6 +4,7 @@
     @pytest.mark.drawn(1, per="name")               one case for each value of its parameter `name`
     pytestmark = pytest.mark.drawn(40, by="page")   the cases of 40 pages, the same pages in all tests of the file
     def test(..., amount): range(amount(20, 8))     twenty with --every, else eight
+    def test(..., some): launch(some(CASES, 3))     three of the cases that one launch runs
 
 A case is drawn by the name of its test, so a case added elsewhere changes nothing.
 """
@@ -29,6 +30,14 @@ def drawn(items):
         some = set(random.Random(name).sample(kinds, min(number, len(kinds))))
         chosen.update(item for item, _ in group if _kind(item, by) in some)
     return [item for item in items if item in chosen or not item.get_closest_marker("drawn")]
+
+
+def some(cases, number):
+    """So many of a list or of a table, in their order."""
+    chosen = set(random.Random(len(cases)).sample(range(len(cases)), min(number, len(cases))))
+    if isinstance(cases, dict):
+        return {name: case for place, (name, case) in enumerate(cases.items()) if place in chosen}
+    return [case for place, case in enumerate(cases) if place in chosen]
 
 
 def _group(item, options):

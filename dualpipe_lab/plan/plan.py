@@ -64,7 +64,11 @@ class Plan(PlanFields):
         raise ValueError(f"{problem}; {remedy}")
 
     def nearest(
-        self, config: ModelConfig, sequence_length: int | None = None, num_ranks: int | None = None
+        self,
+        config: ModelConfig,
+        sequence_length: int | None = None,
+        num_ranks: int | None = None,
+        global_batch: int | None = None,
     ) -> "Plan | None":
         """Return the plan that fits a model with the fewest and smallest changes; None if there is none.
 
@@ -72,12 +76,13 @@ class Plan(PlanFields):
             config: as for `check`.
             sequence_length: as for `check`.
             num_ranks: of the plan that is returned (default: as many as this one has).
+            global_batch: sequences of a step, which must divide among data ranks and microbatches (default: any).
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> print(Plan(pp=4, schedule="dualpipe", num_microbatches=6).nearest(LlamaConfig(num_layers=4)))
         pp 4 (dualpipe, m 8) = 4 ranks, float32
         """
-        return nearest_plan(self, config, sequence_length, num_ranks)
+        return nearest_plan(self, config, sequence_length, num_ranks, global_batch)
 
     @classmethod
     def all(

@@ -60,16 +60,26 @@ def _distance(steps: Mapping[str, float]) -> Distance:
 
 
 def nearest_plan(
-    plan: AnyPlan, config: ModelConfig, sequence_length: int | None = None, num_ranks: int | None = None
+    plan: AnyPlan,
+    config: ModelConfig,
+    sequence_length: int | None = None,
+    num_ranks: int | None = None,
+    global_batch: int | None = None,
 ) -> AnyPlan | None:
-    """Return the legal plan with the fewest, smallest changes; None if no plan of so many ranks fits the model."""
+    """Return the legal plan with the fewest, smallest changes; None if no plan of so many ranks fits the model.
+
+    With `global_batch`, the sequences of a step divide among data ranks and microbatches.
+    """
     world_size = plan.world_size if num_ranks is None else num_ranks
     best: tuple[Distance, AnyPlan] | None = None
     found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in _grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
             break  # the other groups only add to it
-        chosen = _settle(plan, grid_plan, config, sequence_length)
+        if global_batch is not None and global_batch % grid_plan.data_size:
+            continue
+        share = None if global_batch is None else global_batch // grid_plan.data_size
+        chosen = _settle(plan, grid_plan, config, sequence_length, share)
         if chosen is not None and (best is None or far.plus(chosen[0]) < best[0]):
             best = far.plus(chosen[0]), chosen[1]
     return None if best is None else best[1]
@@ -112,12 +122,15 @@ def _grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPl
 
 
 def _settle(
-    plan: PlanFields, grid_plan: AnyPlan, config: ModelConfig, sequence_length: int | None
+    plan: PlanFields, grid_plan: AnyPlan, config: ModelConfig, sequence_length: int | None, share: int | None
 ) -> tuple[Distance, AnyPlan] | None:
-    """Choose the fields of each group of rules; None if a group has no legal choice in this grid."""
-    chosen = _settle_pipeline(plan, grid_plan.pp, config)
+    """Choose the fields of each group of rules; None if a group has no legal choice in this grid.
+
+    `share`: the sequences of a data rank, if they must divide into microbatches.
+    """
+    chosen = _settle_pipeline(plan, grid_plan.pp, config, share)
     total = Distance(0, 0.0)
-    for rule, choices in _choices(plan, grid_plan.pp, config.num_layers):
+    for rule, choices in _choices(plan, grid_plan.pp, config.num_layers, share):
         if rule is not pipeline:
             chosen = _first_legal(rule, choices, grid_plan, config, sequence_length)
         if chosen is None:
@@ -127,9 +140,9 @@ def _settle(
 
 
 @lru_cache(maxsize=64)
-def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig) -> "_Choice | None":
-    """Choose the fields of the pipeline, which depend on pp alone; programs take time to build."""
-    _, choices = _choices(plan, pp, config.num_layers)[0]
+def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig, share: int | None) -> "_Choice | None":
+    """Choose the fields of the pipeline, which depend on pp and the share alone; programs take time to build."""
+    _, choices = _choices(plan, pp, config.num_layers, share)[0]
     return _first_legal(pipeline, choices, replace(plan, pp=pp), config, None)
 
 
@@ -148,10 +161,10 @@ def _first_legal(
 
 
 @lru_cache(maxsize=64)
-def _choices(plan: PlanFields, pp: int, num_layers: int) -> list[tuple[Rule, list[_Choice]]]:
+def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
     """Return, for each group of rules behind the grid's, all values of its fields to try, the nearest first."""
     found = []
-    for rule, values in _groups(plan, pp, num_layers):
+    for rule, values in _groups(plan, pp, num_layers, share):
         fields = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
         far = [_distance({name: _step(name, getattr(plan, name), new[name]) for name in new}) for new in fields]
         choices = map(_Choice, far, fields)
@@ -159,9 +172,13 @@ def _choices(plan: PlanFields, pp: int, num_layers: int) -> list[tuple[Rule, lis
     return found
 
 
-def _groups(plan: PlanFields, pp: int, num_layers: int) -> list[tuple[Rule, dict[str, list[Any]]]]:
+def _groups(
+    plan: PlanFields, pp: int, num_layers: int, share: int | None
+) -> list[tuple[Rule, dict[str, list[Any]]]]:
     """Return, for each group of rules behind the grid's, its fields and the values to try, the plan's own first."""
     counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
+    if share is not None:
+        counts = [count for count in (plan.num_microbatches, *range(1, share + 1)) if share % count == 0]
     pipeline_fields: dict[str, list[Any]] = {
         "schedule": _distinct(plan.schedule, "1f1b", *schedules.names(synchronous=True)),
         "num_microbatches": _distinct(*counts),

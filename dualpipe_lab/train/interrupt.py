@@ -1,10 +1,15 @@
-"""Ctrl-C during a training: the step ends, a checkpoint is saved, and the ranks stop together.
+"""Ctrl-C, a preempted node and a time limit during a training: the step ends, a checkpoint is saved, all ranks stop.
 
-Chapter: book/whole/training.  In: SIGINT.  Out: a file that the ranks look for after each step.
-The ranks of `launch` are detached from the terminal, so only the process that launched them is interrupted.  Under
-`torchrun` every rank is, maybe at different steps; the exchange of the metrics makes all stop after the same one.
+Chapter: book/whole/training.  In: SIGINT, SIGTERM or SIGUSR1.  Out: a file that the ranks look for after each step.
+  SIGINT     Ctrl-C
+  SIGTERM    a node that is taken away: Kubernetes and Slurm send it, torchrun hands it on, SIGKILL comes 30 s later
+  SIGUSR1    a time limit that comes near: `sbatch --signal=USR1@120`
+The ranks of `launch` are detached from the terminal, so only the process that launched them gets the signal.  Under
+`torchrun` every rank of a node does, maybe at different steps, and ranks of other nodes do not; the exchange of the
+metrics makes all of them stop after the same step.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,25 +20,30 @@ from typing import Any
 from dualpipe_lab.world import torchrun
 from dualpipe_lab.world.cluster.environment import cluster
 
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+EXIT_CODE = getattr(os, "EX_TEMPFAIL", 75)  # of a script whose training was stopped early: start it again to go on
+
 
 @contextmanager
 def stop_file(file: Path) -> Iterator[None]:
-    """Make an interrupt inside of the `with` block create `file`; a second one interrupts at once."""
+    """Make a signal inside of the `with` block create `file`; a second one stops at once, unless torchrun sends it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
         return
 
-    def on_interrupt(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: Any) -> None:
         if file.exists() and not torchrun.is_active():  # torchrun repeats the signal by itself
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         file.touch()
         started = cluster()
-        if started is None or started.rank == 0:
+        if started is None or started.local_rank == 0:  # a node without rank 0 may be the one that is taken away
+            name = "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}"
             again = "" if started is not None else "; interrupt again to stop at once"
-            print(f"\ninterrupted: the training stops after this step{again}", flush=True)
+            print(f"\n{name}: the training stops after this step{again}", flush=True)
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

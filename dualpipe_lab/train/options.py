@@ -165,6 +165,7 @@ def check(
     options: Options,
     resume: Path | None = None,
     evaluation: Data | None = None,
+    is_elastic: bool = False,
 ) -> None:
     """Refuse, before any process starts, a training that cannot be.
 
@@ -176,6 +177,7 @@ def check(
         options: of the training.
         resume: the checkpoint that it continues, from `find_checkpoint`.
         evaluation: data to evaluate with.
+        is_elastic: a checkpoint of the last step is a training that has ended, and no mistake.
 
     Raises:
         ValueError: naming the rule, the values and what to do.
@@ -202,7 +204,7 @@ def check(
         check_csv(options.csv)
     if options.start is not None:
         _check_start(options.start, config, plan, resume)
-    first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps)
+    first = 0 if resume is None else _check_resumed(resume, config, plan, options, steps, is_elastic)
     _check_folder(options.folder, first, resume)
 
 
@@ -278,7 +280,9 @@ def find_checkpoint(path: str | Path) -> Path:
     return Path(path) if (Path(path) / INDEX).is_file() else latest(path)
 
 
-def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, steps: int) -> int:
+def _check_resumed(
+    path: Path, config: Config, plan: Plan, options: Options, steps: int, is_elastic: bool
+) -> int:
     """Refuse a checkpoint of another training; return its step."""
     checkpoint = Checkpoint(path)
     saved = checkpoint.index.values["config"]
@@ -295,7 +299,7 @@ def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, ste
     position = checkpoint.index.values["sampler"]
     pairs |= {name: (position[name], getattr(options, name)) for name in ("seed", "sequence_length", "global_batch")}
     _check_equal(path, pairs)
-    if steps <= checkpoint.step:
+    if steps <= checkpoint.step and not (is_elastic and steps == checkpoint.step):
         raise ValueError(f"{path} is of step {checkpoint.step}, got steps={steps}; the training ends at a later step")
     return int(checkpoint.step)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
+from dualpipe_lab.train.interrupt import EXIT_CODE
 from dualpipe_lab.train.metrics import Metrics, table
 
 if TYPE_CHECKING:
@@ -43,6 +44,14 @@ class Result:
     timeline: "Timeline | None" = None
     state: dict[str, Tensor] | None = None
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """What a script exits with: 0, or `EX_TEMPFAIL` (75) if it was interrupted and goes on when started again.
+
+        torchrun restarts the ranks that exit so, and a scheduler can tell them from a script that has failed.
+        """
+        return EXIT_CODE if self.interrupted else 0
 
     @property
     def losses(self) -> list[float]:

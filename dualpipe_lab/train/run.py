@@ -18,6 +18,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import name_of
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.train.elastic import agree, fitted, last_checkpoint
 from dualpipe_lab.train.generate import generate
 from dualpipe_lab.train.interrupt import stop_file
 from dualpipe_lab.train.metrics import MetricFiles, Metrics
@@ -68,6 +69,7 @@ def run(
     resume: str | Path | None = None,
     evaluation: Data | None = None,
     weights: bool = False,
+    elastic: bool = False,
     timeout: float = 86_400,
     backend: str = "gloo",
     **options: Any,
@@ -82,6 +84,8 @@ def run(
         resume: a checkpoint, or a folder of them, of which the last is taken; any plan may have saved it.
         evaluation: data to evaluate with, every `evaluate_every` steps.
         weights: keep the full weights in the result.
+        elastic: go on from the last checkpoint of `folder`, if it has one, and in a world of another size than the
+            plan's under the nearest legal plan; for scripts that `torchrun --max-restarts` or a scheduler starts again.
         timeout: seconds after which the ranks are stopped.
         backend: as in `launch`.
         options: as in `Options`.
@@ -92,8 +96,10 @@ def run(
     """
     __tracebackhide__ = True
     chosen, found = named_options(**options), None if resume is None else find_checkpoint(resume)
+    if elastic:
+        plan, found = fitted(plan, config, chosen, cluster()), last_checkpoint(chosen, found)
     plan = on_nodes(plan, cluster())
-    check(config, plan, data, steps, chosen, found, evaluation)
+    check(config, plan, data, steps, chosen, found, evaluation, elastic)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
         with stop_file(job.scratch / "stop"):
@@ -128,11 +134,12 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
         options = replace(options, folder=comm.all_gather_object(job.scratch / "weights")[0])
     trainer = Trainer(job.config, job.plan, options, (job.scratch / "stop").exists)
+    agree(job.resume)
     if job.resume is not None:
         trainer.load(job.resume)
-    sampler = options.sampler(job.data)
+    sampler, first = options.sampler(job.data), trainer.num_steps
     rows = _train(trainer, sampler, job, rank)
-    saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder))
+    saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder), first)
     state = read_weights(saved) if rank == 0 and job.keeps_weights and saved is not None else None
     kept = None if is_temporary else saved
     text = None
@@ -172,8 +179,9 @@ def _shown(job: Job, rank: int) -> Iterator[Callable[[Metrics], None]]:
         yield lambda row: append(job.scratch / "rows", row)
 
 
-def _save(trainer: Trainer, sampler: Sampler, folder: Path) -> Path:
-    """Save the last step, unless `save_every` has; return the checkpoint's path."""
+def _save(trainer: Trainer, sampler: Sampler, folder: Path, first: int) -> Path:
+    """Save the last step, unless `save_every` has, or the training went on from it; return the checkpoint's path."""
     path = folder / name_of(trainer.num_steps)
     every = trainer.options.save_every
-    return path if every is not None and trainer.num_steps % every == 0 else trainer.save(sampler)
+    is_saved = every is not None and trainer.num_steps % every == 0
+    return path if is_saved or 0 < first == trainer.num_steps else trainer.save(sampler)

@@ -36,6 +36,7 @@ def test_an_exercise_says_what_it_is(name):
     assert find(name).__doc__
 
 
+@pytest.mark.drawn(60)  # `make test` replays all notebooks of solutions besides
 @pytest.mark.parametrize("name", NAMES)
 def test_the_solution_passes_with_the_line_that_its_notebook_shows(book, name):
     """That line was printed by an earlier run: a check says the same every time."""

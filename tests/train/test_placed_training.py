@@ -16,6 +16,7 @@ PLANS = [
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("chosen", PLANS, ids=str)
 def test_moving_experts_do_not_change_a_training(chosen):
     """Losses, norms, weights; a checkpoint in the middle goes on without slots, and the loads are reported."""

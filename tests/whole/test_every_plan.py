@@ -46,7 +46,7 @@ def drawn():
     return chosen + [draw.choice(in_pieces[kind]) for kind in ((True, 2), (True, 4), (False, 2))]
 
 
-def test_drawn_plans_train_as_in_one_process():
+def test_drawn_plans_train_as_in_one_process(some):
     chosen = drawn()
     plans = [case.plan for case in chosen]
     assert len(set(map(str, chosen))) >= 27
@@ -58,7 +58,7 @@ def test_drawn_plans_train_as_in_one_process():
     assert {plan.has_ep_axis for plan in plans if plan.ep > 1} == {False, True}
     for flag in ("sequence_parallel", "recompute", "overlap"):
         assert {getattr(plan, flag) for plan in plans} == {False, True}
-    assert_right(chosen)
+    assert_right(some(chosen, 9))
 
 
 def test_a_plan_of_16_ranks_with_all_five_axes_trains_as_in_one_process():

@@ -88,17 +88,19 @@ def run_cuts(cuts):
 
 
 @pytest.mark.slow
-def test_every_axis_has_the_gradients_of_one_process():
+def test_every_axis_has_the_gradients_of_one_process(some):
+    cuts = some(CUTS, 4)
+
     def fn(rank, world_size):
-        return run_cuts(CUTS)
+        return run_cuts(cuts)
 
     launched = launch(fn, 2)
     assert_exact(launched)
-    assert len(launched[0]) == len(CUTS) + 5
+    assert len(launched[0]) == sum(len(names) for _, names, _ in cuts.values())
 
 
 @pytest.mark.slow
-def test_two_axes_have_the_gradients_of_one_process():
+def test_two_axes_have_the_gradients_of_one_process(some):
     kinds = ("1f1b", "zero_bubble_h1", "interleaved", "dualpipe", "dualpipev")
     cuts = {
         "tp": ([("pp", 2), ("tp", 2)], kinds, {"sequence_parallel": True, "recompute": True}),
@@ -106,6 +108,7 @@ def test_two_axes_have_the_gradients_of_one_process():
         "ep": ([("pp", 2), ("ep", 2)], kinds, {}),
         "dp": ([("dp", 2), ("pp", 2)], ("1f1b", "dualpipe"), {"edp": 1, "layers": (0, 5)}),
     }
+    cuts = some(cuts, 2)
 
     def fn(rank, world_size):
         return run_cuts(cuts)

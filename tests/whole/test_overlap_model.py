@@ -132,6 +132,7 @@ def test_a_loss_in_chunks_gives_the_head_its_gradient():
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("options", [{"second": 0.3}, {"second": 0.3, "chunk": 5}], ids=str)
 def test_a_second_token_under_overlapped_experts(options):
     """Its layer has pieces of its own; head and table are used twice, and once per microbatch by autograd."""

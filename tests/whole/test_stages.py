@@ -51,9 +51,11 @@ def runs(config, axes, names=("1f1b",), num_microbatches=4, edp=None, over=("dp"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, V3], ids=["llama", "v3"])
-def test_every_schedule_has_the_gradients_of_one_process(config):
+def test_every_schedule_has_the_gradients_of_one_process(config, some):
+    names = some(SYNCHRONOUS, 8)
+
     def fn(rank, world_size):
-        return runs(config, [("pp", 2)], SYNCHRONOUS)
+        return runs(config, [("pp", 2)], names)
 
     assert_exact(launch(fn, 2))
 
@@ -96,15 +98,17 @@ def run_cuts(cuts, kinds=KINDS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", CUTS)
-def test_every_axis_has_the_gradients_of_one_process(model):
+def test_every_axis_has_the_gradients_of_one_process(model, some):
+    cuts = some(CUTS[model], 4)
+
     def fn(rank, world_size):
-        return run_cuts(CUTS[model])
+        return run_cuts(cuts)
 
     assert_exact(launch(fn, 4))
 
 
 @pytest.mark.slow
-def test_three_axes_under_dualpipe_have_the_gradients_of_one_process():
+def test_three_axes_under_dualpipe_have_the_gradients_of_one_process(some):
     many = {"sequence_parallel": True, "recompute": True}
     cuts = {
         "ep, tp": (V3, [("pp", 2), ("ep", 2), ("tp", 2)], {}),
@@ -112,6 +116,8 @@ def test_three_axes_under_dualpipe_have_the_gradients_of_one_process():
         "cp, ep": (V3, [("pp", 2), ("cp", 2), ("ep", 2)], {"layout": "zigzag"}),
         "cp, tp": (TIED, [("pp", 2), ("cp", 2), ("tp", 2)], {"layout": "striped", **many}),
     }
+
+    cuts = some(cuts, 2)
 
     def fn(rank, world_size):
         return run_cuts(cuts, ["dualpipe", "dualpipev"])

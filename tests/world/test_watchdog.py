@@ -69,6 +69,7 @@ FAILURES = {  # the first lines of the error
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", FAILURES)
 def test_a_rank_that_fails_is_explained_in_the_words_of_launch(kind, agents):
     reference, seconds = launched(kind, 60)
@@ -98,6 +99,7 @@ HANGS = {  # time limit, and the cause in the error
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", HANGS)
 def test_ranks_that_hang_are_explained_in_the_words_of_launch(kind, agents):
     limit, cause = HANGS[kind]

@@ -37,6 +37,7 @@ def every_collective(rank, world_size):
     comm.barrier()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_what_leaves_the_sockets_is_what_was_derived(num_ranks):
     ledger = lab.launch(every_collective, num_ranks, wire=True, timeout=120).ledger

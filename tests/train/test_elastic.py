@@ -1,0 +1,151 @@
+"""A training that is stopped, killed or started with other numbers of ranks goes on with the curve of one process."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run
+
+import dualpipe_lab as lab
+from dualpipe_lab import train
+from dualpipe_lab.dp.checkpoint import saved_steps
+from dualpipe_lab.train.elastic import agree, fitted
+from dualpipe_lab.world.cluster.environment import Environment
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}
+SCRIPT = """
+import json, os, signal, sys
+import dualpipe_lab as lab
+from dualpipe_lab.train.trainer import Trainer
+from training_runs import LLAMA, plan, run
+
+steps, folder, victim = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+started, step = lab.cluster(), Trainer.step
+
+def deadly(trainer, batch):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and started.rank == victim and trainer.num_steps == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(trainer, batch)
+
+Trainer.step = deadly
+chosen = plan(dp=4, zero=1, num_microbatches=2)
+result = run(LLAMA, chosen, steps=steps, folder=folder, save_every=2, elastic=True, log_every=1, weights=True)
+if started.rank == 0:
+    rows = [(row.step, row.loss, row.norm) for row in result.metrics]
+    sums = {name: float(tensor.double().abs().sum()) for name, tensor in result.weights().items()}
+    print("rows", json.dumps([rows, sums]), flush=True)
+sys.exit(result.exit_code)
+"""
+
+
+def torchrun(tmp_path, num_ranks, steps, victim=-1, restarts=0):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    starter = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, "--max-restarts", restarts)
+    command = [sys.executable, *starter, "script.py", steps, tmp_path / "saved", victim]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    return subprocess.Popen(list(map(str, command)), cwd=tmp_path, env=ENVIRONMENT, **pipes)
+
+
+def is_the_curve(said, first, steps):
+    """The rows after step `first`, and the weights, are those of one process that never ended."""
+    rows, sums = json.loads(re.search(r"^rows (.*)$", said, re.MULTILINE)[1])
+    expected = train.reference(LLAMA, TEXT, steps, **OPTIONS)
+    assert [row[0] for row in rows] == list(range(first + 1, steps + 1))
+    for (_, loss, norm), right in zip(rows, expected.metrics[first:], strict=True):
+        assert loss == pytest.approx(right.loss, rel=1e-10)
+        assert norm == pytest.approx(right.norm, rel=1e-10)
+    right = {name: float(tensor.abs().sum()) for name, tensor in expected.weights().items()}
+    assert sums == pytest.approx(right, rel=1e-8)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
+    with torchrun(tmp_path, 4, steps=5, victim=2, restarts=1) as process:
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    is_the_curve(said, 2, 5)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
+    """torchrun hands SIGTERM on to its ranks; two of four come back."""
+    with torchrun(tmp_path, 4, steps=5000) as process:
+        for line in process.stdout:
+            if line.startswith("step 3 "):
+                process.send_signal(signal.SIGTERM)
+                break
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode != 0
+    assert "interrupted by SIGTERM: the training stops after this step" in said
+    step = saved_steps(tmp_path / "saved")[-1]
+    assert step >= 3
+    with torchrun(tmp_path, 2, steps=step + 2) as process:
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "2 ranks have come instead of 4: dp 2 (ZeRO-1) = 2 ranks, m 2" in said
+    is_the_curve(said, step, step + 2)
+    with torchrun(tmp_path, 2, steps=step + 2) as process:  # once more: there is nothing left to do
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    is_the_curve(said, step + 2, step + 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
+def test_a_time_limit_that_comes_near_saves_in_a_script(tmp_path):
+    code = f"""
+import sys
+from training_runs import LLAMA, plan, run
+if __name__ == "__main__":
+    sys.exit(run(LLAMA, plan(dp=2), steps=5000, folder={str(tmp_path / "saved")!r}, log_every=1).exit_code)
+"""
+    (tmp_path / "script.py").write_text(code)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, tmp_path / "script.py"], env=ENVIRONMENT, **pipes) as process:
+        for line in process.stdout:
+            if line.startswith("step 2 "):
+                process.send_signal(signal.SIGUSR1)
+                break
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == train.Result("", [], interrupted=True).exit_code == 75
+    assert "interrupted by SIGUSR1: the training stops after this step; interrupt again to stop at once" in said
+    assert len(saved_steps(tmp_path / "saved")) == 1
+
+
+@pytest.mark.parametrize("config", [LLAMA, V3], ids=["llama", "v3"])
+@pytest.mark.parametrize("global_batch", [6, 8])
+def test_worlds_of_other_sizes_have_a_plan(config, global_batch):
+    """The sequences of a step divide among data ranks and microbatches, and the plan is legal."""
+    whole = plan(pp=2, dp=2, tp=2, num_microbatches=global_batch // 4, zero=1)
+    options = train.Options(**OPTIONS | {"global_batch": global_batch})
+    for num_ranks in range(1, 9):
+        chosen = fitted(whole, config, options, Environment(0, num_ranks, 0, num_ranks, 0, 1, "here", 1))
+        assert chosen.world_size == num_ranks
+        assert global_batch % (chosen.data_size * chosen.num_microbatches) == 0
+        chosen.check(config, OPTIONS["sequence_length"])
+        assert chosen == whole if num_ranks == 8 else chosen.precision == whole.precision
+
+
+def test_ranks_that_see_different_folders_are_told(tmp_path):
+    def fn(rank, world_size):
+        try:
+            agree(tmp_path / "step-00000004" if rank == 0 else None)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    for said in lab.launch(fn, 2, output="collect"):
+        assert "rank 0 on" in said
+        assert "step-00000004, rank 1 on" in said
+        assert said.endswith("from none; give a folder that every host shares")
+
+
+def test_elastic_needs_a_folder():
+    with pytest.raises(ValueError, match="got folder=None; give folder="):
+        run(LLAMA, plan(), elastic=True)
