@@ -22,6 +22,10 @@ from .topology import Topology as Topology
 from .world.emulate.link import Link as Link
 from .world.emulate.link import NodeLink as NodeLink
 
+# Long runs: the traces of some steps in files, and one timeline of them
+from .world.record.step_traces import StepTraces as StepTraces
+from .world.record.trace_files import read_traces as read_traces
+
 # Pipelines as data
 from .pp.program import Action as Action
 from .pp.program import Overlap as Overlap

@@ -172,9 +172,7 @@ def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> l
     return found
 
 
-def _groups(
-    plan: PlanFields, pp: int, num_layers: int, share: int | None
-) -> list[tuple[Rule, dict[str, list[Any]]]]:
+def _groups(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, dict[str, list[Any]]]]:
     """Return, for each group of rules behind the grid's, its fields and the values to try, the plan's own first."""
     counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
     if share is not None:

@@ -24,7 +24,7 @@ def to_dict(timeline: TimelineData) -> dict[str, Any]:
         "name": timeline.name,
         "source": timeline.source,
         "unit": timeline.unit,
-        "ranks": [[_pack_span(span) for span in spans] for spans in timeline.spans_by_rank],
+        "ranks": [[pack_span(span) for span in spans] for spans in timeline.spans_by_rank],
         "messages": [_pack_message(message) for message in timeline.messages],
         **({} if timeline.costs is None else {"costs": timeline.costs}),
     }
@@ -40,13 +40,14 @@ def from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
         "name": data["name"],
         "source": data["source"],
         "unit": data["unit"],
-        "spans_by_rank": [[_unpack_span(rank, row) for row in rows] for rank, rows in enumerate(data["ranks"])],
+        "spans_by_rank": [[unpack_span(rank, row) for row in rows] for rank, rows in enumerate(data["ranks"])],
         "messages": [_unpack_message(row) for row in data["messages"]],
         "costs": data.get("costs"),
     }
 
 
-def _pack_span(span: Span) -> list[Any]:
+def pack_span(span: Span) -> list[Any]:
+    """Return a span as plain JSON values, without its rank."""
     row = [pack(span.start), pack(span.end), span.kind, span.stage, span.microbatch, span.label]
     pair = None if span.pair is None else [list(action) for action in span.pair]
     if span.stream != WORK:
@@ -54,7 +55,8 @@ def _pack_span(span: Span) -> list[Any]:
     return row if pair is None else [*row, pair]
 
 
-def _unpack_span(rank: int, row: list[Any]) -> Span:
+def unpack_span(rank: int, row: list[Any]) -> Span:
+    """Return the span that `pack_span` wrote."""
     start, end, kind, stage, microbatch, label = row[:6]
     pair, stream = row[6] if len(row) > 6 else None, row[7] if len(row) > 7 else WORK
     pairs: tuple[ActionKey, ActionKey] | None = None

@@ -280,9 +280,7 @@ def find_checkpoint(path: str | Path) -> Path:
     return Path(path) if (Path(path) / INDEX).is_file() else latest(path)
 
 
-def _check_resumed(
-    path: Path, config: Config, plan: Plan, options: Options, steps: int, is_elastic: bool
-) -> int:
+def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, steps: int, is_elastic: bool) -> int:
     """Refuse a checkpoint of another training; return its step."""
     checkpoint = Checkpoint(path)
     saved = checkpoint.index.values["config"]

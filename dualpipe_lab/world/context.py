@@ -5,7 +5,7 @@ It is the one piece of state that belongs to the process and not to a caller.  `
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ class RankContext:
         wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
         device: where the tensors of this rank live.
         groups: this rank's group of those that a mesh has made, by the ranks of all of them.
+        read_clock: how this rank reads its clock beside rank 0's, see `gained`; None where all ranks have one clock.
         in_flight: works without a completed `wait`; a work that is garbage-collected would lose its message.
         quiet: True inside a pipeline's step: a wait for a message makes no span, the operation log is not written, and
             the recorder buffers messages until the end of the step.
@@ -64,6 +65,7 @@ class RankContext:
         self.recorder = Recorder(rank)
         self.in_flight: dict[int, object] = {}
         self.groups: dict[tuple[tuple[int, ...], ...], torch.distributed.ProcessGroup] = {}
+        self.read_clock: Callable[[], tuple[int, int, int]] | None = None
         self._num_receives: Counter[tuple[int, int]] = Counter()  # by peer and stream
         self.quiet = False
         self._open_spans = 0
@@ -89,6 +91,10 @@ class RankContext:
 
             self._device = torch.device("cpu")
         return self._device
+
+    def gained(self) -> tuple[int, int, int]:
+        """Time of this clock, what rank 0's has gained on it since the start, bound of that; every rank calls this."""
+        return (self.clock.now(), 0, 0) if self.read_clock is None else self.read_clock()
 
     def read_wire(self) -> None:
         """Enter the bytes that left the sockets into the ledger; every rank calls this after its last operation."""

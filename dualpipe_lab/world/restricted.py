@@ -22,7 +22,7 @@ RECORDS = {
     f"{WORLD}.record.rank_status": ("StackFrame", "Blocked", "RankStatus"),
     f"{WORLD}.record.operation": ("Communicator",),
     f"{WORLD}.record.ledger": ("Entry", "RankLedger", "Ledger"),
-    f"{WORLD}.record.trace": ("RankTrace", "_Sent", "_Received"),
+    f"{WORLD}.record.trace": ("RankTrace", "Sent", "Received"),
     "dualpipe_lab.timeline.spans": ("Span", "Message"),
     "dualpipe_lab.timeline.model": ("Timeline",),
     "dualpipe_lab.pp.program": ("Action", "Overlap", "Program"),

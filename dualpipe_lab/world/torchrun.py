@@ -6,16 +6,19 @@ on this rank and returns the values of all ranks, so a script works unchanged wi
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 from dualpipe_lab.world import accelerator, context
 from dualpipe_lab.world.cluster import join, watchdog
-from dualpipe_lab.world.cluster.clocks import Alignment, agree_on_origin, read_clocks
+from dualpipe_lab.world.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks
 from dualpipe_lab.world.cluster.environment import Environment, cluster
 from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.record.device_clock import clock_of
 from dualpipe_lab.world.record.wire import Wire
+
+_TAG = 2**24 + 1  # of messages about clocks, between the user's
 
 
 def is_active() -> bool:
@@ -90,6 +93,7 @@ def _called(
     first = read_clocks(rank, world_size, clocks, perf_counter_ns)
     origin_ns = agree_on_origin(rank, world_size, clocks, perf_counter_ns, first)
     present = context.RankContext(rank, world_size, clock_of(place, origin_ns), log=watch.log, wire=wire, device=place)
+    present.read_clock = partial(_gained, rank, world_size, clocks, origin_ns, first)
     context.install(present)
     present.clock.wait_until(0)
     value = fn(rank, world_size, *(args if place.type == "cpu" else _placed(args, place)))
@@ -101,6 +105,12 @@ def _called(
     context.install(context.RankContext(rank, world_size, present.clock, device=place))  # not the user's messages
     gathered: list[tuple[Any, ...]] = all_gather_object(mine)
     return gathered
+
+
+def _gained(rank: int, world_size: int, clocks: "_Numbers", origin_ns: int, first: Reading) -> tuple[int, int, int]:
+    """What `RankContext.gained` returns; every rank calls this."""
+    reading = read_clocks(rank, world_size, clocks, perf_counter_ns)
+    return reading.time_ns - origin_ns, reading.offset_ns - first.offset_ns, reading.bound_ns
 
 
 class _Numbers:
@@ -117,13 +127,13 @@ class _Numbers:
         """Send a number to a rank."""
         import torch.distributed as dist
 
-        dist.send(self._tensor.fill_(value), peer)
+        dist.send(self._tensor.fill_(value), peer, tag=_TAG)
 
     def recv(self, peer: int) -> int:
         """Return the number that a rank sends."""
         import torch.distributed as dist
 
-        dist.recv(self._tensor, peer)
+        dist.recv(self._tensor, peer, tag=_TAG)
         return int(self._tensor)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.world.cluster.clocks import Alignment, Exchange, Reading, agree_on_origin, read_clocks, reading_of
-from dualpipe_lab.world.record.trace import RankTrace, _Received, _Sent, clock_note, match, to_timeline
+from dualpipe_lab.world.record.trace import RankTrace, Received, Sent, clock_note, match, to_timeline
 
 DELAYS = st.integers(0, 5_000_000)
 
@@ -83,8 +83,8 @@ def test_ranks_with_clocks_far_apart_agree_on_one_origin():
 
 def trace(rank, spans=(), sent=(), received=()):
     made = RankTrace(rank, [Span(rank, *span, "compute") for span in spans])
-    made.sent = [_Sent(peer, 0, time, None, 8, "") for peer, time in sent]
-    made.received = [_Received(peer, 0, number, time, 8) for number, (peer, time) in enumerate(received)]
+    made.sent = [Sent(peer, 0, time, None, 8, "") for peer, time in sent]
+    made.received = [Received(peer, 0, number, time, 8) for number, (peer, time) in enumerate(received)]
     return made
 
 

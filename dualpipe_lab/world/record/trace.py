@@ -4,9 +4,9 @@ Chapter: book/start/time.  In: spans, sends and receives of every rank, in nanos
 Sends and receives are matched by sender, receiver, group and tag, in the order of the calls (the order of delivery).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dualpipe_lab.timeline import COMMUNICATION, Message, Span, Timeline
 from dualpipe_lab.timeline.data import Source
@@ -14,10 +14,13 @@ from dualpipe_lab.timeline.spans import COLLECTIVE
 from dualpipe_lab.world.emulate.clock import ClockName
 from dualpipe_lab.world.record.operation import Operation
 
-MAX_EVENTS = 200_000  # per rank: a runaway loop must not fill the memory
+MAX_EVENTS = 200_000  # per rank and kind: a runaway loop must not fill the memory
+Event = TypeVar("Event")
 
 
-class _Sent(NamedTuple):
+class Sent(NamedTuple):
+    """A message that left: its receiver and stream, when it was handed over and when it left, what it is."""
+
     peer: int
     stream: int
     time_ns: int
@@ -26,7 +29,9 @@ class _Sent(NamedTuple):
     label: str
 
 
-class _Received(NamedTuple):
+class Received(NamedTuple):
+    """A message that arrived: its sender and stream, its number among those of this channel, and when."""
+
     peer: int
     stream: int
     sequence: int
@@ -36,15 +41,21 @@ class _Received(NamedTuple):
 
 @dataclass
 class RankTrace:
-    """Spans, collectives and messages of one rank; its times are off those of rank 0 by at most `error_ns`."""
+    """Spans, collectives and messages of one rank; its times are off those of rank 0 by at most `error_ns`.
+
+    It is partial where events are missing: of a run that was ended, of steps that were not recorded, or beyond
+    `MAX_EVENTS`.  A message that it does not tell of may have arrived then.
+    """
 
     rank: int
     spans: list[Span] = field(default_factory=list)
     collectives: list[Span] = field(default_factory=list)  # from start to end, also while the rank computes
-    sent: list[_Sent] = field(default_factory=list)
-    received: list[_Received] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
     forgotten: Counter[tuple[int, int]] = field(default_factory=Counter)  # sends by (peer, stream)
     error_ns: int = 0
+    is_partial: bool = False
+    _unrecorded: Counter[tuple[int, int]] = field(default_factory=Counter)  # sends since `forget` beyond MAX_EVENTS
 
     def forget(self) -> None:
         """Drop all events until now; what is recorded later is matched as if they were still here.
@@ -52,12 +63,10 @@ class RankTrace:
         Every rank forgets at one point of the program, between the same messages.
         """
         self.forgotten.update((event.peer, event.stream) for event in self.sent)
+        self.forgotten.update(self._unrecorded)
+        self._unrecorded.clear()
+        self.is_partial = False
         del self.spans[:], self.collectives[:], self.sent[:], self.received[:]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether later receives were not recorded."""
-        return len(self.received) >= MAX_EVENTS
 
     def span(self, start: int, end: int, kind: str, label: str = "") -> None:
         """Record a span of work or waiting; a span without duration is left out."""
@@ -66,27 +75,33 @@ class RankTrace:
 
     def add(self, span: Span) -> None:
         """Record a span."""
-        if len(self.spans) < MAX_EVENTS:
-            self.spans.append(span)
+        self._append(self.spans, span)
 
     def collective(self, operation: Operation, end: int) -> None:
         """Record a completed collective."""
         start = operation.issued_ns if operation.left_ns is None else operation.left_ns
-        if end > start and len(self.collectives) < MAX_EVENTS:
+        if end > start:
             span = Span(self.rank, start, end, COLLECTIVE, label=operation.name, stream=COMMUNICATION)
-            self.collectives.append(span)
+            self._append(self.collectives, span)
 
     def send(self, operation: Operation, peer: int) -> None:
         """Record a sent message."""
-        if len(self.sent) < MAX_EVENTS:
-            left_ns, size = operation.left_ns, operation.traffic.sent
-            self.sent.append(_Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
+        left_ns, size = operation.left_ns, operation.traffic.sent
+        self._append(self.sent, Sent(peer, operation.stream, operation.issued_ns, left_ns, size, operation.label))
 
     def receive(self, operation: Operation, peer: int, time_ns: int) -> None:
         """Record a received message."""
-        if len(self.received) < MAX_EVENTS:
-            number, size = operation.sequence, operation.traffic.received
-            self.received.append(_Received(peer, operation.stream, number, time_ns, size))
+        number, size = operation.sequence, operation.traffic.received
+        self._append(self.received, Received(peer, operation.stream, number, time_ns, size))
+
+    def _append(self, events: list[Event], event: Event) -> None:
+        """Keep an event, unless there are too many; sends are counted on, so that later ones keep their numbers."""
+        if len(events) < MAX_EVENTS:
+            events.append(event)
+            return
+        self.is_partial = True
+        if isinstance(event, Sent):
+            self._unrecorded[event.peer, event.stream] += 1
 
 
 @dataclass
@@ -97,25 +112,28 @@ class Matching:
         messages: matched messages, for the timeline.
         lost: one line for each message that was sent through `comm` and never received.
         misfits: by receiving rank, a message whose size differs from that of its tensor.
+        truncated: number of messages of which one end was not recorded.
         early_ns: the most by which a message came before it was sent, beyond the bounds of the two clocks.
     """
 
     messages: list[Message] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     misfits: dict[int, str] = field(default_factory=dict)
+    truncated: int = 0
     early_ns: int = 0
 
 
 def match(traces: list[RankTrace]) -> Matching:
     """Match the nth send of a channel with its nth receive, whenever that was waited for.
 
+    A rank may have several traces, of one stretch after the other.
     Clocks that differ by less than their bounds may tell that a message came before it was sent; it came at once then.
     """
     arrivals = {
         (event.peer, trace.rank, event.stream, event.sequence): event for trace in traces for event in trace.received
     }
-    num_sent: Counter[tuple[int, int, int]] = Counter()
-    full = {trace.rank for trace in traces if trace.is_full}
+    num_sent: defaultdict[tuple[int, int, int], int] = defaultdict(int)
+    partial = {trace.rank for trace in traces if trace.is_partial}
     errors = {trace.rank: trace.error_ns for trace in traces}
     found = Matching()
     for trace in traces:
@@ -124,7 +142,8 @@ def match(traces: list[RankTrace]) -> Matching:
             channel = trace.rank, sent.peer, sent.stream
             event = arrivals.get((*channel, num_sent[channel]))
             num_sent[channel] += 1
-            if event is None and sent.peer in full:
+            if event is None and sent.peer in partial:
+                found.truncated += 1
                 continue
             if event is None:
                 what = sent.label or f"{sent.num_bytes} bytes"
@@ -140,6 +159,7 @@ def match(traces: list[RankTrace]) -> Matching:
                 found.misfits[sent.peer] = (
                     f"received {sent.num_bytes} bytes from rank {trace.rank} into a tensor of {event.num_bytes}"
                 )
+    found.truncated += len(arrivals) - len(found.messages)
     return found
 
 
