@@ -2,8 +2,8 @@
 
 Chapter: book/whole/training.  In: SIGINT, SIGTERM or SIGUSR1.  Out: a file that the ranks look for after each step.
   SIGINT     Ctrl-C
-  SIGTERM    a node that is taken away: Kubernetes and Slurm send it, torchrun hands it on, SIGKILL comes 30 s later
-  SIGUSR1    a time limit that comes near: `sbatch --signal=USR1@120`
+  SIGTERM    a node that is taken away: Kubernetes sends it, torchrun hands it on, and SIGKILL comes 30 s later
+  SIGUSR1    a time limit that comes near: Slurm's `--signal`; torchrun hands it on with `--signals-to-handle`
 The ranks of `launch` are detached from the terminal, so only the process that launched them gets the signal.  Under
 `torchrun` every rank of a node does, maybe at different steps, and ranks of other nodes do not; the exchange of the
 metrics makes all of them stop after the same step.

@@ -26,7 +26,7 @@ from dualpipe_lab.world.cluster.environment import Environment, cluster
 
 _COUNTS = (
     "sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep", "num_slots",
-    "rebalance_every", "max_moves",
+    "rebalance_every", "max_moves", "trace_every",
 )  # fmt: skip
 _MAY_BE_NONE = ("evaluate_every", "save_every", "keep", "num_slots", "rebalance_every")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
@@ -57,6 +57,8 @@ class Options:
         keep: the number of checkpoints to keep; None for all.
         csv: a file for the metrics.
         tensorboard: a folder for TensorBoard's files; needs its package.
+        traces: a folder for the traces of the ranks, which the command `traces` merges; None for none.
+        trace_every: record one of so many steps.
         log_every: steps between two printed lines; 0 prints none.
         module_spans: record the forward of every layer and of its parts, for the timeline of the last step.
         sample: a beginning of a text that the trained model continues at the end.
@@ -86,6 +88,8 @@ class Options:
     keep: int | None = None
     csv: str | Path | None = None
     tensorboard: str | Path | None = None
+    traces: str | Path | None = None
+    trace_every: int = 100
     log_every: int = 10
     module_spans: bool = False
     sample: str | None = None

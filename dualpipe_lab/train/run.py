@@ -7,7 +7,7 @@ Elsewhere: torchtitan `run_train.sh` and `Trainer.train`; Megatron `pretrain`.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from dualpipe_lab.world import torchrun
 from dualpipe_lab.world.cluster.environment import cluster
 from dualpipe_lab.world.folder import private_folder
 from dualpipe_lab.world.launcher import launch
+from dualpipe_lab.world.record.step_traces import StepTraces
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,14 @@ def _train(trainer: Trainer, sampler: Sampler, job: Job, rank: int) -> list[Metr
     options, every = trainer.options, job.options.evaluate_every
     evaluation = None if job.evaluation is None else options.sampler(job.evaluation)
     files = (options.csv, options.tensorboard) if rank == 0 else (None, None)
-    with MetricFiles(*files, first=trainer.num_steps + 1) as written, _shown(job, rank) as show:
+    with (
+        MetricFiles(*files, first=trainer.num_steps + 1) as written,
+        _shown(job, rank) as show,
+        _traced(options) as traced,
+    ):
         while trainer.num_steps < job.steps and not trainer.should_stop:
-            row = trainer.step(trainer.batch(sampler))
+            with traced(trainer.num_steps + 1):
+                row = trainer.step(trainer.batch(sampler))
             if evaluation is not None and every is not None and row.step % every == 0:
                 row = replace(row, evaluation=trainer.evaluate(evaluation))
             rows.append(row)
@@ -177,6 +183,16 @@ def _shown(job: Job, rank: int) -> Iterator[Callable[[Metrics], None]]:
             yield screen.show
     else:
         yield lambda row: append(job.scratch / "rows", row)
+
+
+@contextmanager
+def _traced(options: Options) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
+    """What a step runs in, by its number: it is recorded in a file, if the training has a folder for that."""
+    if options.traces is None:
+        yield lambda step: nullcontext()
+    else:
+        with StepTraces(options.traces, options.trace_every) as traces:
+            yield traces.step
 
 
 def _save(trainer: Trainer, sampler: Sampler, folder: Path, first: int) -> Path:

@@ -37,6 +37,7 @@ ERRORS = [
         "there is no form 'onnx' of weights; use one of published, checkpoint, torch",
     ),
     (["convert", "missing", "there"], 2, "Missing option '--to'"),
+    (["traces", "missing"], 1, "missing has no trace files, run-0000/rank-00000.jsonl; name the folder that"),
     (["show"], 2, "Missing argument"),
     (["show", "gpipe", "--ranks", "x"], 2, "Invalid value for '--ranks'"),
     (["show", "gpipe", "--ranks", "0"], 2, "Invalid value for '--ranks'"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dualpipe_lab as lab
 from dualpipe_lab.timeline import Span
 from dualpipe_lab.world.cluster.clocks import Alignment, Exchange, Reading, agree_on_origin, read_clocks, reading_of
 from dualpipe_lab.world.record.trace import RankTrace, Received, Sent, clock_note, match, to_timeline
@@ -131,6 +132,14 @@ def fn(rank, world_size):
             lab.comm.send(x, 1)
             lab.comm.recv(x, 1)
 
+def steps(rank, world_size):
+    with lab.StepTraces("traces") as traces:
+        for step in range(3):
+            with traces.step(step):
+                fn(rank, world_size)
+                time.sleep(0.2)
+
+lab.launch(steps, None)
 out = lab.launch(fn, None)
 early = sum(message.arrived < message.sent for message in out.timeline.messages)
 slow = sum(message.arrived - message.sent > 20_000_000 for message in out.timeline.messages)
@@ -146,10 +155,17 @@ def test_ranks_of_torchrun_with_skewed_clocks_draw_on_one_axis(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=240, check=False,
-        env=os.environ,
+        env=os.environ, cwd=tmp_path,
     )  # fmt: skip
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT")), done.stderr)
     assert line.startswith("RESULT 200 0 "), line
     assert int(line.split()[3]) < 20, line  # a busy machine may hold up some messages, the skew would hold up half
     assert ", clocks within " in line
     assert "before it was sent" not in done.stderr
+    found = lab.read_traces(tmp_path / "traces")
+    messages = found.matching().messages
+    assert len(messages) == 600
+    assert not [message for message in messages if message.arrived < message.sent]
+    assert found.matching().early_ns == 0
+    assert sum(message.arrived - message.sent > 20_000_000 for message in messages) < 60
+    assert [len(file.readings) for file in found.files.values()] == [4, 4]

@@ -7,7 +7,7 @@ Chapter: book/appendix/gpus.  In: where the ranks meet, the addresses of this ho
   set by the user kept, if it exists and can reach another node
 Without a choice GLOO takes the interface of the host's name, which many hosts resolve to loopback: one node then waits,
 and the other one fails.
-Elsewhere: NCCL takes the first interface that is not loopback; NCCL_SOCKET_IFNAME chooses another.
+Elsewhere: NCCL takes `ib*`, else any but `docker*`, `lo` and `virbr*`; NCCL_SOCKET_IFNAME chooses another.
 """
 
 import socket

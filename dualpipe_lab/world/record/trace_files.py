@@ -95,8 +95,8 @@ class Traces:
         found = self.matching()
         hosts = sorted({str(file.head["host"]) for file in self.files.values()})
         lines = [
-            f"{self.path}: {len(self.files)} of {self.world_size} ranks on {len(hosts)} hosts ({', '.join(hosts)}), "
-            f"{_listed(self.steps)}",
+            f"{self.path}: {len(self.files)} of {self.world_size} ranks on {len(hosts)} host"
+            f"{'s' * (len(hosts) > 1)} ({', '.join(hosts)}), {_listed(self.steps)}",
             f"messages: {len(found.messages)} matched, {len(found.lost)} lost, {found.truncated} with one end that was "
             "not recorded",
             f"clocks: {self._clocks()}",

@@ -1,0 +1,232 @@
+"""The files for clusters fit each other, torchrun and the script; nothing is started but `bash -n`."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import scripts
+import yaml
+from torch.distributed.run import get_args_parser
+
+import dualpipe_lab as lab
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "cluster"
+README = (FOLDER / "README.md").read_text()
+SBATCH = (FOLDER / "train.sbatch").read_text()
+DEFAULT_SHUTDOWN_SECONDS = 30  # of torchrun, from the signal that it hands on to SIGKILL
+
+
+def documents(name):
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def header():
+    """The options in the `#SBATCH` lines."""
+    pairs = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SBATCH, re.MULTILINE)
+    assert len(pairs) == SBATCH.count("#SBATCH"), "an option is --name or --name=value"
+    return dict(pairs)
+
+
+def trainer():
+    (job,) = documents("trainjob.yaml")
+    return job["spec"]["trainer"]
+
+
+def words_from(start, text):
+    """The words of the one command of a shell text that begins with `start`; its lines end with a backslash."""
+    (command,) = re.findall(rf"^{start} .*?[^\\]\n", text, re.MULTILINE | re.DOTALL)
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def commands():
+    """Every torchrun command: a name, its words, the variables around it, hosts and ranks per host that were meant."""
+    yield "by hand", words_from("torchrun", README), {}, 2, 2
+    *words, background = words_from("srun", SBATCH.replace("$SLURM_NNODES", header()["nodes"]))
+    assert background == "&"
+    yield "Slurm", words[words.index(".venv/bin/torchrun") :], {}, int(header()["nodes"]), 2
+    _, job = documents("indexed-job.yaml")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    num_pods = job["spec"]["completions"]
+    for index in range(num_pods):
+        filled = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in container["command"]]
+        yield f"pod {index}", filled, {}, num_pods, 2
+    nodes, ranks = trainer()["numNodes"], trainer()["numProcPerNode"]
+    for index in range(nodes):
+        found = {"NNODES": nodes, "NPROC_PER_NODE": ranks, "NODE_RANK": index}
+        yield f"node {index}", trainer()["command"], {f"PET_{name}": str(n) for name, n in found.items()}, nodes, ranks
+    (compose,) = documents("compose.yaml")
+    for name, host in compose["services"].items():
+        yield name, host["command"], host["environment"], 4, 2
+
+
+COMMANDS = list(commands())
+
+
+@pytest.mark.parametrize(("name", "words", "variables", "hosts", "ranks"), COMMANDS, ids=[row[0] for row in COMMANDS])
+def test_a_command_starts_as_many_ranks_as_its_plan_has(name, words, variables, hosts, ranks, monkeypatch):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)  # torchrun's parser takes its defaults from PET_*
+    assert words[0].rpartition("/")[2] == "torchrun"
+    started = get_args_parser().parse_args(words[1:])
+    assert (int(started.nnodes), int(started.nproc_per_node)) == (hosts, ranks)
+    script = ROOT / started.training_script
+    assert script.is_file()
+    module = scripts.load(script)
+    monkeypatch.setattr("sys.argv", [str(script), *started.training_script_args])
+    chosen = module.parse()
+    assert chosen.folder
+    assert chosen.elastic
+    fields = (*module.COUNTS, "schedule", "zero", "sequence_parallel", "precision")
+    plan = lab.Plan(**{field: getattr(chosen, field) for field in fields})
+    plan.check(module.MODELS[chosen.model], chosen.sequence_length, hosts * ranks)
+    assert chosen.global_batch % (plan.dp * plan.num_microbatches) == 0
+
+
+def test_every_host_has_its_number():
+    rows = [(words, variables) for name, words, variables, *_ in COMMANDS if name.startswith(("pod", "host"))]
+    numbers = [
+        variables.get("PET_NODE_RANK") or next(word for word in words if word.startswith("--node-rank="))[12:]
+        for words, variables in rows
+    ]
+    assert numbers == ["0", "1", "0", "1", "2", "3"]
+
+
+# ---- Slurm
+
+
+def test_the_batch_script_parses_and_its_header_has_what_a_requeue_needs():
+    done = subprocess.run(["bash", "-n", FOLDER / "train.sbatch"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = header()
+    assert {"job-name", "time", "output", "cpus-per-task", "requeue"} <= set(found)
+    assert (found["nodes"], found["ntasks-per-node"], found["open-mode"]) == ("2", "1", "append")
+    first_command = re.search(r"^[^#\n]", SBATCH, re.MULTILINE).start()
+    assert SBATCH.rindex("#SBATCH") < first_command, "sbatch reads no option behind the first command"
+
+
+def test_the_batch_script_hands_on_the_signal_that_slurm_sends_it():
+    (words,) = [words for name, words, *_ in COMMANDS if name == "Slurm"]
+    name, seconds = re.fullmatch(r"B:(\w+)@(\d+)", header()["signal"]).groups()
+    assert f"SIG{name}" in words[words.index("--signals-to-handle") + 1].split(",")
+    assert f"kill -{name} " in SBATCH
+    shutdown = int(re.search(r"^export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)$", SBATCH, re.MULTILINE)[1])
+    assert DEFAULT_SHUTDOWN_SECONDS < shutdown < int(seconds)
+
+
+# ---- Kubernetes
+
+
+def seconds_to_shut_down(environment):
+    return int({entry["name"]: entry["value"] for entry in environment}["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+
+
+def check_mounts(pod, container):
+    """Every mount has its volume, and the script and the checkpoints lie under mounts."""
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    assert mounts == {"examples": "/work/examples", "checkpoints": "/checkpoints"}
+
+
+def test_the_job_is_indexed_and_its_pods_have_names():
+    service, job = documents("indexed-job.yaml")
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    spec, template = job["spec"], job["spec"]["template"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == 2
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    pod = template["spec"]
+    (container,) = pod["containers"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert f"--master-addr={job['metadata']['name']}-0.{pod['subdomain']}" in container["command"]
+    assert f"--master-port={service['spec']['ports'][0]['port']}" in container["command"]
+    assert pod["restartPolicy"] == "Never"
+    assert DEFAULT_SHUTDOWN_SECONDS < seconds_to_shut_down(container["env"]) < pod["terminationGracePeriodSeconds"]
+    check_mounts(pod, container)
+
+
+def test_the_trainjob_uses_the_runtime_of_torch():
+    (job,) = documents("trainjob.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
+    assert job["spec"]["runtimeRef"] == runtime
+    (patch,) = job["spec"]["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert replicated["name"] == container["name"] == "node"
+    assert seconds_to_shut_down(trainer()["env"]) < pod["terminationGracePeriodSeconds"]
+    check_mounts(pod, container)
+
+
+# ---- containers as hosts
+
+
+def test_four_containers_share_one_network_and_one_folder():
+    (compose,) = documents("compose.yaml")
+    hosts = compose["services"]
+    assert list(hosts) == [host["hostname"] for host in hosts.values()] == ["host0", "host1", "host2", "host3"]
+    assert compose["networks"] == {"hosts": {"internal": True}}
+    for host in hosts.values():
+        assert host["networks"] == ["hosts"]
+        assert "--master-addr=host0" in host["command"]
+        assert int(host["stop_grace_period"].removesuffix("s")) > DEFAULT_SHUTDOWN_SECONDS
+        examples, checkpoints = (volume.split(":") for volume in host["volumes"])
+        assert (FOLDER / examples[0]).resolve() == ROOT / "examples"
+        assert checkpoints[0] in compose["volumes"]
+        assert any(word.startswith(f"--folder={checkpoints[1]}/") for word in host["command"])
+
+
+def test_the_image_copies_what_is_there_and_let_through():
+    (compose,) = documents("compose.yaml")
+    builds = [host["build"] for host in compose["services"].values()]
+    assert all(build == builds[0] for build in builds)
+    assert (FOLDER / builds[0]["context"]).resolve() == ROOT
+    text = builds[0]["dockerfile_inline"]
+    assert not re.search(r"(?<!\$)\$(?!\$)", text), "compose replaces a single dollar sign"
+    copied = [name for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for name in line.split()]
+    let_through = re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    assert {"dualpipe_lab", "dualpipe_course", "pyproject.toml"} <= set(copied) <= set(let_through)
+    assert all((ROOT / name).exists() for name in copied)
+    images = re.findall(r"image: (\S+)", "".join(file.read_text() for file in sorted(FOLDER.glob("*.yaml"))))
+    assert images == ["dualpipe-lab-ranks:1"] * 3
+
+
+# ---- the page
+
+
+def variables_of(section):
+    """The variables in the first column of a section's table."""
+    table = README.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([A-Z0-9_]+)`", cell)]
+
+
+def test_the_library_reads_what_the_page_says_that_it_reads():
+    sources = "\n".join(file.read_text() for file in (ROOT / "dualpipe_lab").rglob("*.py"))
+    listed = variables_of("Variables that the library reads")
+    assert len(listed) == len(set(listed)) > 20
+    assert [name for name in listed if f'"{name}"' not in sources] == []
+    environment = (ROOT / "dualpipe_lab" / "world" / "cluster" / "environment.py").read_text()
+    read = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)*)"', environment))
+    assert read <= set(listed)
+
+
+def test_other_variables_are_not_said_to_be_the_library_s():
+    listed = variables_of("Variables that torch, GLOO and NCCL read")
+    needed = {"OMP_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_SOCKET_IFNAME"}
+    assert needed | {"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_DEBUG"} <= set(listed)
+    assert not set(listed) & set(variables_of("Variables that the library reads"))
+
+
+def test_the_page_names_files_that_exist_and_every_file_of_the_folder():
+    texts = [README, *(file.read_text() for file in FOLDER.iterdir() if file.name != "README.md")]
+    named = {path for text in texts for path in re.findall(r"\b((?:examples|tests|book)/[\w./-]*\w\.\w+)", text)}
+    assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
+    linked = set(re.findall(r"\]\(([\w.-]+)\)", README))
+    assert linked == {file.name for file in FOLDER.iterdir()} - {"README.md"}
