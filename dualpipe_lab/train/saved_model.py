@@ -6,7 +6,6 @@ Elsewhere: Megatron `tools/checkpoint/convert.py`; torch `dcp_to_torch_save`, wh
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from dualpipe_lab.dp.checkpoint.index import CheckpointError
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.dp.checkpoint.region import full_region
+from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import SECOND
 from dualpipe_lab.models.plain_llama import PlainLlama
@@ -35,7 +35,7 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {  # fields that are siz
 }
 
 
-def read_model(path: str | Path, config: Config | None = None) -> PlainModel:
+def read_model(path: Place | str, config: Config | None = None) -> PlainModel:
     """Return the full model of a checkpoint, in this process; what predicts a second token is left out.
 
     Args:
@@ -67,14 +67,14 @@ def read_model(path: str | Path, config: Config | None = None) -> PlainModel:
     return model
 
 
-def sequence_length_of(path: str | Path) -> int | None:
+def sequence_length_of(path: Place | str) -> int | None:
     """Return the tokens of a sequence of the training that saved a checkpoint; None if it does not say."""
     found = find_checkpoint(path)
     sampler = Checkpoint(found).index.values["sampler"]
     return int(sampler["sequence_length"]) if isinstance(sampler, Mapping) and "sequence_length" in sampler else None
 
 
-def saved_config(path: Path, saved: Any, given: Config | None = None) -> Config:
+def saved_config(path: Place, saved: Any, given: Config | None = None) -> Config:
     """Return a model's config, from what a checkpoint says or given; if there are both, they must be equal.
 
     Args:

@@ -24,6 +24,7 @@ from dualpipe_lab.dp.checkpoint.full_tensors import Kinds
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
 from dualpipe_lab.dp.checkpoint.region import ShardRegion
+from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.dp.checkpoint.torch_checkpoint import values_of
 from dualpipe_lab.dp.checkpoint.torch_files import METADATA, TorchFiles
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
@@ -54,7 +55,7 @@ class WeightFiles:
     """
 
     form: str
-    path: Path
+    path: Place
     config: ModelConfig
     kinds: Kinds
     stored: Callable[[str], Tensor]
@@ -152,7 +153,7 @@ def _of_torch(path: Path) -> WeightFiles:
     return WeightFiles("torch", path, config, kinds, files.read, read_json(path / "config.json"))
 
 
-def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) -> WeightFiles:
+def _by_our_names(form: str, path: Place, saved: Any, stored: Kinds, read: Read) -> WeightFiles:
     """Return weights that a training has saved, without what predicts a second token.
 
     `saved`: what the training says about its model.
@@ -205,7 +206,7 @@ class _StackReader:
         return self.held[name][expert]
 
 
-def check_kinds(path: Path, stored: Kinds, wanted: Mapping[str, tuple[int, ...]]) -> None:
+def check_kinds(path: Place, stored: Kinds, wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse tensors that are not those of a model.
 
     Raises:

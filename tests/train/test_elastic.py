@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run
+from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
 
 import dualpipe_lab as lab
 from dualpipe_lab import train
@@ -97,6 +97,21 @@ def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
 
 
 @pytest.mark.slow
+def test_checkpoints_in_a_store_are_gone_on_from(tmp_path):
+    """Hosts that share no folder share the address of a store; here it is one of files, where nothing is renamed."""
+    options = {"folder": f"file://{tmp_path}/runs/first", "save_every": 1, "keep": 2, "elastic": True}
+    first = run(LLAMA, plan(dp=2, zero=2), steps=3, **options)
+    assert str(first.checkpoint) == f"{options['folder']}/step-00000003"
+    assert saved_steps(options["folder"]) == [2, 3]
+    rest = run(LLAMA, plan(tp=2), weights=True, **options)
+    expected = train.reference(LLAMA, TEXT, 5, **OPTIONS)
+    numbers, weights = worst(rest, train.Result("", expected.metrics[3:], state=expected.weights()))
+    assert numbers < 1e-10
+    assert weights < 1e-8
+    assert train.generate(rest.checkpoint, "A rank ", 1).startswith("A rank ")
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no SIGUSR1")
 def test_a_time_limit_that_comes_near_saves_in_a_script(tmp_path):
     code = f"""
@@ -143,7 +158,9 @@ def test_ranks_that_see_different_folders_are_told(tmp_path):
     for said in lab.launch(fn, 2, output="collect"):
         assert "rank 0 on" in said
         assert "step-00000004, rank 1 on" in said
-        assert said.endswith("from none; give a folder that every host shares")
+        assert said.endswith(
+            "from none; give a folder that every host shares, or the address of an object store (s3://...)"
+        )
 
 
 def test_elastic_needs_a_folder():

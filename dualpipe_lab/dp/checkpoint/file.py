@@ -20,6 +20,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from dualpipe_lab.dp.checkpoint.store import Place
+
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -71,7 +73,7 @@ def size_of(name: str) -> int:
 
 
 def write_tensors(
-    file: Path,
+    file: Place,
     parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
     read: Callable[[str], Values],
     metadata: Mapping[str, str] | None = None,
@@ -98,7 +100,8 @@ def write_tensors(
             checksums[name] = _write_values(out, read(name))
         assert out.tell() == 8 + len(encoded) + end, "the values are of other types or shapes than the header says"
         out.flush()
-        os.fsync(out.fileno())
+        if isinstance(file, Path):
+            os.fsync(out.fileno())
     return Written(len(encoded) + 8 + end, checksums)
 
 
@@ -121,7 +124,7 @@ def _on_host(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available()).copy_(tensor)
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Place) -> Header:
     """Read and check the header of a file.
 
     Raises:
@@ -130,7 +133,9 @@ def read_header(file: Path) -> Header:
     """
     with file.open("rb") as source:
         length = int.from_bytes(source.read(8), "little")
-        if not 0 < length <= os.fstat(source.fileno()).st_size - 8:
+        size = source.seek(0, os.SEEK_END)
+        source.seek(8)
+        if not 0 < length <= size - 8:
             raise ValueError("it is no safetensors file")
         types = {code: dtype for dtype, code in _CODES.items()}
         try:
@@ -151,7 +156,7 @@ def _extent(entry: Mapping[str, Any], types: Mapping[str, torch.dtype], start: i
     return Extent(dtype, begin, end, shape)
 
 
-def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+def read_range(file: Place, dtype: torch.dtype, begin: int, end: int) -> Tensor:
     """Read the elements in bytes `begin` to `end` of a file, and no other bytes.
 
     Raises:
@@ -161,6 +166,6 @@ def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
     with file.open("rb") as source:
         source.seek(begin)
         found = bytearray(end - begin)
-        if (length := source.readinto(found)) != end - begin:
+        if (length := source.readinto(found)) != end - begin:  # type: ignore[attr-defined]
             raise ValueError(f"it ends at byte {begin + length}")
     return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)

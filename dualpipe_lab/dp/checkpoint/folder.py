@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dualpipe_lab.dp.checkpoint.index import CheckpointError
+from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError
+from dualpipe_lab.dp.checkpoint.store import Place, StorePath, place_of
 
 _SAVING, _REMOVING, _LOCK = ".saving-", ".removing-", ".saving.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
@@ -32,14 +33,17 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def saved_steps(folder: Path | str) -> list[int]:
+def saved_steps(folder: Place | str) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order."""
-    folder = Path(folder)
-    names = os.listdir(folder) if folder.is_dir() else []
+    place = place_of(folder)
+    if isinstance(place, StorePath):
+        names = [name for name in place.names() if (place / name / INDEX).is_file()]
+    else:
+        names = os.listdir(place) if place.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{8,})", name)))
 
 
-def latest(folder: Path | str) -> Path:
+def latest(folder: Place | str) -> Place:
     """Return the path of the checkpoint with the highest step.
 
     Raises:
@@ -48,7 +52,7 @@ def latest(folder: Path | str) -> Path:
     steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {folder}; save one, or name another folder")
-    return Path(folder) / name_of(steps[-1])
+    return place_of(folder) / name_of(steps[-1])
 
 
 @contextmanager
@@ -71,12 +75,15 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other saves, of this process and of others.
+def locked(folder: Place) -> Iterator[None]:
+    """Lock a folder against other saves, of this process and of others; an object store has no locks.
 
     Raises:
         CheckpointError: another save is under way.
     """
+    if isinstance(folder, StorePath):
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _LOCK
     while True:
@@ -93,14 +100,16 @@ def locked(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Make and return the hidden folder of a save, and remove the remains of interrupted saves and removals.
+def begin(folder: Place, step: int) -> str:
+    """Make the hidden folder of a save and return its name; remove the remains of interrupted saves and removals.
 
-    Call it with the folder locked.
+    Call it with the folder locked.  In an object store the name is that of the step, with the save's token.
 
     Raises:
         CheckpointError: the step is saved already.
     """
+    if isinstance(folder, StorePath):
+        return _begin_in_store(folder / name_of(step))
     if step in saved_steps(folder):
         raise CheckpointError(f"{folder / name_of(step)} is there already; remove it, or save into another folder")
     for name in os.listdir(folder):
@@ -108,16 +117,32 @@ def begin(folder: Path, step: int) -> Path:
             shutil.rmtree(folder / name)
     hidden = folder / f"{_SAVING}{name_of(step)}-{secrets.token_hex(8)}"
     hidden.mkdir()
-    return hidden
+    return hidden.name
 
 
-def token_of(hidden: Path) -> str:
+def _begin_in_store(final: StorePath) -> str:
+    if (final / INDEX).is_file():
+        raise CheckpointError(f"{final} is there already; remove it, or save into another folder")
+    if final.is_dir():
+        final.remove()
+    final.make_folder()
+    return f"{final.name}-{secrets.token_hex(8)}"
+
+
+def place_for(folder: Place, begun: str) -> Place:
+    """Return where the files of a save that has `begun` are written."""
+    return folder / (begun.rpartition("-")[0] if isinstance(folder, StorePath) else begun)
+
+
+def token_of(begun: str) -> str:
     """Return the token of a save, which differs from that of every other save, also of the same step."""
-    return hidden.name.rpartition("-")[2]
+    return begun.rpartition("-")[2]
 
 
-def commit(hidden: Path) -> Path:
-    """Rename the hidden folder of a complete save to its final name."""
+def commit(hidden: Place) -> Place:
+    """Rename the hidden folder of a complete save to its final name; in an object store the index has made it final."""
+    if isinstance(hidden, StorePath):
+        return hidden
     final = hidden.with_name(hidden.name.removeprefix(_SAVING).rpartition("-")[0])
     sync(hidden)
     os.rename(hidden, final)
@@ -125,16 +150,22 @@ def commit(hidden: Path) -> Path:
     return final
 
 
-def rotate(folder: Path, step: int, keep: int) -> None:
+def rotate(folder: Place, step: int, keep: int) -> None:
     """Remove all but the last `keep` checkpoints up to `step`; later steps, of an earlier run, stay."""
     for step in [saved for saved in saved_steps(folder) if saved <= step][:-keep]:
+        if isinstance(folder, StorePath):
+            (folder / name_of(step) / INDEX).remove()  # first: without an index it is no checkpoint any more
+            (folder / name_of(step)).remove()
+            continue
         dying = folder / f"{_REMOVING}{name_of(step)}"
         os.rename(folder / name_of(step), dying)
         shutil.rmtree(dying)
 
 
-def sync(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on disk."""
+def sync(path: Place) -> None:
+    """Return when a file, or the names in a folder, are on disk; in an object store they are when they are written."""
+    if isinstance(path, StorePath):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -55,7 +55,7 @@ def write_checkpoint(
     existed = folder.exists()
     try:
         with folders.locked(folder):
-            hidden = folders.begin(folder, step)
+            hidden = folder / folders.begin(folder, step)
             try:
                 return _write(hidden, step, kinds, read, values, max_bytes)
             except BaseException:
@@ -70,7 +70,7 @@ def write_checkpoint(
 def _write(
     hidden: Path, step: int, kinds: Kinds, read: Callable[[str], Values], values: Mapping[str, Any], max_bytes: int
 ) -> Path:
-    save, sizes = folders.token_of(hidden), {}
+    save, sizes = folders.token_of(hidden.name), {}
     tensors: dict[str, TensorEntry] = {}
     for place, names in enumerate(share_out(kinds, max_bytes)):
         file = file_of(place)
@@ -84,7 +84,8 @@ def _write(
     index = Index(step, sizes, tensors, {**NO_VALUES, **values}, save)
     (hidden / INDEX).write_text(index.dumps(), encoding="utf-8")
     folders.sync(hidden / INDEX)
-    return folders.commit(hidden)
+    folders.commit(hidden)
+    return hidden.with_name(folders.name_of(step))
 
 
 def share_out(kinds: Kinds, max_bytes: int) -> Iterator[list[str]]:

@@ -10,11 +10,11 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from dualpipe_lab.dp.checkpoint.file import size_of
 from dualpipe_lab.dp.checkpoint.region import ShardRegion
+from dualpipe_lab.dp.checkpoint.store import Place
 
 FORMAT = "dualpipe-lab checkpoint 2"
 OLD_FORMAT = "dualpipe-lab checkpoint 1"  # without checksums and without the token of the save
@@ -76,7 +76,7 @@ class Index:
         return json.dumps({**parts, "values": self.values, "values_checksum": checksum_of(self.values)}, indent=1)
 
 
-def read_index(path: Path) -> Index:
+def read_index(path: Place) -> Index:
     """Read and check the index of the checkpoint at `path`.
 
     Raises:

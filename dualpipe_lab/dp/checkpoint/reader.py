@@ -19,6 +19,7 @@ from torch import Tensor
 from dualpipe_lab.dp.checkpoint.file import Extent, Header, read_header, read_range, write_tensors
 from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, StoredShard, read_index
 from dualpipe_lab.dp.checkpoint.region import CopyRange, ShardRegion, copies_between, full_region
+from dualpipe_lab.dp.checkpoint.store import Place, place_of
 
 _BLOCK = 1 << 20  # bytes that are compared with a checksum at a time
 
@@ -33,7 +34,7 @@ class Read(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint on disk, whose tensors are read one by one.
+    """A checkpoint on a disk or in an object store, whose tensors are read one by one.
 
     Attributes:
         reads: the bytes of each file that were read so far.
@@ -43,8 +44,8 @@ class Checkpoint:
         CheckpointError: it does not exist, or is incomplete.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Place | str) -> None:
+        self.path = place_of(path)
         self.index: Index = read_index(self.path)
         self.reads: list[Read] = []
         self.checked: set[tuple[str, str]] = set()

@@ -28,6 +28,7 @@ from dualpipe_lab.dp.checkpoint.state import (
     set_random_state,
     sharded_state_dict,
 )
+from dualpipe_lab.dp.checkpoint.store import Place, place_of
 from dualpipe_lab.dp.checkpoint.writers import assign_writers, claim_of, file_of
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer
@@ -56,7 +57,7 @@ class Restored:
 
 
 def save(
-    folder: Path | str,
+    folder: Place | str,
     step: int,
     optimizer: ShardedOptimizer,
     *,
@@ -67,11 +68,11 @@ def save(
     shard_spec_of: ShardSpecOf | None = None,
     keep: int | None = None,
     group: Group | None = None,
-) -> Path:
+) -> Place:
     """Save the state of all ranks as one checkpoint, `folder/step-...`; return its path.
 
     Args:
-        folder: on a disk that all ranks share.
+        folder: on a disk that all ranks share, or the address of an object store, such as s3://runs/first.
         step: of the training.
         optimizer: of any stage, with its module.
         scaler: a loss scaler, whose scale and count are saved.
@@ -90,24 +91,26 @@ def save(
     """
     if keep is not None and keep < 1:
         raise ValueError(f"keep counts from 1, got {keep}; leave it out to keep all checkpoints")
-    rank, folder = comm.get_rank(group), Path(folder)
+    rank, place = comm.get_rank(group), place_of(folder)
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
     local = list(sharded_state_dict(optimizer, shard_spec_of, saves=True))
     with ExitStack() as lock:
-        made = _on_all_ranks(lambda: _begin(folder, step, values, local, lock if rank == 0 else None), group)
-        hidden = folder / comm.all_gather_object(made, group)[0]
+        made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
+        begun = comm.all_gather_object(made, group)[0]
+        hidden, token = folders.place_for(place, begun), folders.token_of(begun)
         tensors = assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
-        written = _on_all_ranks(lambda: _write(hidden, rank, local, tensors, step), group)
+        written = _on_all_ranks(lambda: _write(hidden, token, rank, local, tensors, step), group)
         files = {file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
         values["random"] = comm.all_gather_object(random_state(optimizer.adam.generator), group)
-        _on_all_ranks(lambda: _finish(hidden, step, files, tensors, values, keep) if rank == 0 else None, group)
-    return folder / folders.name_of(step)
+        index = _index_of(step, token, files, tensors, values)
+        _on_all_ranks(lambda: _finish(hidden, index, keep) if rank == 0 else None, group)
+    return place / folders.name_of(step)
 
 
 def load(
-    path: Path | str,
+    path: Place | str,
     optimizer: ShardedOptimizer,
     *,
     scaler: LossScaler | None = None,
@@ -130,7 +133,7 @@ def load(
         CheckpointError: naming the file and the tensor that are damaged, missing or of another model.
     """
     local = list(sharded_state_dict(optimizer, shard_spec_of))
-    checkpoint = _on_all_ranks(lambda: _plan(Path(path), local, scaler), group)
+    checkpoint = _on_all_ranks(lambda: _plan(place_of(path), local, scaler), group)
     wanted = {name for names in comm.all_gather_object([f.name for f in local], group) for name in names}
     surplus = [name for name in checkpoint.names() if name not in wanted]
     if surplus:
@@ -144,7 +147,7 @@ def load(
     return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
 
 
-def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
+def _begin(folder: Place, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
     """Check what is to be saved; on rank 0 (with `lock`), lock the folder, make the hidden one and return its name."""
     try:
         json.dumps(values)
@@ -159,41 +162,42 @@ def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedSha
     if lock is None:
         return ""
     lock.enter_context(folders.locked(folder))
-    return folders.begin(folder, step).name
+    return folders.begin(folder, step)
 
 
-def _write(hidden: Path, rank: int, local: list[SavedShard], tensors: dict[str, TensorEntry], step: int) -> Written:
-    if not hidden.is_dir():
+def _write(
+    hidden: Place, token: str, rank: int, local: list[SavedShard], tensors: dict[str, TensorEntry], step: int
+) -> Written:
+    if isinstance(hidden, Path) and not hidden.is_dir():
         raise CheckpointError(
             f"{hidden.parent} is not shared: rank 0 made {hidden.name} in it, and rank {rank} does not see that; "
-            "save into a folder that all ranks share"
+            "save into a folder that all ranks share, or give the address of an object store (s3://...)"
         )
     file = hidden / file_of(rank)
     mine = {f.name: f.view for f in local if StoredShard(file.name, f.region) in tensors[f.name].shards}
     parts = {name: (view.dtype, (view.numel(),)) for name, view in mine.items()}
-    return write_tensors(file, parts, mine.__getitem__, metadata_of(step, file.name, folders.token_of(hidden)))
+    return write_tensors(file, parts, mine.__getitem__, metadata_of(step, file.name, token))
 
 
-def _finish(
-    hidden: Path,
-    step: int,
-    files: dict[str, Written],
-    tensors: dict[str, TensorEntry],
-    values: dict[str, Any],
-    keep: int | None,
-) -> None:
-    """Complete the save on rank 0 when all files are on disk: from here on the checkpoint exists."""
+def _index_of(
+    step: int, token: str, files: dict[str, Written], tensors: dict[str, TensorEntry], values: dict[str, Any]
+) -> Index:
+    """Return what a checkpoint says about its files."""
     for name, entry in tensors.items():
         entry.shards[:] = [replace(shard, checksum=files[shard.file].checksums[name]) for shard in entry.shards]
-    sizes = {file: written.size for file, written in files.items()}
-    (hidden / INDEX).write_text(Index(step, sizes, tensors, values, folders.token_of(hidden)).dumps(), encoding="utf-8")
+    return Index(step, {file: written.size for file, written in files.items()}, tensors, values, token)
+
+
+def _finish(hidden: Place, index: Index, keep: int | None) -> None:
+    """Complete the save on rank 0 when the files of all ranks are there: from here on the checkpoint exists."""
+    (hidden / INDEX).write_text(index.dumps(), encoding="utf-8")
     folders.sync(hidden / INDEX)
     final = folders.commit(hidden)
     if keep is not None:
-        folders.rotate(final.parent, step, keep)
+        folders.rotate(final.parent, index.step, keep)
 
 
-def _plan(path: Path, local: list[SavedShard], scaler: LossScaler | None) -> Checkpoint:
+def _plan(path: Place, local: list[SavedShard], scaler: LossScaler | None) -> Checkpoint:
     checkpoint = Checkpoint(path)
     for shard in local:
         checkpoint.check(shard.name, shard.region, shard.view.dtype)
