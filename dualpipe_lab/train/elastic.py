@@ -39,7 +39,8 @@ def fitted(plan: Plan, config: Config, options: Options, started: Environment | 
             f"fits the model and a global batch of {options.global_batch} sequences; start another number of ranks"
         )
     if started.rank == 0:
-        print(f"{started.world_size} ranks have come instead of {plan.world_size}: {nearest} instead of {plan}")
+        come = "1 rank has" if started.world_size == 1 else f"{started.world_size} ranks have"
+        print(f"{come} come instead of {plan.world_size}: {nearest} instead of {plan}")
     return nearest
 
 

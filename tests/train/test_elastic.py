@@ -34,7 +34,7 @@ def deadly(trainer, batch):
     return step(trainer, batch)
 
 Trainer.step = deadly
-chosen = plan(dp=4, zero=1, num_microbatches=2)
+chosen = plan(dp=2, zero=1, num_microbatches=2)
 result = run(LLAMA, chosen, steps=steps, folder=folder, save_every=2, elastic=True, log_every=1, weights=True)
 if started.rank == 0:
     rows = [(row.step, row.loss, row.norm) for row in result.metrics]
@@ -66,7 +66,7 @@ def is_the_curve(said, first, steps):
 
 @pytest.mark.slow
 def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
-    with torchrun(tmp_path, 4, steps=5, victim=2, restarts=1) as process:
+    with torchrun(tmp_path, 2, steps=5, victim=1, restarts=1) as process:
         said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     is_the_curve(said, 2, 5)
@@ -74,8 +74,8 @@ def test_a_killed_rank_is_started_again_and_the_training_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
-    """torchrun hands SIGTERM on to its ranks; two of four come back."""
-    with torchrun(tmp_path, 4, steps=5000) as process:
+    """torchrun hands SIGTERM on to its ranks; one of two comes back."""
+    with torchrun(tmp_path, 2, steps=5000) as process:
         for line in process.stdout:
             if line.startswith("step 3 "):
                 process.send_signal(signal.SIGTERM)
@@ -85,12 +85,12 @@ def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
     assert "interrupted by SIGTERM: the training stops after this step" in said
     step = saved_steps(tmp_path / "saved")[-1]
     assert step >= 3
-    with torchrun(tmp_path, 2, steps=step + 2) as process:
+    with torchrun(tmp_path, 1, steps=step + 2) as process:
         said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
-    assert "2 ranks have come instead of 4: dp 2 (ZeRO-1) = 2 ranks, m 2" in said
+    assert "1 rank has come instead of 2: dp 1 = 1 rank, m 2" in said
     is_the_curve(said, step, step + 2)
-    with torchrun(tmp_path, 2, steps=step + 2) as process:  # once more: there is nothing left to do
+    with torchrun(tmp_path, 1, steps=step + 2) as process:  # once more: there is nothing left to do
         said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     is_the_curve(said, step + 2, step + 2)
