@@ -166,7 +166,8 @@ def reduce_scatter_single(
             work.handle = _reduce_scatter_single(output, input, op=operator, group=call.group, async_op=True)
         return work.wait_unless(async_op)
     received = torch.empty_like(input).view(-1)
-    work = call.describe(moved, input, partial(_reduce_chunks, output, received.view(call.size, -1), op))
+    add = partial(_reduce_chunks, output, received.view(call.size, -1), op)
+    work = call.describe(moved, input, add, addressed=call.bytes_by_peer([num_bytes(output)] * call.size))
     with work:
         work.handle = dist.all_to_all_single(received, input.view(-1), group=call.group, async_op=True)
     return work.wait_unless(async_op)
@@ -198,7 +199,8 @@ def reduce_scatter(
     flat = torch.cat([block.reshape(-1) for block in inputs])
     received = flat.new_empty(call.size, output.numel())
     splits = [output.numel()] * call.size, [block.numel() for block in inputs]
-    work = call.describe(moved, output, partial(_reduce_chunks, output, received, op), tensor_bytes=full_bytes)
+    add, by_peer = partial(_reduce_chunks, output, received, op), call.bytes_by_peer(list(map(num_bytes, inputs)))
+    work = call.describe(moved, output, add, tensor_bytes=full_bytes, addressed=by_peer)
     with work:
         work.handle = dist.all_to_all_single(received.view(-1), flat, *splits, group=call.group, async_op=True)
     return work.wait_unless(async_op)

@@ -114,6 +114,7 @@ class Collective:
         finish: Callable[[], None] | None = None,
         sent_to: dict[int, int] | None = None,
         tensor_bytes: int | None = None,
+        addressed: dict[int, int] | None = None,
     ) -> Work:
         """Describe the operation; the caller then issues the returned work with `with`.
 
@@ -123,9 +124,10 @@ class Collective:
             finish: runs in `wait`, after torch's part is complete.
             sent_to: bytes sent to each global rank; None for a ring in the order of the ranks.
             tensor_bytes: bytes of the full tensor, where `tensor` is a shard of it.
+            addressed: bytes sent to each global rank where GLOO takes another way than the ring.
         """
         operation = Operation(self.name, self.ranks, moved, (), sent_to=sent_to, root=self.root)
-        operation.group_name = self._group_name
+        operation.group_name, operation.addressed = self._group_name, addressed
         if tensor is not None:
             operation.shape, operation.dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
             operation.tensor_bytes = num_bytes(tensor) if tensor_bytes is None else tensor_bytes

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dualpipe_lab.world.record import traffic
 from dualpipe_lab.world.record.ledger import RankLedger
+from dualpipe_lab.world.record.operation import ring_destinations
 
 
 class Calls:
@@ -40,20 +41,28 @@ class Calls:
         """Sum a tensor of so many elements over some ranks, of which each keeps its shard."""
         shard = numel // len(ranks) * element_bytes
         moved = traffic.reduce_scatter([shard] * len(ranks), ranks.index(self.rank))
-        self._enter("reduce_scatter_single", moved, ranks)
+        self._enter("reduce_scatter_single", moved, ranks, [shard] * len(ranks))  # GLOO has no ring for it
 
     def all_to_all(self, ranks: Sequence[int], sends: Sequence[int], receives: Sequence[int]) -> None:
         """Send a block of bytes to each of some ranks, and receive one from each."""
         moved = traffic.all_to_all(sends, receives, ranks.index(self.rank))
-        self._enter("all_to_all_single", moved, ranks)
+        self._enter("all_to_all_single", moved, ranks, sends)
 
     def send(self, peer: int, num_bytes: int) -> None:
         """Send a message."""
         self.ledger.add("isend", num_bytes, 0, {peer})
+        self.ledger.entries["isend"].sent_to[peer] += num_bytes
 
     def receive(self, peer: int, num_bytes: int) -> None:
         """Receive a message."""
         self.ledger.add("irecv", 0, num_bytes, {peer})
 
-    def _enter(self, operation: str, moved: traffic.Traffic, ranks: Sequence[int]) -> None:
+    def _enter(
+        self, operation: str, moved: traffic.Traffic, ranks: Sequence[int], blocks: Sequence[int] | None = None
+    ) -> None:
+        """Enter a call; `blocks` are the bytes for each of the ranks, and None for a ring."""
         self.ledger.add(operation, moved.sent, moved.received, set(ranks) - {self.rank})
+        sent_to = ring_destinations(ranks, self.rank, moved.sent)
+        if blocks is not None:
+            sent_to = {rank: block for rank, block in zip(ranks, blocks, strict=True) if rank != self.rank}
+        self.ledger.entries[operation].sent_to.update(sent_to)

@@ -100,6 +100,9 @@ class ExpertTraffic(StageTraffic):
         entry = self.calls.ledger.entries["all_to_all_single"]
         entry.sent += (rows.sent + rows.received) * times
         entry.received += (rows.sent + rows.received) * times
+        for peer, sent, received in zip(self.ep, sends, receives, strict=True):
+            if peer != self.calls.rank:
+                entry.sent_to[peer] += (sent + received) * times
 
     def _exchange_twice(self) -> None:
         """Enter dispatch and combine, without their bytes, of which the router decides."""

@@ -219,4 +219,5 @@ def _together(ledgers: tuple[RankLedger, ...]) -> RankLedger:
         for name, entry in ledger.entries.items():
             total.add(name, entry.sent, entry.received, entry.peers)
             total.entries[name].count += entry.count - 1
+            total.entries[name].sent_to.update(entry.sent_to)
     return total

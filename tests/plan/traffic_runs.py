@@ -1,5 +1,7 @@
 """What the tests of a plan's traffic share: a rank trains under a plan, and compares its ledger with the plan's."""
 
+from collections import Counter
+
 import torch
 
 import dualpipe_lab as lab
@@ -10,9 +12,12 @@ from dualpipe_lab.world.context import rank_context
 
 
 def calls():
-    """This rank's calls so far, by operation."""
-    entries = rank_context().recorder.flush().ledger.entries
-    return {name: (entry.count, entry.sent, entry.received) for name, entry in entries.items()}
+    """This rank's calls so far, by operation: their number, the bytes, and those sent to each rank."""
+    return numbers(rank_context().recorder.flush().ledger)
+
+
+def numbers(ledger):
+    return {n: (e.count, e.sent, e.received, +Counter(e.sent_to)) for n, e in sorted(ledger.entries.items())}
 
 
 def train(plan, config, num_rows, length):
@@ -46,7 +51,7 @@ def train(plan, config, num_rows, length):
         trainer_module.exchange, Trainer._update_biases = exchange, update
     found = {}
     for name, after in sorted(snapshots[-1].items()):
-        spent = tuple(b - a for a, b in zip(before.get(name, (0, 0, 0)), after, strict=True))
+        spent = tuple(b - a for a, b in zip(before.get(name, (0, 0, 0, Counter())), after, strict=True))
         if spent[0]:
             found[name] = spent
     return found, loads
@@ -72,7 +77,7 @@ def differences(rank, plans, config, num_rows, length):
         measured, loads = train(plan, config, num_rows, length)
         routing = {key: load for one in comm.all_gather_object(loads) for key, load in one.items()}
         step = plan.traffic(config, batch_size, length, routing)
-        found[str(plan)] = (measured, step.calls(rank))
+        found[str(plan)] = (measured, numbers(step.ledger.ranks[rank]))
     return found
 
 
@@ -87,4 +92,4 @@ def assert_exact(plans, config, num_rows=2, length=8):
         assert len(found) == len(plans)
         for plan, (measured, expected) in found.items():
             assert measured == expected, f"rank {rank}, {plan}"
-            assert sum(sent for _, sent, _ in measured.values()) > 0, f"rank {rank}, {plan}: nothing was sent"
+            assert sum(sent for _, sent, *_ in measured.values()) > 0, f"rank {rank}, {plan}: nothing was sent"

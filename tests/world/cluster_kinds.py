@@ -1,6 +1,7 @@
 """What ranks do in the tests of the watchdog: a function for each way in which a launch fails, and some that do not."""
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -155,6 +156,46 @@ def forks(rank, world_size):
     return "fine" if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else status
 
 
+def wired_collectives(rank, world_size):
+    """Every collective, of tensors beside which GLOO's headers are small; see `main` for what is said of them."""
+    numel = 4 * 2**18
+    x, part = torch.ones(numel), numel // world_size
+    whole, piece = torch.empty(numel), torch.empty(part)
+    comm.all_reduce(x.clone())
+    comm.reduce(x.clone(), world_size - 1)
+    comm.broadcast(x, 1)
+    comm.all_gather_single(whole, x[:part])
+    comm.reduce_scatter_single(piece, x)
+    comm.all_to_all_single(whole, x)
+    comm.gather(x[:part], list(whole.split(part)) if rank == 0 else None, 0)
+    comm.scatter(piece, list(x.split(part)) if rank == 0 else None, 0)
+    receiving = comm.irecv(whole, (rank - 1) % world_size)
+    comm.isend(x, (rank + 1) % world_size).wait()
+    receiving.wait()
+
+
+def wired_stages_across_nodes(rank, world_size):
+    trains_a_step(("pp", "dp", "ep", "cp", "tp"))
+
+
+def wired_experts_across_nodes(rank, world_size):
+    trains_a_step(("ep", "dp", "pp", "cp", "tp"))
+
+
+def trains_a_step(order):
+    """A step of a model with experts on DualPipe, pp 2 x ep 2."""
+    from dualpipe_lab import models, train
+
+    config = models.V3MoEConfig(
+        hidden_size=64, num_layers=4, num_heads=2, num_kv_heads=2, ffn_size=128, expert_ffn_size=64, num_experts=4,
+        num_groups=2,
+    )  # fmt: skip
+    options = train.Options(sequence_length=64, global_batch=16)
+    plan = lab.Plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe", zero=1, order=order)
+    trainer = train.Trainer(config, plan, options)
+    trainer.step(trainer.batch(options.sampler(bytes(range(256)) * 64)))
+
+
 def say(text):
     sys.stderr.write(f"{text} {time.time():.3f}\n")
     sys.stderr.flush()
@@ -173,8 +214,13 @@ def main(kind, timeout):
         return globals()[kind](number, world_size)
 
     try:
-        values = list(lab.launch(begin, None, timeout=timeout))
+        results = lab.launch(begin, None, timeout=timeout, wire=kind.startswith("wired"))
+        values = list(results)
     except (lab.RankError, lab.RankTimeout) as error:
         say(f"RAISED {rank} {type(error).__name__}: {error}\nEND {rank}")
         sys.exit(1)
+    if kind.startswith("wired"):
+        ledger, names = results.ledger, sorted({name for own in results.ledger.ranks for name in own.entries})
+        found = {n: (ledger.count(n), ledger.between_nodes(2, n), ledger.wire_between_hosts(n)) for n in names}
+        sys.stderr.write(f"COUNTED {rank} {json.dumps(found)}\n")
     say(f"VALUES {rank} {values}\nEND {rank}")

@@ -43,6 +43,8 @@ def test_what_leaves_the_sockets_is_what_was_derived(num_ranks):
     ledger = lab.launch(every_collective, num_ranks, wire=True, timeout=120).ledger
     for rank, own in enumerate(ledger.ranks):
         assert set(own.entries) == {*wire.KINDS, "irecv"}
+        assert all(sum(entry.sent_to.values()) == entry.sent for entry in own.entries.values())
+        assert all(rank not in entry.sent_to for entry in own.entries.values())
         for name, entry in own.entries.items():
             if name != "irecv":
                 assert abs(entry.wire - entry.sent) < 0.001 * 4 * NUMEL, (rank, name, entry)
@@ -141,7 +143,7 @@ def test_two_kinds_of_sends_share_their_connections():
     own = RankLedger()
     own.add("isend", 5, 0, {1})
     own.add("send", 5, 0, {1})
-    own.enter_wire({"isend": 10})
+    own.enter_wire({"isend": (10, 0)})
     assert [entry.wire for entry in own.entries.values()] == [None, None]
 
 

@@ -7,6 +7,7 @@ tensor, to 0.01.  Tensors of less than 1 MiB are left out there, because GLOO's 
 Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` prints them.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
@@ -17,7 +18,15 @@ SMALLEST = 1 << 20  # bytes: smaller tensors have no column on the wire
 
 @dataclass
 class Entry:
-    """Sums over all calls of one operation on one rank; `wire` is None if the wire was not read."""
+    """Sums over all calls of one operation on one rank.
+
+    Attributes:
+        count, sent, received, peers: calls, bytes, and the ranks at the other ends.
+        tensor_bytes: of the full tensors.
+        sent_to: bytes sent to each rank.
+        wire: bytes that left the sockets; None if the wire was not read.
+        wire_abroad: of these, the bytes for other hosts.
+    """
 
     count: int = 0
     sent: int = 0
@@ -25,6 +34,8 @@ class Entry:
     peers: set[int] = field(default_factory=set)
     tensor_bytes: int = 0
     wire: int | None = None
+    wire_abroad: int | None = None
+    sent_to: Counter[int] = field(default_factory=Counter)
 
     @property
     def is_large(self) -> bool:
@@ -48,12 +59,16 @@ class RankLedger:
         entry.received += received
         entry.peers |= peers
 
-    def enter_wire(self, sent: dict[str, int]) -> None:
-        """Enter the bytes that left the sockets, by operation; `isend` includes `send`, unless the rank called both."""
+    def enter_wire(self, sent: dict[str, tuple[int, int]]) -> None:
+        """Enter the bytes that left the sockets, by operation, and those of them for other hosts.
+
+        `isend` includes `send`, unless the rank called both.
+        """
         messages = [name for name in ("isend", "send") if name in self.entries]
-        for name, num_bytes in sent.items():
+        for name, known in sent.items():
             for found in messages if name == "isend" and len(messages) == 1 else {name} & self.entries.keys():
-                self.entries[found].wire = None if name == "isend" and len(messages) == 2 else num_bytes
+                entry, is_both = self.entries[found], name == "isend" and len(messages) == 2
+                entry.wire, entry.wire_abroad = (None, None) if is_both else known
 
 
 class Ledger:
@@ -118,6 +133,45 @@ class Ledger:
             if derived or wire:
                 lines.append(f"{name:24}  {derived or 0:7.2f}  {'-' if wire is None else f'{wire:.2f}':>11}")
         return "\n".join(lines)
+
+    def by_node(self, ranks_per_node: int, operation: str | None = None) -> list[list[int]]:
+        """Bytes sent, derived, from each node (a row) to each node (a column); those within a node are the diagonal.
+
+        Args:
+            ranks_per_node: consecutive ranks that share a machine.
+            operation: name of one operation; by default the sum of all.
+
+        Raises:
+            ValueError: nodes that the ranks do not fill.
+
+        >>> first, second = RankLedger(), RankLedger()
+        >>> first.add("isend", 16, 0, {1}); first.entries["isend"].sent_to[1] += 16
+        >>> Ledger([first, second]).by_node(1), Ledger([first, second]).by_node(2)
+        ([[0, 16], [0, 0]], [[16]])
+        """
+        size = len(self.ranks)
+        if ranks_per_node < 1 or size % ranks_per_node:
+            raise ValueError(f"ranks_per_node must divide the ranks, got {ranks_per_node} and {size} ranks")
+        found = [[0] * (size // ranks_per_node) for _ in range(size // ranks_per_node)]
+        for rank in range(size):
+            for entry in self._select(operation, rank):
+                for peer, num_bytes in entry.sent_to.items():
+                    found[rank // ranks_per_node][peer // ranks_per_node] += num_bytes
+        return found
+
+    def between_nodes(self, ranks_per_node: int, operation: str | None = None) -> int:
+        """Bytes that all ranks send to other nodes, derived; arguments and errors as `by_node`."""
+        rows = self.by_node(ranks_per_node, operation)
+        return sum(num_bytes for node, row in enumerate(rows) for other, num_bytes in enumerate(row) if node != other)
+
+    def wire_between_hosts(self, operation: str | None = None) -> int | None:
+        """Bytes that left the sockets of all ranks for other hosts; None if the wire was not read.
+
+        The headers of GLOO's messages are among them, 50 to 5,000 bytes for each call and rank.
+        """
+        chosen = [entry for entry in self._select(operation, None) if entry.sent]
+        known = [entry.wire_abroad for entry in chosen if entry.wire_abroad is not None]
+        return sum(known) if len(known) == len(chosen) else None
 
     def peers(self, rank: int, operation: str | None = None) -> set[int]:
         """Ranks with which `rank` communicated."""

@@ -4,6 +4,7 @@ In: the arguments of a call of `comm`.  Out: an `Operation`.
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -34,6 +35,7 @@ class Operation:
         root: global rank of a broadcast, reduce, gather or scatter; None elsewhere.
         peer: global rank at the other end of a message; None for a collective or a receive from any rank.
         sent_to: bytes sent to each rank; None for a ring in the order of the ranks.
+        addressed: bytes sent to each rank where GLOO has no ring and takes another way; None elsewhere.
         tag: tag of a message.
         sequence: number of earlier collectives of this communicator on this rank; of a receive, number of earlier
             receives from this peer with this group and tag, which is the number of the message that it gets.
@@ -59,6 +61,7 @@ class Operation:
     left_ns: int | None = None
     due_ns: int = 0
     sent_to: dict[int, int] | None = None
+    addressed: dict[int, int] | None = None
     group_name: str = ""
     tensor_bytes: int = 0
     dtype: str = ""
@@ -95,11 +98,29 @@ class Operation:
         side = "to" if self.sends else "from"
         return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
 
+    def destinations(self, rank: int) -> dict[int, int]:
+        """Bytes that this rank sends to each other one."""
+        if not self.is_collective:
+            return {self.peer: self.traffic.sent} if self.sends and self.peer is not None else {}
+        known = self.sent_to if self.addressed is None else self.addressed
+        if known is None:
+            return ring_destinations(self.group, rank, self.traffic.sent)
+        return {peer: num_bytes for peer, num_bytes in known.items() if num_bytes}
+
     @property
     def _rooted(self) -> str:
         if self.root is None:
             return self.name
         return f"{self.name} {'from' if self.name in ('broadcast', 'scatter') else 'to'} rank {self.root}"
+
+
+def ring_destinations(ranks: Sequence[int], rank: int, sent: int) -> dict[int, int]:
+    """All that a rank sends in a ring goes to the next one.
+
+    >>> ring_destinations((0, 2, 3), 3, 12)
+    {0: 12}
+    """
+    return {ranks[(ranks.index(rank) + 1) % len(ranks)]: sent} if sent else {}
 
 
 @cache

@@ -57,6 +57,7 @@ class Recorder:
             operation.sent_to,
         )
         self.ledger.entries[operation.name].tensor_bytes += operation.tensor_bytes
+        self.ledger.entries[operation.name].sent_to.update(operation.destinations(self._rank))
         if operation.sends and operation.peer is not None:
             self.trace.send(operation, operation.peer)
             self.status.sent[operation.peer, operation.tag] += 1

@@ -83,11 +83,13 @@ class Wire:
         for group in self._groups.values():
             dist.destroy_process_group(group)
 
-    def sent(self) -> dict[str, int]:
-        """Bytes sent so far, by kind, after the peers have acknowledged them."""
-        return {
-            kind: sum(_settled(opened) - start for opened, start in sockets) for kind, sockets in self._sockets.items()
-        }
+    def sent(self) -> dict[str, tuple[int, int]]:
+        """Bytes sent so far, by kind, after the peers have acknowledged them; and those of them for other hosts."""
+        found = {}
+        for kind, sockets in self._sockets.items():
+            by_socket = [(_settled(opened) - start, _goes_abroad(opened)) for opened, start in sockets]
+            found[kind] = sum(sent for sent, _ in by_socket), sum(sent for sent, is_abroad in by_socket if is_abroad)
+        return found
 
 
 def _connections() -> dict[str, int]:
@@ -108,6 +110,14 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 def _info(opened: socket.socket) -> bytes:
     return opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+
+
+def _goes_abroad(opened: socket.socket) -> bool:
+    """Whether the other end has another address than this one: two ranks of a host meet at the host's own."""
+    try:
+        return bool(opened.getpeername()[0] != opened.getsockname()[0])
+    except OSError:  # the other end has closed it
+        return False
 
 
 def _settled(opened: socket.socket) -> int:
