@@ -51,6 +51,13 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)  # a long file that starts last leaves other workers idle
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Say how many tests of many hosts did not run: they need namespaces, which few machines give to everybody."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_HOSTS in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests of many hosts were skipped: {skipped[0].longrepr[2]}")
+
+
 @pytest.fixture(scope="session")
 def amount(pytestconfig):
     """How often a test repeats itself: `amount(20, 8)` is 20 with --every, else 8."""
@@ -72,6 +79,7 @@ def on_stand_in(monkeypatch):
     monkeypatch.delenv(stand_in.SUITE, raising=False)
 
 
+NO_HOSTS = "no network namespaces here"  # begins the reason for which `tests/world/hosts.py` makes no hosts
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # no name leads anywhere

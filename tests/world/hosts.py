@@ -63,12 +63,12 @@ class Host:
 def obstacle():
     """Why no hosts can be made here; empty if they can."""
     if shutil.which("ip") is None:
-        return "there is no ip (iproute2)"
+        return "no network namespaces here: there is no ip (iproute2)"
     try:
         with network(1):
             return ""
     except subprocess.CalledProcessError as error:
-        return f"namespaces are not allowed here ({error.stderr.strip()})"
+        return f"no network namespaces here: {error.stderr.strip()}"
 
 
 @contextmanager
