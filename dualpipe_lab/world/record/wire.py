@@ -11,8 +11,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.world import operating_system
@@ -66,8 +66,8 @@ class Wire:
             group = dist.new_group(list(ranks), use_local_synchronization=members_only)
             if group is not dist.GroupMember.NON_GROUP_MEMBER:
                 self._groups[kind, Communicator(tuple(ranks), name)] = group
-                new = _connections().items() - before.items()
-                self._sockets[kind] += [(opened, _settled(opened)) for opened in map(_duplicate, dict(new).values())]
+                new = dict(_connections().items() - before.items()).values()
+                self._sockets[kind] += [(opened, _settled(opened)) for opened in _duplicates(new)]
 
     def group(self, kind: str, ranks: tuple[int, ...], name: str) -> "ProcessGroup | None":
         """Process group for this kind of operation; None if the group was not made by `comm.new_group`."""
@@ -99,9 +99,18 @@ def _connections() -> dict[str, int]:
 
 
 def _is_connection(descriptor: int) -> bool:
-    with closing(_duplicate(descriptor)) as opened:
-        is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
-        return is_tcp and _info(opened)[0] != _LISTENING
+    try:
+        with closing(_duplicate(descriptor)) as opened:
+            is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
+            return is_tcp and _info(opened)[0] != _LISTENING
+    except OSError:  # another thread, such as the watchdog's, has closed it since it was listed
+        return False
+
+
+def _duplicates(descriptors: Iterable[int]) -> Iterator[socket.socket]:
+    for descriptor in descriptors:
+        with suppress(OSError):  # as in `_is_connection`
+            yield _duplicate(descriptor)
 
 
 def _duplicate(descriptor: int) -> socket.socket:
