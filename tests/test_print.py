@@ -6,6 +6,7 @@ from built_pages import DESK, Visit, drawn_pages
 pytestmark = pytest.mark.browser
 VISIBLE = "all => all.filter(e => e.checkVisibility()).map(e => e.outerHTML.slice(0, 120))"
 CONTROLS = "main :is(button, input, summary.toggle-details__summary), .bd-header, .bd-sidebar-primary"
+DRAWN = "() => [...document.querySelectorAll('dp-timeline, dp-steps')].every(e => e.frame)"
 PICTURES = """() => [...document.querySelectorAll("dp-timeline, dp-steps")].map(e => {
   const pictures = [...e.querySelectorAll("img")].map(img => img.checkVisibility() && img.naturalWidth > 0);
   return { live: e.frame.checkVisibility(), pictures };
@@ -16,10 +17,12 @@ PICTURES = """() => [...document.querySelectorAll("dp-timeline, dp-steps")].map(
 def opened(browser, site, request):
     """One page with drawings, as a reader in dark mode would print it."""
     visit = Visit(browser, site).open(request.param, DESK, "dark")
+    visit.page.wait_for_function(DRAWN)
     yield visit
     visit.context.close()
 
 
+@pytest.mark.drawn(12)
 def test_drawings_print_as_pictures_without_controls(opened):
     opened.page.emulate_media(media="print")
     for drawing in opened.page.evaluate(PICTURES):
@@ -32,6 +35,7 @@ def test_drawings_print_as_pictures_without_controls(opened):
     opened.page.emulate_media(media="screen")
 
 
+@pytest.mark.drawn(12)
 def test_pages_print_in_the_light_theme_and_return_to_theirs(opened):
     page = opened.page
     page.evaluate("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme; })")
