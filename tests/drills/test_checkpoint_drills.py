@@ -91,7 +91,7 @@ def test_two_savers_at_once_are_told_and_nothing_is_mixed(tmp_path, steps):
 
 def test_a_save_under_way_is_named_on_all_ranks_and_stays_whole(tmp_path):
     with folder.locked(tmp_path):
-        hidden = folder.begin(tmp_path, 3)
+        hidden = tmp_path / folder.begin(tmp_path, 3)
         (told,) = set(save_all(tmp_path, 4, 1))
         assert told == (f"another save is under way in {tmp_path}; wait until it is done, or save into another folder")
         assert hidden.is_dir()
@@ -131,7 +131,7 @@ def test_without_locks_of_the_file_system_two_saves_are_not_mixed(tmp_path, monk
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with folder.locked(tmp_path), folder.locked(tmp_path):
-        first, second = folder.begin(tmp_path, 2), folder.begin(tmp_path, 2)
+        first, second = (tmp_path / folder.begin(tmp_path, 2) for _ in range(2))
     assert first != second
     assert not first.exists()
 
