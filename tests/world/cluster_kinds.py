@@ -156,6 +156,16 @@ def forks(rank, world_size):
     return "fine" if os.waitstatus_to_exitcode(status) == -signal.SIGTERM else status
 
 
+def comes_back(rank, world_size):
+    """The last rank is killed in the first start, and all of them are there in the second."""
+    x = torch.ones(2)
+    comm.all_reduce(x)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(x)
+    return x[0].item()
+
+
 def wired_collectives(rank, world_size):
     """Every collective, of tensors beside which GLOO's headers are small; see `main` for what is said of them."""
     numel = 4 * 2**18

@@ -187,6 +187,16 @@ def test_the_death_of_an_agent_ends_its_ranks_and_the_others(agents, two_hosts):
 
 
 @pytest.mark.slow
+def test_ranks_of_two_hosts_meet_again_after_one_was_killed(agents, two_hosts):
+    outcome = agents.run("comes_back", hosts=two_hosts, ranks_per_host=2, restarts=1)
+    assert outcome.codes == [0, 0], outcome.text
+    assert outcome.values() == {str(rank): "[16.0, 16.0, 16.0, 16.0]" for rank in range(4)}
+    for text in outcome.texts:
+        assert "RankError: rank 3 of 4 died without an exception (SIGKILL)" in text
+    assert_nothing_left(agents)
+
+
+@pytest.mark.slow
 def test_a_failure_is_told_on_every_host(agents, two_hosts):
     outcome = agents.run("is_killed", hosts=two_hosts, ranks_per_host=2)
     for text in outcome.texts:
