@@ -29,7 +29,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on_gloo(reason): not for NCCL, and not run through its stand-in")
-    config.addinivalue_line("markers", "drawn(number, per=, by=): so many of its cases run, and all with --every")
+    config.addinivalue_line("markers", "drawn(number): so many of its cases run, and all with --every")
     if config.getoption("--stand-in"):
         stand_in.take_over()
 

@@ -25,6 +25,7 @@ CASES = [(name, stage) for name in TOPOLOGIES for stage in ("ddp", "zero1")]
 CASES += [("dp 2, ep 2", "zero2"), ("dp 2, ep 2", "zero3"), ("ep 2 within dp 4", "zero2")]
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(("name", "stage"), CASES)
 def test_steps_are_those_of_one_process(plain, name, stage):
     """Gradients, clip norm, loss and weights; replicas are bitwise equal in weights and moments; then with moves."""
