@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dualpipe_lab.world import torchrun
+from dualpipe_lab.world import operating_system, torchrun
 from dualpipe_lab.world.cluster.environment import cluster
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 EXIT_CODE = getattr(os, "EX_TEMPFAIL", 75)  # of a script whose training was stopped early: start it again to go on
 
 
@@ -41,7 +40,7 @@ def stop_file(file: Path) -> Iterator[None]:
             again = "" if started is not None else "; interrupt again to stop at once"
             print(f"\n{name}: the training stops after this step{again}", flush=True)
 
-    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    before = {number: signal.signal(number, on_signal) for number in operating_system.STOP_SIGNALS}
     try:
         yield
     finally:

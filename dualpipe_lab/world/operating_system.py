@@ -17,6 +17,8 @@ STACK_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)  # asks a rank for t
 # under torchrun SIGUSR1 and SIGUSR2 belong to the script: signals that nobody else uses, or that are ignored by default
 CLUSTER_STACK_SIGNAL: int | None = getattr(signal, "SIGRTMIN", getattr(signal, "SIGINFO", None))
 RAISE_SIGNAL: int | None = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else getattr(signal, "SIGWINCH", None)
+# end a training behind its step: Ctrl-C, a node that is taken away, a time limit that comes near
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 _GET_EXIT = 0xC040FF0B, 8  # PIDFD_GET_INFO and PIDFD_INFO_EXIT of linux/pidfd.h
 _IS_RUNNING = 0x40  # of an interface's flags, net/if.h
 _SET_PARENT_DEATH_SIGNAL, _SET_TIMER_SLACK, _SET_CHILD_SUBREAPER = 1, 29, 36  # linux/prctl.h

@@ -150,7 +150,7 @@ def test_a_node_that_vanishes_is_named_with_its_ranks(agents, two_hosts):
     assert re.search(r"RankError: rank 2 of 4 was lost with node 1 \(host \S+, ranks 2, 3\): no heartbeat for", text)
     assert f"nothing answers at {two_hosts[1].address}" in text
     assert re.search(r"rank 0: waits for all_reduce shape \(1000,\).*at cluster_kinds.py, line \d+, in trains", text)
-    assert seconds < 6 + SLACK
+    assert seconds < 6 + 3 * SLACK  # killing the host takes some of them on a busy machine
     assert_nothing_left(agents)
 
 
