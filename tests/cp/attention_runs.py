@@ -76,4 +76,4 @@ def run(num_ranks, chosen, dtype=torch.float64, **options):
             for form in FORMS.values()
         ]
 
-    return list(zip(*launch(fn, num_ranks, timeout=120), strict=True))
+    return list(zip(*launch(fn, num_ranks, timeout=400), strict=True))

@@ -74,7 +74,7 @@ def test_copies_of_a_router_keep_the_biases_of_one_process():
     references = {number: one_process(number) for number in {p.num_stages for p in PROGRAMS.values()}}
     moved = torch.stack([biases[0] for _, biases in references[2]])
     assert len(moved.unique(dim=0)) == STEPS  # the biases move in every step
-    for results in launch(fn, 4, timeout=120):
+    for results in launch(fn, 4, timeout=400):
         for name, found in results.items():
             where = {0: slice(0, 2), 1: slice(2, 3)}
             is_mirrored = name in ("dualpipe", "easy_dualpipe")

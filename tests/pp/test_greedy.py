@@ -57,7 +57,7 @@ def test_a_pipeline_writes_what_one_process_writes():
             results.append(greedy(runtime, known, TOKENS))
         return results
 
-    out = launch(fn, 2, timeout=120)
+    out = launch(fn, 2, timeout=400)
     for name, *found in zip(NAMES, *out, strict=True):
         program = schedules.build(name, 2, M)
         expected = one_process(program.num_stages)

@@ -82,7 +82,7 @@ def test_dictionaries_and_tuples_on_every_schedule_have_the_gradients_of_one_pro
         return [[run(program, rank, as_tuple) for as_tuple in (False, True)] for program in programs]
 
     references = {}
-    for name, *ranks in zip(NAMES, *launch(fn, 2, timeout=120), strict=True):
+    for name, *ranks in zip(NAMES, *launch(fn, 2, timeout=400), strict=True):
         number = schedules.build(name, 2, M).num_stages
         grads, loss = references.setdefault(number, one_process(number))
         for form in (0, 1):

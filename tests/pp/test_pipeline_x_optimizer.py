@@ -41,7 +41,7 @@ def compare(kind, layers, programs, joint=False):
     """The worst error of all programs."""
     numbers = {program.num_stages for program in programs.values()}
     weights = {number: reference(layers, number)[0] for number in numbers}
-    out = lab.launch(train, PP * DP, kind, layers, programs, weights, joint, output="collect", timeout=120)
+    out = lab.launch(train, PP * DP, kind, layers, programs, weights, joint, output="collect", timeout=400)
     worst = 0.0
     for name, ranks in zip(programs, zip(*out, strict=True), strict=True):
         rule, (_, grads, after, norm) = refused(kind, name), reference(layers, programs[name].num_stages)

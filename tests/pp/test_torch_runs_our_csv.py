@@ -73,7 +73,7 @@ def train_in_torch(program, path, form):
         runtime.step(*([x] if first else []), **({"target": target, "losses": []} if last else {}))
         return {s: [p.grad for p in modules[s].parameters()] for s in mine}
 
-    found = lab.launch(fn, program.num_ranks, timeout=60)
+    found = lab.launch(fn, program.num_ranks, timeout=240)
     return {stage: grads for rank in found for stage, grads in rank.items()}
 
 

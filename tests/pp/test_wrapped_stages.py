@@ -68,7 +68,7 @@ def test_losses_of_both_copies_are_those_of_one_process():
         return results
 
     references = {number: one_process(xs, ys, number) for number in (2, 4)}
-    out = launch(fn, 4, timeout=120)
+    out = launch(fn, 4, timeout=400)
     for name, kind in out[0]:
         grads, losses = references[4 if name == "dualpipev" else 2]
         seen = []
