@@ -34,6 +34,6 @@ def test_steps_are_those_of_one_process(plain, name, stage):
     def fn(rank, world_size):
         return [Run(topology, stage, plan(ep_size)).train(moves) for moves in (0, 3)]
 
-    for still, moved in launch(fn, topology.world_size):
+    for still, moved in launch(fn, topology.world_size, timeout=400):
         check(still, plain)
         check(moved, plain, moved=True)
