@@ -30,7 +30,7 @@ def fitted(plan: Plan, config: Config, options: Options, started: Environment | 
     Raises:
         ValueError: no plan of so many ranks fits.
     """
-    if started is None or started.world_size == plan.world_size:
+    if started is None or not isinstance(plan, Plan) or started.world_size == plan.world_size:
         return plan
     nearest = plan.nearest(config, options.sequence_length, started.world_size, options.global_batch)
     if nearest is None:

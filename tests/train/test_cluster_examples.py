@@ -127,7 +127,7 @@ def check_mounts(pod, container):
     """Every mount has its volume, and the script and the checkpoints lie under mounts."""
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
-    assert mounts == {"examples": "/work/examples", "checkpoints": "/checkpoints"}
+    assert mounts == {"examples": "/app/examples", "checkpoints": "/checkpoints"}
 
 
 def test_the_job_is_indexed_and_its_pods_have_names():

@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+from collectives import every_collective
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -168,20 +169,7 @@ def comes_back(rank, world_size):
 
 def wired_collectives(rank, world_size):
     """Every collective, of tensors beside which GLOO's headers are small; see `main` for what is said of them."""
-    numel = 4 * 2**18
-    x, part = torch.ones(numel), numel // world_size
-    whole, piece = torch.empty(numel), torch.empty(part)
-    comm.all_reduce(x.clone())
-    comm.reduce(x.clone(), world_size - 1)
-    comm.broadcast(x, 1)
-    comm.all_gather_single(whole, x[:part])
-    comm.reduce_scatter_single(piece, x)
-    comm.all_to_all_single(whole, x)
-    comm.gather(x[:part], list(whole.split(part)) if rank == 0 else None, 0)
-    comm.scatter(piece, list(x.split(part)) if rank == 0 else None, 0)
-    receiving = comm.irecv(whole, (rank - 1) % world_size)
-    comm.isend(x, (rank + 1) % world_size).wait()
-    receiving.wait()
+    every_collective(rank, world_size, 4 * 2**18)
 
 
 def wired_stages_across_nodes(rank, world_size):

@@ -141,16 +141,16 @@ def test_a_node_that_vanishes_is_named_with_its_ranks(agents, two_hosts):
     """Its link goes down and its processes are gone: no connection is closed, so GLOO would wait for 30 minutes."""
     agents.begin("trains", hosts=two_hosts, ranks_per_host=2)
     agents.wait_for("STEPPING")
-    gone = time.monotonic()
+    gone = time.time()
     two_hosts[1].kill()
     outcome = agents.end()
-    seconds = time.monotonic() - gone
+    began = max(float(when) for when in re.findall(r"^BEGAN \d+ ([\d.]+)$", outcome.text, re.MULTILINE))
     assert outcome.codes == [1, -9]
     text = outcome.texts[0]
     assert re.search(r"RankError: rank 2 of 4 was lost with node 1 \(host \S+, ranks 2, 3\): no heartbeat for", text)
     assert f"nothing answers at {two_hosts[1].address}" in text
     assert re.search(r"rank 0: waits for all_reduce shape \(1000,\).*at cluster_kinds.py, line \d+, in trains", text)
-    assert seconds < 6 + 3 * SLACK  # killing the host takes some of them on a busy machine
+    assert began + outcome.seconds[0] - gone < 6 + SLACK  # the ranks' end: their agent ends when torch lets it
     assert_nothing_left(agents)
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from collectives import every_collective
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
@@ -17,30 +18,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the wire is rea
 NUMEL = 12 * 2**16  # of float32, 3 MiB: GLOO's headers are less than 0.1% of it, and 2, 3 and 4 ranks divide it
 
 
-def every_collective(rank, world_size):
-    x, part = torch.ones(NUMEL), NUMEL // world_size
-    whole, piece = torch.empty(NUMEL), torch.empty(part)
-    comm.all_reduce(x.clone())
-    comm.reduce(x.clone(), world_size - 1)
-    comm.broadcast(x, 1)
-    comm.all_gather_single(whole, x[:part])
-    comm.all_gather(list(whole.split(part)), x[:part])
-    comm.reduce_scatter_single(piece, x)
-    comm.reduce_scatter(piece, list(x.split(part)))
-    comm.all_to_all_single(whole, x)
-    comm.all_to_all(list(whole.split(part)), list(x.split(part)))
-    comm.gather(x[:part], list(whole.split(part)) if rank == 0 else None, 0)
-    comm.scatter(piece, list(x.split(part)) if rank == 0 else None, 0)
-    receiving = comm.irecv(whole, (rank - 1) % world_size)
-    comm.isend(x, (rank + 1) % world_size).wait()
-    receiving.wait()
-    comm.barrier()
-
-
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_what_leaves_the_sockets_is_what_was_derived(num_ranks):
-    ledger = lab.launch(every_collective, num_ranks, wire=True, timeout=120).ledger
+    ledger = lab.launch(every_collective, num_ranks, NUMEL, wire=True, timeout=120).ledger
     for rank, own in enumerate(ledger.ranks):
         assert set(own.entries) == {*wire.KINDS, "irecv"}
         assert all(sum(entry.sent_to.values()) == entry.sent for entry in own.entries.values())
