@@ -41,7 +41,7 @@ book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
 	@PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
 
-test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that draw some of theirs (an hour more)
+test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that draw some of theirs
 	@echo "==> pages and their notebooks"
 	@$(BIN)/python tools/check_pairs.py
 	@$(BIN)/python tools/install_cell.py --check

@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
 
@@ -109,6 +111,55 @@ def test_checkpoints_in_a_store_are_gone_on_from(tmp_path):
     assert numbers < 1e-10
     assert weights < 1e-8
     assert train.generate(rest.checkpoint, "A rank ", 1).startswith("A rank ")
+
+
+@pytest.mark.slow
+def test_experts_on_a_pipeline_go_on_from_a_store_and_leave_traces(tmp_path):
+    """DualPipe x ep, then tp x ep: the curve of one process, and every message of each recorded step has its ends."""
+    options = {
+        "folder": f"file://{tmp_path}/runs/first",
+        "elastic": True,
+        "traces": tmp_path / "traces",
+        "trace_every": 2,
+    }
+    run(V3, plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe"), steps=3, **options)
+    first = lab.read_traces(tmp_path / "traces")
+    assert first.steps == [2]
+    assert {message.label for message in first.timeline([2]).messages} >= {"0F0", "1B0"}
+    assert len(first.timeline([2]).steps()) == 1
+    assert first.matching().lost == []
+    rest = run(V3, plan(ep=2, tp=2), weights=True, **options)
+    second = lab.read_traces(tmp_path / "traces")
+    assert (second.path.name, second.steps, second.world_size) == ("run-0001", [4], 4)
+    expected = train.reference(V3, TEXT, 5, **OPTIONS)
+    numbers, weights = worst(rest, train.Result("", expected.metrics[3:], state=expected.weights()))
+    assert numbers < 1e-10
+    assert weights < 1e-8
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(tmp_path):
+    """The step takes seconds; nothing is saved, and no rank stays."""
+    code = f"""
+from training_runs import LLAMA, plan, run
+if __name__ == "__main__":
+    run(LLAMA, plan(dp=2), steps=5000, folder={str(tmp_path / "saved")!r}, log_every=1, sequence_length=2048)
+"""
+    (tmp_path / "script.py").write_text(code)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, tmp_path / "script.py"], env=ENVIRONMENT, **pipes) as process:
+        for line in process.stdout:
+            if line.startswith("step 1 "):
+                children = psutil.Process(process.pid).children(recursive=True)
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+                process.send_signal(signal.SIGTERM)
+                break
+        said, _ = process.communicate(timeout=120)
+    assert "interrupted by SIGTERM" in said
+    assert process.returncode == 128 + signal.SIGTERM
+    assert saved_steps(tmp_path / "saved") == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 @pytest.mark.slow
