@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dualpipe_lab.world.record import traffic
 from dualpipe_lab.world.record.ledger import RankLedger
-from dualpipe_lab.world.record.operation import ring_destinations
+from dualpipe_lab.world.record.operation import next_in_ring
 
 
 class Calls:
@@ -62,7 +62,8 @@ class Calls:
     ) -> None:
         """Enter a call; `blocks` are the bytes for each of the ranks, and None for a ring."""
         self.ledger.add(operation, moved.sent, moved.received, set(ranks) - {self.rank})
-        sent_to = ring_destinations(ranks, self.rank, moved.sent)
+        sent_to = self.ledger.entries[operation].sent_to
         if blocks is not None:
-            sent_to = {rank: block for rank, block in zip(ranks, blocks, strict=True) if rank != self.rank}
-        self.ledger.entries[operation].sent_to.update(sent_to)
+            sent_to.update({rank: block for rank, block in zip(ranks, blocks, strict=True) if rank != self.rank})
+        elif moved.sent:
+            sent_to[next_in_ring(tuple(ranks), self.rank)] += moved.sent

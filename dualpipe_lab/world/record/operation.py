@@ -4,7 +4,6 @@ In: the arguments of a call of `comm`.  Out: an `Operation`.
 """
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -98,14 +97,16 @@ class Operation:
         side = "to" if self.sends else "from"
         return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
 
-    def destinations(self, rank: int) -> dict[int, int]:
-        """Bytes that this rank sends to each other one."""
-        if not self.is_collective:
-            return {self.peer: self.traffic.sent} if self.sends and self.peer is not None else {}
+    def enter_destinations(self, rank: int, sent_to: dict[int, int]) -> None:
+        """Add the bytes that this rank sends to each other one; every call of `comm` pays for this."""
         known = self.sent_to if self.addressed is None else self.addressed
-        if known is None:
-            return ring_destinations(self.group, rank, self.traffic.sent)
-        return {peer: num_bytes for peer, num_bytes in known.items() if num_bytes}
+        if known is not None:
+            for peer, num_bytes in known.items():
+                if num_bytes:
+                    sent_to[peer] = sent_to.get(peer, 0) + num_bytes
+        elif sent := self.traffic.sent:
+            to = next_in_ring(self.group, rank) if self.peer is None else self.peer
+            sent_to[to] = sent_to.get(to, 0) + sent
 
     @property
     def _rooted(self) -> str:
@@ -114,13 +115,14 @@ class Operation:
         return f"{self.name} {'from' if self.name in ('broadcast', 'scatter') else 'to'} rank {self.root}"
 
 
-def ring_destinations(ranks: Sequence[int], rank: int, sent: int) -> dict[int, int]:
-    """All that a rank sends in a ring goes to the next one.
+@cache
+def next_in_ring(ranks: tuple[int, ...], rank: int) -> int:
+    """The rank to which one sends all its bytes in a ring.
 
-    >>> ring_destinations((0, 2, 3), 3, 12)
-    {0: 12}
+    >>> next_in_ring((0, 2, 3), 3)
+    0
     """
-    return {ranks[(ranks.index(rank) + 1) % len(ranks)]: sent} if sent else {}
+    return ranks[(ranks.index(rank) + 1) % len(ranks)]
 
 
 @cache

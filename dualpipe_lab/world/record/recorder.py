@@ -56,8 +56,9 @@ class Recorder:
             {peer for peer in peers if peer is not None},
             operation.sent_to,
         )
-        self.ledger.entries[operation.name].tensor_bytes += operation.tensor_bytes
-        self.ledger.entries[operation.name].sent_to.update(operation.destinations(self._rank))
+        entry = self.ledger.entries[operation.name]
+        entry.tensor_bytes += operation.tensor_bytes
+        operation.enter_destinations(self._rank, entry.sent_to)
         if operation.sends and operation.peer is not None:
             self.trace.send(operation, operation.peer)
             self.status.sent[operation.peer, operation.tag] += 1
