@@ -3,7 +3,9 @@
 Jupyter asks the system for a free port, lets go of it, and tells the kernel, which binds it a moment later.  In between
 the system may give that port to a rank of another page, and then the kernel dies: seen once in some dozens of builds
 with two pages at once.  Ports below the system's own range are given to nobody who asks for any port.
-In: the Sphinx application.  Out: where Jupyter looks for ports.
+A kernel that does not start all the same, seen once more on a crowded machine, is replaced before its page has run a
+cell; what a page itself does wrong is never tried twice.
+In: the Sphinx application.  Out: where Jupyter looks for ports, and a second kernel for a page whose first is dead.
 Elsewhere: https://github.com/jupyter/jupyter_client/issues/487.
 """
 
@@ -13,11 +15,15 @@ from random import SystemRandom
 from typing import Any
 
 from jupyter_client.connect import LocalPortCache
+from jupyter_core.utils import run_sync
+from nbclient import NotebookClient
 from sphinx.application import Sphinx
 
 LOWEST, TRIALS = 10_000, 1_000
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # Linux; elsewhere the range begins above this default
 USUAL = 32_768
+NOT_STARTED = ("Kernel didn't respond in", "Kernel died before replying to kernel_info")  # before any cell has run
+_execute = NotebookClient.async_execute
 
 
 def candidates() -> range:
@@ -50,7 +56,20 @@ def find_available_port(cache: LocalPortCache, ip: str) -> int:
     raise OSError(f"{TRIALS} ports at {ip} are all in use")
 
 
+async def execute(client: NotebookClient, reset_kc: bool = False, **options: Any) -> Any:
+    """Execute a page; if its kernel does not start, with another one."""
+    try:
+        return await _execute(client, reset_kc, **options)
+    except RuntimeError as error:
+        if not str(error).startswith(NOT_STARTED):
+            raise
+        client.km = None
+        return await _execute(client, reset_kc, **options)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Replace Jupyter's search."""
+    """Replace Jupyter's search, and its way to execute a page."""
     LocalPortCache.find_available_port = find_available_port  # type: ignore[assignment, method-assign]
+    NotebookClient.async_execute = execute  # type: ignore[assignment, method-assign]
+    NotebookClient.execute = run_sync(execute)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

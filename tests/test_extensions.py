@@ -1,5 +1,6 @@
 """The book's Sphinx handlers: the buttons, the tables of docstrings, the glossary's links."""
 
+import asyncio
 import re
 import socket
 import subprocess
@@ -50,6 +51,24 @@ def test_ports_stay_below_those_that_the_system_gives_where_there_is_room(tmp_pa
     (tmp_path / "range").write_text(text)
     monkeypatch.setattr(kernels, "RANGE", tmp_path / "range")
     assert kernels.candidates() == range(10_000, last + 1)
+
+
+def test_a_page_gets_another_kernel_if_its_first_does_not_start_and_no_second_chance(monkeypatch):
+    kernels, tried = load(ROOT / "_ext" / "dp_kernels.py"), []
+
+    async def fails(client, reset_kc, **options):
+        tried.append(client.km)
+        if len(tried) < 2 or client.says == "a cell":
+            raise RuntimeError(client.says)
+        return "page"
+
+    monkeypatch.setattr(kernels, "_execute", fails)
+    dead = SimpleNamespace(km="dead", says="Kernel didn't respond in 60 seconds")
+    assert asyncio.run(kernels.execute(dead)) == "page"
+    assert tried == ["dead", None]
+    with pytest.raises(RuntimeError, match="a cell"):
+        asyncio.run(kernels.execute(SimpleNamespace(km="alive", says="a cell")))
+    assert tried == ["dead", None, "alive"]
 
 
 GLOSSARY_CONF = """import sys
