@@ -11,6 +11,9 @@ import hypothesis
 import pytest
 import stand_in
 from built_pages import HTML
+from cluster.agents import Agents
+
+from dualpipe_lab.world.emulate import hosts
 
 hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("course")
@@ -79,7 +82,28 @@ def on_stand_in(monkeypatch):
     monkeypatch.delenv(stand_in.SUITE, raising=False)
 
 
-NO_HOSTS = "no network namespaces here"  # begins the reason for which `tests/world/hosts.py` makes no hosts
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory):
+    """A process that starts torchrun's agents."""
+    started = Agents(tmp_path_factory.mktemp("agents"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def need_hosts():
+    """Tests of many hosts are skipped where none can be made, except where they are required."""
+    if reason := hosts.obstacle():
+        (pytest.fail if os.environ.get("DUALPIPE_LAB_REQUIRE_HOSTS") else pytest.skip)(reason)
+
+
+@pytest.fixture
+def two_hosts(need_hosts):
+    with hosts.network(2) as made:
+        yield made
+
+
+NO_HOSTS = "no network namespaces here"  # begins what `hosts.obstacle` says
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # no name leads anywhere

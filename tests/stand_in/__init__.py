@@ -16,6 +16,7 @@ from time import perf_counter
 import torch
 
 ACCELERATOR, SUITE = "DUALPIPE_LAB_ACCELERATOR", "DUALPIPE_LAB_STAND_IN"
+PATIENCE = 400  # seconds: every operation is looked at, so a launch takes many times as long as on GLOO
 device_type, backend = "cuda", "standin"
 
 
@@ -61,7 +62,10 @@ def set_rng_state(state, device):
 
 
 def take_over():
-    """Run every launch of this process on the stand-in, except those that emulate time or read sockets."""
+    """Run every launch of this process on the stand-in, except those that emulate time or read sockets.
+
+    A test's own time limit is for GLOO: it is raised to `PATIENCE`.  Ranks that wait for each other are found anyway.
+    """
     from dualpipe_lab.world import launcher
     from dualpipe_lab.world.config import LaunchConfig
 
@@ -71,6 +75,10 @@ def take_over():
         stays = link is not None or clock == "virtual" or wire or check
         return LaunchConfig(threads, link, clock, check, "gloo" if stays else "nccl", wire)
 
+    def run_patiently(jobs, mode, timeout, start):
+        return run(jobs, mode, max(timeout, PATIENCE), start)
+
+    run, launcher._run = launcher._run, run_patiently
     launcher.LaunchConfig = configure
 
 

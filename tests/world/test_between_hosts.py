@@ -1,32 +1,14 @@
 """Bytes between two hosts, counted in the sockets, beside those that the ledger derives and a plan predicts."""
 
 import json
-import os
 import re
 
-import cluster_agents
-import hosts
 import pytest
 
 from dualpipe_lab.world.record import wire
 
 pytestmark = pytest.mark.slow
 HEADERS = 2_000  # bytes of GLOO's, for each call and rank
-
-
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory):
-    started = cluster_agents.Agents(tmp_path_factory.mktemp("agents"))
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def two_hosts():
-    if reason := hosts.obstacle():
-        (pytest.fail if os.environ.get(hosts.REQUIRED) else pytest.skip)(reason)
-    with hosts.network(2) as made:
-        yield made
 
 
 def counted(outcome):

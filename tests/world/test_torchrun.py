@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hosts
 import pytest
+
+from dualpipe_lab.world.emulate import hosts
 
 SCRIPT = """
 import atexit
@@ -187,14 +188,11 @@ def start_nodes(nodes, script, **variables):
 
 
 @pytest.mark.slow
-def test_two_hosts_need_no_variable_for_gloo_and_a_wrong_one_is_refused(tmp_path):
-    if reason := hosts.obstacle():
-        pytest.skip(reason)
+def test_two_hosts_need_no_variable_for_gloo_and_a_wrong_one_is_refused(tmp_path, two_hosts):
     (tmp_path / "script.py").write_text(NODES)
-    with hosts.network(2) as nodes:
-        said = start_nodes(nodes, tmp_path / "script.py")
-        refused = start_nodes(nodes, tmp_path / "script.py", GLOO_SOCKET_IFNAME="lo")
+    said = start_nodes(two_hosts, tmp_path / "script.py")
+    refused = start_nodes(two_hosts, tmp_path / "script.py", GLOO_SOCKET_IFNAME="lo")
     values = [(6.0, hosts.INTERFACE, node) for node in (0, 0, 1, 1)]
     assert [out.count(f"RESULT {values}") for out, _ in said] == [2, 2], said
-    for host, (_, error) in zip(nodes, refused, strict=True):
+    for host, (_, error) in zip(two_hosts, refused, strict=True):
         assert f"reaches no other of the 2 nodes; set one of {hosts.INTERFACE} ({host.address})" in error

@@ -9,10 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import cluster_agents
-import cluster_kinds
-import hosts
 import pytest
+from cluster import kinds
 
 import dualpipe_lab as lab
 from dualpipe_lab.world.folder import PREFIX
@@ -20,26 +18,11 @@ from dualpipe_lab.world.folder import PREFIX
 SLACK = 8.0  # seconds beside twice those of `launch`, which starts its ranks in a tenth of one, on a busy machine
 
 
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory):
-    started = cluster_agents.Agents(tmp_path_factory.mktemp("agents"))
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def two_hosts():
-    if reason := hosts.obstacle():
-        (pytest.fail if os.environ.get(hosts.REQUIRED) else pytest.skip)(reason)
-    with hosts.network(2) as made:
-        yield made
-
-
 def launched(kind, timeout):
     """The error of the same function under `launch`, and its seconds."""
     started = time.perf_counter()
     with pytest.raises((lab.RankError, lab.RankTimeout)) as caught:
-        lab.launch(getattr(cluster_kinds, kind), 3, timeout=timeout)
+        lab.launch(getattr(kinds, kind), 3, timeout=timeout)
     return str(caught.value), time.perf_counter() - started
 
 
@@ -92,7 +75,7 @@ HANGS = {  # time limit, and the cause in the error
     "never_ends": (2, "barrier: rank 1 never joined"),
     "holds_the_interpreter": (
         2,
-        "rank 1: holds the interpreter's lock, so it cannot answer; at cluster_kinds.py, line",
+        "rank 1: holds the interpreter's lock, so it cannot answer; at kinds.py, line",
     ),
     "is_stopped": (2, "rank 1: was stopped by a signal (SIGSTOP), so it cannot answer"),
 }
@@ -127,7 +110,7 @@ def test_a_rank_that_takes_its_time_is_no_failure(kind, agents):
 def test_folders_of_dead_and_living_ranks_are_removed(agents):
     agents.run("is_killed")
     agents.run("waits_in_a_ring")
-    left = [path for path in Path("/tmp").glob(f"{PREFIX}*") if is_abandoned(path)]
+    left = [path for path in agents.folder.glob(f"{PREFIX}*") if is_abandoned(path)]
     assert left == []
 
 
@@ -149,7 +132,7 @@ def test_a_node_that_vanishes_is_named_with_its_ranks(agents, two_hosts):
     text = outcome.texts[0]
     assert re.search(r"RankError: rank 2 of 4 was lost with node 1 \(host \S+, ranks 2, 3\): no heartbeat for", text)
     assert f"nothing answers at {two_hosts[1].address}" in text
-    assert re.search(r"rank 0: waits for all_reduce shape \(1000,\).*at cluster_kinds.py, line \d+, in trains", text)
+    assert re.search(r"rank 0: waits for all_reduce shape \(1000,\).*at kinds.py, line \d+, in trains", text)
     assert began + outcome.seconds[0] - gone < 6 + SLACK  # the ranks' end: their agent ends when torch lets it
     assert_nothing_left(agents)
 
@@ -220,9 +203,9 @@ def test_a_slow_link_and_a_lonely_rank_that_cannot_beat_are_no_failures(kind, ag
 @pytest.mark.parametrize("kind", ["raises", "waits_in_a_ring"])
 def test_the_same_under_torchrun_itself(kind, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(f"import cluster_kinds\ncluster_kinds.main({kind!r}, 60.0)\n")
+    script.write_text(f"from cluster import kinds\nkinds.main({kind!r}, 60.0)\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     expected = FAILURES[kind][0] if kind in FAILURES else HANGS[kind][1]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from collectives import every_collective
+from cluster.collectives import every_collective
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

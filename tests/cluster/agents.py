@@ -1,6 +1,6 @@
 """Agents of torchrun for tests, without the seconds that every rank's `import torch` takes: they fork their ranks.
 
-  python cluster_agents.py      imports once, then starts one of torch's own elastic agents per host for each line
+  python -m cluster.agents      imports once, then starts one of torch's own elastic agents per host for each line
 `Agents` is the tests' end: `begin` starts a case, `end` waits for it and returns what its hosts printed.
 A host is a network namespace, or None for this machine.
 """
@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PATIENCE = 120  # seconds for what takes a few where nothing else runs
 PORT = 29_400
 
@@ -49,9 +49,10 @@ class Agents:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        environment = os.environ | {"PYTHONPATH": f"{FOLDER.parents[1]}:{FOLDER}", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
+        environment["TMPDIR"] = str(self.folder)  # what its ranks leave behind is there, apart from that of other tests
         self._process = subprocess.Popen(
-            [sys.executable, str(FOLDER / "cluster_agents.py")],
+            [sys.executable, "-m", "cluster.agents"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -60,7 +61,7 @@ class Agents:
         self._number = 0
 
     def begin(self, kind, hosts=(None,), ranks_per_host=3, timeout=60.0, restarts=0):
-        """Start a case: on each host, an agent with so many ranks that run `cluster_kinds.<kind>`."""
+        """Start a case: on each host, an agent with so many ranks that run `kinds.<kind>`."""
         self._number += 1
         self.case = {
             "kind": kind,
@@ -119,10 +120,10 @@ class Agents:
 
 def main():
     """Serve cases until standard input ends."""
-    import cluster_kinds  # noqa: F401
     from torch.distributed.launcher import api  # noqa: F401
 
     import dualpipe_lab.world.torchrun  # noqa: F401
+    from cluster import kinds  # noqa: F401
     from dualpipe_lab.world import operating_system, rank  # noqa: F401
 
     operating_system.adopt_orphans()  # ranks whose agent was killed: the test sees them
@@ -182,9 +183,10 @@ def _serve(case, number):
     os.dup2(output, 2)
     if case["hosts"][number]:
         _enter(case["hosts"][number])
-    import cluster_kinds
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from cluster import kinds
 
     num_hosts = len(case["hosts"])
     config = LaunchConfig(
@@ -193,7 +195,7 @@ def _serve(case, number):
         rdzv_configs={"is_host": number == 0}, monitor_interval=0.1, local_addr=case["addresses"][number],
     )  # fmt: skip
     try:
-        elastic_launch(config, cluster_kinds.main)(case["kind"], case["timeout"])
+        elastic_launch(config, kinds.main)(case["kind"], case["timeout"])
     except ChildFailedError:
         return 1
     return 0

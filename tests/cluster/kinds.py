@@ -8,9 +8,9 @@ import sys
 import time
 
 import torch
-from collectives import every_collective
 
 import dualpipe_lab as lab
+from cluster.collectives import every_collective
 from dualpipe_lab import comm
 
 

@@ -1,8 +1,9 @@
-"""Hosts for tests: network namespaces that are joined by a switch, with addresses of their own and nothing beyond.
+"""Hosts on one machine: network namespaces that are joined by a switch, with addresses of their own and nothing beyond.
 
-    with hosts.network(2) as (first, second):
+    with network(2) as (first, second):
         first.start([sys.executable, "script.py"])
 
+Chapter: book/hosts/many-hosts.  Needs Linux, root and iproute2; `obstacle` says what is missing.
 Each host is a namespace with loopback and one interface, `eth0`, at 10.99.x.1, 10.99.x.2, ...; the switch is a bridge
 in one more namespace, so that nothing is added to the machine's own network.  At the end every process in them is
 killed and the namespaces are deleted, and with them their links.  `Host.slow_down` limits an interface's rate (tc tbf).
@@ -15,11 +16,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
-REQUIRED = "DUALPIPE_LAB_REQUIRE_HOSTS"
 INTERFACE = "eth0"
 _numbers = itertools.count()
 
@@ -31,28 +33,28 @@ class Host:
     name: str
     address: str
 
-    def start(self, command, **options):
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process on this host; `options` are those of Popen."""
-        return subprocess.Popen(["ip", "netns", "exec", self.name, *command], **options)
+        return subprocess.Popen([_ip_path(), "netns", "exec", self.name, *command], **options)  # noqa: S603
 
-    def run(self, *command):
+    def run(self, *command: str) -> str:
         """Run a command on this host to its end; return its output."""
         return _ip("netns", "exec", self.name, *command)
 
-    def pids(self):
+    def pids(self) -> list[int]:
         """The processes that run on this host."""
         return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
 
-    def kill(self, seconds=10.0):
+    def kill(self, seconds: float = 10.0) -> None:
         """Kill every process of this host at once, as a power cut would, and cut its link first."""
         self.cut()
         _kill_all(self.name, seconds)
 
-    def cut(self):
+    def cut(self) -> None:
         """Take the host's interface down: it falls silent, and no connection is closed."""
         self.run("ip", "link", "set", INTERFACE, "down")
 
-    def slow_down(self, rate):
+    def slow_down(self, rate: str) -> None:
         """Limit what leaves this host, to `10mbit` for instance."""
         self.run(
             "tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms"
@@ -60,7 +62,7 @@ class Host:
 
 
 @cache
-def obstacle():
+def obstacle() -> str:
     """Why no hosts can be made here; empty if they can."""
     if shutil.which("ip") is None:
         return "no network namespaces here: there is no ip (iproute2)"
@@ -72,7 +74,7 @@ def obstacle():
 
 
 @contextmanager
-def network(num_hosts):
+def network(num_hosts: int) -> Iterator[list[Host]]:
     """Make hosts on one switch, and remove all of it."""
     _sweep()
     mark = f"dpl{os.getpid()}-{next(_numbers)}"
@@ -96,21 +98,21 @@ def network(num_hosts):
             _remove(name)
 
 
-def _sweep():
+def _sweep() -> None:
     """Delete the namespaces of test processes that were killed."""
     for name in re.findall(r"^(dpl\d+-\S+)", _ip("netns", "list"), re.MULTILINE):
         if not os.path.exists(f"/proc/{re.findall(r'[0-9]+', name)[0]}"):
             _remove(name)
 
 
-def _remove(name):
+def _remove(name: str) -> None:
     with suppress(subprocess.CalledProcessError):
         _kill_all(name, 10.0)
     with suppress(subprocess.CalledProcessError):
         _ip("netns", "delete", name)
 
 
-def _kill_all(name, seconds):
+def _kill_all(name: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while (pids := _ip("netns", "pids", name).split()) and time.monotonic() < deadline:
         for pid in pids:
@@ -119,5 +121,9 @@ def _kill_all(name, seconds):
         time.sleep(0.05)
 
 
-def _ip(*arguments):
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+def _ip(*arguments: str) -> str:
+    return subprocess.run([_ip_path(), *arguments], check=True, capture_output=True, text=True).stdout  # noqa: S603
+
+
+def _ip_path() -> str:
+    return shutil.which("ip") or "/usr/sbin/ip"
