@@ -5,6 +5,7 @@
 A host is a network namespace, or None for this machine.
 """
 
+import importlib
 import json
 import os
 import re
@@ -60,8 +61,18 @@ class Agents:
         )
         self._number = 0
 
-    def begin(self, kind, hosts=(None,), ranks_per_host=3, timeout=60.0, restarts=0):
-        """Start a case: on each host, an agent with so many ranks that run `kinds.<kind>`."""
+    def begin(
+        self, kind, hosts=(None,), ranks_per_host=3, timeout=60.0, restarts=0, job=None, least=None, rendezvous=(),
+        patience=PATIENCE,
+    ):  # fmt: skip
+        """Start a case: on each host, an agent with so many ranks that run `kinds.<kind>`, or a training.
+
+        Args:
+            job: of `trainings.main`, which then runs instead of a kind.
+            least: number of hosts with which the ranks start too, as in `--nnodes 1:2`; all by default.
+            rendezvous: settings of torch's rendezvous beside those of every case.
+            patience: seconds after which the agents are killed.
+        """
         self._number += 1
         self.case = {
             "kind": kind,
@@ -71,6 +82,11 @@ class Agents:
             "ranks_per_host": ranks_per_host,
             "timeout": timeout,
             "restarts": restarts,
+            "patience": patience,
+            "job": job,
+            "least": least or len(hosts),
+            "rendezvous": dict(rendezvous),
+            "port": PORT + self._number,  # the agents of a case that was hit may still be at the last one
             "run": f"case-{self._number}",
             "outputs": [str(self.folder / f"{self._number}-{number}") for number in range(len(hosts))],
         }
@@ -129,9 +145,12 @@ def main():
     operating_system.adopt_orphans()  # ranks whose agent was killed: the test sees them
     for line in sys.stdin:
         case = json.loads(line)
+        if case["job"]:
+            importlib.import_module("dualpipe_lab.world.preload")
+            from cluster import trainings  # noqa: F401
         agents = [_fork(case, number) for number in range(len(case["hosts"]))]
         codes, ends = {}, {}
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + case["patience"]
         while len(codes) < len(agents):
             ends |= dict.fromkeys(filter(_has_ranks, agents), time.time())
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -188,14 +207,20 @@ def _serve(case, number):
 
     from cluster import kinds
 
-    num_hosts = len(case["hosts"])
     config = LaunchConfig(
-        num_hosts, num_hosts, case["ranks_per_host"], run_id=case["run"], rdzv_backend="c10d", start_method="fork",
-        rdzv_endpoint=f"{case['address']}:{PORT if case['hosts'][0] else 0}", max_restarts=case["restarts"],
-        rdzv_configs={"is_host": number == 0}, monitor_interval=0.1, local_addr=case["addresses"][number],
+        case["least"], len(case["hosts"]), case["ranks_per_host"], run_id=case["run"], rdzv_backend="c10d",
+        start_method="fork", rdzv_endpoint=f"{case['address']}:{case['port'] if case['hosts'][0] else 0}",
+        max_restarts=case["restarts"], rdzv_configs={"is_host": number == 0} | case["rendezvous"],
+        monitor_interval=0.1, local_addr=case["addresses"][number],
     )  # fmt: skip
+    function, what = kinds.main, case["kind"]
+    if case["job"]:
+        from cluster import trainings
+
+        function, what = trainings.main, case["job"]
+        sys.stderr.write(f"AGENT {os.getpid()}\n")
     try:
-        elastic_launch(config, kinds.main)(case["kind"], case["timeout"])
+        elastic_launch(config, function)(what, case["timeout"])
     except ChildFailedError:
         return 1
     return 0

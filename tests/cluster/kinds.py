@@ -172,6 +172,13 @@ def wired_collectives(rank, world_size):
     every_collective(rank, world_size, 4 * 2**18)
 
 
+def wired_parts(rank, world_size):
+    """The parts that a test has asked for."""
+    from cluster import crossing
+
+    crossing.measure(rank, world_size)
+
+
 def wired_stages_across_nodes(rank, world_size):
     trains_a_step(("pp", "dp", "ep", "cp", "tp"))
 
@@ -199,12 +206,17 @@ def say(text):
     sys.stderr.flush()
 
 
+def be_a_script():
+    """Handle signals as a script that torchrun starts: not as the forking agent, nor end with it, as torch's forks."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+
+
 def main(kind, timeout):
     """One rank of a test; it says when its function began, and when and how its launch ended."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # as in a script that torchrun starts: not those of the forking agent
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # nor the signal at the agent's end, which torch sets where it forks
+    be_a_script()
     rank = os.environ["RANK"]
 
     def begin(number, world_size):

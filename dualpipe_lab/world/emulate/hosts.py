@@ -54,6 +54,10 @@ class Host:
         """Take the host's interface down: it falls silent, and no connection is closed."""
         self.run("ip", "link", "set", INTERFACE, "down")
 
+    def join(self) -> None:
+        """Take the host's interface up again, after `cut` or `kill`."""
+        self.run("ip", "link", "set", INTERFACE, "up")
+
     def slow_down(self, rate: str) -> None:
         """Limit what leaves this host, to `10mbit` for instance."""
         self.run(
