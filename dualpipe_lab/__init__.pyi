@@ -7,6 +7,7 @@ from .world.supervise.errors import RankTimeout as RankTimeout
 from .world.server import warm as warm
 from .world.server import reset as reset
 from .world.cluster.environment import cluster as cluster
+from .world.emulate.emulated_hosts import emulated_hosts as emulated_hosts
 from .world.backends import nccl_ready as nccl_ready
 from .world.compare import compare_backends as compare_backends
 

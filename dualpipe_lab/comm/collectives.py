@@ -6,10 +6,12 @@ Reduce-scatter: NCCL has it.  GLOO of torch 2.13 runs an all-reduce instead, whi
 slice.  On GLOO each rank therefore sends chunk j to rank j with one all-to-all, and `wait` adds the received chunks in
 rank order: 16-bit types in fp32, rounded once.  The order is fixed, so a repeated run has the same bits; an all-reduce
 adds in another order and differs in the last digits.  On an emulated link every rank takes the time of NCCL's ring.
+GLOO's all-reduce and reduce run round the ring the other way: each rank sends to the one before it.
   memory       the N received chunks, from the call to the wait; `output` may be this rank's chunk of `input`
 Elsewhere: `torch.distributed`, whose names and arguments these are.
 """
 
+from collections import Counter
 from functools import partial
 
 import torch
@@ -47,7 +49,9 @@ def all_reduce(
         ValueError: unknown `op`, `tensor` is not contiguous, or this rank is not in `group`.
     """
     call, operator = Collective("all_reduce", group, tensor), reduction(op)
-    work = call.describe(traffic.all_reduce(call.ring_chunks(tensor), call.position), tensor)
+    moved = traffic.all_reduce(call.ring_chunks(tensor), call.position)
+    addressed = {call.previous: moved.sent} if runs_on_gloo(tensor) else None
+    work = call.describe(moved, tensor, addressed=addressed)
     with work:
         work.handle = dist.all_reduce(tensor, operator, call.group, async_op=True)
     return work.wait_unless(async_op)
@@ -67,9 +71,14 @@ def reduce(
     chunks, root = call.ring_chunks(tensor), call.position_of(dst)
     moved = traffic.reduce(chunks, call.position, root)
     to_root = chunks[call.position] * (call.position != root)
-    sent_to = {call.ranks[(call.position + 1) % call.size]: moved.sent - to_root}
-    sent_to[dst] = sent_to.get(dst, 0) + to_root
-    work = call.describe(moved, tensor, sent_to=sent_to)
+    in_ring = moved.sent - to_root
+    sent_to, addressed = (
+        Counter({call.ranks[(call.position + 1) % call.size]: in_ring}),
+        Counter({call.previous: in_ring}),
+    )
+    sent_to[dst] += to_root
+    addressed[dst] += to_root
+    work = call.describe(moved, tensor, sent_to=sent_to, addressed=addressed if runs_on_gloo(tensor) else None)
     with work:
         work.handle = dist.reduce(tensor, dst, operator, call.group, async_op=True)
     return work.wait_unless(async_op)

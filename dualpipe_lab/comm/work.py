@@ -133,6 +133,11 @@ class Collective:
             operation.tensor_bytes = num_bytes(tensor) if tensor_bytes is None else tensor_bytes
         return Work(self._context, operation, finish)
 
+    @property
+    def previous(self) -> int:
+        """Global rank of the member before this one; the last one precedes the first."""
+        return self.ranks[self.position - 1]
+
     def position_of(self, root: int) -> int:
         """Position of the global rank `root`; ValueError if it is not in the group."""
         if root not in self.ranks:

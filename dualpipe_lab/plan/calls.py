@@ -30,7 +30,10 @@ class Calls:
     def all_reduce(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
         """Sum a tensor over some ranks."""
         chunks = [part * element_bytes for part in traffic.split(numel, len(ranks))]
-        self._enter("all_reduce", traffic.all_reduce(chunks, ranks.index(self.rank)), ranks)
+        place = ranks.index(self.rank)
+        self._enter(
+            "all_reduce", traffic.all_reduce(chunks, place), ranks, to=ranks[place - 1]
+        )  # GLOO's ring runs down
 
     def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
         """Gather a shard of so many elements from each of some ranks."""
@@ -58,12 +61,17 @@ class Calls:
         self.ledger.add("irecv", 0, num_bytes, {peer})
 
     def _enter(
-        self, operation: str, moved: traffic.Traffic, ranks: Sequence[int], blocks: Sequence[int] | None = None
+        self,
+        operation: str,
+        moved: traffic.Traffic,
+        ranks: Sequence[int],
+        blocks: Sequence[int] | None = None,
+        to: int | None = None,
     ) -> None:
-        """Enter a call; `blocks` are the bytes for each of the ranks, and None for a ring."""
+        """Enter a call; `blocks` are the bytes for each of the ranks, and None for a ring, to the next rank or `to`."""
         self.ledger.add(operation, moved.sent, moved.received, set(ranks) - {self.rank})
         sent_to = self.ledger.entries[operation].sent_to
         if blocks is not None:
             sent_to.update({rank: block for rank, block in zip(ranks, blocks, strict=True) if rank != self.rank})
         elif moved.sent:
-            sent_to[next_in_ring(tuple(ranks), self.rank)] += moved.sent
+            sent_to[next_in_ring(tuple(ranks), self.rank) if to is None else to] += moved.sent

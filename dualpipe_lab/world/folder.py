@@ -2,6 +2,9 @@
 
 The folder holds the rendezvous file, the timestamps of the emulated link, the operation logs and the stacks of crashed
 ranks.  Its owner locks it; the operating system releases the lock when the owner ends for any reason.
+  the owner ends without leaving its `with` block   `remove_own`
+  it is killed                                      `remove_of`, by a process beside it
+  all of them are                                   `sweep`, by the next launch on this machine
 """
 
 import fcntl
@@ -13,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX = "dualpipe-lab-"
+_own: dict[Path, int] = {}  # open folders of this process, and its number: a fork of it owns none
 
 
 @contextmanager
@@ -22,10 +26,26 @@ def private_folder() -> Iterator[Path]:
     lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _own[path] = os.getpid()
         yield path
     finally:
+        _own.pop(path, None)
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def remove_own() -> None:
+    """Remove the open folders of this process, which is about to end without leaving their blocks."""
+    for path, owner in list(_own.items()):
+        if owner == os.getpid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_of(pid: int, folder: Path) -> None:
+    """Remove the folders inside of `folder` that a process left which has ended."""
+    for path in folder.glob(f"{PREFIX}{pid}-*"):
+        if _is_unlocked(path):  # else it is of a process of the same number in another container
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep() -> list[Path]:
@@ -40,7 +60,11 @@ def _is_abandoned(path: Path) -> bool:
     owner = path.name.removeprefix(PREFIX).partition("-")[0]
     if not owner.isdigit() or _is_alive(int(owner)):
         return False
-    try:  # the number may be unknown here because the owner lives in another container: the lock decides
+    return _is_unlocked(path)  # the number may be unknown here because the owner lives in another container
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
         lock = os.open(path / "lock", os.O_RDWR)
     except FileNotFoundError:
         return path.is_dir()

@@ -15,6 +15,7 @@ from dualpipe_lab.world.cluster import join, watchdog
 from dualpipe_lab.world.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks
 from dualpipe_lab.world.cluster.environment import Environment, cluster
 from dualpipe_lab.world.config import LaunchConfig
+from dualpipe_lab.world.folder import sweep
 from dualpipe_lab.world.record.device_clock import clock_of
 from dualpipe_lab.world.record.wire import Wire
 
@@ -64,6 +65,7 @@ def run(
         ConnectionError, ValueError: as `join`.
         RankError, RankTimeout: as `watchdog.watching`, on every rank that lives.
     """
+    sweep()
     with _settings(config):
         join.join(environment, config.backend, config.check, timeout)
         wire = None

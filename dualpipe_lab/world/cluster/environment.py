@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ONE_MACHINE = "DUALPIPE_LAB_NODES_ON_ONE_MACHINE"  # set to 1: loopback reaches every node
 _FIRST_PORT, _NUM_PORTS = 15_000, 15_000  # of Slurm's jobs; below those that Linux hands out by itself
 
 
@@ -30,6 +31,7 @@ class Environment:
         restart: how often the starter has started these ranks again.
         starter: `torchrun`, `Slurm`, `Kubernetes`, or `the environment` where another one has set torchrun's variables.
         agent_hosts_store: the starter's own process listens at the master's port, and rank 0 does not.
+        nodes_on_one_machine: all nodes are processes of this machine, so that loopback reaches them.
 
     Raises:
         ValueError: numbers that contradict each other.
@@ -46,6 +48,7 @@ class Environment:
     restart: int = 0
     starter: str = "the environment"
     agent_hosts_store: bool = False
+    nodes_on_one_machine: bool = False
 
     def __post_init__(self) -> None:
         for name, number, size in (
@@ -55,6 +58,11 @@ class Environment:
         ):
             if number is not None and size is not None and number >= size:
                 raise ValueError(f"{size} {name} are numbered 0 to {size - 1}, got number {number} from {self.starter}")
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether loopback reaches every rank, as far as this process can tell."""
+        return self.num_nodes == 1 or self.nodes_on_one_machine
 
     @property
     def has_equal_nodes(self) -> bool:
@@ -149,6 +157,7 @@ def _of_torchrun(found: _Variables) -> Environment:
         restart=found.number("TORCHELASTIC_RESTART_COUNT") or 0,
         starter="torchrun" if is_torchrun else "the environment",
         agent_hosts_store=found.first("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        nodes_on_one_machine=found.first(ONE_MACHINE) == "1",
     )
 
 

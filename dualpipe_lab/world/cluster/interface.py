@@ -1,7 +1,7 @@
 """`Interface`: the network interface over which GLOO connects the ranks.
 
 Chapter: book/appendix/gpus.  In: where the ranks meet, the addresses of this host.  Out: a name for GLOO_SOCKET_IFNAME.
-  one node        loopback
+  one machine     loopback: one node, or several that `emulated_hosts` has made without a network of their own
   several nodes   the interface by which the kernel would send to MASTER_ADDR: the local address of a connected UDP
                   socket, which sends nothing, is the address of that interface
   set by the user kept, if it exists and can reach another node
@@ -67,7 +67,7 @@ def choose(environment: Environment, addresses: Addresses, source: str, wanted: 
     """
     if wanted:
         return _checked(environment, addresses, source, wanted)
-    if environment.num_nodes == 1:
+    if environment.is_one_machine:
         name = next((name for name in addresses if _is_loopback(addresses[name][0])), None)
         return _owner(environment, addresses, source) if name is None else Interface(name, addresses[name][0])
     if _is_loopback(source) and environment.num_nodes is not None:
@@ -90,13 +90,13 @@ def _checked(environment: Environment, addresses: Addresses, source: str, wanted
                 f"{VARIABLE}={wanted} names {name!r}, which is no interface with an address on this host; "
                 f"it has {candidates(addresses)}; set one of them, or unset the variable"
             )
-        if (environment.num_nodes or 1) > 1 and _is_loopback(addresses[name][0]):
+        if not environment.is_one_machine and (environment.num_nodes or 1) > 1 and _is_loopback(addresses[name][0]):
             raise ValueError(
                 f"{VARIABLE}={wanted} names loopback, which reaches no other of the {environment.num_nodes} nodes; "
                 f"set one of {candidates(addresses)}, or unset the variable"
             )
     local, note = source.partition("%")[0], ""
-    if environment.num_nodes != 1 and not any(local in _plain(addresses[name]) for name in names):
+    if not environment.is_one_machine and not any(local in _plain(addresses[name]) for name in names):
         note = f"{VARIABLE}={wanted} is kept; the route to {environment.master_addr} leaves from {local}"
     return Interface(wanted, addresses[names[0]][0], note)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import dualpipe_lab
 from dualpipe_lab.world import operating_system
 from dualpipe_lab.world.cluster.status_store import STOPPED, Death, Member
+from dualpipe_lab.world.folder import remove_of
 
 STACK_FILE, LOG_FILE = "stack", "operations"
 _BACKLOG = 128  # connections that nobody accepts
@@ -117,7 +118,9 @@ class Neighbours:
         for handle in (*self.handles, *(() if self.agent_handle is None else (self.agent_handle,))):
             os.close(handle)
         for rank in self._ended:
-            shutil.rmtree(self.members[rank].folder, ignore_errors=True)
+            folder = Path(self.members[rank].folder)
+            shutil.rmtree(folder, ignore_errors=True)  # a child that the rank has forked may hold its lock
+            remove_of(self.members[rank].pid, folder.parent)
 
     def _signal(self, rank: int, number: int) -> None:
         for handle in (handle for handle, other in self.handles.items() if other == rank):

@@ -12,11 +12,9 @@ Elsewhere: torchrun ends the other ranks of a node, says the exit code, and does
 
 import faulthandler
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback as traceback_module
 import weakref
@@ -32,7 +30,7 @@ from dualpipe_lab.world.cluster import interface
 from dualpipe_lab.world.cluster.processes import LOG_FILE, STACK_FILE, OpenPort
 from dualpipe_lab.world.cluster.status_store import Member, StatusStore, World
 from dualpipe_lab.world.cluster.watch_loop import WatchLoop
-from dualpipe_lab.world.folder import PREFIX
+from dualpipe_lab.world.folder import private_folder, remove_own
 from dualpipe_lab.world.record.operation_log import OperationLog
 from dualpipe_lab.world.record.rank_status import RankStatus, StackFrame
 from dualpipe_lab.world.supervise.errors import RankFailure, RankTimeout
@@ -75,7 +73,8 @@ class Watchdog:
         self.signals: int | None = None  # where the numbers of signals are read
 
     def __enter__(self) -> "Watchdog":
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._folder = private_folder()
+        self.folder = self._folder.__enter__()
         self.log = OperationLog(self.folder / LOG_FILE)
         address = interface.route(self._world.master_addr, self._world.master_port)
         self._port = OpenPort(address)
@@ -140,7 +139,7 @@ class Watchdog:
             sys.stderr.write(f"{message}\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_own()  # this one, and those of the script whose blocks the main thread does not leave
         os._exit(code)
 
     def _failure(self, error: BaseException, traceback: TracebackType | None) -> tuple[RankFailure, bytes | None]:
@@ -198,7 +197,7 @@ class Watchdog:
             faulthandler.enable()
         self._stacks.close()
         self._port.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.__exit__(None, None, None)
         if was_terminated and self.error is None:  # too late for a verdict, and not to be lost
             os.kill(os.getpid(), signal.SIGTERM)
 
