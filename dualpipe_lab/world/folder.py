@@ -29,8 +29,8 @@ def private_folder() -> Iterator[Path]:
         _own[path] = os.getpid()
         yield path
     finally:
-        _own.pop(path, None)
         shutil.rmtree(path, ignore_errors=True)
+        _own.pop(path, None)  # after it: another thread may end the process meanwhile, and calls `remove_own`
         os.close(lock)
 
 

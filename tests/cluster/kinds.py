@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 
 import torch
 
 import dualpipe_lab as lab
 from cluster.collectives import every_collective
 from dualpipe_lab import comm
+from dualpipe_lab.world.folder import private_folder
 
 
 def fine(rank, world_size):
@@ -52,6 +54,10 @@ def is_terminated(rank, world_size):
     comm.all_reduce(torch.ones(2))
 
 
+def is_killed_with_a_folder(rank, world_size):
+    is_killed(rank, world_size)
+
+
 def segfaults(rank, world_size):
     if rank == 1:
         ctypes.string_at(0)
@@ -68,6 +74,11 @@ def sends_too_much(rank, world_size):
 def never_joins(rank, world_size):
     if rank != world_size - 1:
         comm.all_reduce(torch.ones(2))
+
+
+def waits_with_a_folder(rank, world_size):
+    """Ranks that cannot leave the block in `main`, because they wait inside of GLOO, each for another."""
+    waits_in_a_ring(rank, world_size)
 
 
 def mixes_order(rank, world_size):
@@ -224,7 +235,8 @@ def main(kind, timeout):
         return globals()[kind](number, world_size)
 
     try:
-        results = lab.launch(begin, None, timeout=timeout, wire=kind.startswith("wired"))
+        with private_folder() if kind.endswith("with_a_folder") else nullcontext():
+            results = lab.launch(begin, None, timeout=timeout, wire=kind.startswith("wired"))
         values = list(results)
     except (lab.RankError, lab.RankTimeout) as error:
         say(f"RAISED {rank} {type(error).__name__}: {error}\nEND {rank}")

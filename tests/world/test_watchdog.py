@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,28 @@ def test_folders_of_dead_and_living_ranks_are_removed(agents):
     agents.run("waits_in_a_ring")
     left = [path for path in agents.folder.glob(f"{PREFIX}*") if is_abandoned(path)]
     assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["is_killed_with_a_folder", "waits_with_a_folder"])
+def test_private_folders_of_ranks_that_cannot_unwind_are_removed(kind, agents):
+    """By the rank itself where it only waits, and by its neighbours where it is dead."""
+    before = set(agents.folder.glob(f"{PREFIX}*"))
+    agents.run(kind)
+    assert set(agents.folder.glob(f"{PREFIX}*")) - before == set()
+
+
+@pytest.mark.slow
+def test_what_a_power_cut_left_is_removed_by_the_next_start(agents):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    left, living = (agents.folder / f"{PREFIX}{pid}-left" for pid in (ended.pid, os.getpid()))
+    for path in (left, living):
+        path.mkdir()
+        (path / "lock").touch()
+    agents.run("fine")
+    assert (left.exists(), living.exists()) == (False, True)
+    shutil.rmtree(living)
 
 
 def is_abandoned(path):
