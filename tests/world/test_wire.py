@@ -1,7 +1,9 @@
 """Bytes on the wire beside the derived ones: all collectives, who is charged, small tensors, no Linux."""
 
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -111,13 +113,39 @@ def test_one_rank_is_shown_in_multiples_of_a_tensor():
 def test_who_does_not_ask_gets_no_column_and_no_connections():
     def fn(rank, world_size):
         comm.all_reduce(torch.ones(2**20))
-        return len(wire._connections())
+        found = wire._connections()
+        for opened in found:
+            opened.close()
+        return len(found)
 
     run = lab.launch(fn, 3)
     assert list(run) == [2, 2, 2]
     assert "wire" not in str(run.ledger)
     assert run.ledger.on_the_wire("all_reduce", 0) is None
     assert run.ledger.derived("all_reduce", 0) == 1.33
+
+
+def test_a_thread_that_duplicates_descriptors_changes_no_count():
+    """As the watchdog's does: a connection with two descriptors for a moment was counted for another operation too."""
+
+    def fn(rank, world_size):
+        is_over = threading.Event()
+
+        def duplicate():
+            while not is_over.is_set():
+                operating_system.moved_bytes(0)
+
+        thread = threading.Thread(target=duplicate)
+        thread.start()
+        for _ in range(4):
+            comm.new_group(range(world_size))
+        is_over.set()
+        thread.join()
+        sockets = [opened for known in lab.rank_context().wire._sockets.values() for opened, _ in known]
+        return [os.fstat(opened.fileno()).st_ino for opened in sockets]
+
+    for found in lab.launch(fn, 3, wire=True):
+        assert len(found) == len(set(found)) == 5 * len(wire.KINDS) * 2  # with the world's, to two others
 
 
 def test_two_kinds_of_sends_share_their_connections():

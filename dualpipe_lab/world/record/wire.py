@@ -11,8 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.world import operating_system
@@ -62,12 +61,11 @@ class Wire:
         import torch.distributed as dist
 
         for kind in KINDS:
-            before = _connections()
+            before = set(operating_system.socket_names().values())
             group = dist.new_group(list(ranks), use_local_synchronization=members_only)
             if group is not dist.GroupMember.NON_GROUP_MEMBER:
                 self._groups[kind, Communicator(tuple(ranks), name)] = group
-                new = dict(_connections().items() - before.items()).values()
-                self._sockets[kind] += [(opened, _settled(opened)) for opened in _duplicates(new)]
+                self._sockets[kind] += [(opened, _settled(opened)) for opened in _connections(before)]
 
     def group(self, kind: str, ranks: tuple[int, ...], name: str) -> "ProcessGroup | None":
         """Process group for this kind of operation; None if the group was not made by `comm.new_group`."""
@@ -92,29 +90,35 @@ class Wire:
         return found
 
 
-def _connections() -> dict[str, int]:
-    """TCP connections of this process: a descriptor per socket, by the socket's name."""
-    found = operating_system.socket_names().items()
-    return {name: descriptor for descriptor, name in found if _is_connection(descriptor)}
+def _connections(known: Container[str] = ()) -> list[socket.socket]:
+    """A duplicate of each TCP connection of this process whose name is not known.
+
+    The watchdog's thread duplicates descriptors and closes them again at any time: a number may be that of another
+    socket a moment later, and a socket may have several.
+    """
+    found: dict[str, socket.socket] = {}
+    for descriptor, name in operating_system.socket_names().items():
+        opened = None if name in known or name in found else _duplicate(descriptor, name)
+        if opened is not None:
+            found[name] = opened
+    return list(found.values())
 
 
-def _is_connection(descriptor: int) -> bool:
+def _duplicate(descriptor: int, name: str) -> socket.socket | None:
+    """A duplicate of a connection; None if the descriptor is no connection, or by now not that of this socket."""
     try:
-        with closing(_duplicate(descriptor)) as opened:
-            is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
-            return is_tcp and _info(opened)[0] != _LISTENING
-    except OSError:  # another thread, such as the watchdog's, has closed it since it was listed
-        return False
-
-
-def _duplicates(descriptors: Iterable[int]) -> Iterator[socket.socket]:
-    for descriptor in descriptors:
-        with suppress(OSError):  # as in `_is_connection`
-            yield _duplicate(descriptor)
-
-
-def _duplicate(descriptor: int) -> socket.socket:
-    return socket.socket(fileno=os.dup(descriptor))
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    if f"socket:[{os.fstat(copy).st_ino}]" != name:
+        os.close(copy)
+        return None
+    opened = socket.socket(fileno=copy)
+    is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
+    if is_tcp and _info(opened)[0] != _LISTENING:
+        return opened
+    opened.close()
+    return None
 
 
 def _info(opened: socket.socket) -> bytes:
