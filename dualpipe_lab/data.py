@@ -11,11 +11,14 @@ cells, tables and figures, 295,199 bytes in `frozen_corpus.txt`.  It is copyrigh
 licensed under the Creative Commons Attribution 4.0 International License (CC BY 4.0), as all text of the book.
 """
 
+import json
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Literal
+
+from dualpipe_lab.timeline import Timeline
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +28,7 @@ VOCABULARY_SIZE = 256
 EVALUATION_SHARE = 0.05  # of the frozen corpus: its end, which no training reads
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _FROZEN = Path(__file__).with_name("frozen_corpus.txt")
+_SLOW_HOST = Path(__file__).with_name("slow_host.json")
 
 
 def corpus(root: Path | None = None) -> bytes:
@@ -125,3 +129,12 @@ def _as_tensors(rows: list[bytes], device: "torch.device | str | None") -> tuple
 
     tokens = torch.tensor([list(row) for row in rows], device=context.device() if device is None else device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def slow_host_run() -> Timeline:
+    """Return a stored run: one step of a pipeline over two hosts, of which host 1 sends at 10 Mbit per second.
+
+    Recorded on 25 November 2026 on two network namespaces with two ranks each, pp 2 x dp 2; the script is that of the
+    chapter book/hosts/many-hosts.  Times are in ns on the clock of rank 0, within 439 us.
+    """
+    return Timeline.from_dict(json.loads(_SLOW_HOST.read_text(encoding="utf-8")))
