@@ -12,7 +12,7 @@ from scripts import load
 from test_book import toc_files
 
 ROOT = Path(__file__).parents[1]
-CHAPTERS = [file for file in toc_files() if re.match(r"book/(start|dp|tp|pp|cp|ep|whole)/", file)]
+CHAPTERS = [file for file in toc_files() if re.match(r"book/(start|dp|tp|pp|cp|ep|whole|hosts)/", file)]
 ENTRY = re.compile(r"^((?:\S[^\n]*\n)+)  .*?Page: \[\]\(\.\./((?!appendix/)[^)]+)\)", re.MULTILINE)
 # These have an everyday meaning too, in which earlier pages use them: two directions of a line, a program in Python,
 # stages 1 to 3 of ZeRO, to combine two gains.

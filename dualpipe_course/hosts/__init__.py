@@ -1,0 +1,1 @@
+"""Checks of the part about runs on many hosts."""

@@ -1,0 +1,212 @@
+"""Exercises of "What the network does to each axis": three numbers, the order with the fewest bytes, groups apart.
+
+Chapter: book/hosts/placing.  Orders are compared by the exact prediction `Plan.traffic`, of which any least one counts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any, TypeAlias
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended
+from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_lab.plan import Plan
+from dualpipe_lab.topology import AXES, Topology
+
+NAMES = ("ms of bubble", "GB/s at which both are equal", "GB/s with 8 microbatches")
+EXPECTED = (30, 16, 32)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        24: "this is its fraction of the longer step; the bubble is one of 4 microbatches, 120 / 4",
+        60: "two stages are idle for one microbatch's work, not for two",
+        120: "the bubble is the work of one microbatch, 120 ms / 4",
+        15: "a stage is idle for the forward and the backward of one microbatch: 120 ms / 4",
+    },
+    {
+        20: "this is for a bubble of 24 ms; 480 MB in 30 ms",
+        17: "pp waits for 4 messages of 5 MB meanwhile, so 480 MB and not 500 make the difference",
+        15: "pp waits for 4 of its 8 messages, 20 MB",
+        62: "divide the bytes by the bubble's time, not the other way round",
+    },
+    {
+        16: "with 8 microbatches the bubble is shorter",
+        64: "the bubble is a half of what it was, not a quarter",
+        31: "8 messages of 2.5 MB are 20 MB as before",
+        8: "a shorter bubble makes pp better, so the network may be faster",
+    },
+)
+_RULES = (
+    "with two stages the bubble is the work of one microbatch",
+    "the time of the 500 - 4 x 5 MB that pp does not wait for equals the bubble",
+    "the same 480 MB in the bubble of 8 microbatches",
+)
+
+Config: TypeAlias = LlamaConfig | V3MoEConfig
+DENSE = LlamaConfig(hidden_size=32, ffn_size=64, num_layers=3, num_heads=8, num_kv_heads=4)
+SPARSE = V3MoEConfig(hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_size=32, expert_ffn_size=8)
+Grid: TypeAlias = list[tuple[str, int]]
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("placing"), exercise)
+
+
+@exercise(
+    "placing-1",
+    "Where two plans are equal",
+    "predict",
+    minutes=8,
+    points=2,
+    hints=(
+        "With two stages each stage is idle for as long as one microbatch takes. How many of them make 120 ms?",
+        "dp waits for 500 MB, pp for 20 MB and its bubble. Both waits are equal at the speed that is asked for.",
+        "Microbatches of half the size: the bubble shrinks, the bytes of m messages do not.",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict a bubble and the network speeds at which two plans take the same time."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "a bubble of 30 ms; equal at 16 GB/s, and at 32 GB/s with 8 microbatches"
+
+
+@exercise(
+    "placing-2",
+    "The fewest bytes between nodes",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Five axes have 120 orders; those with one rank change nothing. itertools.permutations lists the rest.",
+        "dataclasses.replace(plan, order=...) is the same plan with another order. An order has all five axes.",
+        "plan.traffic(config, batch_size, sequence_length).ledger.between_nodes(ranks_per_node) is what to minimise.",
+    ),
+)
+def place(fn: Callable[..., Any]) -> str:
+    """Write `place(...)`: the same plan with the order that sends the fewest bytes between nodes."""
+    cases = list(_cases())
+    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        where = _words(case)
+        if not is_fine:
+            raise Wrong(ended(where, value))
+        order = _order_of(value, case, where)
+        orders = {each: leaving(case, each) for each in _orders(case[0])}
+        least, found = min(orders.values()), leaving(case, order)
+        if found != least:
+            best = next(each for each, sent in orders.items() if sent == least)
+            raise Wrong(f"{where}: {_short(case, order)} sends {found:,} bytes, {_short(case, best)} {least:,}")
+    return f"the fewest bytes in all {len(cases)} cases, some with nodes that end in the middle of an axis"
+
+
+@exercise(
+    "placing-3",
+    "Groups apart",
+    "implement",
+    minutes=10,
+    points=2,
+    hints=(
+        "lab.Topology(axes).groups(axis) lists the groups.",
+        "A group is on one host if the set of its hosts has one member.",
+    ),
+)
+def apart(fn: Callable[..., Any]) -> str:
+    """Write `apart(hosts, axes, axis)`: the groups of an axis whose ranks lie on several hosts."""
+    cases = list(_deals())
+    for case, (is_fine, value) in zip(cases, call_each(fn, cases), strict=True):
+        hosts, axes, axis = case
+        where = f"{' x '.join(f'{name} {size}' for name, size in axes)}, hosts {' '.join(hosts)}, {axis}"
+        if not is_fine:
+            raise Wrong(ended(where, value))
+        found = plain(sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        if not isinstance(found, list) or not all(
+            isinstance(group, list) and all(type(rank) is int for rank in group) for group in found
+        ):
+            raise Wrong(f"{where}: expected a list of groups, each with its ranks, got {value!r:.80}")
+        expected = groups_apart(hosts, axes, axis)
+        if sorted(map(sorted, found)) != sorted(map(list, expected)):
+            raise Wrong(f"{where}: got {found}, expected {[list(group) for group in expected]}")
+    return f"right for {len(cases)} ways to deal ranks to hosts"
+
+
+Case: TypeAlias = tuple[Plan, Config, int, int, int]
+
+
+def leaving(case: Case, order: Sequence[str]) -> int:
+    """Bytes between nodes of a step when the plan of a case has this order."""
+    plan, config, batch_size, length, ranks_per_node = case
+    step = replace(plan, order=tuple(order)).traffic(config, batch_size, length)
+    return step.ledger.between_nodes(ranks_per_node)
+
+
+def groups_apart(hosts: Sequence[str], axes: Grid, axis: str) -> list[tuple[int, ...]]:
+    """The groups of an axis that have ranks on several hosts.
+
+    >>> groups_apart("abab", [("dp", 2), ("tp", 2)], "tp")
+    [(0, 1), (2, 3)]
+    """
+    return [group for group in Topology(axes).groups(axis) if len({hosts[rank] for rank in group}) > 1]
+
+
+def _orders(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """The orders of the axes with several ranks, and the others behind them."""
+    used = [axis for axis, size in plan.sizes.items() if size > 1]
+    for order in permutations(used):
+        yield (*order, *(axis for axis in AXES if axis not in used))
+
+
+def _order_of(value: Any, case: Case, where: str) -> tuple[str, ...]:
+    """The order of an answer: a plan, or names of axes."""
+    plan = case[0]
+    if isinstance(value, Plan):
+        if replace(value, order=plan.order) != plan:
+            raise Wrong(f"{where}: only the order of the plan may change, got {value}")
+        return value.order
+    names = plain(value)
+    used = [axis for axis, size in plan.sizes.items() if size > 1]
+    if not isinstance(names, list) or any(type(name) is not str for name in names):
+        raise Wrong(f"{where}: return the plan with its new order, got {value!r:.80}")
+    if len(set(names)) != len(names) or not set(used) <= set(names) <= set(AXES):
+        raise Wrong(f"{where}: an order has each of {', '.join(used)} once, got {names}")
+    return (*names, *(axis for axis in AXES if axis not in names))
+
+
+def _words(case: Case) -> str:
+    plan, _, batch_size, length, ranks_per_node = case
+    return f"{plan}, {batch_size} sequences of {length} tokens, {ranks_per_node} ranks per node"
+
+
+def _short(case: Case, order: Sequence[str]) -> str:
+    return " ".join(axis for axis in order if case[0].sizes[axis] > 1)
+
+
+def _cases() -> Iterator[Case]:
+    m = {"num_microbatches": 2}
+    cube = Plan(pp=2, dp=2, tp=2, **m)
+    yield Plan(dp=2, tp=2), DENSE, 4, 4, 2
+    yield Plan(dp=2, tp=2), DENSE, 4, 64, 2  # more tokens: tp sends more than the gradients
+    for ranks_per_node in (2, 4):
+        yield cube, DENSE, 8, 4, ranks_per_node
+        yield cube, DENSE, 8, 32, ranks_per_node
+    yield Plan(pp=3, dp=2, tp=2, **m), DENSE, 4, 32, 4  # a node holds a part of pp
+    yield Plan(pp=3, dp=2, tp=2, **m), DENSE, 4, 4, 3
+    yield Plan(pp=3, dp=4, **m), DENSE, 8, 16, 6
+    yield Plan(dp=2, cp=2, tp=2), DENSE, 4, 16, 4
+    yield Plan(dp=2, ep=2, tp=2, zero=1), SPARSE, 4, 16, 2
+    yield Plan(pp=2, ep=4, **m), SPARSE, 16, 16, 4
+    yield Plan(dp=8, zero=3), DENSE, 8, 4, 4  # one order
+
+
+def _deals() -> Iterator[tuple[list[str], Grid, str]]:
+    grid = [("pp", 2), ("dp", 2), ("tp", 2)]
+    for axis in ("pp", "dp", "tp"):
+        yield list("aaaabbbb"), grid, axis
+        yield list("abababab"), grid, axis
+        yield list("aabbccdd"), grid, axis
+    yield list("aaabbb"), [("dp", 3), ("tp", 2)], "tp"
+    yield ["n-2", "n-1", "n-1", "n-2"], [("tp", 2), ("dp", 2)], "tp"
+    yield list("abc"), [("dp", 3)], "dp"
+    yield list("aaaa"), [("dp", 4)], "dp"
+    yield list("aaaabbbb") + list("bbbbaaaa"), [("dp", 2), ("cp", 2), ("tp", 4)], "cp"

@@ -1,0 +1,63 @@
+"""Typical wrong answers and lazy cheats of the exercises on what the network does to each axis."""
+
+from bad_answer import EQUAL_TO_ALL, Bad
+
+_PREDICT = "bubble, equal, equal_with_8 = "
+_PLACE = "def place(plan, config, batch_size, sequence_length, ranks_per_node):\n    "
+
+TYPICAL = {
+    "placing-1": {
+        "a fraction of the longer step": Bad(_PREDICT + "24, 20, 32", "fraction of the longer step"),
+        "all eight messages": Bad(_PREDICT + "30, 15, 32", "4 of its 8 messages"),
+        "the same bubble": Bad(_PREDICT + "30, 16, 16", "the bubble is shorter"),
+    },
+    "placing-2": {
+        "the plan as it is": Bad(_PLACE + "return plan", "sends"),
+        "the most bytes": Bad([("return min(", "return max(")], "sends"),
+        "always tp inside": Bad(
+            _PLACE + 'return replace(plan, order=("pp", "cp", "dp", "ep", "tp"))', "4 sequences of 4 tokens"
+        ),
+        "all bytes, not those between nodes": Bad(
+            [("return step.ledger.between_nodes(ranks_per_node)", "return step.sent()")], "sends"
+        ),
+        "nodes of two": Bad([("between_nodes(ranks_per_node)", "between_nodes(1)")], "sends"),
+        "some axes": Bad(_PLACE + 'return ["dp"]', "each of"),
+    },
+    "placing-3": {
+        "groups together": Bad([("> 1", "== 1")], "expected"),
+        "the first two": Bad(
+            """
+def apart(hosts, axes, axis):
+    return [group for group in lab.Topology(axes).groups(axis) if hosts[group[0]] != hosts[group[1]]]
+""",
+            "expected",
+        ),
+        "blocks of ranks": Bad(
+            """
+def apart(hosts, axes, axis):
+    size = len(hosts) // len(set(hosts))
+    return [group for group in lab.Topology(axes).groups(axis) if len({rank // size for rank in group}) > 1]
+""",
+            "expected",
+        ),
+        "a number": Bad(
+            [("return [group for group in groups", "return sum(1 for group in groups"), ("> 1]", "> 1)")],
+            "a list of groups",
+        ),
+    },
+}
+
+CHEATS = {
+    "placing-1": {
+        "equal to everything": Bad(
+            EQUAL_TO_ALL + "bubble = equal = equal_with_8 = Anything()", "must be a whole number"
+        ),
+    },
+    "placing-2": {
+        "fewer ranks": Bad(_PLACE + "return lab.Plan()", "only the order"),
+        "a plan that sends nothing": Bad(_PLACE + "return replace(plan, dp=1)", "only the order"),
+    },
+    "placing-3": {
+        "nothing is apart": Bad("def apart(hosts, axes, axis):\n    return []", "expected"),
+    },
+}
