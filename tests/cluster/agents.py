@@ -5,6 +5,7 @@
 A host is a network namespace, or None for this machine.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +50,8 @@ class Outcome:
 class Agents:
     """The process that starts the agents; one case at a time."""
 
-    def __init__(self, folder):
-        self.folder = Path(folder)
+    def __init__(self, folder, first_port=PORT):
+        self.folder, self._first_port = Path(folder), first_port
         environment = os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
         environment["TMPDIR"] = str(self.folder)  # what its ranks leave behind is there, apart from that of other tests
         self._process = subprocess.Popen(
@@ -63,7 +65,7 @@ class Agents:
 
     def begin(
         self, kind, hosts=(None,), ranks_per_host=3, timeout=60.0, restarts=0, job=None, least=None, rendezvous=(),
-        patience=PATIENCE,
+        patience=PATIENCE, ahead=0,
     ):  # fmt: skip
         """Start a case: on each host, an agent with so many ranks that run `kinds.<kind>`, or a training.
 
@@ -72,6 +74,7 @@ class Agents:
             least: number of hosts with which the ranks start too, as in `--nnodes 1:2`; all by default.
             rendezvous: settings of torch's rendezvous beside those of every case.
             patience: seconds after which the agents are killed.
+            ahead: seconds by which the clock of each host's ranks is before that of the host before it.
         """
         self._number += 1
         self.case = {
@@ -83,10 +86,11 @@ class Agents:
             "timeout": timeout,
             "restarts": restarts,
             "patience": patience,
+            "ahead": ahead,
             "job": job,
             "least": least or len(hosts),
             "rendezvous": dict(rendezvous),
-            "port": PORT + self._number,  # the agents of a case that was hit may still be at the last one
+            "port": self._first_port + self._number,  # the agents of a case that was hit may still be at the last one
             "run": f"case-{self._number}",
             "outputs": [str(self.folder / f"{self._number}-{number}") for number in range(len(hosts))],
         }
@@ -145,8 +149,9 @@ def main():
     operating_system.adopt_orphans()  # ranks whose agent was killed: the test sees them
     for line in sys.stdin:
         case = json.loads(line)
-        if case["job"]:
+        if case["job"] or case["kind"] == "wired_parts":
             importlib.import_module("dualpipe_lab.world.preload")
+        if case["job"]:
             from cluster import trainings  # noqa: F401
         agents = [_fork(case, number) for number in range(len(case["hosts"]))]
         codes, ends = {}, {}
@@ -202,6 +207,8 @@ def _serve(case, number):
     os.dup2(output, 2)
     if case["hosts"][number]:
         _enter(case["hosts"][number])
+    if case["ahead"]:
+        _set_clock(number * case["ahead"])
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -218,12 +225,21 @@ def _serve(case, number):
         from cluster import trainings
 
         function, what = trainings.main, case["job"]
+        tempfile.tempdir = os.environ["TMPDIR"] = temporary_folder(tempfile.gettempdir(), case["hosts"][number])
         sys.stderr.write(f"AGENT {os.getpid()}\n")
+        faulthandler.register(signal.SIGUSR2)  # where an agent waits that neither ends nor goes on
     try:
         elastic_launch(config, function)(what, case["timeout"])
     except ChildFailedError:
         return 1
     return 0
+
+
+def temporary_folder(of_all, host):
+    """The folder for temporary files of one host's trainings: hosts share the folder of checkpoints, and no more."""
+    path = Path(of_all) / str(host)
+    path.mkdir(exist_ok=True)
+    return str(path)
 
 
 def _enter(name):
@@ -233,6 +249,16 @@ def _enter(name):
     with open(f"/var/run/netns/{name}") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
             raise OSError(ctypes.get_errno(), f"cannot enter {name}")
+
+
+def _set_clock(seconds):
+    """Let the clocks of the processes that this one starts be ahead (Linux: a time namespace)."""
+    import ctypes
+
+    new_time = 0x80  # CLONE_NEWTIME of linux/sched.h
+    if ctypes.CDLL(None, use_errno=True).unshare(new_time):
+        raise OSError(ctypes.get_errno(), "no time namespaces here")
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {seconds} 0\nboottime {seconds} 0\n")
 
 
 if __name__ == "__main__":
