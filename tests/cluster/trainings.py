@@ -1,9 +1,10 @@
 """A training under torchrun's agents that is hit at a moment of its own: what the ranks of a drill do.
 
-The phases are those of a rank: `start` before its first step, `step`, `save`, `between` them, and `end` from the
-beginning of the last save until its process ends.  A moment is a number of calls, of Python's functions and of C's,
-since the phase began: an undisturbed training counts them, and the rank that reaches the number strikes by itself, so
-that the blow falls inside of the phase.  Where a phase turns out shorter, the blow comes at its end.
+The phases are those of a rank: `start` before its first step (0 until the ranks have met and are watched over, then
+1), `step`, `save`, `between` them, and `end` from the beginning of the last save until its process ends.  A moment is a
+number of calls, of Python's functions and of C's, since the phase began: an undisturbed training counts them, and the
+rank that reaches the number strikes by itself, so that the blow falls inside of the phase.  Where a phase turns out
+shorter, the blow comes at its end.
 """
 
 import fcntl
@@ -13,6 +14,7 @@ import socket
 import struct
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import dualpipe_lab as lab
@@ -106,7 +108,7 @@ def main(job, timeout):
     phases = Phases(
         f"{job['notes']}/{job['start']}-{restart}-{rank}", None if job["counts"] else blow if is_hit else quiet
     )
-    announce(train.Trainer, phases, job.get("pause", 0.0))
+    announce(import_module(train.run.__module__), phases, job.get("pause", 0.0))
     phases.begin("start")
     arguments = CONFIG, lab.Plan(**PLAN | job["plan"]), data.frozen_corpus()
     files = {"folder": job["folder"], "csv": f"{job['folder']}-curve.csv"}
@@ -119,9 +121,13 @@ def main(job, timeout):
     phases.begin("ended")
 
 
-def announce(trainer, phases, pause):
-    """Let the phases know when a step or a save begins and ends; `pause`: seconds before each step."""
-    step, save = trainer.step, trainer.save
+def announce(training, phases, pause):
+    """Let the phases know when the training, a step or a save begins and ends; `pause`: seconds before each step."""
+    train_rank, step, save = training.train_rank, training.Trainer.step, training.Trainer.save
+
+    def trained(rank, world_size, job):
+        phases.begin("start", 1)
+        return train_rank(rank, world_size, job)
 
     def stepped(self, batch):
         phases.begin("between", self.num_steps)
@@ -139,4 +145,4 @@ def announce(trainer, phases, pause):
             phases.begin("between", self.num_steps)
         return path
 
-    trainer.step, trainer.save = stepped, saved
+    training.train_rank, training.Trainer.step, training.Trainer.save = trained, stepped, saved

@@ -57,7 +57,7 @@ class Case:
         victim, phase: one of `VICTIMS`, of `PHASES`.
         number: of the try.
         rank: that strikes; it is the victim, or on the victim's host.
-        count: number of the step or of the save; 0 for the start.
+        count: number of the step or of the save; for the start 0 before the ranks are watched over, 1 after.
         share: of the calls in the phase.
         goes_on: how the training is resumed.
     """
@@ -75,8 +75,10 @@ def drawn(victim, phase, number, seed):
     """Draw a moment."""
     draw = random.Random(f"{seed} {victim} {phase} {number}")
     rank = draw.choice({"host": [2, 3], "rendezvous host": [0, 1]}.get(victim, range(RANKS)))
-    count = {"start": 0, "step": draw.randint(1, STEPS), "save": draw.randint(1, STEPS - 1), "end": STEPS}[phase]
-    goes_on = {"rank": "restart", "agent": "both hosts"}.get(victim, ("fresh host", "one host")[number % 2])
+    count = {"start": number % 2, "step": draw.randint(1, STEPS), "save": draw.randint(1, STEPS - 1), "end": STEPS}[
+        phase
+    ]
+    goes_on = {"rank": "restart", "agent": "both hosts"}.get(victim, ("fresh host", "one host")[number // 2 % 2])
     return Case(victim, phase, number, rank, count, draw.random(), goes_on)
 
 
