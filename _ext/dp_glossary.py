@@ -11,7 +11,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-PAGES = re.compile(r"book/(start|dp|tp|cp|pp|ep|whole)/")
+PAGES = re.compile(r"book/(start|dp|tp|cp|pp|ep|whole|hosts)/")
 _CLOSED = (nodes.title, nodes.literal, nodes.literal_block, nodes.reference, nodes.math, nodes.math_block, nodes.raw)
 
 
