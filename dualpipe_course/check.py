@@ -76,6 +76,7 @@ TOPICS = {
     "deepseek": "whole.deepseek",
     "museum": "whole.museum",
     "project": "whole.project",
+    "many_hosts": "hosts.many_hosts",
     "placing": "hosts.placing",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}

@@ -1,0 +1,371 @@
+"""Exercises of "A run on many hosts": five numbers, the clock of another host, the host with a slow cable.
+
+Chapter: book/hosts/many-hosts.  Times are in ns.  An answer about a clock is right if its bound holds and is no wider
+than that of the quickest answer; hosts differ per byte by a factor below 2, a slow one by 8 and more.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
+from statistics import median
+from typing import Any, NamedTuple, TypeAlias
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import call_each, check_ints, ended, needs_function
+from dualpipe_lab import data
+from dualpipe_lab.timeline import Message, Timeline
+
+NAMES = ("RANK", "offset in us", "its bound in us", "us that tell which was first", "seconds of drift")
+EXPECTED = (14, 4_050, 150, 240, 50)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        11: "ranks are numbered host by host, so that three whole hosts come before: 3 * 4",
+        15: "local ranks count from 0, as hosts do",
+        10: "hosts count from 0: before host 3 there are three, with 4 ranks each",
+        5: "a number of its own in the whole run: the hosts before have ranks as well",
+    },
+    {
+        -4_050: "the other clock is ahead, and the offset is what it shows more than mine",
+        4_200: "the other clock was read at some moment after 5,000; half way is the best guess",
+        3_900: "the other clock was read before the answer arrived; half way is the best guess",
+    },
+    {
+        300: "s was read between t0 and t1, and the guess is half way: the error is at most half of it",
+        75: "half of 300 us, not a quarter",
+    },
+    {
+        150: "the time of the other event has an error too",
+        90: "the time of the other event has an error too",
+        120: "both may be wrong in opposite directions at once",
+        60: "both may be wrong, and in opposite directions: the bounds add up",
+        480: "each bound counts once: it is the largest error to either side",
+    },
+    {
+        20: "20 us are added in each second; how many seconds make 1,000 us?",
+        50_000: "20 millionths of a second are 20 us, not 20 ns",
+        100: "two clocks differ by 20 us per second in all, not each of them",
+    },
+)
+_RULES = (
+    "host * ranks_per_host + local rank, both counted from 0",
+    "s - (t0 + t1) / 2",
+    "(t1 - t0) / 2",
+    "the order is certain if the difference is larger than both errors together",
+    "20 us in each second make 1 ms",
+)
+
+Answers: TypeAlias = list[tuple[int, int, int]]
+Reading: TypeAlias = tuple[int, int, int]  # time, offset, bound
+US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("many_hosts"), exercise)
+
+
+@exercise(
+    "many_hosts-1",
+    "Ranks and clocks",
+    "predict",
+    minutes=8,
+    points=2,
+    hints=(
+        "Host 3 is the fourth one. How many ranks do the hosts before it have?",
+        "The page has the formula of the offset and of its bound.",
+        "Two times with an error each: how far apart can they seem if both events were at the same moment?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict a rank, an offset and its bound, the least difference that says something, and a drift."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "rank 14; 4,050 us ahead, within 150; 240 us decide who was first, and 50 s of drift make 1 ms"
+
+
+@exercise(
+    "many_hosts-2",
+    "The clock of another host",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "Each answer has an offset and a bound. min(answers, key=...) finds the one with the smallest bound.",
+        "At the first reading the offset is the first one, at the second the second. How far along is `time`?",
+        "offset = first + (second - first) * (time - time of the first) / (time between both readings)",
+    ),
+)
+def clock(read_clock: Callable[..., Any], on_their_clock: Callable[..., Any]) -> str:
+    """Write `read_clock(answers)` and `on_their_clock(time, first, second)`, each with a bound that holds."""
+    for fn in (read_clock, on_their_clock):
+        needs_function(fn)
+    asked = list(_exchanges())
+    outcomes = call_each(read_clock, [(list(answers),) for answers, _ in asked])
+    for (answers, offset), outcome in zip(asked, outcomes, strict=True):
+        _judge_reading(answers, offset, outcome)
+    times = list(_drifts())
+    outcomes = call_each(on_their_clock, [case[:3] for case in times])
+    for case, outcome in zip(times, outcomes, strict=True):
+        _judge_time(*case, outcome)
+    return f"the bounds hold in {len(asked)} readings and for {len(times)} times, also where all travel was one way"
+
+
+@exercise(
+    "many_hosts-3",
+    "The slow host",
+    "implement",
+    minutes=20,
+    points=3,
+    hints=(
+        "A host is rank // ranks_per_host. Which messages go over a cable at all?",
+        "Time per byte compares messages of any size, except that a small message takes the latency, whatever it has.",
+        "A median does not mind a few receivers that were busy. Compare the slowest host with the one before it.",
+    ),
+)
+def slow(fn: Callable[..., Any]) -> str:
+    """Write `slow_host(timeline, ranks_per_host)`: the host that sends slowly, or None."""
+    needs_function(fn)
+    cases = list(_traces())
+    outcomes = call_each(fn, [(case.timeline, case.ranks_per_host) for case in cases])
+    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
+        if not is_fine:
+            raise Wrong(ended(case.words, value))
+        found = plain(value)
+        if found is not None and type(found) is not int:
+            raise Wrong(f"{case.words}: return the number of a host, or None, got {value!r:.60}")
+        if found != case.slow:
+            raise Wrong(f"{case.words}: got {_host(found)}, expected {_host(case.slow)}\n  {_why_not(case, found)}")
+    return (
+        f"right for the stored run and {len(cases) - 1} other traces, {_count_none(cases)} of them without a slow host"
+    )
+
+
+def _pair(value: Any, where: str) -> tuple[float, float]:
+    found = plain(value)
+    if not isinstance(found, list) or len(found) != 2 or any(type(x) not in (int, float) for x in found):
+        raise Wrong(f"{where}: return two numbers, the second one the bound, got {value!r:.80}")
+    if not all(isfinite(x) for x in found):
+        raise Wrong(f"{where}: return finite numbers, got {value!r:.80}")
+    return found[0], found[1]
+
+
+def _judge_reading(answers: Answers, offset: int, outcome: tuple[bool, Any]) -> None:
+    shown = ", ".join(map(str, answers[:3])) + (", ..." if len(answers) > 3 else "")
+    where = f"{len(answers)} answer(s): {shown}"
+    if not outcome[0]:
+        raise Wrong(ended(where, outcome[1]))
+    found, bound = _pair(outcome[1], where)
+    least = min(t1 - t0 for t0, _, t1 in answers) / 2
+    why = next((words for words, value in _slips(answers) if abs(value - found) < 1), "")
+    if abs(found - offset) > bound + 1:
+        raise Wrong(
+            f"{where}: {found:,.1f} within {bound:,.1f} ns, but the other clock was {offset:,} ns ahead"
+            + (f"; {why}" if why else "; the way there and the way back may take unequal times")
+        )
+    if bound > least + 1:
+        raise Wrong(
+            f"{where}: a bound of {bound:,.1f} ns, expected at most {least:,.1f}; "
+            + (why or "the quickest answer has the smallest bound, half of its time")
+        )
+
+
+def _slips(answers: Answers) -> Iterator[tuple[str, float]]:
+    """What typical mistakes return as the offset."""
+    offsets = [s - (t0 + t1) / 2 for t0, s, t1 in answers]
+    best = min(range(len(answers)), key=lambda i: answers[i][2] - answers[i][0])
+    worst = max(range(len(answers)), key=lambda i: answers[i][2] - answers[i][0])
+    t0, s, t1 = answers[best]
+    yield "this has the opposite sign: the offset is what the other clock shows more", -offsets[best]
+    yield "the clock was read between t0 and t1: take the middle", s - t0
+    yield "the clock was read between t0 and t1: take the middle", s - t1
+    if len(answers) > 1:
+        yield (
+            "this is the mean of all answers; slow answers are far off, use the quickest one",
+            sum(offsets) / len(offsets),
+        )
+        yield "this is the median of all answers; unequal ways shift all of them, use the quickest one", median(offsets)
+        if best != worst:
+            yield "this is the slowest answer; the quickest one has the smallest bound", offsets[worst]
+        if best != len(answers) - 1:
+            yield "this is the last answer; the quickest one has the smallest bound", offsets[-1]
+        if best != 0:
+            yield "this is the first answer; the quickest one has the smallest bound", offsets[0]
+
+
+def _judge_time(time: int, first: Reading, second: Reading, true: int, outcome: tuple[bool, Any]) -> None:
+    where = f"my time {time:,}, readings {first} and {second}"
+    if not outcome[0]:
+        raise Wrong(ended(where, outcome[1]))
+    found, bound = _pair(outcome[1], where)
+    largest = max(first[2], second[2])
+    if abs(found - true) > bound + 2:  # readings are whole ns, two of them
+        offset = first[1] + (second[1] - first[1]) * (time - first[0]) / (second[0] - first[0])
+        slips = {
+            "the line is right, but a reading may be wrong by the larger bound": time + offset,
+            "this is the offset, not the time of the other clock": offset,
+            "the offset is what the other clock shows more: add it": time - offset,
+            "this is the first offset alone, and the clocks drift": time + first[1],
+            "this is the second offset alone, and the clocks drift": time + second[1],
+            "this is the mean of both offsets, and the clocks drift": time + (first[1] + second[1]) / 2,
+        }
+        why = next((words for words, value in slips.items() if abs(value - found) <= 1), "")
+        why = why or "between the readings the offset is a straight line"
+        raise Wrong(f"{where}: {found:,.1f} within {bound:,.1f} ns, but the other clock showed {true:,}; {why}")
+    if bound > largest + 1:
+        raise Wrong(
+            f"{where}: a bound of {bound:,.1f} ns; the larger of both bounds, {largest:,}, holds along the line"
+        )
+
+
+def _exchanges() -> Iterator[tuple[Answers, int]]:
+    """Answers, and the true offset; the ways take unequal times, up to all of it one way."""
+    yield [(1_000, 5_400, 1_800)], 4_000
+    yield [(1_000, 5_000, 1_800)], 4_000  # no time at all on the way there
+    yield [(2_000, 1_500, 2_900), (5_000, 4_100, 5_200), (8_000, 7_300, 9_400)], -1_000
+    yield [(100, 1_180, 180), (300, 1_300, 380)], 1_000  # two equally quick answers, each at its bound
+    draw = random.Random(1989)  # noqa: S311 - not for secrets
+    for number in range(60):
+        offset = draw.choice([-1, 1]) * draw.randrange(10 ** draw.randrange(4, 14))
+        now, answers = 10**14 + draw.randrange(10**13), []
+        bias = draw.choice([0, 0.1, 0.5, 0.9, 1])  # the share of the way there
+        for _ in range(draw.choice([1, 2, 5, 20])):
+            took = 2 * draw.randrange(20 * US, 200 * US) + 2 * (draw.random() < 0.3) * draw.randrange(50 * MS)
+            share = bias if number % 2 else min(1.0, max(0.0, bias + draw.uniform(-0.5, 0.5)))
+            answers.append((now, now + round(share * took) + offset, now + took))
+            now += took + draw.randrange(MS)
+        yield answers, offset
+
+
+def _drifts() -> Iterator[tuple[int, Reading, Reading, int]]:
+    """A time, two readings of a clock that drifts, and the true time of the other clock."""
+    yield 2_000_000, (1_000_000, 500, 10), (3_000_000, 540, 10), 2_000_520
+    yield 1_500_000, (1_000_000, -800, 10), (3_000_000, -400, 10), 1_499_300
+    draw = random.Random(7)  # noqa: S311 - not for secrets
+    for _ in range(60):
+        start = 10**14 + draw.randrange(10**13)
+        length = draw.randrange(SECOND, 1_000 * SECOND)
+        offset, rate = draw.randrange(-(10**11), 10**11), draw.uniform(-50e-6, 50e-6)
+        bounds = [draw.randrange(20 * US, 400 * US) for _ in range(2)]
+        errors = [round(draw.choice([-1, -0.5, 0, 0.5, 1]) * bound) for bound in bounds]
+        times = (start, start + length)
+        first, second = (
+            (t, offset + round(rate * (t - start)) + e, b) for t, e, b in zip(times, errors, bounds, strict=True)
+        )
+        time = start + round(draw.choice([0, 0.01, 0.3, 0.5, 0.9, 1]) * length)
+        yield time, first, second, time + offset + round(rate * (time - start))
+
+
+class Trace(NamedTuple):
+    """A merged trace, the ranks of each of its hosts, the slow host, and what is special about the trace, in words."""
+
+    timeline: Timeline
+    ranks_per_host: int
+    slow: int | None
+    words: str
+
+
+def _host(number: int | None) -> str:
+    return "None" if number is None else f"host {number}"
+
+
+def _count_none(cases: Sequence[Trace]) -> int:
+    return sum(case.slow is None for case in cases)
+
+
+def _why_not(case: Trace, found: int | None) -> str:
+    """What an answer may have looked at."""
+    if found is not None and not 0 <= found < case.timeline.num_ranks // case.ranks_per_host:
+        return "there is no such host: hosts count from 0, and a host is rank // ranks_per_host"
+    by_host = median_per_byte(case.timeline, case.ranks_per_host)
+    words = ", ".join(f"host {host} {ns:.1f}" for host, ns in by_host.items())
+    return f"ns per byte of the large messages that leave a host, median: {words}"
+
+
+def median_per_byte(timeline: Timeline, ranks_per_host: int) -> dict[int, float]:
+    """Median time per byte of the large messages that each host sends to others."""
+    found: dict[int, list[float]] = {}
+    for m in timeline.messages:
+        sender, receiver = m.src // ranks_per_host, m.dst // ranks_per_host
+        if sender != receiver and m.num_bytes is not None and m.num_bytes >= 2**16:
+            found.setdefault(sender, []).append(float((m.arrived - m.sent) / m.num_bytes))
+    return {host: median(values) for host, values in sorted(found.items())}
+
+
+class Kind(NamedTuple):
+    """How a trace is made: hosts, ranks per host, the slow host, and what is special about its messages."""
+
+    hosts: int
+    ranks_per_host: int
+    slow: int | None
+    words: str
+    sizes: tuple[int, ...] = (2**16, 2**18)  # of large messages; as many as hosts: one for each
+    chatty: tuple[int, ...] = ()  # hosts that send four short messages with each large one
+    inside: int = 1  # messages to ranks of the same host with each large one
+    busy: int | None = None  # a host whose ranks look at messages from each other 50 ms late
+    late: bool = False  # one message in five finds a busy receiver
+    silent: int | None = None  # a host that sends nothing to others
+
+
+_MIXED = {"sizes": (2**17, 2**20, 2**23), "inside": 4, "busy": 2, "late": True}
+KINDS = (
+    Kind(2, 2, 0, "messages of two sizes"),
+    Kind(2, 2, None, "messages of two sizes"),
+    Kind(4, 2, 2, "messages of two sizes"),
+    Kind(3, 1, 1, "messages of two sizes", inside=0),
+    Kind(2, 4, 0, "messages of two sizes"),
+    Kind(3, 2, 2, "the last host sends the smallest tensors", sizes=(2**24, 2**22, 2**17)),
+    Kind(3, 2, None, "each host has tensors of its own size", sizes=(2**16, 2**20, 2**24)),
+    Kind(3, 2, 0, "hosts 1 and 2 send many short messages", chatty=(1, 2)),
+    Kind(2, 2, None, "host 0 sends many short messages", chatty=(0,)),
+    Kind(4, 4, 3, "most messages stay inside their host", inside=6),
+    Kind(3, 4, None, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
+    Kind(3, 4, 2, "host 1 has ranks that look late at each other's messages", inside=3, busy=1),
+    Kind(4, 2, 1, "one receiver in five is late", late=True),
+    Kind(4, 2, None, "one receiver in five is late", late=True),
+    Kind(3, 2, 0, "host 1 sends nothing to others", silent=1),
+    Kind(8, 4, 5, "all of this", chatty=(1, 2, 3), **_MIXED),  # type: ignore[arg-type]
+    Kind(8, 2, None, "all of this", chatty=(4,), **_MIXED),  # type: ignore[arg-type]
+)
+
+
+def _traces() -> Iterator[Trace]:
+    yield Trace(data.slow_host_run(), 2, 1, "the stored run")
+    for seed, kind in enumerate(KINDS):
+        words = f"trace {seed + 1}, {kind.hosts} hosts of {kind.ranks_per_host} rank(s), {kind.words}"
+        draw = random.Random(seed)  # noqa: S311 - not for secrets
+        yield Trace(_made(kind, draw), kind.ranks_per_host, kind.slow, words)
+
+
+def _made(kind: Kind, draw: random.Random) -> Timeline:
+    """A trace of this kind: 40 us and 8 ns per byte, within a factor of 1.7; a slow host takes 20 to 60 times that."""
+    factors = [draw.uniform(1, 1.2) * (draw.uniform(20, 60) if h == kind.slow else 1) for h in range(kind.hosts)]
+    ranks = range(kind.hosts * kind.ranks_per_host)
+    messages = []  # sender, receiver, ns, bytes
+    for src in ranks:
+        host = src // kind.ranks_per_host
+        far = [rank for rank in ranks if rank // kind.ranks_per_host != host]
+        near = [rank for rank in ranks if rank // kind.ranks_per_host == host and rank != src]
+        sizes = kind.sizes[host : host + 1] if len(kind.sizes) == kind.hosts else kind.sizes
+        for number in range(20 if host != kind.silent else 0):
+            size = draw.choice(sizes)
+            took = draw.uniform(30, 50) * US + 8 * size * factors[host] * draw.uniform(1, 1.25)
+            took += draw.uniform(50, 400) * MS if kind.late and number % 5 == 4 else 0
+            messages.append((src, far[number % len(far)], took, size))
+        for _ in range(80 if host in kind.chatty else 0):
+            messages.append((src, draw.choice(far), draw.uniform(30, 70) * US, draw.choice([8, 32, 256])))
+        for _ in range(20 * kind.inside):
+            size = draw.choice(sizes)
+            took = 10 * US + size * draw.uniform(0.1, 0.2) + (50 * MS if host == kind.busy else 0)
+            messages.append((src, draw.choice(near), took, size))
+    return _timeline(messages, len(ranks), draw)
+
+
+def _timeline(messages: Sequence[tuple[int, int, float, int]], num_ranks: int, draw: random.Random) -> Timeline:
+    """Put messages one after another on the time of their senders, in a random order."""
+    made, free = [], [0] * num_ranks
+    for src, dst, took, size in draw.sample(messages, len(messages)):
+        sent = free[src] + draw.randrange(MS)
+        free[src] = sent + round(took)
+        made.append(Message(src, dst, sent, free[src], num_bytes=size))
+    return Timeline("a step", [[] for _ in range(num_ranks)], sorted(made, key=lambda m: m.sent), "measured", "ns")
