@@ -149,7 +149,7 @@ def main():
     operating_system.adopt_orphans()  # ranks whose agent was killed: the test sees them
     for line in sys.stdin:
         case = json.loads(line)
-        if case["job"] or case["kind"] == "wired_parts":
+        if case["job"] or case["kind"].endswith("parts"):
             importlib.import_module("dualpipe_lab.world.preload")
         if case["job"]:
             from cluster import trainings  # noqa: F401

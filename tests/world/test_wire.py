@@ -114,7 +114,7 @@ def test_who_does_not_ask_gets_no_column_and_no_connections():
     def fn(rank, world_size):
         comm.all_reduce(torch.ones(2**20))
         found = wire._connections()
-        for opened in found:
+        for opened in found.values():
             opened.close()
         return len(found)
 

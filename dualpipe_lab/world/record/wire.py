@@ -57,18 +57,26 @@ class Wire:
         self.add(range(world_size), "")
 
     def add(self, ranks: Sequence[int], name: str, members_only: bool = False) -> None:
-        """Make one process group per kind for these ranks; the callers of `new_group` call this too."""
+        """Make one process group per kind for these ranks; the callers of `new_group` call this too.
+
+        A group of one rank sends nothing and gets none.
+        """
         import torch.distributed as dist
 
+        if len(ranks) < 2:
+            return
+        is_member = dist.get_rank() in ranks
+        known = set(operating_system.socket_names().values()) if is_member else set()
         for kind in KINDS:
-            before = set(operating_system.socket_names().values())
             group = dist.new_group(list(ranks), use_local_synchronization=members_only)
-            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            if is_member:
+                found = _connections(known)
+                known.update(found)
                 self._groups[kind, Communicator(tuple(ranks), name)] = group
-                self._sockets[kind] += [(opened, _settled(opened)) for opened in _connections(before)]
+                self._sockets[kind] += [(opened, _settled(opened)) for opened in found.values()]
 
     def group(self, kind: str, ranks: tuple[int, ...], name: str) -> "ProcessGroup | None":
-        """Process group for this kind of operation; None if the group was not made by `comm.new_group`."""
+        """Process group for this kind of operation; None if `comm.new_group` has made none of these ranks."""
         return self._groups.get((kind, Communicator(ranks, name)))
 
     def close(self) -> None:
@@ -90,8 +98,8 @@ class Wire:
         return found
 
 
-def _connections(known: Container[str] = ()) -> list[socket.socket]:
-    """A duplicate of each TCP connection of this process whose name is not known.
+def _connections(known: Container[str] = ()) -> dict[str, socket.socket]:
+    """A duplicate of each TCP connection of this process whose name is not known, by its name.
 
     The watchdog's thread duplicates descriptors and closes them again at any time: a number may be that of another
     socket a moment later, and a socket may have several.
@@ -101,7 +109,7 @@ def _connections(known: Container[str] = ()) -> list[socket.socket]:
         opened = None if name in known or name in found else _duplicate(descriptor, name)
         if opened is not None:
             found[name] = opened
-    return list(found.values())
+    return found
 
 
 def _duplicate(descriptor: int, name: str) -> socket.socket | None:
