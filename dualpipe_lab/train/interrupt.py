@@ -6,7 +6,8 @@ Chapter: book/whole/training.  In: SIGINT, SIGTERM or SIGUSR1.  Out: a file that
   SIGUSR1    a time limit that comes near: Slurm's `--signal`; torchrun hands it on with `--signals-to-handle`
 The ranks of `launch` are detached from the terminal, so only the process that launched them gets the signal.  Under
 `torchrun` every rank of a node does, maybe at different steps, and ranks of other nodes do not; the exchange of the
-metrics makes all of them stop after the same step.
+metrics makes all of them stop after the same step.  A rank that has not met the others yet has nothing to save and ends
+at once: torchrun restarts no rank of its node before all have ended, and would kill it after 30 s.
 """
 
 import os
@@ -24,14 +25,20 @@ EXIT_CODE = getattr(os, "EX_TEMPFAIL", 75)  # of a script whose training was sto
 
 
 @contextmanager
-def stop_file(file: Path) -> Iterator[None]:
-    """Make a signal inside of the `with` block create `file`; a second one stops at once, unless torchrun sends it."""
+def stop_file(file: Path, begun: Path) -> Iterator[None]:
+    """Make a signal inside of the `with` block create `file`; a second one stops at once, unless torchrun sends it.
+
+    Args:
+        file: that the ranks look for.
+        begun: a file that a rank of torchrun's makes when it has met the others; before, a signal stops it at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
         return
 
     def on_signal(number: int, frame: Any) -> None:
-        if file.exists() and not torchrun.is_active():  # torchrun repeats the signal by itself
+        is_second = file.exists() and not torchrun.is_active()  # torchrun repeats the signal by itself
+        if is_second or (torchrun.is_active() and not begun.exists()):
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         file.touch()
         started = cluster()

@@ -104,7 +104,7 @@ def run(
     check(config, plan, data, steps, chosen, found, evaluation, elastic)
     with private_folder() as scratch:  # the next kernel removes what a killed one has left
         job = Job(config, plan, data, steps, chosen, found, evaluation, weights, scratch)
-        with stop_file(job.scratch / "stop"):
+        with stop_file(job.scratch / "stop", job.scratch / "begun"):
             results = _launched(job, timeout, backend)
     first: Outcome = results[0]
     ended = first.checkpoint, first.text, first.interrupted
@@ -132,6 +132,7 @@ def _launched(job: Job, timeout: float, backend: str) -> Any:
 
 def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
     """Train on one rank; the function that `run` launches."""
+    (job.scratch / "begun").touch()
     options, is_temporary = job.options, job.keeps_weights and job.options.folder is None
     if is_temporary:  # the weights travel through a checkpoint, as every plan can write one
         options = replace(options, folder=comm.all_gather_object(job.scratch / "weights")[0])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -96,6 +97,34 @@ def test_a_node_that_is_taken_away_saves_and_fewer_ranks_go_on(tmp_path):
         said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     is_the_curve(said, step + 2, step + 2)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_taken_away_while_its_ranks_wait_for_others_is_left_at_once(tmp_path):
+    """There is nothing to save, and torchrun starts no rank again before all of a node have ended."""
+    code = """
+from training_runs import LLAMA, plan, run
+print("begun", flush=True)
+run(LLAMA, plan(dp=2), folder="saved")
+"""
+    (tmp_path / "script.py").write_text(code)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    started = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=ENVIRONMENT | started, **pipes) as process:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        time.sleep(1.0)  # it waits in the store that it has opened
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 60  # CONNECT_SECONDS are 120
 
 
 @pytest.mark.slow

@@ -66,6 +66,24 @@ def test_ranks_that_came_hear_who_did_not():
     assert {str(error).partition(" did")[0] for error in both} == {"1 of 3 ranks"}
 
 
+def test_a_rank_that_came_before_rank_0_hears_from_it_who_did_not():
+    store = HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(meet, store, WORLD[1:2], 1.0)
+        time.sleep(0.5)
+        found = meet(store, WORLD[:1], 2.5) + early.result()
+    assert {str(error).partition(":29500")[0] for error in found} == {"1 of 3 ranks did not come to 192.0.2.10"}
+
+
+def test_a_rank_0_that_is_lost_after_it_came_is_not_said_to_be_missing(monkeypatch):
+    monkeypatch.setattr("dualpipe_lab.world.cluster.join._LATER_SECONDS", 0.3)
+    store = HashStore()
+    store.set("open", "1")
+    (error,) = meet(store, WORLD[1:2], 0.3)
+    assert "rank 0 came to 192.0.2.10:29500" in str(error)
+    assert "and does not say who is missing; see what its node prints" in str(error)
+
+
 def test_without_rank_0_the_others_give_up():
     began = time.monotonic()
     found = meet(HashStore(), WORLD[1:], seconds=0.5)

@@ -37,6 +37,7 @@ _GRACE_SECONDS = 5.0  # by which GLOO gives up after the launch would have
 _STORE_TIMEOUT = timedelta(minutes=30)  # torch's own for groups that are made later
 PATIENCE_SECONDS = 1_800.0  # of a message between two ranks, for later launches of the same ranks; GLOO's own
 _LEAST_WAIT, _LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the store
+_LATER_SECONDS = 10.0  # by which rank 0 may have come later than another rank, and so say later who is missing
 
 
 @dataclass(frozen=True)
@@ -225,12 +226,11 @@ def _open(
     generation = meeting.add("generations", 1)
     meeting.set("open", str(generation))
     keys = {rank: f"{generation}/{rank}" for rank in range(1, environment.world_size)}
-    missing = []
-    if keys:
-        try:
-            meeting.wait(list(keys.values()), _left(deadline))
-        except Exception:
-            missing = [rank for rank, key in keys.items() if not meeting.check([key])]
+    wait = _LEAST_WAIT
+    while keys and not meeting.check(list(keys.values())) and time.monotonic() < deadline:
+        time.sleep(wait)  # not a wait in the store, which would hold up signals
+        wait = min(1.5 * wait, _LONGEST_WAIT)
+    missing = [rank for rank, key in keys.items() if not meeting.check([key])]
     here = {rank: json.loads(meeting.get(key)) for rank, key in keys.items() if rank not in missing}
     answers = {0: answer} | here
     closing = {
@@ -248,18 +248,21 @@ def _enter(
 ) -> tuple[int, dict[str, Any]]:
     """Another rank: answer the generation that is open, and wait until one is closed with this answer."""
     rank, answered, wait = environment.rank, "", _LEAST_WAIT
-    while time.monotonic() < deadline + _LONGEST_WAIT:
+    is_open = False
+    while time.monotonic() < deadline + (_LATER_SECONDS if is_open else _LONGEST_WAIT):
         generation = meeting.get("open").decode() if meeting.check(["open"]) else ""
         if generation and generation != answered:
             meeting.set(f"{generation}/{rank}", json.dumps(answer))
             answered = generation
-        if answered and meeting.check([f"{answered}/closed"]):
+        is_open = answered != "" and not meeting.check([f"{answered}/closed"])
+        if answered and not is_open:
             closing = json.loads(meeting.get(f"{answered}/closed"))
             if closing["tokens"].get(str(rank)) == answer[0]:
                 return int(answered), closing
         time.sleep(wait)
         wait = min(1.5 * wait, _LONGEST_WAIT)
-    raise ConnectionError(f"{environment}: rank 0 did not come to {_place(environment)}; see what its node prints")
+    did = "came to {}, and does not say who is missing" if is_open else "did not come to {}"
+    raise ConnectionError(f"{environment}: rank 0 {did.format(_place(environment))}; see what its node prints")
 
 
 def _missing(environment: Environment, missing: list[int]) -> str:

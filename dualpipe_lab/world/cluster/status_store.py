@@ -184,6 +184,11 @@ class StatusStore:
         if self._store.add("arrived", 1) == self.world_size:
             self._store.set("go", "")
 
+    @property
+    def is_first_launch(self) -> bool:
+        """Whether these ranks have not launched before."""
+        return self._launch == 1
+
     def wait_for_go(self, seconds: float) -> list[int]:
         """Wait until all ranks have arrived; return those that have not after so many seconds."""
         with suppress(Exception):  # torch's own class for a timeout has moved

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualpipe_lab.world import operating_system, payload
 from dualpipe_lab.world.cluster import interface
+from dualpipe_lab.world.cluster.join import CONNECT_SECONDS
 from dualpipe_lab.world.cluster.processes import LOG_FILE, STACK_FILE, OpenPort
 from dualpipe_lab.world.cluster.status_store import Member, StatusStore, World
 from dualpipe_lab.world.cluster.watch_loop import WatchLoop
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _WORLD = str(Path(operating_system.__file__).parent)
-ARRIVAL_SECONDS = 1_800.0  # GLOO's own patience: one rank may prepare data before it launches
+ARRIVAL_SECONDS = 1_800.0  # GLOO's own patience: one rank may prepare data before it launches again
 VERDICT_SECONDS = 15.0  # for a rank that has failed to hear what the others say
 LINGER_SECONDS = 2.0  # after a verdict, for the main thread to print its error although SIGTERM has come
 
@@ -84,8 +85,10 @@ class Watchdog:
             operating_system.process_space(), os.getpid(), str(self.folder),
         )  # fmt: skip
         self._store.arrive(member)
-        if late := self._store.wait_for_go(ARRIVAL_SECONDS):
-            raise RankTimeout(f"ranks {late} did not come to this launch within {ARRIVAL_SECONDS:g} s", [], 0.0)
+        patience = CONNECT_SECONDS if self._store.is_first_launch else ARRIVAL_SECONDS  # all have just met
+        if late := self._store.wait_for_go(patience):
+            self._folder.__exit__(None, None, None)
+            raise RankTimeout(f"ranks {late} did not come to this launch within {patience:g} s", [], 0.0)
         self._handle_signals()
         self._loop = WatchLoop(self, self._store, self._world, member, self._timeout, self._status)
         if not self._loop.has_neighbours:
