@@ -117,7 +117,7 @@ def main(job, timeout):
     except (lab.RankError, lab.RankTimeout, ConnectionError) as error:
         say(f"RAISED {rank} {type(error).__name__}: {error}\nEND {rank}")
         sys.exit(1)
-    say(f"THROUGH {rank}")
+    say(f"THROUGH {rank} {restart}")
     phases.begin("ended")
 
 

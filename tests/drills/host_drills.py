@@ -70,6 +70,11 @@ class Case:
     share: float
     goes_on: str
 
+    @property
+    def is_joining(self):
+        """Whether the blow falls before the ranks have met."""
+        return self.phase == "start" and self.count == 0
+
 
 def drawn(victim, phase, number, seed):
     """Draw a moment."""
@@ -133,8 +138,13 @@ def phase_at(when, notes):
 
 
 def explanations(site, case, living, when):
-    """By host, wait for its explanation; None for hosts whose ranks were through."""
+    """By host, wait for its explanation; None for hosts whose ranks were through.
+
+    Before the ranks are watched over, the agent of a killed one says how it ended, and all agents start theirs again.
+    """
     pattern = CAUSES[case.victim].format(rank=case.rank) + (f"|{JOINING}" if case.phase == "start" else "")
+    if case.is_joining and case.goes_on == "restart":
+        pattern, living = rf"{pattern}|failed \(exitcode: -9\) local_rank: {case.rank % 2}", [case.rank // 2]
     outputs = {host: Path(site.agents.case["outputs"][host]) for host in living}
     found, deadline = {}, when + PATIENCE
     while found.keys() != set(living) and time.time() < deadline:
@@ -142,7 +152,9 @@ def explanations(site, case, living, when):
             text = outputs[host].read_text()
             if said := re.search(rf"^.*({pattern}).*$", text, re.MULTILINE):
                 found[host] = time.time() - when, said[0]
-            elif text.count("THROUGH") == 2 - (host == case.rank // 2 and case.victim == "rank"):
+            elif len(re.findall(r"^THROUGH \d 0", text, re.MULTILINE)) == 2 - (
+                host == case.rank // 2 and case.victim == "rank"
+            ):
                 found[host] = None
         time.sleep(0.02)
     return found
@@ -207,7 +219,9 @@ def drilled(site, case, name=None):
     row.explained = [[host, *said] for host, said in sorted(found.items()) if said]
     row.is_through = None in found.values()
     outcome = restarted(site, row, when) if case.goes_on == "restart" else end_of(site, living, when, row)
-    row.unexplained = [[host, outcome.texts[host][-2000:]] for host in living if host not in found]
+    left_alone = case.is_joining and case.goes_on == "restart"  # the other host's ranks are started again
+    row.unexplained = [[host, outcome.texts[host][-2000:]] for host in living if host not in found and not left_alone]
+    row.unexplained += [["all", "nobody has said anything"]] if not found else []
     check_site(site, case, row, job, living)
     on, row.going_on = site.hosts[:2], case.goes_on
     if case.goes_on != "restart" or outcome.codes != [0, 0]:
@@ -305,7 +319,9 @@ def main():
     )
     table = Table(*names)
     for (victim, phase), rows in cells.items():
-        table.add_row(victim, phase, *summary(rows))
+        for is_joining, name in ((True, "start: joining"), (False, phase)):
+            if some := [row for row in rows if row.case.is_joining == is_joining]:
+                table.add_row(victim, name, *summary(some))
     Console(width=150).print(table)
     if wrong := sum(not row.is_right for rows in cells.values() for row in rows):
         sys.exit(f"{wrong} trainings did not end as they should")
