@@ -2,31 +2,26 @@
 
 RIGHT = {
     "placing-2": {
-        "one prediction, renumbered": """
-from collections import Counter
-
+        "recursion, and the table by node": """
 def place(plan, config, batch_size, sequence_length, ranks_per_node):
-    step, grid = plan.traffic(config, batch_size, sequence_length, clips=False), plan.topology
-    sent = Counter()
-    for rank, ledger in enumerate(step.ledger.ranks):
-        for entry in ledger.entries.values():
-            for peer, num_bytes in entry.sent_to.items():
-                sent[rank, peer] += num_bytes
-    places = [grid.coordinates(rank) for rank in range(grid.world_size)]
+    def orders(axes):
+        if not axes:
+            yield ()
+        for axis in axes:
+            for rest in orders([other for other in axes if other != axis]):
+                yield (axis, *rest)
 
-    def number(order, place):
-        found = 0
-        for axis in order:
-            found = found * grid.size(axis) + place[axis]
-        return found
-
-    def leaving(order):
-        nodes = [number(order, place) // ranks_per_node for place in places]
-        return sum(num_bytes for (a, b), num_bytes in sent.items() if nodes[a] != nodes[b])
-
-    return list(min(permutations(grid.names), key=leaving))
+    best = None
+    for order in orders(list(plan.topology.names)):
+        alone = tuple(axis for axis in ("tp", "cp", "ep", "dp", "pp") if axis not in order)
+        other = replace(plan, order=alone + order)
+        table = other.traffic(config, batch_size, sequence_length, clips=False).ledger.by_node(ranks_per_node)
+        away = sum(map(sum, table)) - sum(row[node] for node, row in enumerate(table))
+        if best is None or away < best[0]:
+            best = away, order
+    return best[1]
 """,
-        "all orders of five axes, as a plan from its description": """
+        "all orders of five axes, plans from a description": """
 def place(plan, config, batch_size, sequence_length, ranks_per_node):
     best, least, seen = None, None, set()
     for order in permutations(("tp", "ep", "cp", "dp", "pp")):
@@ -37,7 +32,7 @@ def place(plan, config, batch_size, sequence_length, ranks_per_node):
         other = lab.Plan.from_description({**plan.describe(), "order": order})
         sent = other.traffic(config, batch_size, sequence_length).ledger.between_nodes(ranks_per_node)
         if least is None or sent < least:
-            best, least = other, sent
+            best, least = order, sent
     return best
 """,
     },

@@ -12,11 +12,9 @@ TYPICAL = {
         "the same bubble": Bad(_PREDICT + "30, 16, 16", "the bubble is shorter"),
     },
     "placing-2": {
-        "the plan as it is": Bad(_PLACE + "return plan", "sends"),
-        "the most bytes": Bad([("return min(", "return max(")], "sends"),
-        "always tp inside": Bad(
-            _PLACE + 'return replace(plan, order=("pp", "cp", "dp", "ep", "tp"))', "4 sequences of 4 tokens"
-        ),
+        "the plan as it is": Bad(_PLACE + "return list(plan.order)", "sends"),
+        "the most bytes": Bad([("min(permutations", "max(permutations")], "sends"),
+        "always tp inside": Bad(_PLACE + 'return ["pp", "cp", "dp", "ep", "tp"]', "4 sequences of 4 tokens"),
         "all bytes, not those between nodes": Bad(
             [("return step.ledger.between_nodes(ranks_per_node)", "return step.sent()")], "sends"
         ),
@@ -54,8 +52,9 @@ CHEATS = {
         ),
     },
     "placing-2": {
-        "fewer ranks": Bad(_PLACE + "return lab.Plan()", "only the order"),
-        "a plan that sends nothing": Bad(_PLACE + "return replace(plan, dp=1)", "only the order"),
+        "no axis at all": Bad(_PLACE + "return []", "each of"),
+        "an axis twice": Bad(_PLACE + 'return ["pp", "dp", "tp", "tp"]', "each of"),
+        "a plan that sends nothing": Bad(_PLACE + "return replace(plan, dp=1)", "which is no data"),
     },
     "placing-3": {
         "nothing is apart": Bad("def apart(hosts, axes, axis):\n    return []", "expected"),
