@@ -178,7 +178,7 @@ def _short(case: Case, order: Sequence[str]) -> str:
 
 
 def _cases() -> Iterator[Case]:
-    m = {"num_microbatches": 2}
+    m: dict[str, Any] = {"num_microbatches": 2}
     cube = Plan(pp=2, dp=2, tp=2, **m)
     yield Plan(dp=2, tp=2), DENSE, 4, 4, 2
     yield Plan(dp=2, tp=2), DENSE, 4, 64, 2  # more tokens: tp sends more than the gradients
