@@ -7,6 +7,7 @@ in the folder of the agents.
 
 import os
 import sys
+import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 import dualpipe_lab as lab
 from cluster.collectives import every_collective
 from dualpipe_lab import comm, data, ep, train
+from dualpipe_lab.world import torchrun
+from dualpipe_lab.world.cluster import clocks
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import _proof
@@ -183,4 +186,10 @@ def messages(rank, world_size, folder, pairs, num_bytes, steps):
                         waiting.wait()
 
 
-PARTS = {"collectives": collectives, "step": step, "experts": experts, "messages": messages}
+def clock(rank, world_size):
+    """Nanoseconds by which rank 0's clock is ahead of this one, as estimated, and the bound of the error."""
+    found = clocks.read_clocks(rank, world_size, torchrun._Numbers(torch.device("cpu")), time.perf_counter_ns)
+    return found.offset_ns, found.bound_ns
+
+
+PARTS = {"clock": clock, "collectives": collectives, "step": step, "experts": experts, "messages": messages}

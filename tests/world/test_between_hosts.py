@@ -250,11 +250,13 @@ def test_a_slow_host_is_seen_in_the_merged_trace_of_hosts_with_clocks_of_their_o
     pairs = [(0, 1), (0, 2), (2, 0), (3, 1), (1, 3), (2, 3)]
     ahead = 1_000 if Path("/proc/self/timens_offsets").exists() else 0  # seconds
     folder = agents.folder / "traces"
-    parts = [("messages", str(folder), pairs, NUM_BYTES, STEPS)]
+    parts = [("clock",), ("messages", str(folder), pairs, NUM_BYTES, STEPS)]
     try:
-        crossing.run(agents, [fast, slow], parts, kind="parts", ahead=ahead)
+        estimates, _ = crossing.run(agents, [fast, slow], parts, kind="parts", ahead=ahead)
     finally:
         slow.run("tc", "qdisc", "del", "dev", hosts.INTERFACE, "root")
+    for rank, (offset, error) in enumerate(estimates):
+        assert abs(offset + rank // 2 * ahead * 10**9) <= error, (rank, offset, error)
     found = lab.read_traces(folder)
     matching = found.matching()
     assert (len(matching.messages), matching.lost, matching.truncated) == (len(pairs) * STEPS, [], 0)
