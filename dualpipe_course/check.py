@@ -78,6 +78,7 @@ TOPICS = {
     "project": "whole.project",
     "many_hosts": "hosts.many_hosts",
     "placing": "hosts.placing",
+    "failures": "hosts.failures",
 }
 _NAMES = {"CheckFailed": "exercise", "progress": "progress_page", "all_checks": "registry", "topic": "registry"}
 

@@ -1,0 +1,228 @@
+"""Exercises of "Failures": how often to save, a save that survives the loss of a host, a watchdog without clocks.
+
+Chapter: book/hosts/failures.  Saves run in every order that matters on a storage of their own (`lost_hosts`).
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from dualpipe_course import check as checks
+from dualpipe_course.exercise import Wrong, exercise, hint_of
+from dualpipe_course.hosts.lost_hosts import flaw_of
+from dualpipe_course.plain import plain
+from dualpipe_course.trial import TODO, call_each, check_ints, ended, needs_function
+
+NAMES = ("seconds between two saves", "% of the time lost", "seconds with four times the hosts", "first step", "steps")
+EXPECTED = (720, 10, 360, 241, 12)
+_SLIPS: tuple[dict[int, str], ...] = (
+    {
+        509: "twice the seconds of a save are under the root",
+        518_400: "the root is missing",
+        12: "that is in minutes",
+    },
+    {
+        5: "both terms count: saving, and what a failure throws away",
+        15: "a failure throws away half an interval on average, not a whole one",
+        20: "a failure throws away half an interval on average, and a save takes 36 s of 720",
+    },
+    {
+        180: "failures come four times as often, and the interval follows the root of that",
+        720: "with four times as many hosts a failure comes four times as often",
+        1_440: "with more hosts failures come sooner, so the interval is shorter",
+    },
+    {
+        240: "the save of step 240 holds the weights after that step",
+        253: "what was done after the last save is lost with the host",
+        254: "what was done after the last save is lost with the host",
+        281: "step 280 was never reached",
+        1: "the last save is there, and the training goes on from it",
+    },
+    {
+        13: "step 253 was not finished, so it is computed to its end only once",
+        40: "only the steps since the last save",
+        11: "steps 241 to 252, both of them included",
+    },
+)
+_RULES = (
+    "sqrt(2 * seconds of a save * seconds between failures)",
+    "36 / 720 of the time goes into saving; on average 720 / 2 of 7,200 seconds are computed again",
+    "failures come after 1,800 s",
+    "the last save before the loss is that of the highest multiple of 40",
+    "steps that were finished after the last save",
+)
+
+Look: TypeAlias = tuple[float, dict[int, tuple[int, float]]]
+
+
+def hint(exercise: int | None = None) -> None:
+    """Print the next hint for an exercise, or for the first unsolved one."""
+    hint_of(checks.topic("failures"), exercise)
+
+
+@exercise(
+    "failures-1",
+    "How often to save",
+    "predict",
+    minutes=8,
+    points=2,
+    hints=(
+        "The page has the formula of the best interval, and the two terms of the share that is lost.",
+        "With four times as many hosts a failure comes four times as often. What does the root make of that?",
+        "Which multiple of 40 was the last one that was reached, and which steps were finished after it?",
+    ),
+)
+def numbers(answer: object) -> str:
+    """Predict an interval, the share of time that is lost, and where a training goes on."""
+    check_ints(answer, NAMES, EXPECTED, _SLIPS, _RULES)
+    return "720 s and 10% lost, 360 s on four times as many hosts; step 241 is next, and 12 steps are computed again"
+
+
+@exercise(
+    "failures-2",
+    "A save that survives a host",
+    "implement",
+    minutes=35,
+    points=5,
+    hints=(
+        "Give every shard a name with its step in it, so that nothing of the save before is touched.",
+        "A small file that names the step to load appears at once, if it is renamed from another name. When may it?",
+        "Wait for all hosts twice: every shard is there before the index, the index before old files are removed.",
+    ),
+)
+def saved(save: Callable[..., Any], load: Callable[..., Any]) -> str:
+    """Write `save(storage, host, num_hosts, step, shard)` and `load(storage, num_hosts)`."""
+    for fn in (save, load):
+        needs_function(fn)
+    problem, _ = flaw_of(save, load)
+    if f"NotImplementedError: {TODO}" in problem:
+        raise Wrong("not written yet: replace the line that raises NotImplementedError")
+    if problem:
+        raise Wrong(problem)
+    return "the newest complete save, with one host or all of them lost at any operation, twice in a row as well"
+
+
+@exercise(
+    "failures-3",
+    "A watchdog that trusts clocks",
+    "find the bug",
+    minutes=12,
+    points=2,
+    hints=(
+        "Whose clock wrote the time of a beat, and whose clock is `now`?",
+        "A number that differs from the one at the look before says that the rank lives, whatever time it gives.",
+        "Keep for each rank the last number and the `now` at which it was first seen. A rank may never have beaten.",
+    ),
+)
+def watchdog(fn: Callable[..., Any]) -> str:
+    """Repair `silent(looks, ranks, limit)`, which compares the clocks of two hosts."""
+    needs_function(fn)
+    cases = list(_watches())
+    outcomes = call_each(fn, [(case.looks, case.ranks, case.limit) for case in cases])
+    for case, (is_fine, value) in zip(cases, outcomes, strict=True):
+        if not is_fine:
+            raise Wrong(ended(case.words, value))
+        expected = silent_ranks(case.looks, case.ranks, case.limit)
+        found = plain([list(x) if isinstance(x, set) else x for x in value] if isinstance(value, list) else value)
+        if not isinstance(found, list) or len(found) != len(expected) or any(type(x) is not list for x in found):
+            raise Wrong(f"{case.words}: return a list of silent ranks for each of {len(expected)} looks")
+        for (now, _), ours, theirs in zip(case.looks, expected, found, strict=True):
+            if any(type(rank) is not int for rank in theirs) or sorted(theirs) != ours:
+                rank = next((r for r in case.ranks if (r in theirs) != (r in ours)), case.ranks[0])
+                raise Wrong(
+                    f"{case.words}: at {now:.1f} s, limit {case.limit:g} s: got {theirs}, expected {ours}"
+                    f"\n  {_history(case, now, rank)}"
+                )
+    return f"right for {len(cases)} runs, with clocks that are wrong, jump and drift"
+
+
+class Watch(NamedTuple):
+    """The looks of an observer: its clock, and the last beat of each rank, (number, time of that rank's clock)."""
+
+    looks: list[Look]
+    ranks: list[int]
+    limit: float
+    words: str
+
+
+def silent_ranks(looks: Sequence[Look], ranks: Sequence[int], limit: float) -> list[list[int]]:
+    """The ranks that are silent at each look.
+
+    >>> silent_ranks([(0.0, {0: (1, 99.0)}), (5.0, {0: (2, 0.0)}), (9.0, {0: (2, 0.0)})], [0, 1], 3.0)
+    [[], [1], [0, 1]]
+    """
+    seen: dict[int, tuple[int | None, float]] = {}
+    found = []
+    for now, beats in looks:
+        for rank in ranks:
+            number = beats[rank][0] if rank in beats else None
+            if rank not in seen or seen[rank][0] != number:
+                seen[rank] = number, now
+        found.append(sorted(rank for rank in ranks if now - seen[rank][1] > limit))
+    return found
+
+
+def _history(case: Watch, now: float, rank: int) -> str:
+    """What the observer saw of a rank, up to a look."""
+    seen = [(at, beats.get(rank)) for at, beats in case.looks if at <= now][-4:]
+    words = [f"at {at:.1f} " + ("no beat" if beat is None else f"beat {beat[0]} of {beat[1]:.1f}") for at, beat in seen]
+    return f"rank {rank}: {', '.join(words)}"
+
+
+class Rank(NamedTuple):
+    """A rank that beats every half second: how its clock is wrong, and from when to when it is silent."""
+
+    ahead: float = 0.0  # s
+    drift: float = 0.0
+    jump: float = 0.0  # s, after 10 s of the run
+    silent: tuple[float, float] = (1e9, 1e9)
+    restarts: bool = False  # its numbers begin again after the silence
+
+
+def _watches() -> Iterator[Watch]:
+    dies, pauses = (6.2, 1e9), (6.2, 12.1)
+    for words, ranks in (
+        ("right clocks, rank 1 dies", [Rank(), Rank(silent=dies)]),
+        ("the clock of rank 1 is 60 s behind", [Rank(), Rank(ahead=-60)]),
+        ("the clock of rank 1 is 60 s ahead, and it dies", [Rank(), Rank(ahead=60, silent=dies)]),
+        ("the clock of rank 0 jumps back by 30 s", [Rank(jump=-30), Rank()]),
+        ("a dead rank, and a clock that jumps ahead", [Rank(silent=dies), Rank(jump=30)]),
+        ("rank 1 is silent for some seconds", [Rank(ahead=5), Rank(ahead=-5, silent=pauses)]),
+        ("rank 1 is started again and counts from 1", [Rank(), Rank(silent=pauses, restarts=True)]),
+        ("rank 1 never beats", [Rank(ahead=-9), Rank(silent=(-1, 1e9))]),
+    ):
+        yield _watched(words, ranks, 3.0, [0.6 + 0.7 * i for i in range(28)])
+    draw = random.Random(30)  # noqa: S311 - not for secrets
+    for number in range(20):
+        ranks = []
+        for _ in range(draw.randrange(2, 9)):
+            start = draw.choice([1e9, draw.uniform(1, 15)])
+            silence = (start, start + draw.choice([1.0, 2.0, 6.0, 1e9]))
+            wrong = draw.uniform(-100, 100), draw.uniform(-0.2, 0.2), draw.choice([0, 0, -20.0, 20.0])
+            ranks.append(Rank(*wrong, silence, draw.random() < 0.3))
+        times: list[float] = []
+        now = draw.uniform(0, 1000)
+        while len(times) < 30:
+            now += draw.choice([0.3, 0.7, 0.7, 2.1])
+            times.append(now)
+        begun = times[0] - 0.1
+        watch = _watched(f"run {number}, {len(ranks)} ranks", ranks, 3.05, [time - begun for time in times])
+        yield watch._replace(looks=[(time, beats) for time, (_, beats) in zip(times, watch.looks, strict=True)])
+
+
+def _watched(words: str, ranks: Sequence[Rank], limit: float, times: Sequence[float]) -> Watch:
+    """What an observer sees that looks at these times after the beginning."""
+    looks: list[Look] = []
+    for now in times:
+        beats = {}
+        for number, rank in enumerate(ranks):
+            until, again = rank.silent
+            before = int(max(0.0, min(now, until)) / 0.5)
+            after = int(max(0.0, now - again) / 0.5)
+            count = after if rank.restarts and after else before + after
+            at = again + after * 0.5 if after else before * 0.5
+            if count:
+                jump = rank.jump if at > 10 else 0
+                beats[number] = count, at * (1 + rank.drift) + rank.ahead + jump
+        looks.append((now, beats))
+    return Watch(looks, list(range(len(ranks))), limit, words)
