@@ -34,7 +34,7 @@ def deeper_imports(text):
 
 
 # it prices a part that `launch` starts by itself, and that no facade hands out
-INSIDE = {"benchmarks/cluster.py": "dualpipe_lab.world"}
+INSIDE = {f"benchmarks/{name}.py": "dualpipe_lab.world" for name in ("cluster", "hosts")}
 
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: file.relative_to(ROOT).as_posix())
