@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import torch
 
@@ -221,7 +221,12 @@ def say(text):
 
 
 def be_a_script():
-    """Handle signals as a script that torchrun starts: not as the forking agent, nor end with it, as torch's forks."""
+    """Be as a script that torchrun starts: without the forking agent's signals and sockets, nor its end."""
+    with open(os.devnull) as nothing:
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                    os.dup2(nothing.fileno(), int(number))  # else the store's port would outlive the agent
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,13 +1,16 @@
 """How ranks meet: generations over one store, ranks that are missing, addresses where nobody listens."""
 
 import json
+import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from dualpipe_lab.world.cluster import interface
 from dualpipe_lab.world.cluster.environment import Environment
@@ -82,6 +85,24 @@ def test_a_rank_0_that_is_lost_after_it_came_is_not_said_to_be_missing(monkeypat
     (error,) = meet(store, WORLD[1:2], 0.3)
     assert "rank 0 came to 192.0.2.10:29500" in str(error)
     assert "and does not say who is missing; see what its node prints" in str(error)
+
+
+def test_a_store_that_ends_while_the_ranks_meet_is_told(monkeypatch):
+    monkeypatch.setenv(interface.VARIABLE, "")  # and remove the choice at the end
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    code = f"from torch.distributed import TCPStore\nTCPStore('127.0.0.1', {port}, is_master=True).wait(['end'])"
+    with subprocess.Popen([sys.executable, "-c", code]) as server, ThreadPoolExecutor(1) as pool:
+        member = Environment(1, 2, 0, 1, 1, 2, "127.0.0.1", port, agent_hosts_store=True, nodes_on_one_machine=True)
+        joining = pool.submit(join, member, "gloo", False, timeout=60)
+        watched = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+        watched.set("dualpipe_lab/open", "1")
+        watched.wait(["dualpipe_lab/1/1"], timedelta(seconds=60))  # the rank has answered, and looks again and again
+        server.kill()
+        with pytest.raises(
+            ConnectionError, match=rf"the rendezvous at 127.0.0.1:{port} is gone: its process has ended"
+        ):
+            joining.result(120)
 
 
 def test_without_rank_0_the_others_give_up():

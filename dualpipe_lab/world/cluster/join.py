@@ -18,6 +18,8 @@ import socket
 import time
 import uuid
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -167,7 +169,7 @@ def _initialise(
     import torch.distributed as dist
 
     meeting = dist.PrefixStore("dualpipe_lab", store)
-    with listener(chosen.address) as door:
+    with _rendezvous_of(environment), listener(chosen.address) as door:
         place = chosen.address, int(door.getsockname()[1])
         generation, places = agree(meeting, environment, place, deadline)
         problem = check_reach(meeting, generation, environment.rank, places, deadline)
@@ -185,6 +187,19 @@ def _initialise(
     except Exception as error:
         raise ConnectionError(_unconnected(environment, chosen, f"torch says: {_first_line(error)}")) from None
     store.set_timeout(_STORE_TIMEOUT)
+
+
+@contextmanager
+def _rendezvous_of(environment: Environment) -> Iterator[None]:
+    """Say that the store is gone where torch says what its sockets do."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's own classes for the store's errors are RuntimeErrors
+        raise ConnectionError(
+            f"{environment}: the rendezvous at {environment.master_addr}:{environment.master_port} is gone: its "
+            "process has ended, or its host answers nothing; see what its node prints; "
+            f"torch says: {_first_line(error)}"
+        ) from None
 
 
 def _unconnected(environment: Environment, chosen: Interface, problem: str) -> str:
