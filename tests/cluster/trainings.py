@@ -101,6 +101,7 @@ def main(job, timeout):
         timeout: seconds of the launch.
     """
     be_a_script()
+    agent = os.getppid()
     rank, restart = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
     blow = job["blow"]
     is_hit = blow is not None and int(rank) == blow["rank"] and restart == "0"
@@ -119,6 +120,8 @@ def main(job, timeout):
         sys.exit(1)
     say(f"THROUGH {rank} {restart}")
     phases.begin("ended")
+    if os.getppid() != agent:
+        os._exit(0)  # as a script would; a fork of torch's waits until its agent has read what it returned
 
 
 def announce(training, phases, pause):

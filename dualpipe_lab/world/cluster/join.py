@@ -15,6 +15,7 @@ import atexit
 import json
 import os
 import socket
+import threading
 import time
 import uuid
 import warnings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 CONNECT_SECONDS = 120.0  # ranks of other nodes may still be importing torch from a slow disk
+STORE_SECONDS = 9  # for the store's host, when it answers nothing, before the connections to it end
 _GRACE_SECONDS = 5.0  # by which GLOO gives up after the launch would have
 _STORE_TIMEOUT = timedelta(minutes=30)  # torch's own for groups that are made later
 PATIENCE_SECONDS = 1_800.0  # of a message between two ranks, for later launches of the same ranks; GLOO's own
@@ -136,9 +138,10 @@ def _connect(environment: Environment, chosen: Interface, deadline: float) -> "S
 
     host, port, hosts = environment.master_addr, environment.master_port, _hosts_store(environment)
     try:
-        return dist.TCPStore(
-            host, port, is_master=hosts, timeout=_left(deadline), wait_for_workers=False, multi_tenant=True
-        )
+        with _no_silence(port):
+            return dist.TCPStore(
+                host, port, is_master=hosts, timeout=_left(deadline), wait_for_workers=False, multi_tenant=True
+            )
     except Exception as error:
         does = "cannot listen at" if hosts else "reaches nobody at"
         remedy = (
@@ -148,6 +151,25 @@ def _connect(environment: Environment, chosen: Interface, deadline: float) -> "S
             f"{environment}: {does} {host}:{port} (MASTER_ADDR, MASTER_PORT) from {chosen}; {remedy}; "
             f"torch says: {_first_line(error)}"
         ) from None
+
+
+@contextmanager
+def _no_silence(port: int) -> Iterator[None]:
+    """Let connections to the store end where its host falls silent, also while torch makes them: it waits forever."""
+    is_made = threading.Event()
+
+    def look() -> None:
+        while not is_made.wait(1.0):
+            operating_system.give_up_on_silent_peers(port, STORE_SECONDS)
+
+    looking = threading.Thread(target=look, name="dualpipe-lab-join", daemon=True)
+    looking.start()
+    try:
+        yield
+        operating_system.give_up_on_silent_peers(port, STORE_SECONDS)
+    finally:
+        is_made.set()
+        looking.join()
 
 
 def _hosts_store(environment: Environment) -> bool:

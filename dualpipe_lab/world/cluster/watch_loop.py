@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dualpipe_lab.world import operating_system, payload
+from dualpipe_lab.world.cluster.join import STORE_SECONDS
 from dualpipe_lab.world.cluster.judge import Judge
 from dualpipe_lab.world.cluster.observer import Observer, is_deadlock
 from dualpipe_lab.world.cluster.processes import Neighbours, packed_log
@@ -41,7 +42,6 @@ TICK_SECONDS = 0.05  # between two looks after an alarm
 BLOCKED_SECONDS = 0.5  # for a main thread to come back to Python
 LEAVE_SECONDS = 10.0  # for the main thread to leave the user's function once it has raised the verdict
 MOVING_BYTES = 16_384  # between two beats: less is not the message that a rank waits for on a slow link
-STORE_SECONDS = 9  # for a host that answers nothing before its connections end
 _ENDED_BY_SIGTERM = 128 + 15
 
 
