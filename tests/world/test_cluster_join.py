@@ -105,6 +105,45 @@ def test_a_store_that_ends_while_the_ranks_meet_is_told(monkeypatch):
             joining.result(120)
 
 
+@pytest.mark.slow
+def test_a_host_of_the_store_that_falls_silent_while_the_ranks_meet_is_told_before_the_limit(two_hosts):
+    """No connection is closed, and a request to the store would wait for as long as the launch may take."""
+    address, port = two_hosts[0].address, 29_500
+    serve = f"""
+from torch.distributed import TCPStore
+store = TCPStore({address!r}, {port}, is_master=True)
+store.set("dualpipe_lab/open", "1")
+store.wait(["dualpipe_lab/1/1"])
+print("answered", flush=True)
+store.wait(["end"])
+"""
+    enter = f"""
+from dualpipe_lab.world.cluster.environment import Environment
+from dualpipe_lab.world.cluster.join import join
+member = Environment(1, 2, 0, 1, 1, 2, {address!r}, {port}, agent_hosts_store=True)
+try:
+    join(member, "gloo", False, timeout=110.0)
+except ConnectionError as error:
+    print(error)
+"""
+    piped = {"stdout": subprocess.PIPE, "text": True}
+    with (
+        two_hosts[0].start([sys.executable, "-c", serve], **piped) as server,
+        two_hosts[1].start([sys.executable, "-c", enter], **piped) as rank,
+    ):
+        try:
+            assert server.stdout.readline() == "answered\n"
+            two_hosts[0].cut()
+            began = time.monotonic()
+            told, _ = rank.communicate(timeout=100)
+            seconds = time.monotonic() - began
+        finally:
+            server.kill()
+            rank.kill()
+    assert f"the rendezvous at {address}:{port} is gone: its process has ended, or its host answers nothing" in told
+    assert seconds < 60  # 9 where nothing else runs
+
+
 def test_without_rank_0_the_others_give_up():
     began = time.monotonic()
     found = meet(HashStore(), WORLD[1:], seconds=0.5)
