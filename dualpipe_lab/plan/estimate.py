@@ -4,8 +4,9 @@ In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they ar
   states         parameters, gradients, master weights, moments: exact, `dualpipe_lab.plan.states`
   activations    of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
                  backward is split, in the order of its own actions: `dualpipe_lab.plan.kept_tensors`
-  working        while an action runs: the loss of its logits, and with recomputation one layer's tensors
-  buffers        of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units: assumed
+  working        while an action runs: the loss, then the head's gradients, then a layer's: assumed
+  buffers        of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units, and what a
+                 framework keeps for the gradients of weights: assumed
   reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
 The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
 medians and maxima of 740 ranks, minima of 52 of them.
@@ -28,7 +29,7 @@ from dualpipe_lab.plan.kept_tensors import LAB, Certainty, Dense, KeepRules, Kep
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
 from dualpipe_lab.plan.traffic import check_traffic
-from dualpipe_lab.pp.program import Action, B, F, W
+from dualpipe_lab.pp.program import Action, B, F, I, W
 
 _GIB = 2**30
 _SHARE = (0.011, 0.071, 0.124)  # of the allocator, above its tensors: least, median, most
@@ -81,7 +82,7 @@ class RankMemory:
         pp_rank, cp_rank, tp_rank: the place.
         states: between steps.
         peak: of activations.
-        buffers: of ZeRO, in bytes.
+        buffers: of ZeRO, and of the rules for gradients of weights, in bytes.
         certainty: of the layers' activations.
     """
 
@@ -261,10 +262,11 @@ class _Maker:
         lengths: list[int],
         numbers: NumberBytes | None,
     ) -> None:
-        self.model, self.plan, self.rules, self.num_rows = model, plan, rules, num_rows
+        self.model, self.rules, self.num_rows = model, rules, num_rows
         self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
         config = model.outline if isinstance(model, GptConfig) else model
         self.num_layers = [len(layers) for layers in plan.stage_layers(config)]
+        self.plan = replace(plan, layers=tuple(self.num_layers))  # the search for the best split takes its time
 
     def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory."""
@@ -273,12 +275,12 @@ class _Maker:
             actions = self._actions(pp_rank)
             for tp_rank in range(self.plan.tp):
                 states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
-                buffers = self._buffers(pp_rank, tp_rank)
+                zero = self._buffers(pp_rank, tp_rank)
                 for cp_rank, length in enumerate(self.lengths):
                     table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
                     peak = self._peak(actions, table)
                     place = pp_rank, cp_rank, tp_rank
-                    yield place, RankMemory(*place, states, peak, buffers, certainty)
+                    yield place, RankMemory(*place, states, peak, zero + table.buffer_bytes, certainty)
 
     def _actions(self, pp_rank: int) -> list[Action]:
         program = self.plan.program
@@ -296,7 +298,9 @@ class _Maker:
                 kept[action.stage] += 1
             parts = [sum(count * tensors[stage][part] for stage, count in kept.items()) for part in range(3)]
             held = tuple(sorted((+kept).items()))
-            found = Peak(str(action), held, parts[0], parts[1], parts[2], self._working(action, table))
+            found = Peak(
+                str(action), held, parts[0], parts[1], parts[2], self._working(action, table, tensors[action.stage][2])
+            )
             best = max(best, found, key=lambda peak: peak.total)
             if action.kind in (B, W):
                 kept[action.stage] -= 1
@@ -310,11 +314,19 @@ class _Maker:
         others = sum(tensor.num_bytes for tensor in ends) - logits
         return self.num_layers[stage] * table.stored_bytes, others, logits
 
-    def _working(self, action: Action, table: LayerTable) -> int:
-        """Return the bytes that an action takes while it runs: the loss, or before its gradient a layer's tensors."""
-        loss = table.loss_bytes if action.stage == len(self.num_layers) - 1 and action.kind != W else 0
-        reruns = self.plan.recompute and action.kind not in (F, W)
-        return max(loss, table.layer_bytes if reruns else 0)
+    def _working(self, action: Action, table: LayerTable, logits: int) -> int:
+        """Return the bytes that an action takes while it runs, above what is kept when it begins.
+
+        A backward goes through the loss, the head, which frees the logits, and layers, of which one may be run again.
+        """
+        is_last, is_backward = action.stage == len(self.num_layers) - 1, action.kind in (B, I)
+        phases = [table.loss_bytes] if is_last and action.kind != W else [0]
+        if is_last and is_backward:
+            phases.append(table.head_bytes - logits)
+        if is_backward and self.num_layers[action.stage]:
+            again = table.layer_bytes - table.stored_bytes
+            phases.append(table.backward_bytes + again - (logits if is_last else 0))
+        return max(phases)
 
     def _buffers(self, pp_rank: int, tp_rank: int) -> int:
         """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""

@@ -9,6 +9,8 @@ With T tokens on the rank, T' = T / tp under sequence parallelism and T without,
   network          gate and up, or the one input of a GPT's activation; and the product, if it is kept
   dropout          1 byte for each number behind attention and network
   recompute        the layer's input alone, and all of the above of one layer while its backward runs
+While a backward runs it also takes, in its turn: the loss; the head's gradients of its logits, weight and input; a
+layer's gradients of the network's tensors, and the gradient of one weight before it is added to the others.
 The rules of this library are proven by what autograd keeps; those of other frameworks are read from papers and sources.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax's `get_activation_info`.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
@@ -45,6 +47,8 @@ class KeepRules:
         ids_bytes: per token, what the embedding's backward needs.
         logit_bytes: per logit, kept from the forward to the backward; None for those of the weights.
         loss_bytes: per logit, on top of that while the loss or its gradient is computed.
+        weight_gradients: before they are added up: one at a time; or in buffers that stay, one of each shape in a
+            layer, where the product adds them up itself (`get_dummy_wgrad` of Transformer Engine).
     """
 
     name: str
@@ -58,6 +62,7 @@ class KeepRules:
     ids_bytes: int = 0
     logit_bytes: int | None = None
     loss_bytes: int = 0
+    weight_gradients: Literal["one", "buffers"] = "one"
 
 
 LAB = KeepRules(
@@ -67,7 +72,10 @@ KORTHIKANTI = KeepRules("arXiv 2205.05198", core="unfused", dropout=True, logit_
 KORTHIKANTI_SELECTIVE = KeepRules(
     "arXiv 2205.05198, selective recomputation", core="recomputed", dropout=True, logit_bytes=4
 )
-MEGATRON = KeepRules("Megatron with flash attention", scale_bytes=4, ids_bytes=8, logit_bytes=4, loss_bytes=2)
+MEGATRON = KeepRules(
+    "Megatron with flash attention and fused sums of weight gradients",
+    scale_bytes=4, ids_bytes=8, logit_bytes=4, loss_bytes=2, weight_gradients="buffers",
+)  # fmt: skip
 MEGATRON_DROPOUT = KeepRules(
     "Megatron with flash attention and dropout", scale_bytes=8, dropout=True, ids_bytes=8, logit_bytes=4, loss_bytes=2
 )
@@ -125,6 +133,41 @@ class LayerTable:
         """What the loss takes on top of what is kept, while it or its gradient is computed."""
         return self._num_logits * self.rules.loss_bytes
 
+    @property
+    def head_bytes(self) -> int:
+        """What the head's backward takes: the gradients of its logits and its weight, its input and that's gradient."""
+        weight = self._shard(self._sizes.vocabulary_size) * self._hidden
+        return (self._num_logits + weight + 2 * self.num_tokens * self._hidden) * self._element
+
+    @property
+    def backward_bytes(self) -> int:
+        """What a layer's backward takes at most: in its network, between the two or three products."""
+        inner, is_gated = self._inner, isinstance(self.model, LlamaConfig)
+        gradients = self._shared * self._hidden + (3 if is_gated else 2) * inner
+        again = inner if is_gated and not self.rules.keeps_product else 0
+        gathered = self.num_tokens * self._hidden if self.plan.sequence_parallel and self.rules.regather else 0
+        weight = max(self.weights) if self.rules.weight_gradients == "one" else 0
+        return (gradients + again + gathered + weight) * self._element
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Elements of the weights of a layer's products on this rank: heads, their output, network in and out."""
+        config, hidden, tp = self._sizes, self._hidden, self.plan.tp
+        heads = config.num_heads // tp + 2 * max(config.num_kv_heads // tp, 1)
+        ffn = self._shard(config.ffn_size) * hidden
+        into = 2 if isinstance(self.model, LlamaConfig) else 1
+        return (
+            heads * config.size_of_head * hidden,
+            config.num_heads // tp * config.size_of_head * hidden,
+            into * ffn,
+            ffn,
+        )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What stays for the gradients of weights, besides those that are added up."""
+        return sum(self.weights) * self._element if self.rules.weight_gradients == "buffers" else 0
+
     def layer(self) -> Iterator[KeptTensor]:
         """Yield the tensors of one layer, in the order of its forward."""
         tokens, input_bytes = self._shared, self._gathered * self._hidden * self._element
@@ -160,7 +203,7 @@ class LayerTable:
 
     def network(self) -> Iterator[KeptTensor]:
         """Yield the tensors between the products of the network."""
-        inner = self.num_tokens * self._shard(self._sizes.ffn_size) * self._element
+        inner = self._inner * self._element
         is_gated = isinstance(self.model, LlamaConfig)
         yield KeptTensor("gate and up" if is_gated else "activation's input", (2 if is_gated else 1) * inner)
         if self.rules.keeps_product:
@@ -206,6 +249,11 @@ class LayerTable:
     def _gathered(self) -> int:
         """The tokens of a product's input that are kept."""
         return self._shared if self.rules.regather else self.num_tokens
+
+    @property
+    def _inner(self) -> int:
+        """Numbers between the products of the network."""
+        return self.num_tokens * self._shard(self._sizes.ffn_size)
 
     @property
     def _num_logits(self) -> int:

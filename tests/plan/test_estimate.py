@@ -73,7 +73,8 @@ def assert_held(cases):
 
 
 def test_two_ranks_hold_the_bytes_of_the_estimate(some):
-    data = [lab.Plan(dp=2, zero=zero, precision=precision) for zero in (0, 1, 2, 3) for precision in PRECISIONS]
+    every_stage = [lab.Plan(dp=2, zero=zero, precision="bfloat16") for zero in (0, 1, 2, 3)]
+    data = [lab.Plan(dp=2, zero=zero, precision=precision) for zero in (0, 1, 2, 3) for precision in PRECISIONS[:2]]
     others = [
         lab.Plan(tp=2, sequence_parallel=True, precision="bfloat16"),
         lab.Plan(cp=2, zero=3),
@@ -83,7 +84,8 @@ def test_two_ranks_hold_the_bytes_of_the_estimate(some):
     experts = [lab.Plan(ep=2, zero=zero) for zero in (0, 1, 3)]
     experts.append(lab.Plan(dp=2, ep=2, experts_in_data=True, zero=2, multi_token=0.3))
     cases = [(plan, CONFIG) for plan in data + others] + [(plan, replace(CONFIG, tied=True)) for plan in tied]
-    assert_held(some(cases + [(plan, V3) for plan in experts], 10))
+    cases += [(plan, V3) for plan in experts]
+    assert_held([(plan, CONFIG) for plan in every_stage] + some(cases, 7))
 
 
 def test_four_ranks_hold_the_bytes_of_the_estimate():
@@ -175,8 +177,11 @@ def test_recomputation_keeps_inputs_and_one_layer():
     plan = lab.Plan(num_microbatches=2, recompute=True)
     peak = planner.estimate(CONFIG, plan, cluster(1), LENGTH, 2).of(0).peak
     assert peak.layers == 5 * LENGTH * 8 * 4
-    layer = LayerTable(CONFIG, plan, LAB, 1, LENGTH).layer_bytes
-    assert (peak.action, peak.working) == ("0B0", layer)
+    # norms, inputs, queries, keys and values, angles, output, gate and up; its input is among what is kept
+    again = 144 + 128 + 64 + 64 + 16 + 64 + 160 - 64
+    gradients = 64 + 3 * 80 + 80 + 160  # of the layer's output and the network's tensors, the product, one weight
+    logits = 8 * 19  # freed by then
+    assert (peak.action, peak.working) == ("0B0", 4 * (again + gradients - logits))
 
 
 def test_every_figure_says_how_far_it_can_be_trusted():

@@ -179,6 +179,17 @@ SIMUMAX = {
     ("405B l4", 8, 1, 1): (LLAMA_405B, 38.57, -0.49),
 }
 
+# the same, with a sequence on several ranks of cp: tp, cp, tokens; rings are not modelled beyond their share of tokens
+SIMUMAX_RINGS = {
+    ("70B l12", 2, 4, 32768): (LLAMA_70B, 68.43, -0.39),
+    ("70B l12", 1, 8, 32768): (LLAMA_70B, 104.51, -0.08),
+    ("70B l12", 2, 4, 131072): (LLAMA_70B, 112.67, -0.77),
+    ("70B l12", 1, 8, 131072): (LLAMA_70B, 147.99, -0.07),
+    ("405B l4", 2, 4, 32768): (LLAMA_405B, 87.03, -0.55),
+    ("405B l4", 1, 8, 32768): (LLAMA_405B, 139.22, -0.06),
+    ("405B l4", 2, 4, 131072): (LLAMA_405B, 118.13, -1.38),
+}
+
 
 def test_parameters_of_megatron_s_last_rank_are_the_known_ones():
     """Counted from its modules; times 6 + 12 / 2 bytes they explain what is held behind a step."""
@@ -203,18 +214,51 @@ def test_megatron_s_golden_values():
     assert max(map(abs, peaks)) < 0.025
 
 
+def simumax_error(name, model, measured, theirs, length=4096, **sizes):
+    """Print a row, and return the error of the largest rank."""
+    layers = (model.num_layers // sizes.get("pp", 1),) * sizes.get("pp", 1)
+    is_shared = sizes.get("dp", 1) * sizes.get("cp", 1) > 1
+    plan = lab.Plan(
+        **sizes, zero=int(is_shared), num_microbatches=4, precision="bfloat16", sequence_parallel=sizes["tp"] > 1,
+        layers=layers,
+    )  # fmt: skip
+    found = estimate(model, plan, Cluster.of("b200", 8), length, 4 * plan.dp, MEGATRON)
+    error = found.largest.allocated / GIB / measured - 1
+    print(f"{name} {sizes} {length}: {measured} GiB, estimate {error:+.2%}, SimuMax {theirs:+.2f}%")
+    return error
+
+
 def test_simumax_s_measurements():
-    errors = []
-    for (name, tp, pp, dp), (model, measured, theirs) in SIMUMAX.items():
-        plan = lab.Plan(
-            tp=tp, pp=pp, dp=dp, zero=int(dp > 1), num_microbatches=4, precision="bfloat16",
-            sequence_parallel=tp > 1, layers=(model.num_layers // pp,) * pp,
-        )  # fmt: skip
-        found = estimate(model, plan, Cluster.of("b200", 8), 4096, 4 * dp, MEGATRON)
-        errors.append(found.largest.allocated / GIB / measured - 1)
-        print(f"{name} tp{tp} pp{pp} dp{dp}: {measured} GiB, estimate {errors[-1]:+.2%}, SimuMax {theirs:+.2f}%")
-        print("   ", "; ".join(map(str, found.largest.figures)))
+    errors = [simumax_error(name, *row, tp=tp, pp=pp, dp=dp) for (name, tp, pp, dp), row in SIMUMAX.items()]
     report("SimuMax's dense rows", errors)
-    # all are too low, and the wider the layers the more: the backward's own temporaries are not modelled
-    assert -0.095 < min(errors) <= max(errors) < 0
-    assert median(map(abs, errors)) < 0.04
+    # no number is fitted to these rows; that buffers for the gradients of weights stay was looked for, and found in
+    # Transformer Engine's source, after the estimates had been 2 to 9 percent too low without them
+    assert len(errors) == 8
+    assert max(map(abs, errors)) < 0.015
+    assert median(map(abs, errors)) < 0.007
+
+
+def test_simumax_s_measurements_of_long_sequences():
+    errors = [simumax_error(name, *row, length, tp=tp, cp=cp) for (name, tp, cp, length), row in SIMUMAX_RINGS.items()]
+    report("SimuMax's rows with cp", errors)
+    assert len(errors) == 7
+    assert max(map(abs, errors)) < 0.023  # a miss of 1.5 percent in three of seven
+    assert median(map(abs, errors)) < 0.012
+
+
+# eth-easl/sailor, OPT-350/memory/csv, commit 16eebd41: peaks of the inner stages of pp 4 in MiB, one for each dp
+SAILOR = {4: (31687, 21683), 8: (32071, 21937)}
+
+
+def test_sailor_s_inner_stages_differ_by_one_microbatch():
+    """OPT-350M in float32 on tp 4, microbatches of 8: between neighbours lie the six layers of one microbatch."""
+    errors = []
+    for dp, (before, after) in SAILOR.items():
+        plan = lab.Plan(pp=4, tp=4, dp=dp, num_microbatches=1024 // 8 // dp, layers=(6,) * 4)
+        config = GptConfig(51200, 1024, 24, 16, num_positions=2048)  # the ends play no part in a difference
+        found = estimate(config, plan, Cluster.of("h100", plan.world_size), 2048, 1024, KORTHIKANTI)
+        one, other = (found.of(found.plan.topology.rank_at(pp=stage)) for stage in (1, 2))
+        errors.append((one.allocated - other.allocated) / 2**20 / (before - after) - 1)
+        print(f"dp {dp}: {before - after} MiB, estimate {errors[-1]:+.2%}")
+    report("Sailor's inner stages", errors)
+    assert max(map(abs, errors)) < 0.035
