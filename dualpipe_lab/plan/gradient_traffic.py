@@ -49,9 +49,14 @@ class Part(NamedTuple):
 
 def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
-    pp_rank = plan.topology.at(rank).rank("pp")
+    here = plan.topology.at(rank)
+    return parts_at(plan, config, here.rank("pp"), here.rank("tp"))
+
+
+def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
+    """Return the parameters of the ranks at a place along pp and tp: they are the same along all other axes."""
     shares = stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
-    maker = _Parts(plan, config, plan.topology.at(rank).rank("tp"))
+    maker = _Parts(plan, config, tp_rank)
     found: list[Part] = []
     for stage in stages_of(plan.program, pp_rank):
         is_mirror = plan.holders(stage)[0] != pp_rank
@@ -154,23 +159,11 @@ class GradientTraffic:
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
         self.grad_bytes = max(4, self.weight_bytes)  # bf16 gradients accumulate and travel in fp32
-        self.buckets = _units(self.parts) if plan.zero == 3 else _buckets(self.parts, self.weight_bytes)
+        self.buckets = buckets_of(plan, self.parts)
         numels = [[self.parts[index].numel for index in bucket] for bucket in self.buckets]
-        dense, experts = self._copies(plan.copy_axes), self._copies(plan.expert_copy_axes)
+        dense, experts = (copies_of(plan, calls.rank, axes) for axes in (plan.copy_axes, plan.expert_copy_axes))
         self.copies = [experts if "ep" in self.parts[bucket[0]].kind else dense for bucket in self.buckets]
         self.layouts = [Layout(sizes, len(ranks)) for sizes, (ranks, _) in zip(numels, self.copies, strict=True)]
-
-    def _copies(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """The ranks that a gradient is summed over, and under hybrid ZeRO those with the same shard on other nodes."""
-        plan, rank = self.plan, self.calls.rank
-        ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
-        if not plan.hybrid or plan.ranks_per_node is None:
-            return ranks, None
-        size = plan.ranks_per_node
-        nodes = [tuple(r for r in ranks if r // size == node) for node in sorted({r // size for r in ranks})]
-        mine = next(part for part in nodes if rank in part)
-        replicas = tuple(part[mine.index(rank)] for part in nodes)
-        return mine, replicas if len(replicas) > 1 else None
 
     def enter(self) -> None:
         """Enter the calls of a step."""
@@ -283,6 +276,23 @@ class GradientTraffic:
             for piece in layout.tensors_in(ranks.index(self.calls.rank))
             if self.parts[bucket[piece.tensor]].stage == stage
         )
+
+
+def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
+    ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
+    if not plan.hybrid or plan.ranks_per_node is None:
+        return ranks, None
+    size = plan.ranks_per_node
+    nodes = [tuple(r for r in ranks if r // size == node) for node in sorted({r // size for r in ranks})]
+    mine = next(part for part in nodes if rank in part)
+    replicas = tuple(part[mine.index(rank)] for part in nodes)
+    return mine, replicas if len(replicas) > 1 else None
+
+
+def buckets_of(plan: PlanFields, parts: list[Part]) -> list[list[int]]:
+    """Return the numbers of the parameters in every flat buffer: buckets, or under ZeRO-3 units."""
+    return _units(parts) if plan.zero == 3 else _buckets(parts, ELEMENT_BYTES[plan.precision])
 
 
 def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:

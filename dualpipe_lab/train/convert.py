@@ -22,7 +22,7 @@ from dualpipe_lab.dp.checkpoint.folder import appearing
 from dualpipe_lab.dp.checkpoint.full_tensors import share_out, write_checkpoint
 from dualpipe_lab.dp.checkpoint.torch_checkpoint import write_torch
 from dualpipe_lab.models.pretrained.config import config_from_pretrained, config_to_pretrained
-from dualpipe_lab.models.pretrained.folder import PretrainedError
+from dualpipe_lab.models.pretrained.fields import PretrainedError
 from dualpipe_lab.models.pretrained.load import full_shapes
 from dualpipe_lab.models.pretrained.names import is_stacked, published_name
 from dualpipe_lab.models.pretrained.save import finish_folder

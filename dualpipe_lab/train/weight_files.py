@@ -28,7 +28,8 @@ from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.dp.checkpoint.torch_checkpoint import values_of
 from dualpipe_lab.dp.checkpoint.torch_files import METADATA, TorchFiles
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
-from dualpipe_lab.models.pretrained.folder import PICKLES, PretrainedError, PretrainedFolder, read_json
+from dualpipe_lab.models.pretrained.fields import PretrainedError, read_json
+from dualpipe_lab.models.pretrained.folder import PICKLES, PretrainedFolder
 from dualpipe_lab.models.pretrained.load import check_folder, check_form, full_shapes
 from dualpipe_lab.models.pretrained.names import is_stacked, published_name, published_names
 from dualpipe_lab.models.stage import TABLE

@@ -18,11 +18,12 @@ from dualpipe_lab.models.pretrained.fields import (
     TRUTH,
     WHOLE,
     Kind,
+    PretrainedError,
     check_kinds,
     check_neutral,
+    read_json,
 )
-from dualpipe_lab.models.pretrained.folder import PretrainedError, read_json
-from dualpipe_lab.models.pretrained.fp8 import blocks_of
+from dualpipe_lab.models.pretrained.fp8_blocks import blocks_of
 from dualpipe_lab.models.pretrained.qwen3_moe import QWEN3_MOE, is_qwen3_moe, qwen3_moe_config, qwen3_moe_values
 from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of, rope_values
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -60,7 +61,7 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
 
     >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})
     Traceback (most recent call last):
-    dualpipe_lab.models.pretrained.folder.PretrainedError: config.json is of MambaForCausalLM; known are \
+    dualpipe_lab.models.pretrained.fields.PretrainedError: config.json is of MambaForCausalLM; known are \
 LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
     """
     if isinstance(source, Mapping):

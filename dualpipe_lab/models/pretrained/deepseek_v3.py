@@ -17,10 +17,10 @@ from dualpipe_lab.models.pretrained.fields import (
     TRUTH,
     WHOLE,
     Kind,
+    PretrainedError,
     check_kinds,
     check_neutral,
 )
-from dualpipe_lab.models.pretrained.folder import PretrainedError
 from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of, rope_values
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes

@@ -6,10 +6,15 @@ Chapter: book/whole/weights.  In: the values of a config.json.  Out: nothing, or
 Elsewhere: transformers checks fields in each configuration class.
 """
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from dualpipe_lab.models.pretrained.folder import PretrainedError
+
+class PretrainedError(ValueError):
+    """A folder of published weights that cannot be used: which file or tensor, and why."""
+
 
 Kind: TypeAlias = tuple[type | tuple[type, ...], str]
 Kinds: TypeAlias = Mapping[str, Kind]
@@ -49,3 +54,18 @@ def check_neutral(values: Mapping[str, Any], where: str, neutral: Neutral) -> No
             raise PretrainedError(
                 f"{where} has {name}={values[name]!r}, which this model does not compute; it would be another model"
             )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        PretrainedError: there is no file, or it holds something else.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PretrainedError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise PretrainedError(f"{file} holds no object of names and values")
+    return found

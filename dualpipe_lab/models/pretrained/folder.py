@@ -10,10 +10,9 @@ refused as a whole.  Files that need unpickling are never opened.
 Elsewhere: transformers' `from_pretrained`; torchtitan's `HuggingFaceStorageReader`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -21,13 +20,11 @@ from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint.file import read_header
 from dualpipe_lab.models.pretrained import fp8
+from dualpipe_lab.models.pretrained.fields import PretrainedError, read_json
+from dualpipe_lab.models.pretrained.fp8_blocks import Blocks, blocks_of
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
-
-
-class PretrainedError(ValueError):
-    """A folder of published weights that cannot be used: which file or tensor, and why."""
 
 
 class Stored(NamedTuple):
@@ -145,15 +142,15 @@ class PretrainedFolder:
         if surplus := sorted(set(self.tensors) - set(index)):
             raise PretrainedError(f"{self.tensors[surplus[0]].file} has {surplus[0]}, which {INDEX} does not name")
 
-    def _blocks(self) -> fp8.Blocks | None:
+    def _blocks(self) -> Blocks | None:
         """Return the blocks that config.json names; a folder without one has none."""
         file = self.path / "config.json"
         try:
-            return fp8.blocks_of(read_json(file), str(file)) if file.exists() else None
+            return blocks_of(read_json(file), str(file)) if file.exists() else None
         except ValueError as error:
             raise PretrainedError(str(error)) from error
 
-    def _take_scales(self, blocks: fp8.Blocks) -> None:
+    def _take_scales(self, blocks: Blocks) -> None:
         """Move the scales out of `tensors`, and refuse what does not fit together."""
         for name in [name for name in self.tensors if name.endswith(fp8.SCALE)]:
             self.scales[name.removesuffix(fp8.SCALE)] = self.tensors.pop(name)
@@ -195,19 +192,4 @@ def _read(file: Path, name: str, where: tuple[slice, ...]) -> Tensor:
             found: Tensor = opened.get_slice(name)[where] if where else opened.get_tensor(name)
     except Exception as error:  # safetensors has its own, one for each cause
         raise PretrainedError(f"{file}: {name} cannot be read: {error}") from error
-    return found
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        PretrainedError: there is no file, or it holds something else.
-    """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise PretrainedError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise PretrainedError(f"{file} holds no object of names and values")
     return found

@@ -21,7 +21,8 @@ from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
 from dualpipe_lab.models.pretrained.deepseek_v3 import is_v3
-from dualpipe_lab.models.pretrained.folder import PretrainedError, PretrainedFolder
+from dualpipe_lab.models.pretrained.fields import PretrainedError
+from dualpipe_lab.models.pretrained.folder import PretrainedFolder
 from dualpipe_lab.models.pretrained.names import is_stacked, published_name, published_names
 from dualpipe_lab.models.pretrained.qwen3_moe import is_qwen3_moe
 from dualpipe_lab.models.rank_model import RankModel

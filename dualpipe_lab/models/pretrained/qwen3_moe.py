@@ -12,8 +12,16 @@ Source: Qwen Team 2025 (arXiv 2505.09388), section 2.
 from collections.abc import Mapping
 from typing import Any
 
-from dualpipe_lab.models.pretrained.fields import NEUTRAL, NUMBER, TRUTH, WHOLE, Kind, check_kinds, check_neutral
-from dualpipe_lab.models.pretrained.folder import PretrainedError
+from dualpipe_lab.models.pretrained.fields import (
+    NEUTRAL,
+    NUMBER,
+    TRUTH,
+    WHOLE,
+    Kind,
+    PretrainedError,
+    check_kinds,
+    check_neutral,
+)
 from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of, rope_values
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 

@@ -8,8 +8,7 @@ Elsewhere: transformers `ROPE_INIT_FUNCTIONS`.
 from collections.abc import Mapping
 from typing import Any
 
-from dualpipe_lab.models.pretrained.fields import NUMBER, OBJECT, TRUTH, Kind, is_kind
-from dualpipe_lab.models.pretrained.folder import PretrainedError
+from dualpipe_lab.models.pretrained.fields import NUMBER, OBJECT, TRUTH, Kind, PretrainedError, is_kind
 from dualpipe_lab.tp.rope_scaling import RopeScaling, Scaling, YarnScaling
 
 ROPE_KINDS: dict[str, Kind] = {**dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT), "rope_theta": NUMBER}

@@ -26,7 +26,8 @@ from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.pretrained.config import config_to_pretrained
-from dualpipe_lab.models.pretrained.folder import INDEX, ONE_FILE, PretrainedError
+from dualpipe_lab.models.pretrained.fields import PretrainedError
+from dualpipe_lab.models.pretrained.folder import INDEX, ONE_FILE
 from dualpipe_lab.models.pretrained.load import Model, config_of, experts_of, full_shapes, parts_of, tensors_of
 from dualpipe_lab.models.pretrained.names import is_stacked, published_names
 from dualpipe_lab.models.rank_model import RankModel

@@ -1,0 +1,374 @@
+"""`estimate`: the memory of every rank at the peak of its own list of actions, before a run and without an accelerator.
+
+In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they are, each exact, assumed or fitted.
+  states         parameters, gradients, master weights, moments: exact, `dualpipe_lab.plan.states`
+  activations    of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
+                 backward is split, in the order of its own actions: `dualpipe_lab.plan.kept_tensors`
+  working        while an action runs: the loss, then the head's gradients, then a layer's: assumed
+  buffers        of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units, and what a
+                 framework keeps for the gradients of weights: assumed
+  reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
+The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
+medians and maxima of 740 ranks, minima of 52 of them.
+Not in it: time; layers with experts; the buffers of ring attention; memory that a library takes for its messages beyond
+the reserve.  That all of an activation lives to the W of a split backward is assumed: an I may free a part of it.
+Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.gpt_config import GptConfig
+from dualpipe_lab.plan.kept_tensors import LAB, Certainty, Dense, KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
+from dualpipe_lab.plan.traffic import check_traffic
+from dualpipe_lab.pp.program import Action, B, F, I, W
+
+_GIB = 2**30
+_SHARE = (0.011, 0.071, 0.124)  # of the allocator, above its tensors: least, median, most
+_OUTSIDE = (2_912, 2_929, 3_897)  # MiB outside of it
+
+
+class Figure(NamedTuple):
+    """A number of bytes, and how far it can be trusted; of a fitted one the least and the most that were seen."""
+
+    name: str
+    num_bytes: int
+    certainty: Certainty
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        spread = f", {self.least / _GIB:.2f} to {self.most / _GIB:.2f}" if self.least != self.most else ""
+        return f"{self.name} {self.num_bytes / _GIB:.2f} GiB ({self.certainty}{spread})"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What is kept on a rank at the action at which most is.
+
+    Attributes:
+        action: at which it is, as the program prints it; empty for a rank without actions.
+        kept: by stage, the number of microbatches whose activations are kept.
+        layers, ends, logits: bytes of the activations, of what embedding, last norm and head keep, and of logits.
+        working: bytes on top, while the action runs.
+    """
+
+    action: str = ""
+    kept: tuple[tuple[int, int], ...] = ()
+    layers: int = 0
+    ends: int = 0
+    logits: int = 0
+    working: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.layers + self.ends + self.logits + self.working
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of the ranks at one place along pp, cp and tp: they are equal along the other axes.
+
+    Attributes:
+        pp_rank, cp_rank, tp_rank: the place.
+        states: between steps.
+        peak: of activations.
+        buffers: of ZeRO, and of the rules for gradients of weights, in bytes.
+        certainty: of the layers' activations.
+    """
+
+    pp_rank: int
+    cp_rank: int
+    tp_rank: int
+    states: ModelStates
+    peak: Peak
+    buffers: int
+    certainty: Certainty
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of all tensors at the peak, without the reserve."""
+        return self.states.total + self.peak.total + self.buffers
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Every part, with its certainty."""
+        states, peak, mark = self.states, self.peak, self.certainty
+        exact = [(name, getattr(states, name)) for name in ("parameters", "gradients", "masters", "moments")]
+        assumed = [("ends", peak.ends), ("logits", peak.logits), ("working", peak.working), ("buffers", self.buffers)]
+        found = [_certain(name, num_bytes, "exact") for name, num_bytes in exact]
+        found.append(_certain("activations", peak.layers, mark))
+        return *found, *(_certain(name, num_bytes, "assumed") for name, num_bytes in assumed), self.reserve
+
+    @property
+    def reserve(self) -> Figure:
+        """What allocator and driver take on top of the tensors."""
+        bounds = [
+            int(share * self.allocated) + outside * 2**20 for share, outside in zip(_SHARE, _OUTSIDE, strict=True)
+        ]
+        return Figure("reserve", bounds[1], "fitted", bounds[0], bounds[2])
+
+    @property
+    def total(self) -> Figure:
+        """All together, with the interval that the reserve has."""
+        reserve = self.reserve
+        all_of = [self.allocated + part for part in (reserve.num_bytes, reserve.least, reserve.most)]
+        return Figure("total", all_of[0], "fitted", all_of[1], all_of[2])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of every rank under one plan; it prints as a table, one row for ranks that are equal.
+
+    Attributes:
+        model, plan, cluster, sequence_length, global_batch, rules: what it is for.
+        places: by place along pp, cp and tp.
+    """
+
+    model: Dense
+    plan: Plan
+    cluster: Cluster
+    sequence_length: int
+    global_batch: int
+    rules: KeepRules
+    places: dict[tuple[int, int, int], RankMemory]
+
+    def of(self, rank: int) -> RankMemory:
+        """Return the memory of a rank.
+
+        Raises:
+            ValueError: no such rank.
+        """
+        if not 0 <= rank < self.plan.world_size:
+            raise ValueError(f"the plan has ranks 0 to {self.plan.world_size - 1}, got {rank}")
+        here = self.plan.topology.coordinates(rank)
+        return self.places[here.get("pp", 0), here.get("cp", 0), here.get("tp", 0)]
+
+    @property
+    def ranks(self) -> list[RankMemory]:
+        """The memory of every rank, in order."""
+        return [self.of(rank) for rank in range(self.plan.world_size)]
+
+    @cached_property
+    def largest(self) -> RankMemory:
+        """The memory of the first of the ranks that need most."""
+        return max(self.places.values(), key=lambda one: one.allocated)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has the memory, with the reserve as it is in the median."""
+        return self.largest.total.num_bytes <= self.cluster.accelerator.memory_bytes
+
+    def bytes_by_link(self) -> dict[str, int]:
+        """Return the bytes that all ranks send in a step, inside of nodes and between them: `Plan.traffic`.
+
+        The time grows with the number of ranks: a second or two for 64.
+
+        Raises:
+            ValueError: a GPT, which no runtime here trains.
+        """
+        if isinstance(self.model, GptConfig):
+            raise ValueError(
+                "messages are counted for models that the runtime trains, got a GptConfig; use LlamaConfig"
+            )
+        ledger = self.plan.traffic(self.model, self.global_batch, self.sequence_length).ledger
+        between = ledger.between_nodes(min(self.cluster.ranks_per_node, self.plan.world_size))
+        return {"inside": ledger.sent() - between, "between": between}
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("ranks", "states", "activations", "logits", "working", "allocated", "with reserve", "peak at", "kept")
+        ]
+        for memory, places in self._rows():
+            peak, kept = memory.peak, " ".join(f"{stage}:{count}" for stage, count in memory.peak.kept)
+            parts = memory.states.total, peak.layers + peak.ends, peak.logits, peak.working + memory.buffers
+            cells = [f"{part / _GIB:.2f}" for part in (*parts, memory.allocated, memory.total.num_bytes)]
+            rows.append((places, *cells, peak.action, kept))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"{self.plan}; {self.rules.name}; GiB", *lines])
+
+    def _rows(self) -> Iterator[tuple[RankMemory, str]]:
+        """Yield the memories that differ, with their places."""
+        found: dict[tuple[ModelStates, Peak], list[RankMemory]] = {}
+        for memory in self.places.values():
+            found.setdefault((memory.states, memory.peak), []).append(memory)
+        for same in found.values():
+            axes = [axis for axis in ("pp", "cp", "tp") if self.plan.sizes[axis] > 1]
+            names = [f"{axis} {_spans(sorted({getattr(one, f'{axis}_rank') for one in same}))}" for axis in axes]
+            yield same[0], ", ".join(names) or "all"
+
+
+def estimate(
+    model: AnyModel,
+    plan: Plan,
+    cluster: Cluster,
+    sequence_length: int,
+    global_batch: int,
+    rules: KeepRules = LAB,
+    numbers: NumberBytes | None = None,
+) -> Estimate:
+    """Return the memory of every rank of a plan.
+
+    Args:
+        model: a `LlamaConfig` or a `GptConfig`.
+        plan: for as many ranks as the cluster has.
+        cluster: whose accelerators have the memory.
+        sequence_length: tokens of a sequence.
+        global_batch: sequences of a step, over all data ranks and microbatches.
+        rules: what the framework keeps for the backward (default: this library).
+        numbers: bytes per parameter (default: those of the plan's precision).
+
+    Raises:
+        ValueError: as `Plan.check`, sequences that do not divide, or a model with experts.
+
+    >>> from dualpipe_lab.models import LlamaConfig
+    >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
+    >>> plan = Plan(dp=8, zero=1, num_microbatches=2, precision="bfloat16")
+    >>> found = estimate(llama3_8b, plan, Cluster.of("h100", 8), sequence_length=8192, global_batch=16)
+    >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
+    parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
+    """
+    if isinstance(model, V3MoEConfig):
+        raise ValueError(
+            "activations are estimated for dense layers, and this model has experts; `model_states` gives its "
+            "parameters, gradients and moments"
+        )
+    plan.check(model.outline if isinstance(model, GptConfig) else model, sequence_length, cluster.num_ranks)
+    plan = _with_nodes(plan, cluster)
+    num_rows = check_traffic(plan, global_batch)
+    maker = _Maker(model, plan, rules, num_rows, _lengths(plan, sequence_length), numbers)
+    return Estimate(model, plan, cluster, sequence_length, global_batch, rules, dict(maker.places()))
+
+
+class _Maker:
+    """The memory of each place: states by pp and tp, tables by cp and tp, peaks by the program."""
+
+    def __init__(
+        self,
+        model: Dense,
+        plan: Plan,
+        rules: KeepRules,
+        num_rows: int,
+        lengths: list[int],
+        numbers: NumberBytes | None,
+    ) -> None:
+        self.model, self.rules, self.num_rows = model, rules, num_rows
+        self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
+        config = model.outline if isinstance(model, GptConfig) else model
+        self.num_layers = [len(layers) for layers in plan.stage_layers(config)]
+        self.plan = replace(plan, layers=tuple(self.num_layers))  # the search for the best split takes its time
+
+    def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
+        """Yield every place along pp, cp and tp with its memory."""
+        certainty: Certainty = self.rules.certainty if self.plan.cp == 1 else "assumed"
+        for pp_rank in range(self.plan.pp):
+            actions = self._actions(pp_rank)
+            for tp_rank in range(self.plan.tp):
+                states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
+                zero = self._buffers(pp_rank, tp_rank)
+                for cp_rank, length in enumerate(self.lengths):
+                    table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
+                    peak = self._peak(actions, table)
+                    place = pp_rank, cp_rank, tp_rank
+                    yield place, RankMemory(*place, states, peak, zero + table.buffer_bytes, certainty)
+
+    def _actions(self, pp_rank: int) -> list[Action]:
+        program = self.plan.program
+        if program is None:  # one microbatch after the other: all peaks are those of the first
+            return [Action(0, F, 0), Action(0, B, 0)]
+        return list(program.actions(pp_rank))
+
+    def _peak(self, actions: list[Action], table: LayerTable) -> Peak:
+        """Walk through a rank's actions, and return what is kept when most is."""
+        kept: Counter[int] = Counter()
+        tensors = {stage: self._stage(stage, table) for stage in {action.stage for action in actions}}
+        best = Peak()
+        for action in actions:
+            if action.kind == F:
+                kept[action.stage] += 1
+            parts = [sum(count * tensors[stage][part] for stage, count in kept.items()) for part in range(3)]
+            held = tuple(sorted((+kept).items()))
+            found = Peak(
+                str(action), held, parts[0], parts[1], parts[2], self._working(action, table, tensors[action.stage][2])
+            )
+            best = max(best, found, key=lambda peak: peak.total)
+            if action.kind in (B, W):
+                kept[action.stage] -= 1
+        return best
+
+    def _stage(self, stage: int, table: LayerTable) -> tuple[int, int, int]:
+        """Return the bytes that a forward of a stage keeps: layers, ends, logits."""
+        ends: list[KeptTensor] = list(table.first()) if stage == 0 else []
+        ends += table.last() if stage == len(self.num_layers) - 1 else []
+        logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
+        others = sum(tensor.num_bytes for tensor in ends) - logits
+        return self.num_layers[stage] * table.stored_bytes, others, logits
+
+    def _working(self, action: Action, table: LayerTable, logits: int) -> int:
+        """Return the bytes that an action takes while it runs, above what is kept when it begins.
+
+        A backward goes through the loss, the head, which frees the logits, and layers, of which one may be run again.
+        """
+        is_last, is_backward = action.stage == len(self.num_layers) - 1, action.kind in (B, I)
+        phases = [table.loss_bytes] if is_last and action.kind != W else [0]
+        if is_last and is_backward:
+            phases.append(table.head_bytes - logits)
+        if is_backward and self.num_layers[action.stage]:
+            again = table.layer_bytes - table.stored_bytes
+            phases.append(table.backward_bytes + again - (logits if is_last else 0))
+        return max(phases)
+
+    def _buffers(self, pp_rank: int, tp_rank: int) -> int:
+        """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
+        if self.plan.zero < 2:
+            return 0
+        layouts = flat_layouts(self.plan, parts_of_place(self.model, self.plan, pp_rank, tp_rank))
+        largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
+        return largest * (self.numbers.gradient + self.numbers.parameter * (self.plan.zero == 3))
+
+
+def _with_nodes(plan: Plan, cluster: Cluster) -> Plan:
+    """Return the plan with the cluster's nodes; a plan on one node has none."""
+    size = min(cluster.ranks_per_node, cluster.num_ranks)
+    if plan.ranks_per_node not in (None, size):
+        raise ValueError(
+            f"the cluster has {size} ranks per node, got a plan with ranks_per_node={plan.ranks_per_node}; leave it out"
+        )
+    return plan if plan.ranks_per_node else replace(plan, ranks_per_node=size)
+
+
+def _lengths(plan: Plan, sequence_length: int) -> list[int]:
+    """Return the tokens of a sequence on each rank of cp."""
+    if plan.cp == 1:
+        return [sequence_length]
+    layout = make_layout(plan.layout, sequence_length, plan.cp)
+    return [layout.size(rank) for rank in range(plan.cp)]
+
+
+def _certain(name: str, num_bytes: int, certainty: Certainty) -> Figure:
+    return Figure(name, num_bytes, certainty, num_bytes, num_bytes)
+
+
+def _spans(numbers: list[int]) -> str:
+    """Return ascending numbers as text.
+
+    >>> _spans([0, 1, 2, 5])
+    '0-2 5'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
