@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import stand_in
 from built_pages import HTML
-from cluster.agents import Agents
+from torchrun_cases.agents import Agents
 
 from dualpipe_lab.world.emulate import hosts
 

@@ -271,3 +271,10 @@ def test_every_benchmark_starts():
     text = f"import importlib, sys; sys.path.insert(0, 'benchmarks'); [importlib.import_module(n) for n in {names}]"
     started = run(sys.executable, "-c", text)
     assert started.returncode == 0, started.stderr
+
+
+def test_modules_that_tests_share_have_names_of_their_own():
+    """Tests put benchmarks/ and examples/ into the path of ranks: a name that is there too would be imported instead."""
+    ours = {path.stem for path in (ROOT / "tests").glob("*") if path.suffix == ".py" or (path / "__init__.py").exists()}
+    others = {path.stem for folder in ("benchmarks", "examples", "tools") for path in (ROOT / folder).iterdir()}
+    assert ours & others == set()

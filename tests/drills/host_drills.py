@@ -2,7 +2,7 @@
 
 Two network namespaces with two ranks each, under torchrun's agents, train and save into one folder, as on a cluster's
 shared file system.  A rank, an agent, a host (link down, then every process killed) or the host of the rendezvous is
-killed in a phase that the ranks announce themselves (`cluster.trainings`), at a call drawn inside of it.
+killed in a phase that the ranks announce themselves (`torchrun_cases.trainings`), at a call drawn inside of it.
 
   explained   each living host names the cause; `through`: every living rank had ended its training before
   left over   on living hosts: processes, sockets that listen or are connected, folders; hidden parts of checkpoints

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from cluster.agents import Agents  # noqa: E402
+from torchrun_cases.agents import Agents  # noqa: E402
 
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, saved_steps  # noqa: E402
 from dualpipe_lab.train.metrics import read_csv  # noqa: E402
@@ -26,7 +26,7 @@ class Site:
         folder: for all files.
         first_port: of the rendezvous; two sites on the same hosts have different ones.
         made: hosts to use; by default, new ones.
-        options: of the trainings, beside those of `cluster.trainings`.
+        options: of the trainings, beside those of `torchrun_cases.trainings`.
     """
 
     def __init__(self, folder, first_port=29_400, made=None, options=None):

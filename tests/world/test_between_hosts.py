@@ -11,8 +11,8 @@ from statistics import median
 
 import pytest
 import torch
-from cluster import crossing
 from runs import A1, draw
+from torchrun_cases import crossing
 
 import dualpipe_lab as lab
 from dualpipe_lab import data, ep, models, train

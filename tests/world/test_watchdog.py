@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import kinds
+from torchrun_cases import kinds
 
 import dualpipe_lab as lab
 from dualpipe_lab.world.folder import PREFIX
@@ -226,7 +226,7 @@ def test_a_slow_link_and_a_lonely_rank_that_cannot_beat_are_no_failures(kind, ag
 @pytest.mark.parametrize("kind", ["raises", "waits_in_a_ring"])
 def test_the_same_under_torchrun_itself(kind, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(f"from cluster import kinds\nkinds.main({kind!r}, 60.0)\n")
+    script.write_text(f"from torchrun_cases import kinds\nkinds.main({kind!r}, 60.0)\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from cluster.collectives import every_collective
+from torchrun_cases.collectives import every_collective
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm

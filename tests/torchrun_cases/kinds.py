@@ -11,9 +11,9 @@ from contextlib import nullcontext, suppress
 import torch
 
 import dualpipe_lab as lab
-from cluster.collectives import every_collective
 from dualpipe_lab import comm
 from dualpipe_lab.world.folder import private_folder
+from torchrun_cases.collectives import every_collective
 
 
 def fine(rank, world_size):
@@ -185,7 +185,7 @@ def wired_collectives(rank, world_size):
 
 def parts(rank, world_size):
     """The parts that a test has asked for."""
-    from cluster import crossing
+    from torchrun_cases import crossing
 
     crossing.measure(rank, world_size)
 

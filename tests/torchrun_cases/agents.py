@@ -1,6 +1,6 @@
 """Agents of torchrun for tests, without the seconds that every rank's `import torch` takes: they fork their ranks.
 
-  python -m cluster.agents      imports once, then starts one of torch's own elastic agents per host for each line
+  python -m torchrun_cases.agents   imports once, then starts one of torch's elastic agents per host for each line
 `Agents` is the tests' end: `begin` starts a case, `end` waits for it and returns what its hosts printed.
 A host is a network namespace, or None for this machine.
 """
@@ -55,7 +55,7 @@ class Agents:
         environment = os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1"}
         environment["TMPDIR"] = str(self.folder)  # what its ranks leave behind is there, apart from that of other tests
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.agents"],
+            [sys.executable, "-m", "torchrun_cases.agents"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -143,8 +143,8 @@ def main():
     from torch.distributed.launcher import api  # noqa: F401
 
     import dualpipe_lab.world.torchrun  # noqa: F401
-    from cluster import kinds  # noqa: F401
     from dualpipe_lab.world import operating_system, rank  # noqa: F401
+    from torchrun_cases import kinds  # noqa: F401
 
     operating_system.adopt_orphans()  # ranks whose agent was killed: the test sees them
     for line in sys.stdin:
@@ -152,7 +152,7 @@ def main():
         if case["job"] or case["kind"].endswith("parts"):
             importlib.import_module("dualpipe_lab.world.preload")
         if case["job"]:
-            from cluster import trainings  # noqa: F401
+            from torchrun_cases import trainings  # noqa: F401
         agents = [_fork(case, number) for number in range(len(case["hosts"]))]
         codes, ends = {}, {}
         deadline = time.monotonic() + case["patience"]
@@ -212,7 +212,7 @@ def _serve(case, number):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from cluster import kinds
+    from torchrun_cases import kinds
 
     config = LaunchConfig(
         case["least"], len(case["hosts"]), case["ranks_per_host"], run_id=case["run"], rdzv_backend="c10d",
@@ -222,7 +222,7 @@ def _serve(case, number):
     )  # fmt: skip
     function, what = kinds.main, case["kind"]
     if case["job"]:
-        from cluster import trainings
+        from torchrun_cases import trainings
 
         function, what = trainings.main, case["job"]
         tempfile.tempdir = os.environ["TMPDIR"] = temporary_folder(tempfile.gettempdir(), case["hosts"][number])

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 
 import dualpipe_lab as lab
-from cluster.collectives import every_collective
 from dualpipe_lab import comm, data, ep, train
 from dualpipe_lab.world import torchrun
 from dualpipe_lab.world.cluster import clocks
+from torchrun_cases.collectives import every_collective
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import _proof

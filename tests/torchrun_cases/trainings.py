@@ -18,9 +18,9 @@ from importlib import import_module
 from pathlib import Path
 
 import dualpipe_lab as lab
-from cluster.kinds import be_a_script, say
 from dualpipe_lab import data, dp, models, train
 from dualpipe_lab.world.emulate.hosts import INTERFACE
+from torchrun_cases.kinds import be_a_script, say
 
 STEPS = 6
 CONFIG = models.LlamaConfig(hidden_size=16, ffn_size=32, num_layers=4, num_heads=2, num_kv_heads=2)
