@@ -274,7 +274,7 @@ def test_every_benchmark_starts():
 
 
 def test_modules_that_tests_share_have_names_of_their_own():
-    """Tests put benchmarks/ and examples/ into the path of ranks: a name that is there too would be imported instead."""
+    """Some tests put benchmarks/ into the path of ranks: a name that is there too would be imported instead."""
     ours = {path.stem for path in (ROOT / "tests").glob("*") if path.suffix == ".py" or (path / "__init__.py").exists()}
     others = {path.stem for folder in ("benchmarks", "examples", "tools") for path in (ROOT / folder).iterdir()}
     assert ours & others == set()
