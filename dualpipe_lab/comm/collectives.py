@@ -72,10 +72,7 @@ def reduce(
     moved = traffic.reduce(chunks, call.position, root)
     to_root = chunks[call.position] * (call.position != root)
     in_ring = moved.sent - to_root
-    sent_to, addressed = (
-        Counter({call.ranks[(call.position + 1) % call.size]: in_ring}),
-        Counter({call.previous: in_ring}),
-    )
+    sent_to, addressed = (Counter({peer: in_ring}) for peer in (call.next, call.previous))
     sent_to[dst] += to_root
     addressed[dst] += to_root
     work = call.describe(moved, tensor, sent_to=sent_to, addressed=addressed if runs_on_gloo(tensor) else None)

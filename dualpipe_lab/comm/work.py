@@ -134,6 +134,11 @@ class Collective:
         return Work(self._context, operation, finish)
 
     @property
+    def next(self) -> int:
+        """Global rank of the member after this one; the first one follows the last."""
+        return self.ranks[(self.position + 1) % self.size]
+
+    @property
     def previous(self) -> int:
         """Global rank of the member before this one; the last one precedes the first."""
         return self.ranks[self.position - 1]

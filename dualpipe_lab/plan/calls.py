@@ -31,9 +31,8 @@ class Calls:
         """Sum a tensor over some ranks."""
         chunks = [part * element_bytes for part in traffic.split(numel, len(ranks))]
         place = ranks.index(self.rank)
-        self._enter(
-            "all_reduce", traffic.all_reduce(chunks, place), ranks, to=ranks[place - 1]
-        )  # GLOO's ring runs down
+        before = ranks[place - 1]  # GLOO's ring runs down
+        self._enter("all_reduce", traffic.all_reduce(chunks, place), ranks, to=before)
 
     def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
         """Gather a shard of so many elements from each of some ranks."""

@@ -270,9 +270,10 @@ class _Maker:
 
     def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory."""
-        certainty: Certainty = self.rules.certainty if self.plan.cp == 1 else "assumed"
         for pp_rank in range(self.plan.pp):
             actions = self._actions(pp_rank)
+            is_split = any(action.kind == I for action in actions)  # an I may free what is counted until its W
+            certainty: Certainty = "assumed" if is_split or self.plan.cp > 1 else self.rules.certainty
             for tp_rank in range(self.plan.tp):
                 states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
                 zero = self._buffers(pp_rank, tp_rank)

@@ -15,6 +15,7 @@ from torchrun_cases import kinds
 
 import dualpipe_lab as lab
 from dualpipe_lab.world.folder import PREFIX
+from dualpipe_lab.world.supervise.supervisor import PROBE_SECONDS
 
 SLACK = 8.0  # seconds beside twice those of `launch`, which starts its ranks in a tenth of one, on a busy machine
 
@@ -153,7 +154,9 @@ def test_a_node_that_vanishes_is_named_with_its_ranks(agents, two_hosts):
     began = max(float(when) for when in re.findall(r"^BEGAN \d+ ([\d.]+)$", outcome.text, re.MULTILINE))
     assert outcome.codes == [1, -9]
     text = outcome.texts[0]
-    assert re.search(r"RankError: rank 2 of 4 was lost with node 1 \(host \S+, ranks 2, 3\): no heartbeat for", text)
+    lost = r"RankError: rank 2 of 4 was lost with node 1 \(host \S+, ranks 2, 3\): no heartbeat for ([\d.]+) s"
+    silence = float(re.search(lost, text)[1])
+    assert 1.5 * PROBE_SECONDS < silence < began + outcome.seconds[0] - gone + 2 * PROBE_SECONDS
     assert f"nothing answers at {two_hosts[1].address}" in text
     assert re.search(r"rank 0: waits for all_reduce shape \(1000,\).*at kinds.py, line \d+, in trains", text)
     assert began + outcome.seconds[0] - gone < 6 + SLACK  # the ranks' end: their agent ends when torch lets it

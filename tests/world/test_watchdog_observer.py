@@ -70,6 +70,13 @@ def test_the_time_limit_is_that_of_functions_that_run(timeout, now, late):
     assert not watching({0: Beat(1, returned=True)}, timeout).is_late(now)
 
 
+def test_a_silence_is_counted_from_the_last_beat_that_was_seen():
+    observer = watching({0: Beat(1), 1: Beat(1)})
+    observer.see(1.4, {0: Beat(2), 1: Beat(1)})
+    assert (observer.silence(3.5, 0), observer.silence(3.5, 1)) == (pytest.approx(2.1), pytest.approx(3.5))
+    assert observer.silence(3.5, 2) == 0.0
+
+
 def test_a_ring_of_receives_is_a_deadlock_and_a_message_under_way_is_not():
     ring = {0: status(0, receives(1, 7)), 1: status(1, receives(0, 7))}
     assert is_deadlock(ring, {})
@@ -89,7 +96,7 @@ def test_a_collective_that_all_have_reached_is_slow():
 def test_a_node_that_vanished_is_named_with_its_ranks(tmp_path):
     members = [member(rank, rank // 2, f"10.99.0.{1 + rank // 2}") for rank in range(4)]
     records = Records(4, reports={0: Report(status(0), b"")}, gone={rank: members[rank] for rank in (2, 3)})
-    error = records.error(tmp_path, members, 2.1)
+    error = records.error(tmp_path, members, {2: 2.1, 3: 2.1})
     assert str(error).splitlines()[0] == (
         "rank 2 of 4 was lost with node 1 (host host1, ranks 2, 3): no heartbeat for 2.1 s, "
         "and nothing answers at 10.99.0.2"
@@ -100,7 +107,7 @@ def test_a_node_that_vanished_is_named_with_its_ranks(tmp_path):
 
 def test_one_silent_process_of_a_node_is_not_the_node(tmp_path):
     members = [member(rank, 0) for rank in range(2)]
-    text = str(Records(2, gone={1: members[1]}).error(tmp_path, members, 2.1))
+    text = str(Records(2, gone={1: members[1]}).error(tmp_path, members, {1: 2.1}))
     assert text.startswith("rank 1 of 2 died without an exception (its process is gone): no heartbeat for 2.1 s")
 
 
@@ -109,20 +116,20 @@ def test_who_raised_comes_before_who_lost_its_peer(tmp_path):
     records = Records(3, failures=failures)
     assert records.has_cause
     assert not replace(records, failures={0: failures[0]}).has_cause
-    assert str(records.error(tmp_path, [], 0.0)).splitlines() == [
+    assert str(records.error(tmp_path, [], {})).splitlines() == [
         "rank 2 of 3 raised KeyError: 1", "  rank 0: lost its peer",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "said"), [(-9, "SIGKILL"), (3, "exit code 3"), (None, "its process is gone")])
 def test_a_death_is_told_by_its_exit_code(code, said, tmp_path):
-    text = str(Records(2, deaths={1: Death(code, "", b"")}).error(tmp_path, [], 0.0))
+    text = str(Records(2, deaths={1: Death(code, "", b"")}).error(tmp_path, [], {}))
     assert text == f"rank 1 of 2 died without an exception ({said})"
 
 
 def test_a_crash_shows_the_line_from_the_stack(tmp_path):
     stack = 'Fatal Python error: Segmentation fault\nCurrent thread 0x1:\n  File "/home/me/step.py", line 12 in forward'
-    error = Records(1, deaths={0: Death(-11, stack, b"")}).error(tmp_path, [], 0.0)
+    error = Records(1, deaths={0: Death(-11, stack, b"")}).error(tmp_path, [], {})
     assert "at step.py, line 12, in forward" in str(error)
     assert error.failures[0].traceback == stack
 

@@ -101,7 +101,7 @@ class Judge:
         error: RankError | RankTimeout
         if records.failed:
             with _temporary_folder() as folder:
-                found = records.error(Path(folder), [], 0.0)
+                found = records.error(Path(folder), [], {})
             error = RankError(found.failures, found.world_size, [*found.notes, said, locate(status, _line)])
         else:
             headline = f"{said}. What rank {self._world.rank} knows:"
@@ -155,7 +155,9 @@ class Judge:
         with _temporary_folder() as folder:
             error: RankError | RankTimeout
             if records.failed:
-                error = records.error(Path(folder), members, SILENT_SECONDS)
+                seen = time.monotonic()
+                silence = {rank: self._observer.silence(seen, rank) for rank in records.gone}
+                error = records.error(Path(folder), members, silence)
             else:
                 headline = self.headline or self._observer.stuck_headline(now)
                 error = records.timeout(Path(folder), headline, now - self._started)

@@ -56,6 +56,10 @@ class Observer:
         """Ranks that have not beaten for so long."""
         return [rank for rank, changed in self._changed.items() if now - changed > seconds]
 
+    def silence(self, now: float, rank: int) -> float:
+        """Seconds since this observer saw the rank's last beat; 0 for a rank that it has not looked at before."""
+        return max(now - self._changed.get(rank, now), 0.0)
+
     def seems_stuck(self, now: float) -> bool:
         """Whether all ranks that run have stood still for long enough, and still beat."""
         running = self.running()
@@ -125,18 +129,18 @@ class Records:
         """All ranks that have failed in some way."""
         return set(self.failures) | set(self.deaths) | set(self.gone)
 
-    def error(self, folder: Path, members: Iterable[Member], silence: float) -> RankError:
+    def error(self, folder: Path, members: Iterable[Member], silence: Mapping[int, float]) -> RankError:
         """Error of a launch in which ranks failed.
 
         Args:
             folder: an empty one for temporary files.
             members: all ranks, where a node is among the failed; else what is known of them.
-            silence: seconds for which the gone ranks have been silent.
+            silence: of each gone rank, in seconds.
         """
         ranks = self._observed()
         report = self._written(folder)
         for rank, member in self.gone.items():
-            ranks[rank].failure = RankFailure(rank, _loss(member, self.gone, list(members), silence))
+            ranks[rank].failure = RankFailure(rank, _loss(member, self.gone, list(members), silence[rank]))
         for rank, death in self.deaths.items():
             ranks[rank].process = _ended(death.code)
             ranks[rank].failure = report.died(ranks[rank])
