@@ -18,6 +18,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import train
 from dualpipe_lab.dp.checkpoint import saved_steps
 from dualpipe_lab.train.elastic import agree, fitted
+from dualpipe_lab.train.result import read_weights
 from dualpipe_lab.world.cluster.environment import Environment
 
 HERE = Path(__file__).parent
@@ -164,6 +165,57 @@ def test_experts_on_a_pipeline_go_on_from_a_store_and_leave_traces(tmp_path):
     numbers, weights = worst(rest, train.Result("", expected.metrics[3:], state=expected.weights()))
     assert numbers < 1e-10
     assert weights < 1e-8
+
+
+@pytest.mark.slow
+def test_experts_on_two_hosts_go_on_with_one_of_them(tmp_path):
+    """DualPipe x ep with ZeRO-1 on 2 x 2 ranks; host 1 dies in step 4; two ranks end on the curve of one process."""
+    code = """
+import json, sys, time
+import dualpipe_lab as lab
+from dualpipe_lab.train.trainer import Trainer
+from training_runs import V3, plan, run
+
+step, started = Trainer.step, lab.cluster()
+
+def stepped(trainer, batch):
+    if started.restart == 0 and trainer.num_steps == 3:
+        time.sleep(120 * (started.node == 1))  # until it dies
+    return step(trainer, batch)
+
+Trainer.step = stepped
+chosen = plan(pp=2, ep=2, num_microbatches=4, schedule="dualpipe", zero=1)
+options = {"folder": sys.argv[1], "traces": sys.argv[2], "trace_every": 1, "save_every": 1, "log_every": 1}
+result = run(V3, chosen, elastic=True, weights=True, **options)
+if started.rank == 0:
+    print("rows", json.dumps([(row.step, row.loss, row.norm) for row in result.metrics]))
+"""
+    (tmp_path / "script.py").write_text(code)
+    saved, traces = tmp_path / "saved", tmp_path / "traces"
+    with pytest.MonkeyPatch.context() as patch, lab.emulated_hosts(2) as hosts:
+        patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+        hosts.start(tmp_path / "script.py", saved, traces, min_hosts=1, max_restarts=1)
+        hosts.wait_for("^step 3 ", seconds=240)
+        while saved_steps(saved)[-1:] != [3]:  # it is saved after it is printed
+            time.sleep(0.05)
+        hosts.kill(1)
+        ended = hosts.end()
+    assert ended.codes == [0, -9], ended.outputs[0]
+    assert "rank 2 of 4 was lost with node 1" in ended.outputs[0]
+    rows = json.loads(re.search(r"^rows (.*)$", ended.outputs[0], re.MULTILINE)[1])
+    expected = train.reference(V3, TEXT, 5, **OPTIONS)
+    right = expected.metrics[3:]
+    assert [row[0] for row in rows] == [row.step for row in right] == [4, 5]
+    for (_, loss, norm), row in zip(rows, right, strict=True):
+        assert (loss, norm) == pytest.approx((row.loss, row.norm), rel=1e-10)
+    weights, whole = read_weights(saved / "step-00000005"), expected.weights()
+    assert weights.keys() == whole.keys()
+    largest = max(float(tensor.abs().max()) for tensor in whole.values())
+    assert max(float((weights[name] - whole[name]).abs().max()) for name in whole) < 1e-8 * largest
+    both = [lab.read_traces(traces / name) for name in ("run-0000", "run-0001")]
+    assert [(len(found.files), found.steps[-1]) for found in both] == [(4, 3), (2, 5)]
+    assert all(found.matching().lost == [] for found in both)
+    assert all(m.arrived >= m.sent for found in both for m in found.timeline(found.steps[-1:]).messages)
 
 
 @pytest.mark.slow
