@@ -9,9 +9,12 @@ Run on Linux only; the tests switch each of these off there.  Windows is refused
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 NAME = sys.platform  # "linux", "darwin" or "win32"
+PROCESSES = "/proc"  # one folder per process of this host
 DESCRIPTORS = "/proc/self/fd"  # one link per open descriptor of this process
 STACK_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)  # asks a rank for the stacks of its threads
 # under torchrun SIGUSR1 and SIGUSR2 belong to the script: signals that nobody else uses, or that are ignored by default
@@ -225,6 +228,27 @@ def moved_bytes(but_port: int) -> int:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 moved += sum(struct.unpack_from("QQ", info, 120))  # tcpi_bytes_acked, tcpi_bytes_received
     return moved
+
+
+def processes_with(variable: str) -> list[int]:
+    """Numbers of the processes whose environment has this `NAME=value`; none without /proc."""
+    found = []
+    for path in Path(PROCESSES).glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _tcp_connections() -> list[tuple[Any, int]]:

@@ -29,6 +29,7 @@ from typing import Any
 
 from dualpipe_lab.world.cluster.environment import ONE_MACHINE
 from dualpipe_lab.world.emulate.hosts import Host, network, obstacle
+from dualpipe_lab.world.operating_system import processes_with
 
 PORT = 29_400
 RENDEZVOUS = "last_call_timeout=5"  # seconds for more hosts after `min_hosts` have come; torchrun waits 30
@@ -259,13 +260,8 @@ def _kill_marked(mark: str, session: int) -> None:
     """Kill the processes with this mark in their environment (Linux); elsewhere the group of torchrun itself."""
     with suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)
-    found = True
-    while found:  # a process may start another one while we look
-        found = False
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if mark.encode() in path.read_bytes().split(b"\0"):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    found = True
-        if found:
-            time.sleep(0.02)
+    while found := processes_with(mark):  # a process may start another one while we look
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)

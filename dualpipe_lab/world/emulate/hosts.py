@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from dualpipe_lab.world.operating_system import is_running
+
 INTERFACE = "eth0"
 _numbers = itertools.count()
 
@@ -105,7 +107,7 @@ def network(num_hosts: int) -> Iterator[list[Host]]:
 def _sweep() -> None:
     """Delete the namespaces of test processes that were killed."""
     for name in re.findall(r"^(dpl\d+-\S+)", _ip("netns", "list"), re.MULTILINE):
-        if not os.path.exists(f"/proc/{re.findall(r'[0-9]+', name)[0]}"):
+        if not is_running(int(re.findall(r"[0-9]+", name)[0])):
             _remove(name)
 
 
