@@ -13,8 +13,8 @@ from typing import Any
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.expert_traffic import Routing
 from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.legal import legal_plans, nearest_plan
 from dualpipe_lab.plan.rules import first_problem, has_second
-from dualpipe_lab.plan.search import legal_plans, nearest_plan
 from dualpipe_lab.plan.sums import SumsTable, sums_of
 from dualpipe_lab.plan.traffic import StepTraffic, check_traffic, traffic_of
 from dualpipe_lab.viz.grid import GridDrawing

@@ -2,7 +2,7 @@
 
 Chapter: book/whole/cuts.  In: a plan, a model's config, the length of a sequence.  Out: what is wrong, or None.
 The rules stand in four groups.
-A group reads the sizes of the axes and its own fields, so that `dualpipe_lab.plan.search` can choose the fields of each
+A group reads the sizes of the axes and its own fields, so that `dualpipe_lab.plan.legal` can choose the fields of each
 group on their own.
   grid       pp, dp, cp, tp, ep, experts_in_data
   pipeline   num_microbatches, schedule, chunks, layers, overlap, loss_chunk

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import dualpipe_lab as lab
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_lab.plan.legal import distance, factorisations
 from dualpipe_lab.plan.rules import first_problem
-from dualpipe_lab.plan.search import distance, factorisations
 
 LLAMA = LlamaConfig(num_layers=8, num_heads=8, num_kv_heads=4)
 V3 = V3MoEConfig(num_layers=8, num_heads=8, num_kv_heads=4, balance=0.0)

@@ -72,7 +72,7 @@ def nearest_plan(
     """
     world_size = plan.world_size if num_ranks is None else num_ranks
     best: tuple[Distance, AnyPlan] | None = None
-    found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in _grids(plan, config, world_size))
+    found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
             break  # the other groups only add to it
@@ -98,14 +98,14 @@ def legal_plans(
     All other fields are those of `plan`.  Without pp there is one schedule, that of `plan`.
     """
     names = schedules.names(synchronous=True) if schedule_names is None else list(schedule_names)
-    for grid_plan in _grids(plan, config, num_ranks):
+    for grid_plan in grids(plan, config, num_ranks):
         for name, stage in product(names if grid_plan.pp > 1 else [plan.schedule], zeros):
             found = replace(grid_plan, schedule=name, zero=stage)
             if first_problem(found, config, sequence_length) is None:
                 yield found
 
 
-def _grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPlan]:
+def grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPlan]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for sizes in factorisations(num_ranks, len(_AXES)):
         pp, dp, cp, tp, ep = sizes

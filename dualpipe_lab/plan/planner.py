@@ -1,0 +1,306 @@
+"""`search`: every way to cut a model over a cluster, the fastest that fit first, and why the others lost.
+
+Chapter: book/whole/plan-your-run.  In: a model, a cluster, the shape of a step.  Out: a `SearchResult`.
+  1. every factorisation of the ranks, size of a microbatch, schedule, stage of ZeRO and recomputation is a candidate
+  2. each has a bound from below that needs no program: the mean work of a rank of pp, and what it holds between steps
+  3. in the order of that bound, rules, memory and time of a candidate are computed in full, until the bound of the next
+     is above the seconds of those that were asked for: no candidate that was left out can be faster
+So the first plans are the first of all candidates, under the assumptions of `step_time` and `estimate`.
+Elsewhere: calculon's `llm-optimal-execution`; SimuMax's `search_best_parallel_strategy`; Galvatron.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.estimate import Estimate, estimate
+from dualpipe_lab.plan.fields import PlanFields, is_synchronous, registered_name
+from dualpipe_lab.plan.gpt_config import GptConfig
+from dualpipe_lab.plan.kept_tensors import MEGATRON, KeepRules
+from dualpipe_lab.plan.legal import grids
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rules import first_problem
+from dualpipe_lab.plan.stage_times import StageTimes
+from dualpipe_lab.plan.states import AnyModel, model_states
+from dualpipe_lab.plan.step_time import StepTime, step_time
+from dualpipe_lab.plan.time_rules import MEGATRON_TIME, TimeRules
+from dualpipe_lab.pp import schedules
+
+_GB = 10**9
+_ROWS = (1, 2, 4, 8, 16)  # sequences of a microbatch
+_MEMORY, _RULE, _SLOW = "memory", "rule", "slower"
+
+
+class Choice(NamedTuple):
+    """A plan that fits, with its memory and its seconds."""
+
+    plan: Plan
+    memory: Estimate
+    time: StepTime
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the rank that needs most, with the reserve."""
+        return self.memory.largest.total.num_bytes
+
+    def __str__(self) -> str:
+        return f"{self.time.seconds:.3f} s, MFU {self.time.mfu:.1%}, {self.bytes / _GB:.0f} GB: {self.plan}"
+
+
+class Lost(NamedTuple):
+    """A plan that was not chosen: which constraint it failed, and the sentence that says how."""
+
+    plan: Plan
+    constraint: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found.
+
+    Attributes:
+        choices: plans that fit, the fastest first: all that were computed in full.
+        lost: plans that do not fit, break a rule, or cannot be faster, with their reasons.
+        num_asked: how many of the choices are certain to be the first.
+        complete: whether they are; False where the search stopped at its limit.
+    """
+
+    choices: tuple[Choice, ...]
+    lost: tuple[Lost, ...]
+    num_asked: int
+    complete: bool
+
+    @property
+    def best(self) -> tuple[Choice, ...]:
+        """The plans that were asked for, the fastest first."""
+        return self.choices[: self.num_asked]
+
+    @cached_property
+    def frontier(self) -> tuple[Choice, ...]:
+        """Of the choices, those of which none is both faster and smaller, the fastest first."""
+        found: list[Choice] = []
+        for choice in self.choices:
+            if not found or choice.bytes < found[-1].bytes:
+                found.append(choice)
+        return tuple(found)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many plans lost by each constraint."""
+        return dict(Counter(lost.constraint for lost in self.lost))
+
+    def why(self, plan: PlanFields) -> str:
+        """Return why a plan is not the first.
+
+        Raises:
+            ValueError: it was no candidate.
+        """
+        for place, choice in enumerate(self.choices, 1):
+            if choice.plan == plan:
+                behind = choice.time.seconds / self.choices[0].time.seconds - 1
+                return f"it is number {place}, {behind:.1%} behind the first" if place > 1 else "it is the first"
+        for lost in self.lost:
+            if lost.plan == plan:
+                return lost.reason
+        raise ValueError(f"{plan} was no candidate; `estimate` and `step_time` take any plan")
+
+    def __str__(self) -> str:
+        total = len(self.choices) + len(self.lost)
+        lines = [f"{total} plans; {len(self.choices)} fit and were computed in full"]
+        lines += [f"{place}. {choice}" for place, choice in enumerate(self.best, 1)]
+        for constraint, count in sorted(self.counts.items()):
+            example = next(lost for lost in self.lost if lost.constraint == constraint)
+            lines.append(f"{count} lost by {constraint}, such as {example.plan}: {example.reason}")
+        return "\n".join(lines)
+
+
+def search(
+    model: AnyModel,
+    cluster: Cluster,
+    sequence_length: int,
+    global_batch: int,
+    *,
+    count: int = 5,
+    memory: int | None = None,
+    precision: str = "bfloat16",
+    zeros: Sequence[int] = (0, 1, 2, 3),
+    schedule_names: Sequence[str] | None = None,
+    recompute: Sequence[bool] = (False, True),
+    keep_rules: KeepRules = MEGATRON,
+    time_rules: TimeRules = MEGATRON_TIME,
+    limit: int = 400,
+) -> SearchResult:
+    """Return the fastest plans that fit, and why the others lost.
+
+    Args:
+        model: what is to be trained.
+        cluster: on what.
+        sequence_length: tokens of a sequence.
+        global_batch: sequences of a step.
+        count: plans to return with certainty.
+        memory: bytes of a rank (default: those of the accelerator).
+        precision: of the weights.
+        zeros: stages of ZeRO to try.
+        schedule_names: to try (default: every synchronous schedule).
+        recompute: whether to try plans without, and with recomputation.
+        keep_rules: what the framework keeps (default: Megatron's).
+        time_rules: what it hides (default: Megatron's).
+        limit: plans to compute in full at most.
+
+    Raises:
+        ValueError: a setting without meaning, or no plan at all.
+
+    >>> from dualpipe_lab.models import LlamaConfig
+    >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
+    >>> found = search(llama3_8b, Cluster.of("h100", 8), 8192, 64, count=1, schedule_names=["1f1b"])
+    >>> found.complete, found.best[0].plan.world_size
+    (True, 8)
+    """
+    if count < 1 or limit < count:
+        raise ValueError(f"a search returns at least one plan and computes at least as many, got {count} and {limit}")
+    asked = schedules.names(synchronous=True) if schedule_names is None else schedule_names
+    names = [registered_name(name) for name in asked]
+    for name in names:
+        if not is_synchronous(name):
+            raise ValueError(f"{name} updates the weights within a step; use a synchronous schedule")
+    settings = _Settings(precision, tuple(zeros), tuple(names), tuple(recompute))
+    shape = sequence_length, global_batch
+    return _Search(model, cluster, shape, settings, (keep_rules, time_rules), memory).run(count, limit)
+
+
+class _Settings(NamedTuple):
+    precision: str
+    zeros: tuple[int, ...]
+    names: tuple[str, ...]
+    recompute: tuple[bool, ...]
+
+
+class _Candidate(NamedTuple):
+    """A plan whose rules are not yet checked, and its bounds from below."""
+
+    seconds: float
+    num_bytes: int
+    plan: Plan
+
+
+class _Search:
+    """One search: bounds of all candidates, then the candidates in full."""
+
+    def __init__(
+        self,
+        model: AnyModel,
+        cluster: Cluster,
+        shape: tuple[int, int],
+        settings: _Settings,
+        rules: tuple[KeepRules, TimeRules],
+        memory: int | None,
+    ) -> None:
+        self.model, self.cluster, self.settings = model, cluster, settings
+        self.sequence_length, self.global_batch = shape
+        self.keep_rules, self.time_rules = rules
+        self.memory = cluster.accelerator.memory_bytes if memory is None else memory
+        self.config: ModelConfig = model.outline if isinstance(model, GptConfig) else model
+        self.works: dict[tuple[object, ...], float] = {}
+        self.states: dict[tuple[object, ...], int] = {}
+        self.choices: list[Choice] = []
+        self.lost: list[Lost] = []
+
+    def run(self, count: int, limit: int) -> SearchResult:
+        """Compute candidates in the order of their bounds."""
+        candidates = sorted(self._candidates(), key=lambda one: one.seconds)
+        complete, num_full = True, 0
+        for place, candidate in enumerate(candidates):
+            worst = self.choices[count - 1].time.seconds if len(self.choices) >= count else None
+            if worst is not None and candidate.seconds > worst:
+                self._leave(candidates[place:], worst)
+                break
+            if num_full >= limit:
+                complete = False
+                self._leave(candidates[place:], None)
+                break
+            num_full += self._compute(candidate)
+        if not candidates:
+            raise ValueError(
+                f"{self.global_batch} sequences do not divide among any data ranks of {self.cluster.num_ranks}; use a "
+                "multiple of the ranks"
+            )
+        return SearchResult(tuple(self.choices), tuple(self.lost), count, complete)
+
+    def _candidates(self) -> Iterator[_Candidate]:
+        base = Plan(precision=self.settings.precision)
+        for grid in grids(base, self.config, self.cluster.num_ranks):
+            share, rest = divmod(self.global_batch, grid.data_size)
+            for num_rows in _ROWS if not rest else ():
+                if share % num_rows == 0:
+                    yield from self._of_grid(replace(grid, num_microbatches=share // num_rows), num_rows)
+
+    def _of_grid(self, grid: Plan, num_rows: int) -> Iterator[_Candidate]:
+        """Yield the candidates of a grid, each with its bounds."""
+        for again in self.settings.recompute:
+            plan = replace(grid, recompute=again, sequence_parallel=grid.tp > 1)
+            seconds = self._least_seconds(plan, num_rows)
+            zeros = self.settings.zeros if plan.num_copies > 1 else self.settings.zeros[:1]
+            for zero in zeros:
+                num_bytes = self._least_bytes(replace(plan, zero=zero))
+                for name in self.settings.names if plan.pp > 1 else self.settings.names[:1]:
+                    yield _Candidate(seconds, num_bytes, replace(plan, zero=zero, schedule=name))
+
+    def _least_seconds(self, plan: Plan, num_rows: int) -> float:
+        """Return the mean seconds of the ranks of pp: no schedule takes less."""
+        flat = replace(plan, pp=1, num_microbatches=1)
+        key = (flat.dp, flat.cp, flat.tp, flat.ep, flat.experts_in_data, flat.recompute, num_rows)
+        if key not in self.works:
+            times = StageTimes(self.model, flat, self.cluster, self.time_rules, num_rows, self.sequence_length)
+            table = times.of(0)
+            hidden = sum(kind.get("ep", 0.0) for kind in table.values())  # overlapped pairs may hide exchanges
+            self.works[key] = sum(sum(kind.values()) for kind in table.values()) - hidden
+        return self.works[key] * plan.num_microbatches / plan.pp
+
+    def _least_bytes(self, plan: Plan) -> int:
+        """Return the mean bytes that the ranks of pp hold between steps."""
+        flat = replace(plan, pp=1, num_microbatches=1, schedule="1f1b")
+        key = (flat.dp, flat.cp, flat.tp, flat.ep, flat.experts_in_data, flat.zero)
+        if key not in self.states:
+            self.states[key] = model_states(self.model, flat).total
+        return self.states[key] // plan.pp
+
+    def _compute(self, candidate: _Candidate) -> bool:
+        """Compute a candidate in full, and return whether that took time."""
+        plan = candidate.plan
+        if candidate.num_bytes > self.memory:
+            states = f"parameters, gradients, masters and moments take {candidate.num_bytes / _GB:.0f} GB on a rank"
+            self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}"))
+            return False
+        problem = first_problem(plan, self.config, self.sequence_length)
+        if problem is not None:
+            self.lost.append(Lost(plan, _RULE, problem))
+            return False
+        found = estimate(self.model, plan, self.cluster, self.sequence_length, self.global_batch, self.keep_rules)
+        if found.largest.total.num_bytes > self.memory:
+            self.lost.append(Lost(plan, _MEMORY, self._too_large(found)))
+            return True
+        seconds = step_time(self.model, plan, self.cluster, self.sequence_length, self.global_batch, self.time_rules)
+        self.choices.append(Choice(plan, found, seconds))
+        self.choices.sort(key=lambda choice: (choice.time.seconds, choice.bytes))
+        return True
+
+    def _too_large(self, found: Estimate) -> str:
+        """Return which rank needs how much, and the largest parts of it."""
+        largest = found.largest
+        parts = sorted(largest.figures, key=lambda figure: -figure.num_bytes)[:2]
+        named = ", ".join(f"{figure.name} {figure.num_bytes / _GB:.0f} GB" for figure in parts)
+        total = largest.total.num_bytes / _GB
+        return f"rank {largest.pp_rank} of pp needs {total:.0f} GB of {self.memory / _GB:.0f}: {named}"
+
+    def _leave(self, candidates: Sequence[_Candidate], worst: float | None) -> None:
+        """Enter candidates that are not computed, with their bounds."""
+        for candidate in candidates:
+            reason = "the search stopped at its limit"
+            if worst is not None:
+                reason = f"it takes at least {candidate.seconds:.3f} s, and {worst:.3f} s are reached without it"
+            self.lost.append(Lost(candidate.plan, _SLOW if worst is not None else "limit", reason))

@@ -1,0 +1,251 @@
+"""`Product`, `layer_work`, `head_work`: the matrix products of a layer on one rank, and the bytes that the rest moves.
+
+Chapter: book/whole/plan-your-run.  In: a model, a plan, the tokens of a microbatch.  Out: products, pairs, bytes.
+With T tokens on the rank, T' = T / tp under sequence parallelism and T without, b bytes per number:
+  product       2 T m n FLOPs forward; its backward has two of that size: of the input (I) and of the weight (W)
+  attention     2 (d_k + d_v) FLOPs per head and pair of a query and a key that it sees; a causal mask shows S (S+1) / 2
+                pairs of a sequence, and the backward of a kernel that keeps no scores takes 5 products instead of 2
+  experts       k rows of a token at the experts of the group of ep, each T k rows on average; none are dropped
+  elementwise   norms 4 T' h b, residual sums 6 T' h b, rotations 2 T (a + a_kv) d b, activations 3 or 2 T f b,
+                rows to experts and back 4 T k h b; about twice as much backward
+Model FLOPs leave out what is computed again.  Some count all S^2 pairs: both counts are here, by name.
+Elsewhere: Megatron `num_floating_point_operations`; torchtitan's `get_num_flop_per_token`, which counts S^2.
+Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dualpipe_lab.cp.layouts import critical_path, make_layout, visible_pairs
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.gpt_config import GptConfig
+from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.sharding import shard_slice
+
+_LOSS_BYTES = 12, 8  # per logit, forward and backward: numbers of 32 bits are read and written
+
+
+class Product(NamedTuple):
+    """A product of a (rows, inner) and an (inner, outer) matrix, a number of times.
+
+    >>> Product("head", rows=2, inner=3, outer=4).flops
+    48
+    """
+
+    name: str
+    rows: int
+    inner: int
+    outer: int
+    times: int = 1
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all of them: an addition and a multiplication each."""
+        return 2 * self.rows * self.inner * self.outer * self.times
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank computes in the forward of a layer, or of the model's end.
+
+    Attributes:
+        products: matrix products with weights.
+        core_flops: of attention between its products, on the slowest rank of cp.
+        forward_bytes, backward_bytes: that elementwise work reads and writes.
+    """
+
+    products: tuple[Product, ...] = ()
+    core_flops: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = field(default=0)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the forward."""
+        return self.core_flops + sum(product.flops for product in self.products)
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """The work of one rank, for microbatches of one shape.
+
+    Attributes:
+        model, plan: what is trained, and how.
+        num_rows: sequences of a microbatch.
+        sequence_length: tokens of a full sequence.
+        splits_routing: the ranks of tp share out the tokens that go to experts; here each of them routes all.
+
+    >>> gpt = GptConfig(51200, 12288, 96, 96)
+    >>> work = RankWork(gpt, PlanFields(), num_rows=1, sequence_length=2048)
+    >>> sum(product.flops for product in work.layer(0).products) == 24 * 2048 * 12288**2
+    True
+    """
+
+    model: AnyModel
+    plan: PlanFields
+    num_rows: int
+    sequence_length: int
+    splits_routing: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens of a microbatch on this rank; of cp, the most that a rank has."""
+        return self.num_rows * (self.sequence_length // self.plan.cp)
+
+    def layer(self, number: int) -> Work:
+        """Return the work of a layer's forward."""
+        latent = getattr(self.model, "latent", None)
+        attention = list(self._heads() if latent is None else self._latents())
+        is_sparse = isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers
+        network = list(self._experts() if is_sparse else self._network(self.sizes.ffn_size))
+        forward = self._norm_bytes + self._rotation_bytes + self._network_bytes(is_sparse)
+        return Work((*attention, *network), self._core_flops, forward, 2 * forward)
+
+    def head(self) -> Work:
+        """Return the work of the last norm, the head and the loss."""
+        width = self._shard(self.sizes.vocabulary_size)
+        norm = 4 * self._shared * self.sizes.hidden_size * self._element
+        logits = self.num_tokens * width
+        products = (Product("head", self.num_tokens, self.sizes.hidden_size, width),)
+        return Work(products, 0, norm + _LOSS_BYTES[0] * logits, 2 * norm + _LOSS_BYTES[1] * logits)
+
+    def second(self) -> Work:
+        """Return the work of what predicts a second token: projection, layer, head."""
+        hidden = self.sizes.hidden_size
+        projection = Product("projection", self.num_tokens, 2 * hidden, self._shard(hidden))
+        layer, head = self.layer(self.sizes.num_layers), self.head()
+        return Work(
+            (projection, *layer.products, *head.products),
+            layer.core_flops,
+            layer.forward_bytes + head.forward_bytes,
+            layer.backward_bytes + head.backward_bytes,
+        )
+
+    def _heads(self) -> Iterator[Product]:
+        config, tokens, tp = self.sizes, self.num_tokens, self.plan.tp
+        heads, key_heads = config.num_heads // tp, max(config.num_kv_heads // tp, 1)
+        size, hidden = config.size_of_head, config.hidden_size
+        yield Product("heads", tokens, hidden, (heads + 2 * key_heads) * size)
+        yield Product("attention's output", tokens, heads * size, hidden)
+
+    def _latents(self) -> Iterator[Product]:
+        assert isinstance(self.model, V3MoEConfig) and self.model.latent is not None  # noqa: PT018
+        sizes, hidden, tokens = self.model.latent, self.model.hidden_size, self.num_tokens
+        heads = self.model.num_heads // self.plan.tp
+        if sizes.query_rank is not None:
+            yield Product("query latent", self._shared, hidden, sizes.query_rank)
+        yield Product("key latent", self._shared, hidden, sizes.cached)
+        yield Product("queries", tokens, sizes.query_rank or hidden, heads * sizes.key)
+        yield Product("keys and values", tokens, sizes.kv_rank, heads * (sizes.content + sizes.value))
+        yield Product("attention's output", tokens, heads * sizes.value, hidden)
+
+    def _network(self, width: int) -> Iterator[Product]:
+        hidden, inner = self.sizes.hidden_size, self._shard(width)
+        into = 1 if isinstance(self.model, GptConfig) else 2
+        yield Product("network's input", self.num_tokens, hidden, into * inner)
+        yield Product("network's output", self.num_tokens, inner, hidden)
+
+    def _experts(self) -> Iterator[Product]:
+        assert isinstance(self.model, V3MoEConfig)
+        config = self.model
+        num_here = config.num_experts // self.plan.ep
+        each = -(-self.slots // num_here)
+        yield Product("router", self._routed, config.hidden_size, config.num_experts)
+        yield Product("experts' input", each, config.hidden_size, 2 * config.expert_ffn_size, num_here)
+        yield Product("experts' output", each, config.expert_ffn_size, config.hidden_size, num_here)
+        if config.num_shared_experts:
+            yield from self._network(config.shared_ffn_size)
+
+    @property
+    def _core_flops(self) -> int:
+        config, heads = self.sizes, self.sizes.num_heads // self.plan.tp
+        latent = getattr(self.model, "latent", None)
+        widths = 2 * config.size_of_head if latent is None else latent.key + latent.value
+        return 2 * self.num_rows * causal_pairs(self.sequence_length, self.plan.cp, self.plan.layout) * heads * widths
+
+    @property
+    def _norm_bytes(self) -> int:
+        return 10 * self._shared * self.sizes.hidden_size * self._element
+
+    @property
+    def _rotation_bytes(self) -> int:
+        config, tp = self.sizes, self.plan.tp
+        if isinstance(self.model, GptConfig):
+            return 0
+        heads = config.num_heads // tp + max(config.num_kv_heads // tp, 1)
+        return 2 * self.num_tokens * heads * config.size_of_head * self._element
+
+    def _network_bytes(self, is_sparse: bool) -> int:
+        tokens, element = self.num_tokens, self._element
+        if not is_sparse:
+            return (2 if isinstance(self.model, GptConfig) else 3) * tokens * self._shard(self.sizes.ffn_size) * element
+        assert isinstance(self.model, V3MoEConfig)
+        shared = 3 * tokens * self._shard(self.model.shared_ffn_size) if self.model.num_shared_experts else 0
+        routed = self.slots * (4 * self.model.hidden_size + 3 * self.model.expert_ffn_size)
+        return (shared + routed) * element
+
+    @property
+    def sizes(self) -> LlamaConfig:
+        """The sizes of attention, embedding and head."""
+        if isinstance(self.model, LlamaConfig):
+            return self.model
+        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
+
+    @property
+    def _element(self) -> int:
+        return ELEMENT_BYTES[self.plan.precision]
+
+    @property
+    def _shared(self) -> int:
+        return self.num_tokens // self.plan.tp if self.plan.sequence_parallel else self.num_tokens
+
+    @property
+    def _routed(self) -> int:
+        """The tokens of a microbatch that this rank routes."""
+        return self.num_tokens // self.plan.tp if self.splits_routing else self.num_tokens
+
+    @property
+    def slots(self) -> int:
+        """Rows at the experts of this rank, with choices spread evenly."""
+        assert isinstance(self.model, V3MoEConfig)
+        return self._routed * self.model.num_experts_per_token
+
+    def _shard(self, length: int) -> int:
+        part = shard_slice(length, self.plan.tp, 0)
+        return int(part.stop - part.start)
+
+
+def causal_pairs(length: int, num_ranks: int = 1, layout: str = "zigzag") -> int:
+    """Return the pairs of a query and a key that the slowest rank of a ring computes for one sequence.
+
+    >>> causal_pairs(8), causal_pairs(8, 2, "zigzag"), causal_pairs(8, 2, "contiguous")
+    (36, 18, 26)
+    """
+    if num_ranks == 1:
+        return length * (length + 1) // 2
+    return critical_path(visible_pairs(make_layout(layout, length, num_ranks)))
+
+
+def model_flops(model: AnyModel, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
+    """Return the FLOPs of forward and backward of one sequence, without anything that is computed again.
+
+    Args:
+        model: what is trained.
+        sequence_length: tokens.
+        causal: count the pairs that a causal mask shows; else all S^2, as some frameworks do.
+        multi_token: with the part that predicts a second token.
+
+    >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
+    >>> round(model_flops(llama3_8b, 8192, causal=False) / 8192 / 1e9, 1)  # GFLOP per token
+    57.9
+    """
+    work = RankWork(model, PlanFields(), 1, sequence_length)
+    num_layers = work.sizes.num_layers
+    units = [work.layer(number) for number in range(num_layers)] + [work.head()]
+    units += [work.second()] if multi_token else []
+    pairs = 1.0 if causal else 2 * sequence_length / (sequence_length + 1)
+    return sum(3 * (unit.flops - unit.core_flops) + round(3 * unit.core_flops * pairs) for unit in units)

@@ -1,0 +1,269 @@
+"""`StageTimes`: the seconds of each kind of action on each stage of a plan, by what they are spent on.
+
+Chapter: book/whole/plan-your-run.  In: a model, a plan, a cluster, rules.  Out: seconds of F, I and W of every stage.
+  F    products, attention, elementwise work, calls along tp, cp and ep
+  I    the input's half of the products' backward, attention's, elementwise work and all calls; recomputation first
+  W    the weights' half of the products' backward
+A product takes its FLOPs at the peak times the efficiency of its size, or its bytes at the memory's rate if that is
+longer, and the overhead of a kernel; attention and elementwise work likewise.
+Elsewhere: SimuMax's `compute_op_accuracy_time`; calculon's `Processor`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import stage_layers
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan.call_times import CallTimes, Group, Links
+from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.expert_traffic import ExpertTraffic
+from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.gpt_config import GptConfig
+from dualpipe_lab.plan.latent_traffic import LatentTraffic
+from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES, StageTraffic
+from dualpipe_lab.plan.products import Product, RankWork, Work
+from dualpipe_lab.plan.rules import has_second
+from dualpipe_lab.plan.second_traffic import second_backward, second_forward
+from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.time_rules import TimeRules
+
+_AXES = ("tp", "cp", "ep")
+Seconds: TypeAlias = dict[str, float]  # by what they are spent on
+
+
+class Machine:
+    """How long one accelerator takes for a product, and for bytes of its memory.
+
+    Raises:
+        ValueError: no peak for a type of number.
+    """
+
+    def __init__(self, cluster: Cluster, kind: str) -> None:
+        unit = cluster.accelerator
+        if kind not in unit.peaks:
+            raise ValueError(
+                f"{unit.name} has no peak for {kind}, known are {', '.join(unit.peaks)}; use a plan with one of these, "
+                f'or give the accelerator peaks={{"{kind}": ...}} in FLOP/s'
+            )
+        self.peak, self.unit = unit.peaks[kind], unit
+
+    def product(self, product: Product, element: int) -> float:
+        """Return the seconds of a product, or of many as one kernel."""
+        rows, inner, outer, times = product[1:]
+        num_bytes = (rows * inner + inner * outer + rows * outer) * times * element
+        efficiency = self.unit.efficiency.at(max(product.flops / times, 1.0))
+        return max(product.flops / (self.peak * efficiency), self.bytes(num_bytes)) + self.unit.overhead
+
+    def bytes(self, num_bytes: float) -> float:
+        """Return the seconds in which so many bytes are read or written."""
+        return num_bytes / (self.unit.memory_bandwidth * self.unit.memory_efficiency.at(max(num_bytes, 1.0)))
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of the actions of a plan, for microbatches of one shape.
+
+    Attributes:
+        model, plan, cluster, rules: what is trained, how, on what.
+        num_rows: sequences of a microbatch.
+        sequence_length: tokens of a full sequence.
+    """
+
+    model: AnyModel
+    plan: PlanFields
+    cluster: Cluster
+    rules: TimeRules
+    num_rows: int
+    sequence_length: int
+
+    @cached_property
+    def layers(self) -> tuple[range, ...]:
+        """The layers of every stage."""
+        config = self.model.outline if isinstance(self.model, GptConfig) else self.model
+        return stage_layers(config, self.plan.num_stages, self.plan.layers, has_second(self.plan, config))
+
+    def of(self, stage: int) -> dict[str, Seconds]:
+        """Return the seconds of F, I and W of a stage, by what they are spent on."""
+        last = len(self.layers) - 1
+        found: dict[str, Seconds] = {kind: {} for kind in "FIW"}
+        for number in self.layers[stage]:
+            _add(found, self._layer(isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers))
+        if stage == 0:
+            _add(found, self._embedding)
+        if stage == last:
+            _add(found, self._head)
+            if self.plan.multi_token is not None:
+                _add(found, self._second)
+        return found
+
+    @cached_property
+    def config(self) -> LlamaConfig:
+        """The sizes of attention, embedding and head."""
+        if isinstance(self.model, LlamaConfig):
+            return self.model
+        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
+
+    @property
+    def element(self) -> int:
+        """Bytes per number of weights and activations."""
+        return ELEMENT_BYTES[self.plan.precision]
+
+    @cached_property
+    def groups(self) -> dict[str, Group]:
+        """The groups of every axis of a stage."""
+        return {axis: self.along(axis) for axis in _AXES}
+
+    def along(self, axis: str, over: Sequence[str] = ()) -> Group:
+        """Return the groups along an axis, or along those that they are over."""
+        return Group.along(self.plan, axis, self.node_size, over)
+
+    @cached_property
+    def links(self) -> Links:
+        """The links of the cluster."""
+        return Links(self.cluster)
+
+    @cached_property
+    def work(self) -> RankWork:
+        """What the slowest rank computes."""
+        return RankWork(self.model, self.plan, self.num_rows, self.sequence_length, self.rules.splits_routing)
+
+    @cached_property
+    def boundary_bytes(self) -> int:
+        """Bytes of what one stage sends to the next."""
+        tokens = self.work.num_tokens // (self.plan.tp if self.plan.sequence_parallel else 1)
+        return tokens * self.config.hidden_size * self.element
+
+    @cached_property
+    def _layers_by_kind(self) -> dict[bool, dict[str, Seconds]]:
+        return {}
+
+    def _layer(self, is_sparse: bool) -> dict[str, Seconds]:
+        known = self._layers_by_kind
+        if is_sparse not in known:
+            number = self.model.num_dense_layers if is_sparse and isinstance(self.model, V3MoEConfig) else 0
+            known[is_sparse] = self._of(
+                self.work.layer(number),
+                lambda traffic: traffic.layer_forward(number),
+                lambda traffic: traffic.layer_backward(number),
+            )
+        return known[is_sparse]
+
+    @cached_property
+    def _embedding(self) -> dict[str, Seconds]:
+        rows = 2 * self.work.num_tokens * self.config.hidden_size * self.element
+        return self._of(Work((), 0, rows, 2 * rows), StageTraffic.sum_output, StageTraffic.gather_output_grad, False)
+
+    @cached_property
+    def _head(self) -> dict[str, Seconds]:
+        return self._of(self.work.head(), StageTraffic.head_forward, StageTraffic.head_backward, False)
+
+    @cached_property
+    def _second(self) -> dict[str, Seconds]:
+        number = self.config.num_layers
+        return self._of(
+            self.work.second(),
+            lambda traffic: second_forward(traffic, number),
+            lambda traffic: second_backward(traffic, number, has_table=self.plan.num_stages > 1),
+            False,
+        )
+
+    def _of(
+        self,
+        work: Work,
+        forward: Callable[[StageTraffic], None],
+        backward: Callable[[StageTraffic], None],
+        is_layer: bool = True,
+    ) -> dict[str, Seconds]:
+        """Return the seconds of a part of a stage, of its work and the calls that it makes."""
+        machine, part_of_peak = self.machine, self.rules.attention
+        each = sum(machine.product(product, self.element) for product in work.products)
+        found: dict[str, Seconds] = {"W": {"products": each}}
+        for kind, calls, factor in (("F", forward, 1.0), ("I", backward, 2.5)):
+            num_bytes = work.forward_bytes if kind == "F" else work.backward_bytes
+            core = self._core(work.core_flops * factor, part_of_peak[kind == "I"])
+            own = {"products": each, "attention": core, "elementwise": machine.bytes(num_bytes)}
+            found[kind] = own | self._exposed(self._calls(calls), core)
+        if self.plan.recompute and is_layer:
+            found["I"]["again"] = sum(found["F"].values())
+        return found
+
+    def _core(self, flops: float, part_of_peak: float) -> float:
+        if not flops:
+            return 0.0
+        peak = Machine(self.cluster, self.plan.precision).peak
+        return flops / (peak * part_of_peak) + self.cluster.accelerator.overhead
+
+    def _exposed(self, calls: Seconds, attention: float) -> Seconds:
+        """Return the seconds of calls without what runs behind computation."""
+        ring = max(0.0, calls["cp"] - attention) if self.rules.hides_ring else calls["cp"]
+        return {"tp": calls["tp"] * (1 - self.rules.tensor_hidden), "cp": ring, "ep": calls["ep"]}
+
+    def _calls(self, enter: Callable[[StageTraffic], None]) -> Seconds:
+        calls = CallTimes(self.links, self.groups)
+        enter(_timed(self, calls))
+        return calls.seconds
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The accelerator, for products."""
+        return Machine(self.cluster, self.rules.product_type or self.plan.precision)
+
+    @property
+    def node_size(self) -> int:
+        """The ranks of a node."""
+        return min(self.cluster.ranks_per_node, self.cluster.num_ranks)
+
+
+def _add(total: dict[str, Seconds], part: dict[str, Seconds]) -> None:
+    for kind, seconds in part.items():
+        for name, value in seconds.items():
+            total[kind][name] = total[kind].get(name, 0.0) + value
+
+
+def _timed(times: StageTimes, calls: CallTimes) -> StageTraffic:
+    """Return the calls of a stage at a place that needs no topology: groups are known by their axis."""
+    kind = _TimedExperts if isinstance(times.model, V3MoEConfig) else _TimedStage
+    return kind(times, calls)
+
+
+class _Timed(StageTraffic):
+    """What both kinds of stages have: sizes, and groups in place of ranks."""
+
+    def _prepare(self, times: StageTimes, calls: CallTimes) -> None:
+        plan = self.plan = times.plan
+        self.config, self.calls, self.num_rows, self.rules = times.config, calls, times.num_rows, times.rules
+        self.tp, self.cp, self.place = calls.ranks["tp"], calls.ranks["cp"], 0
+        self.layout = make_layout(plan.layout, times.sequence_length, plan.cp) if plan.cp > 1 else None
+        self.num_tokens, self.element = times.work.num_tokens, times.element
+        self.wide = max(4, self.element)
+        self.kv_copies = max(plan.tp // self.config.num_kv_heads, 1)
+
+    def sum_norm(self) -> None:
+        """Sum the gradient of a norm's weight, where that is done in every backward."""
+        if self.rules.sums_norms:
+            super().sum_norm()
+
+
+class _TimedStage(_Timed):
+    def __init__(self, times: StageTimes, calls: CallTimes) -> None:
+        self._prepare(times, calls)
+
+
+class _TimedExperts(_Timed, ExpertTraffic):
+    """Stages with experts: rows go to them in the call that dispatches them, spread evenly."""
+
+    def __init__(self, times: StageTimes, calls: CallTimes) -> None:
+        self._prepare(times, calls)
+        assert isinstance(times.model, V3MoEConfig)
+        self.sparse, self.ep = times.model, calls.ranks["ep"]
+        self.latent = None if times.model.latent is None else LatentTraffic(self, times.model.latent)
+        self.slots = times.work.slots
+
+    def _exchange_twice(self) -> None:
+        rows = [self.slots * self.config.hidden_size * self.element // len(self.ep)] * len(self.ep)
+        for _ in range(2):
+            self.calls.all_to_all(self.ep, rows, rows)

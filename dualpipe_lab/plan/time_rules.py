@@ -1,0 +1,55 @@
+"""`TimeRules`: what a framework hides behind its computation, and how fast its attention is; each with its origin.
+
+Chapter: book/whole/plan-your-run.  In: nothing.  Out: rules for `step_time`.
+Numbers that were measured by others, or assumed; none is fitted to the runs that the estimates are held against.
+  attention      553 TFLOP/s forward and 422 backward of 989.4 on H100 for 4,096 tokens (arXiv 2603.07685, table 9)
+  pairs          DeepSeek's profile of an overlapped pair takes 129.0 ms, its busiest stream 118.2 (profile-data, train)
+Elsewhere: Megatron `--overlap-grad-reduce`, `--overlap-param-gather`, `--tp-comm-overlap`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TimeRules:
+    """What a framework hides, and what it does more than once.
+
+    Attributes:
+        name: of the rules.
+        attention: parts of the peak that attention reaches between its products, forward and backward.
+        hides_gradients: gradients are summed behind a rank's last backward, and weights gathered behind its first
+            forward.
+        tensor_hidden: the part of the seconds along tp that runs behind products.
+        hides_ring: a hop round the ring of cp runs behind the attention to the block before it.
+        pair_factor: seconds of an overlapped pair of experts, of its busier stream's.
+        sums_norms: under sequence parallelism, gradients of norms are summed in every backward, not once per step.
+        splits_routing: the ranks of tp share out the tokens that go to experts; else each of them routes all.
+        by_node: a token goes to another node once, and from there to its experts.
+        product_type: type of the numbers of products; None for that of the plan.
+
+    Raises:
+        ValueError: a part below 0 or above 1, or a factor below 1.
+    """
+
+    name: str
+    attention: tuple[float, float] = (553 / 989.4, 422 / 989.4)
+    hides_gradients: bool = False
+    tensor_hidden: float = 0.0
+    hides_ring: bool = False
+    pair_factor: float = 129.0 / 118.2
+    sums_norms: bool = False
+    splits_routing: bool = True
+    by_node: bool = False
+    product_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tensor_hidden <= 1 or not all(0 < part <= 1 for part in self.attention):
+            raise ValueError(
+                f"parts lie between 0 and 1, got tensor_hidden={self.tensor_hidden} and attention={self.attention}"
+            )
+        if not self.pair_factor >= 1:
+            raise ValueError(f"a pair takes at least its busier stream, got pair_factor={self.pair_factor}; use 1.0")
+
+
+LAB_TIME = TimeRules("this library", sums_norms=True, splits_routing=False)
+MEGATRON_TIME = TimeRules("Megatron with its overlaps", hides_gradients=True, tensor_hidden=0.5, hides_ring=True)
