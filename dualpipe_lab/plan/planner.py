@@ -173,6 +173,12 @@ def search(
     return _Search(model, cluster, shape, settings, (keep_rules, time_rules), memory).run(count, limit)
 
 
+def _order(choice: Choice) -> tuple[float, int, int]:
+    """The faster first; of plans that differ by less than the fourth digit, the one with fewer axes, then the smaller."""
+    seconds = choice.time.seconds
+    return float(f"{seconds:.4g}"), sum(size > 1 for size in choice.plan.sizes.values()), choice.bytes
+
+
 class _Settings(NamedTuple):
     precision: str
     zeros: tuple[int, ...]
@@ -216,7 +222,7 @@ class _Search:
         complete, num_full = True, 0
         for place, candidate in enumerate(candidates):
             worst = self.choices[count - 1].time.seconds if len(self.choices) >= count else None
-            if worst is not None and candidate.seconds > worst:
+            if worst is not None and candidate.seconds > 1.001 * worst:  # ties are told apart by the fourth digit
                 self._leave(candidates[place:], worst)
                 break
             if num_full >= limit:
@@ -286,7 +292,7 @@ class _Search:
             return True
         seconds = step_time(self.model, plan, self.cluster, self.sequence_length, self.global_batch, self.time_rules)
         self.choices.append(Choice(plan, found, seconds))
-        self.choices.sort(key=lambda choice: (choice.time.seconds, choice.bytes))
+        self.choices.sort(key=_order)
         return True
 
     def _too_large(self, found: Estimate) -> str:

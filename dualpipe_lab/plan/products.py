@@ -14,7 +14,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dualpipe_lab.cp.layouts import critical_path, make_layout, visible_pairs
@@ -26,6 +26,7 @@ from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
 from dualpipe_lab.plan.states import AnyModel
 from dualpipe_lab.sharding import shard_slice
 
+_LAYER_KERNELS, _EXPERT_KERNELS, _HEAD_KERNELS = 6, 6, 4  # norms, sums, rotation, activation; routing; the loss
 _LOSS_BYTES = 12, 8  # per logit, forward and backward: numbers of 32 bits are read and written
 
 
@@ -56,12 +57,14 @@ class Work:
         products: matrix products with weights.
         core_flops: of attention between its products, on the slowest rank of cp.
         forward_bytes, backward_bytes: that elementwise work reads and writes.
+        num_kernels: of elementwise work in the forward; twice as many backward.
     """
 
     products: tuple[Product, ...] = ()
     core_flops: int = 0
     forward_bytes: int = 0
-    backward_bytes: int = field(default=0)
+    backward_bytes: int = 0
+    num_kernels: int = 0
 
     @property
     def flops(self) -> int:
@@ -103,7 +106,8 @@ class RankWork:
         is_sparse = isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers
         network = list(self._experts() if is_sparse else self._network(self.sizes.ffn_size))
         forward = self._norm_bytes + self._rotation_bytes + self._network_bytes(is_sparse)
-        return Work((*attention, *network), self._core_flops, forward, 2 * forward)
+        num_kernels = _LAYER_KERNELS + _EXPERT_KERNELS * is_sparse
+        return Work((*attention, *network), self._core_flops, forward, 2 * forward, num_kernels)
 
     def head(self) -> Work:
         """Return the work of the last norm, the head and the loss."""
@@ -111,7 +115,7 @@ class RankWork:
         norm = 4 * self._shared * self.sizes.hidden_size * self._element
         logits = self.num_tokens * width
         products = (Product("head", self.num_tokens, self.sizes.hidden_size, width),)
-        return Work(products, 0, norm + _LOSS_BYTES[0] * logits, 2 * norm + _LOSS_BYTES[1] * logits)
+        return Work(products, 0, norm + _LOSS_BYTES[0] * logits, 2 * norm + _LOSS_BYTES[1] * logits, _HEAD_KERNELS)
 
     def second(self) -> Work:
         """Return the work of what predicts a second token: projection, layer, head."""
@@ -123,6 +127,7 @@ class RankWork:
             layer.core_flops,
             layer.forward_bytes + head.forward_bytes,
             layer.backward_bytes + head.backward_bytes,
+            layer.num_kernels + head.num_kernels,
         )
 
     def _heads(self) -> Iterator[Product]:

@@ -185,7 +185,8 @@ class StageTimes:
         for kind, calls, factor in (("F", forward, 1.0), ("I", backward, 2.5)):
             num_bytes = work.forward_bytes if kind == "F" else work.backward_bytes
             core = self._core(work.core_flops * factor, part_of_peak[kind == "I"])
-            own = {"products": each, "attention": core, "elementwise": machine.bytes(num_bytes)}
+            launches = work.num_kernels * (1 if kind == "F" else 2) * machine.unit.overhead
+            own = {"products": each, "attention": core, "elementwise": machine.bytes(num_bytes) + launches}
             found[kind] = own | self._exposed(self._calls(calls), core)
         if self.plan.recompute and is_layer:
             found["I"]["again"] = sum(found["F"].values())

@@ -1,0 +1,131 @@
+"""`plan MODEL`: the fastest cuts of a model over a cluster that fit, their memory, and what stands in the way of others."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.known_models import model_of
+from dualpipe_lab.plan.planner import Choice, SearchResult, search
+
+_GB, _WIDTH = 10**9, 40
+_PARTS = (
+    "parameters",
+    "gradients",
+    "masters",
+    "moments",
+    "activations",
+    "ends",
+    "logits",
+    "working",
+    "buffers",
+    "reserve",
+)
+_LETTERS = "PGMVALEWBR"
+Framework = Literal["lab", "megatron", "torchtitan", "deepspeed"]
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="a known model, such as llama3-8b, or a folder with a config.json")],
+    gpus: Annotated[int, typer.Option(min=1, help="ranks in all")],
+    gpu: Annotated[str, typer.Option(help="the accelerator: h100, a100-80, b200, ...")] = "h100",
+    nodes_of: Annotated[int | None, typer.Option(min=1, help="ranks of a node (default: what is usual)")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="a cluster file, such as calibrate writes")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="sequences of a step")] = 512,
+    length: Annotated[int, typer.Option(min=1, help="tokens of a sequence")] = 8192,
+    tokens: Annotated[float | None, typer.Option(help="tokens of the run, for hours")] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="of one rank's hour")] = None,
+    schedule: Annotated[list[str] | None, typer.Option(help="a schedule to try; several: again (default: all)")] = None,
+    count: Annotated[int, typer.Option(min=1, max=50, help="plans to print")] = 5,
+    export: Annotated[Framework | None, typer.Option(help="print the first plan as settings of a framework")] = None,
+) -> None:
+    """Find the fastest plans that fit, and say why the others lost; every number is an estimate."""
+    machine = Cluster.of(gpu, gpus, nodes_of) if cluster is None else Cluster.from_file(cluster)
+    if machine.num_ranks != gpus:
+        raise ValueError(f"{cluster} has {machine.num_ranks} ranks, got --gpus {gpus}; change one of them")
+    config = model_of(model)
+    found = search(config, machine, length, batch, count=count, schedule_names=schedule)
+    if not found.choices:
+        raise ValueError(f"no plan fits: {_nearest(found)}")
+    if export is not None:
+        print(_exported(found.best[0], export))
+        return
+    print("\n".join(_lines(found, machine, tokens, price)))
+
+
+def _lines(found: SearchResult, machine: Cluster, tokens: float | None, price: float | None) -> Iterator[str]:
+    yield f"{machine}"
+    yield f"{len(found.choices) + len(found.lost)} plans; all seconds and the reserve of memory are assumptions"
+    yield ""
+    for place, choice in enumerate(found.best, 1):
+        yield f"{place}. {_row(choice, machine)}"
+        yield f"   {choice.plan}"
+    first = found.best[0]
+    yield from ("", f"Memory of the first, by rank of pp ({_legend()}):")
+    yield from _bars(first, machine)
+    yield from ("", *_time(first))
+    if tokens is not None:
+        yield _run(first, tokens, price)
+    yield from ("", "Why others lost:")
+    for constraint, number in sorted(found.counts.items()):
+        example = next(lost for lost in found.lost if lost.constraint == constraint)
+        yield f"  {number} by {constraint}, such as {example.plan}"
+        yield f"      {example.reason}"
+
+
+def _row(choice: Choice, machine: Cluster) -> str:
+    part = choice.bytes / machine.accelerator.memory_bytes
+    time = choice.time
+    return f"{time.seconds:.3f} s, MFU {time.mfu:.1%}, bubble {time.bubble:.1%}, memory {part:.0%}"
+
+
+def _legend() -> str:
+    return ", ".join(f"{letter} {name}" for letter, name in zip(_LETTERS, _PARTS, strict=True))
+
+
+def _bars(choice: Choice, machine: Cluster) -> Iterator[str]:
+    """Yield one bar for each rank of pp: its tp and cp rank that needs most, up to the accelerator's memory."""
+    limit = machine.accelerator.memory_bytes
+    for pp_rank in range(choice.plan.pp):
+        here = [memory for memory in choice.memory.places.values() if memory.pp_rank == pp_rank]
+        memory = max(here, key=lambda one: one.allocated)
+        sizes = {figure.name: figure.num_bytes for figure in memory.figures}
+        bar, total = "", 0
+        for letter, name in zip(_LETTERS, _PARTS, strict=True):
+            total += sizes.get(name, 0)
+            bar += letter * (round(total / limit * _WIDTH) - len(bar))
+        yield f"  {pp_rank:3} |{bar[:_WIDTH]:{_WIDTH}}| {total / _GB:.0f} of {limit / _GB:.0f} GB"
+
+
+def _time(choice: Choice) -> Iterator[str]:
+    time = choice.time
+    busiest = max(range(len(time.busy)), key=time.busy.__getitem__)
+    spent = sorted(time.spent[busiest].items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in spent if seconds > time.seconds / 1000)
+    yield f"Seconds of the busiest rank of pp, {busiest}: {parts}"
+    behind = max(time.gradients), max(time.update), time.pipeline - max(time.busy)
+    yield "Then: {:.3f} gradients and weights, {:.3f} optimizer; it waits {:.3f} in the pipeline".format(*behind)
+    yield f"{time.tokens_per_second:.0f} tokens/s; MFU {time.mfu:.1%} with causal pairs, {time.full_mfu:.1%} with all"
+
+
+def _run(choice: Choice, tokens: float, price: float | None) -> str:
+    hours = choice.time.hours(tokens)
+    text = f"{tokens:.3g} tokens take {hours:.0f} hours, {hours * choice.plan.world_size:.3g} of one rank"
+    return text if price is None else f"{text}, and cost {choice.time.cost(tokens, price):.3g}"
+
+
+def _nearest(found: SearchResult) -> str:
+    """Return the reason of the plan that came nearest to fitting."""
+    by_memory = [lost for lost in found.lost if lost.constraint == "memory"]
+    last = (by_memory or list(found.lost))[-1]
+    return f"{last.plan}: {last.reason}; use more ranks, or ones with more memory"
+
+
+def _exported(choice: Choice, framework: Framework) -> str:
+    from dualpipe_lab.plan import exports
+
+    settings = getattr(exports, framework)
+    return json.dumps(settings(choice.plan), indent=2)

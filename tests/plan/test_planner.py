@@ -1,0 +1,136 @@
+"""The search beside an exhaustive one, its reasons, and its refusals."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from dualpipe_lab.models import LlamaConfig
+from dualpipe_lab.plan import Cluster, GptConfig, Plan, estimate
+from dualpipe_lab.plan.kept_tensors import MEGATRON
+from dualpipe_lab.plan.planner import search
+from dualpipe_lab.plan.step_time import step_time
+from dualpipe_lab.plan.time_rules import MEGATRON_TIME
+
+LLAMA3_8B = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
+SMALL = LlamaConfig(32000, 2048, 5632, 16, 16, 4)
+NAMES = ("1f1b", "zero_bubble_h1", "dualpipev")
+
+
+def exhaustive(model, cluster, length, batch, names):
+    """Seconds of every legal plan that fits, computed one by one."""
+    found = {}
+    rows = [rows for rows in (1, 2, 4, 8, 16) if batch % rows == 0]
+    for num_microbatches, again in product(
+        {batch // (dp * r) for dp in (1, 2, 4, 8) for r in rows if batch % (dp * r) == 0}, (False, True)
+    ):
+        plans = Plan.all(
+            model, cluster.num_ranks, length, schedule_names=names, num_microbatches=num_microbatches, recompute=again,
+            precision="bfloat16",
+        )  # fmt: skip
+        for plan in plans:
+            one = replace(plan, sequence_parallel=plan.tp > 1)
+            rest = batch % (one.data_size * num_microbatches)
+            if rest or batch // one.data_size // num_microbatches not in rows:
+                continue
+            try:
+                memory = estimate(model, one, cluster, length, batch, MEGATRON)
+            except ValueError:
+                continue
+            if memory.fits:
+                found[one] = step_time(model, one, cluster, length, batch, MEGATRON_TIME).seconds
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_first_plan_is_the_first_of_all(num_ranks):
+    cluster = Cluster.of("a100-40", num_ranks, 2)
+    everything = exhaustive(SMALL, cluster, 2048, 16, NAMES)
+    found = search(SMALL, cluster, 2048, 16, count=3, schedule_names=NAMES, limit=10**6)
+    assert found.complete
+    fastest = sorted(everything.values())[:3]
+    assert [choice.time.seconds for choice in found.best] == pytest.approx(fastest, rel=1.5e-3)
+    assert all(everything[choice.plan] == choice.time.seconds for choice in found.choices)
+    computed = {choice.plan for choice in found.choices}
+    assert all(plan in computed or seconds >= fastest[-1] * 0.999 for plan, seconds in everything.items())
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search(LLAMA3_8B, Cluster.of("h100", 8), 8192, 32, schedule_names=["1f1b", "zbv"])
+
+
+def test_the_first_plans_fit_and_come_in_order(found):
+    assert found.complete
+    assert len(found.best) == 5
+    seconds = [choice.time.seconds for choice in found.best]
+    assert seconds == pytest.approx(sorted(seconds), rel=1e-3)
+    assert all(choice.memory.fits for choice in found.choices)
+    assert found.why(found.best[0].plan) == "it is the first"
+    assert "number 3" in found.why(found.choices[2].plan)
+
+
+def test_the_frontier_has_no_plan_that_another_beats(found):
+    times = [choice.time.seconds for choice in found.frontier]
+    sizes = [choice.bytes for choice in found.frontier]
+    assert sizes == sorted(sizes, reverse=True)
+    assert times == pytest.approx(sorted(times), rel=1e-3)
+
+
+def test_plans_say_which_rank_needs_how_much_of_what(found):
+    reason = found.why(Plan(dp=8, num_microbatches=4, precision="bfloat16", zero=0))
+    assert "parameters, gradients, masters and moments take 145 GB" in reason
+    by_rank = [lost.reason for lost in found.lost if lost.constraint == "memory" and "rank" in lost.reason]
+    assert any("needs" in reason and "activations" in reason for reason in by_rank)
+    assert set(found.counts) <= {"memory", "rule", "slower"}
+    text = str(found)
+    assert "lost by memory" in text
+    assert text.startswith(f"{len(found.choices) + len(found.lost)} plans")
+
+
+def test_a_plan_that_was_no_candidate_is_refused(found):
+    with pytest.raises(ValueError, match="was no candidate"):
+        found.why(Plan(dp=3))
+
+
+def test_without_memory_nothing_fits_and_with_more_no_first_plan_is_slower():
+    cluster = Cluster.of("h100", 4)
+    seconds = []
+    for gigabytes in (20, 40, 60, 80):
+        result = search(SMALL, cluster, 4096, 32, count=1, memory=gigabytes * 10**9, schedule_names=["1f1b"])
+        seconds.append(result.best[0].time.seconds if result.best else float("inf"))
+    assert seconds == sorted(seconds, reverse=True)
+    assert not search(SMALL, cluster, 4096, 32, memory=10**9, schedule_names=["1f1b"]).choices
+
+
+def test_a_slow_network_moves_the_first_plan():
+    cluster = Cluster.of("h100", 16)
+    slow = replace(cluster, between=replace(cluster.between, bandwidth=2e8, latency=1e-3))
+    first, other = (search(SMALL, one, 4096, 64, count=1, schedule_names=["1f1b"]).best[0] for one in (cluster, slow))
+    assert first.plan != other.plan
+    assert step_time(SMALL, first.plan, slow, 4096, 64, MEGATRON_TIME).seconds > other.time.seconds
+
+
+def test_a_search_that_stops_says_so():
+    result = search(SMALL, Cluster.of("h100", 8), 2048, 64, count=5, limit=5, schedule_names=["1f1b"])
+    assert not result.complete
+    assert result.counts["limit"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": 0}, "at least one plan"), ({"schedule_names": ["pipedream"]}, "synchronous"),
+        ({"schedule_names": ["gpip"]}, "gpipe"), ({"precision": "float8"}, "precision is one of"),
+    ],
+)  # fmt: skip
+def test_settings_without_meaning_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        search(SMALL, Cluster.of("h100", 8), 2048, 64, **settings)
+
+
+def test_an_odd_batch_is_refused_and_a_gpt_is_planned():
+    with pytest.raises(ValueError, match="use a multiple of"):
+        search(SMALL, Cluster.of("h100", 8), 2048, 0)
+    gpt = GptConfig(51200, 1024, 8, 16, num_positions=1024)
+    assert search(gpt, Cluster.of("a100-80", 4), 1024, 16, count=1, schedule_names=["1f1b"]).best
