@@ -1,4 +1,4 @@
-"""`plan MODEL`: the fastest cuts of a model over a cluster that fit, their memory, and what stands in the way of others."""
+"""`plan MODEL`: the fastest cuts of a model over a cluster that fit, their memory, and why others lost."""
 
 import json
 from collections.abc import Iterator

@@ -37,3 +37,18 @@ from .kept_tensors import MEGATRON as MEGATRON
 from .kept_tensors import MEGATRON_DROPOUT as MEGATRON_DROPOUT
 from .kept_tensors import KORTHIKANTI as KORTHIKANTI
 from .kept_tensors import KORTHIKANTI_SELECTIVE as KORTHIKANTI_SELECTIVE
+
+# The seconds of a step
+from .step_time import step_time as step_time
+from .step_time import StepTime as StepTime
+from .step_time import StepTimer as StepTimer
+from .time_rules import TimeRules as TimeRules
+from .time_rules import LAB_TIME as LAB_TIME
+from .time_rules import MEGATRON_TIME as MEGATRON_TIME
+from .products import model_flops as model_flops
+
+# The best of all plans
+from .planner import search as search
+from .planner import SearchResult as SearchResult
+from .planner import Choice as Choice
+from .planner import Lost as Lost

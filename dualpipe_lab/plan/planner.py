@@ -174,7 +174,7 @@ def search(
 
 
 def _order(choice: Choice) -> tuple[float, int, int]:
-    """The faster first; of plans that differ by less than the fourth digit, the one with fewer axes, then the smaller."""
+    """The faster first; of plans that are equal to the fourth digit, the one with fewer axes, then the smaller."""
     seconds = choice.time.seconds
     return float(f"{seconds:.4g}"), sum(size > 1 for size in choice.plan.sizes.values()), choice.bytes
 
@@ -220,6 +220,11 @@ class _Search:
         """Compute candidates in the order of their bounds."""
         candidates = sorted(self._candidates(), key=lambda one: one.seconds)
         complete, num_full = True, 0
+        if not candidates:
+            raise ValueError(
+                f"{self.global_batch} sequences do not divide among any data ranks of {self.cluster.num_ranks}; use a "
+                "multiple of the ranks"
+            )
         for place, candidate in enumerate(candidates):
             worst = self.choices[count - 1].time.seconds if len(self.choices) >= count else None
             if worst is not None and candidate.seconds > 1.001 * worst:  # ties are told apart by the fourth digit
@@ -230,18 +235,13 @@ class _Search:
                 self._leave(candidates[place:], None)
                 break
             num_full += self._compute(candidate)
-        if not candidates:
-            raise ValueError(
-                f"{self.global_batch} sequences do not divide among any data ranks of {self.cluster.num_ranks}; use a "
-                "multiple of the ranks"
-            )
         return SearchResult(tuple(self.choices), tuple(self.lost), count, complete)
 
     def _candidates(self) -> Iterator[_Candidate]:
         base = Plan(precision=self.settings.precision)
         for grid in grids(base, self.config, self.cluster.num_ranks):
             share, rest = divmod(self.global_batch, grid.data_size)
-            for num_rows in _ROWS if not rest else ():
+            for num_rows in _ROWS if share and not rest else ():
                 if share % num_rows == 0:
                     yield from self._of_grid(replace(grid, num_microbatches=share // num_rows), num_rows)
 
