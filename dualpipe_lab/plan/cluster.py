@@ -8,8 +8,10 @@ Elsewhere: SimuMax's system files; calculon's `systems/*.json`.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dualpipe_lab.plan.accelerators import CLUSTERS, plain_name, unknown_name
+from dualpipe_lab.plan.cluster_file import read_cluster, write_cluster
 from dualpipe_lab.plan.hardware import Accelerator, LinkClass
 
 _GB, _MIB, _TFLOPS = 10**9, 2**20, 10**12
@@ -73,6 +75,32 @@ gb300, h100, h200, h800
             raise ValueError(unknown_name(name))
         accelerator, usual, inside, between = known
         return cls(accelerator, num_ranks, ranks_per_node or min(usual, num_ranks), inside, between)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Cluster":
+        """Return the cluster of a file, which `to_file`, `train.calibrate` or a person has written.
+
+        Args:
+            path: of the file, JSON with the fields of `Cluster`, `Accelerator`, `LinkClass` and `Efficiency`; one that
+                has a default may be missing.
+
+        Raises:
+            ValueError: not JSON, an unknown field, with the nearest known one, or a number that no hardware has, with
+                what it probably meant.
+            OSError: no such file.
+        """
+        return cls(**read_cluster(path))
+
+    def to_file(self, path: str | Path) -> None:
+        """Write this cluster to a file; `from_file` returns an equal one.
+
+        Args:
+            path: of the file, which is replaced.
+
+        Raises:
+            OSError: the folder is missing, or cannot be written.
+        """
+        write_cluster(path, self)
 
     def __str__(self) -> str:
         unit, peaks = self.accelerator, ", ".join(f"{k} {v / _TFLOPS:g}" for k, v in self.accelerator.peaks.items())

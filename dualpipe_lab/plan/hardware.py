@@ -43,6 +43,7 @@ class Accelerator:
         overhead: seconds that every kernel takes on top, whatever its size.
         memory_efficiency: the part of the memory's bandwidth that elementwise work reaches, by the bytes that one
             kernel reads and writes.
+        efficiencies: of products whose type of number has a curve of its own; `efficiency` is that of all others.
 
     >>> card = Accelerator("card", {"bfloat16": 100e12}, 2**35, 1e12, efficiency=Efficiency(0.5), overhead=1e-6)
     >>> round(card.product_seconds(1e9) * 1e6, 3), round(card.elementwise_seconds(8e6) * 1e6, 3)
@@ -61,6 +62,7 @@ class Accelerator:
     efficiency: Efficiency = FULL
     overhead: float = 0.0
     memory_efficiency: Efficiency = ELEMENTWISE
+    efficiencies: Mapping[str, Efficiency] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not self.peaks:
@@ -72,6 +74,15 @@ class Accelerator:
         check_positive(f"{self.name}'s memory", self.memory_bytes, "bytes")
         check_positive(f"{self.name}'s memory bandwidth", self.memory_bandwidth, "bytes/s")
         check_seconds(f"{self.name}'s overhead", self.overhead)
+        unknown = [kind for kind in self.efficiencies if kind not in self.peaks]
+        if unknown:
+            raise ValueError(
+                f"{self.name} has an efficiency for {unknown[0]!r} and no peak; known are {', '.join(self.peaks)}"
+            )
+
+    def efficiency_of(self, kind: str) -> Efficiency:
+        """Return the efficiency of products of one type of number."""
+        return self.efficiencies.get(kind, self.efficiency)
 
     def product_seconds(self, flops: float, kind: str | None = None) -> float:
         """Return the seconds of one matrix product.
@@ -86,7 +97,7 @@ class Accelerator:
         kind = next(iter(self.peaks)) if kind is None else kind
         if kind not in self.peaks:
             raise ValueError(f"{self.name} has no peak for {kind!r}, only for {', '.join(self.peaks)}; give one")
-        return self.overhead + flops / (self.peaks[kind] * self.efficiency.at(flops))
+        return self.overhead + flops / (self.peaks[kind] * self.efficiency_of(kind).at(flops))
 
     def elementwise_seconds(self, num_bytes: float) -> float:
         """Return the seconds of one kernel that is bound by memory.
