@@ -12,10 +12,10 @@ from .traffic import StepTraffic as StepTraffic
 
 # The hardware
 from .cluster import Cluster as Cluster
-from .cluster import Accelerator as Accelerator
-from .cluster import LinkClass as LinkClass
-from .cluster import Efficiency as Efficiency
-from .cluster import CLUSTERS as CLUSTERS
+from .hardware import Accelerator as Accelerator
+from .hardware import LinkClass as LinkClass
+from .efficiency import Efficiency as Efficiency
+from .accelerators import CLUSTERS as CLUSTERS
 
 # The memory of every rank
 from .estimate import estimate as estimate
