@@ -7,8 +7,8 @@ Instead of appending one action after another, these functions compute the posit
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dualpipe_lab.pp.compact.arrays import IS_B, IS_F, IS_I, IS_W, Flags, Ints
-from dualpipe_lab.pp.program import B, F, I
+from dualpipe_lab.pp.compact.arrays import IS_B, IS_F, IS_I, IS_W, NUMBER, Flags, Ints
+from dualpipe_lab.pp.program import B, F, I, W
 from dualpipe_lab.pp.schedules.eight_steps import Flow, eight_steps
 from dualpipe_lab.pp.schedules.interleaved import loop_cells
 
@@ -86,25 +86,29 @@ def three_phases(flows: Flows, num_warmup: int, weight_delay: int | None = None,
     return row
 
 
+# Words of the eight steps: each action as twice its kind plus its flow; -1 where a word has no second action.
+_PARTS = {f"{kind}{flow}": 2 * NUMBER[kind] + flow for kind in (F, B, I) for flow in (0, 1)} | {W: 2 * IS_W}
+_WORDS = {part: (number, -1) for part, number in _PARTS.items()}
+_WORDS |= {f"{f}&{b}": (_PARTS[f], _PARTS[b]) for f, b in (("F0", "B1"), ("F1", "B0"))}
+_PLACE = {word: place for place, word in enumerate(_WORDS)}
+
+
 def dualpipe_row(flows: tuple[Flow, Flow], position: int, num_positions: int, num_microbatches: int) -> Row:
     """Return one rank's actions in the order of `eight_steps.steps_of`, which explains the arguments."""
     import numpy as np
 
-    words = [word for step in eight_steps(position, num_positions, num_microbatches) for word in step]
-    parts = [part for word in words for part in word.split("&")]
-    row, flow = _empty(len(parts)), np.array([part[1:] == "1" for part in parts])
-    row.kind[:] = [_KIND_OF_PART[part[0]] for part in parts]
-    in_pair = ["&" in word for word in words]
-    row.second[:] = np.repeat(in_pair, np.add(in_pair, 1)) & (row.kind != IS_F)
+    steps = eight_steps(position, num_positions, num_microbatches)
+    parts = np.array([*_WORDS.values()])[[_PLACE[word] for words in steps for word in words]]
+    acts = parts >= 0
+    kind, flow = np.divmod(parts[acts], 2)
+    row = _empty(len(kind))
+    row.kind[:], row.second[:] = kind, np.nonzero(acts)[1]
     for number, (stage, first) in enumerate(flows):
         for kinds in ((IS_F,), (IS_B, IS_I)):
-            at = np.flatnonzero((flow == number) & np.isin(row.kind, kinds))
+            at = np.flatnonzero((flow == number) & np.isin(kind, kinds))
             row.stage[at], row.microbatch[at] = stage, first + np.arange(len(at))
     _follow(row)
     return row
-
-
-_KIND_OF_PART = {F: IS_F, B: IS_B, I: IS_I, "W": IS_W}
 
 
 def _follow(row: Row) -> None:
@@ -119,18 +123,17 @@ def zbv_row(rank: int, num_ranks: int, num_microbatches: int) -> Row:
     """Return one rank's actions in the order of `schedules.zbv`, for 2 * num_ranks - 1 microbatches or more."""
     import numpy as np
 
-    stages = rank, 2 * num_ranks - 1 - rank
     below = num_ranks - 1 - rank
-    down, up = ([(kind, stage) for kind in (IS_F, IS_I, IS_W)] for stage in stages)
+    down, up = [IS_F, IS_I, IS_W], [4 + kind for kind in (IS_F, IS_I, IS_W)]
     (f_down, i_down, w_down), (f_up, i_up, w_up) = down, up
     work = [f_down] * (2 * below + 1) + [f_up, f_down] * rank + up * (below + 1)
     work += [*down, *up] * (num_microbatches - num_ranks - below)
     work += [i_down, w_down, *up] * below + [i_down, i_up] * rank + [i_down, w_down] * (below + 1)
     work += [w_up] * rank + [w_down] * rank
-    row = _empty(len(work))
-    row.kind[:], row.stage[:] = np.array(work).T
-    for kind, stage in (*down, *up):
-        at = np.flatnonzero((row.kind == kind) & (row.stage == stage))
+    row, numbers = _empty(len(work)), np.array(work)
+    row.kind[:], row.stage[:] = numbers % 4, np.where(numbers < 4, rank, 2 * num_ranks - 1 - rank)
+    for number in (*down, *up):
+        at = np.flatnonzero(numbers == number)
         row.microbatch[at] = np.arange(len(at))
     return row
 

@@ -70,5 +70,5 @@ def _links(compact: "CompactProgram") -> Ints:
     sent = np.flatnonzero(target >= 0)
     key = compact.rank[sent].astype(np.int64) * compact.num_ranks + target[sent]
     links = np.zeros(compact.num_actions, np.int32)
-    links[sent] = np.unique(key, return_inverse=True)[1] + 1
+    links[sent] = np.searchsorted(np.unique(key), key) + 1
     return links
