@@ -10,6 +10,12 @@ from .sums import Sum as Sum
 # Messages and bytes of a step
 from .traffic import StepTraffic as StepTraffic
 
+# Published models
+from .model_of import model_of as model_of
+from .model_of import num_parameters as num_parameters
+from .known_models import KNOWN_MODELS as KNOWN_MODELS
+from .known_models import KnownModel as KnownModel
+
 # The hardware
 from .cluster import Cluster as Cluster
 from .cluster import Accelerator as Accelerator
