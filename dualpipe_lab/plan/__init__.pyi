@@ -43,3 +43,6 @@ from .kept_tensors import MEGATRON as MEGATRON
 from .kept_tensors import MEGATRON_DROPOUT as MEGATRON_DROPOUT
 from .kept_tensors import KORTHIKANTI as KORTHIKANTI
 from .kept_tensors import KORTHIKANTI_SELECTIVE as KORTHIKANTI_SELECTIVE
+
+# A plan in the settings of other frameworks
+from . import exports as exports
