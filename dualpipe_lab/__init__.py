@@ -6,11 +6,9 @@ Where IPython runs, notebooks show timelines as pictures from then on.
 """
 
 import sys
-from multiprocessing import parent_process
 
 from dualpipe_lab._display import attach
 from dualpipe_lab._facade import make_facade
-from dualpipe_lab.world.operating_system import can_fork
 
 __version__ = "0.2.0"
 
@@ -27,8 +25,18 @@ attach()
 def _is_kernel() -> bool:
     """Whether this is the main process of an IPython kernel (and not one of its ranks)."""
     kernel = sys.modules.get("ipykernel.kernelapp")
-    return kernel is not None and kernel.IPKernelApp.initialized() and parent_process() is None
+    if kernel is None or not kernel.IPKernelApp.initialized():
+        return False
+    from multiprocessing import parent_process  # here: an import of pure data has milliseconds
+
+    return parent_process() is None
 
 
-if can_fork() and _is_kernel():
+def _can_fork() -> bool:
+    from dualpipe_lab.world.operating_system import can_fork
+
+    return can_fork()
+
+
+if _is_kernel() and _can_fork():
     sys.modules[__name__].warm()

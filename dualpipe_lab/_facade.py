@@ -9,19 +9,16 @@ name as soon as that submodule is imported, here it stays.
 
 import ast
 import sys
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dualpipe_lab._optional import MissingExtra
 
 WIDTH = 26  # columns of the names in the table of contents
 
 
-@dataclass(frozen=True)
-class PublicName:
+class PublicName(NamedTuple):
     """One line of a stub: a name, the module that it comes from, and the heading above it."""
 
     name: str
@@ -37,8 +34,9 @@ class PublicName:
 
 def public_names(package: str) -> list[PublicName]:
     """Return the names of a façade in teaching order; ValueError for a stub with anything but imports."""
-    stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
-    text = stub.read_text(encoding="utf-8")
+    stub = str(sys.modules[package].__file__).rpartition(".")[0] + ".pyi"
+    with open(stub, encoding="utf-8") as file:  # pathlib would take as long to import as the rest of this module
+        text = file.read()
     headings = {number: line[2:] for number, line in enumerate(text.splitlines(), 1) if line.startswith("# ")}
     found = []
     for node in ast.parse(text).body:

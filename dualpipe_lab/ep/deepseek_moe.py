@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab import comm
 from dualpipe_lab.comm import P2P
 from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.ep.expert_rules import check_groups
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
@@ -129,29 +130,6 @@ class DeepSeekMoE(MoE):
         routing = self.router(tokens) if routing is None else routing
         weights, experts = routing.weights, routing.indices
         return hierarchical_experts(tokens, weights, experts, self.experts, self.nodes, self.shared).view(x.shape)
-
-
-def check_groups(num_experts: int, num_experts_per_token: int, num_groups: int, num_groups_per_token: int) -> None:
-    """Refuse groups of experts that cannot work; it can be called before any process starts.
-
-    Raises:
-        ValueError: naming the rule and the values.
-
-    >>> check_groups(256, 8, 8, 4)
-    >>> check_groups(8, 4, 4, 1)
-    Traceback (most recent call last):
-    ValueError: 1 groups of 2 experts offer 2, a token needs 4; use num_groups_per_token=2
-    """
-    if num_groups < 1 or num_experts % num_groups:
-        raise ValueError(f"groups divide the experts, got {num_experts} experts in {num_groups} groups")
-    if not 1 <= num_groups_per_token <= num_groups:
-        raise ValueError(f"a token uses 1..{num_groups} of {num_groups} groups, got {num_groups_per_token}")
-    size = num_experts // num_groups
-    if num_groups_per_token * size < num_experts_per_token <= num_experts:
-        raise ValueError(
-            f"{num_groups_per_token} groups of {size} experts offer {num_groups_per_token * size}, a token needs "
-            f"{num_experts_per_token}; use num_groups_per_token={-(-num_experts_per_token // size)}"
-        )
 
 
 def group_limited_topk(

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from dualpipe_lab.ep.all_to_all import Splits, start_rows
 from dualpipe_lab.ep.eplb.placement import ExpertPlacement, make_placement
-from dualpipe_lab.ep.moe.config import ExpertParallel, check_divides
+from dualpipe_lab.ep.expert_rules import check_divides
+from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.moe.permutation import check_choices
 from dualpipe_lab.tp.shard import Shard

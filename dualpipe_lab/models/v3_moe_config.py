@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from dualpipe_lab.ep.expert_rules import check_divides, check_groups
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.closed_forms import layer_parameters
 from dualpipe_lab.tp.latent_sizes import LatentSizes
@@ -109,9 +110,6 @@ class V3MoEConfig:
         Raises:
             ValueError: naming the rule and the values.
         """
-        from dualpipe_lab.ep.deepseek_moe import check_groups  # here: they import torch, and a config does not
-        from dualpipe_lab.ep.moe.config import check_divides
-
         self._check_latent(tp_size, cp_size)
         self.dense.check(tp_size)
         if not 0 <= self.num_dense_layers <= self.num_layers or self.num_shared_experts < 0:

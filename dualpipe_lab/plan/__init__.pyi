@@ -10,6 +10,12 @@ from .sums import Sum as Sum
 # Messages and bytes of a step
 from .traffic import StepTraffic as StepTraffic
 
+# Published models
+from .model_of import model_of as model_of
+from .model_of import num_parameters as num_parameters
+from .known_models import KNOWN_MODELS as KNOWN_MODELS
+from .known_models import KnownModel as KnownModel
+
 # The hardware
 from .cluster import Cluster as Cluster
 from .hardware import Accelerator as Accelerator
@@ -52,3 +58,6 @@ from .planner import search as search
 from .planner import SearchResult as SearchResult
 from .planner import Choice as Choice
 from .planner import Lost as Lost
+
+# A plan in the settings of other frameworks
+from . import exports as exports

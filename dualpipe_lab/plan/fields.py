@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import inf, prod
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dualpipe_lab.cp.layouts import LAYOUTS
-from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.program import Overlap, Program
-from dualpipe_lab.topology import AXES, Topology
+if TYPE_CHECKING:  # at run time where they are used: the fields alone are read in milliseconds
+    from dualpipe_lab.pp.program import Program
+    from dualpipe_lab.topology import Topology
 
 PRECISIONS = ("float64", "float32", "bfloat16")
 _OPTIONAL_COUNTS = ("chunks", "ranks_per_node", "loss_chunk")
@@ -75,6 +74,9 @@ class PlanFields:
     multi_token: float | None = None
 
     def __post_init__(self) -> None:
+        from dualpipe_lab.cp.layouts import LAYOUTS
+        from dualpipe_lab.topology import AXES
+
         for name in (*AXES, *_COUNTS):
             value = getattr(self, name)
             if not _is_count(value) and not (value is None and name in _OPTIONAL_COUNTS):
@@ -94,6 +96,8 @@ class PlanFields:
         self._check_lists()
 
     def _check_lists(self) -> None:
+        from dualpipe_lab.topology import AXES
+
         object.__setattr__(self, "order", tuple(self.order))
         if sorted(self.order) != sorted(AXES):
             raise ValueError(f"a plan's order has each of {', '.join(AXES)} once, got {self.order}")
@@ -143,12 +147,14 @@ class PlanFields:
         return self.data_size * self.cp
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> "Topology":
         """The grid; axes with one rank are left out, but for `dp` where no axis has more.
 
         Raises:
             ValueError: `ranks_per_node` does not divide the ranks, or `ep` the ranks of dp and cp.
         """
+        from dualpipe_lab.topology import Topology
+
         axes = [(axis, size) for axis, size in self.sizes.items() if size > 1] or [("dp", 1)]
         if self.ep == 1 or not self.experts_in_data:
             return Topology(axes, ranks_per_node=self.ranks_per_node)
@@ -162,7 +168,7 @@ class PlanFields:
         return Topology(axes, edp=data // self.ep, experts_over=over, ranks_per_node=self.ranks_per_node)
 
     @property
-    def program(self) -> Program | None:
+    def program(self) -> "Program | None":
         """The program of the pipeline; None without pp.
 
         Raises:
@@ -191,6 +197,8 @@ class PlanFields:
     @property
     def has_pairs(self) -> bool:
         """Whether the pipeline has overlapped pairs of a forward and a backward."""
+        from dualpipe_lab.pp.program import Overlap
+
         program = self.program
         return program is not None and any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
 
@@ -254,6 +262,8 @@ def registered_name(schedule: str) -> str:
     >>> registered_name("DualPipe V")
     'dualpipev'
     """
+    from dualpipe_lab.pp import schedules
+
     wanted = schedules.builder(schedule)
     return next(name for name in schedules.names() if schedules.builder(name) is wanted)
 
@@ -261,18 +271,24 @@ def registered_name(schedule: str) -> str:
 @cache
 def is_synchronous(schedule: str) -> bool:
     """Return whether a schedule computes the gradient with one version of the weights."""
+    from dualpipe_lab.pp import schedules
+
     return schedules.is_synchronous(schedule)
 
 
 @cache
 def _lets_choose(schedule: str) -> bool:
     """Whether a schedule has as many stages per rank as one likes."""
+    from dualpipe_lab.pp import schedules
+
     return "num_virtual_stages" in schedules.options_of(schedule)
 
 
 @cache
-def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> Program | str:
+def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Program | str":
     """Build a program with `chunks` stages per rank, or say why there is none: a search asks again and again."""
+    from dualpipe_lab.pp import schedules
+
     options = {"num_virtual_stages": chunks} if chunks is not None and _lets_choose(schedule) else {}
     try:
         program = schedules.build(schedule, pp, num_microbatches, **options)

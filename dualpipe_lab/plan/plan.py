@@ -7,17 +7,16 @@ Elsewhere: Megatron's command line of parallel sizes; torchtitan's `ParallelDims
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
-from dualpipe_lab.plan.expert_traffic import Routing
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.legal import legal_plans, nearest_plan
-from dualpipe_lab.plan.rules import first_problem, has_second
-from dualpipe_lab.plan.sums import SumsTable, sums_of
-from dualpipe_lab.plan.traffic import StepTraffic, check_traffic, traffic_of
-from dualpipe_lab.viz.grid import GridDrawing
+
+if TYPE_CHECKING:  # each method reads what it needs, so that a plan is there in milliseconds
+    from dualpipe_lab.models.stage_rules import ModelConfig
+    from dualpipe_lab.plan.expert_traffic import Routing
+    from dualpipe_lab.plan.sums import SumsTable
+    from dualpipe_lab.plan.traffic import StepTraffic
+    from dualpipe_lab.viz.grid import GridDrawing
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Plan(PlanFields):
     (8, 2, 2)
     """
 
-    def check(self, config: ModelConfig, sequence_length: int | None = None, num_ranks: int | None = None) -> None:
+    def check(self, config: "ModelConfig", sequence_length: int | None = None, num_ranks: int | None = None) -> None:
         """Refuse a plan under which a model cannot be trained; needs no rank.
 
         Args:
@@ -51,6 +50,8 @@ class Plan(PlanFields):
         ...     print(str(error).split("; ")[1])
         the nearest plan of 3 ranks that fits is dp 3 = 3 ranks, float32
         """
+        from dualpipe_lab.plan.rules import first_problem
+
         problem = first_problem(self, config, sequence_length)
         if num_ranks is not None and num_ranks != self.world_size:
             problem = f"{self} is a plan for {self.world_size} ranks, the world has {num_ranks}"
@@ -65,7 +66,7 @@ class Plan(PlanFields):
 
     def nearest(
         self,
-        config: ModelConfig,
+        config: "ModelConfig",
         sequence_length: int | None = None,
         num_ranks: int | None = None,
         global_batch: int | None = None,
@@ -82,12 +83,14 @@ class Plan(PlanFields):
         >>> print(Plan(pp=4, schedule="dualpipe", num_microbatches=6).nearest(LlamaConfig(num_layers=4)))
         pp 4 (dualpipe, m 8) = 4 ranks, float32
         """
+        from dualpipe_lab.plan.legal import nearest_plan
+
         return nearest_plan(self, config, sequence_length, num_ranks, global_batch)
 
     @classmethod
     def all(
         cls,
-        config: ModelConfig,
+        config: "ModelConfig",
         num_ranks: int,
         sequence_length: int | None = None,
         zeros: Sequence[int] = (0, 1, 2, 3),
@@ -112,18 +115,23 @@ class Plan(PlanFields):
         dp 2 = 2 ranks, float32
         pp 2 (gpipe, m 1) = 2 ranks, float32
         """
+        from dualpipe_lab.plan.legal import legal_plans
+
         return legal_plans(cls(**settings), config, num_ranks, sequence_length, zeros, schedule_names)
 
-    def stage_layers(self, config: ModelConfig) -> tuple[range, ...]:
+    def stage_layers(self, config: "ModelConfig") -> tuple[range, ...]:
         """Return the layers of every stage.
 
         >>> from dualpipe_lab.models import LlamaConfig
         >>> Plan(pp=2, layers=(1, 4)).stage_layers(LlamaConfig(num_layers=5))
         (range(0, 1), range(1, 5))
         """
+        from dualpipe_lab.models.stage_rules import stage_layers
+        from dualpipe_lab.plan.rules import has_second
+
         return stage_layers(config, self.num_stages, self.layers, has_second(self, config))
 
-    def sums(self, config: ModelConfig) -> SumsTable:
+    def sums(self, config: "ModelConfig") -> "SumsTable":
         """Return who sums what with whom, for every kind of parameter of a model.
 
         Raises:
@@ -134,17 +142,19 @@ class Plan(PlanFields):
         >>> print(table.of("norms").sums[0], table.of("norms").norm, sep="; ")
         dp (0 2 and 1 more); tp rank 0, each its shard
         """
+        from dualpipe_lab.plan.sums import sums_of
+
         self.check(config)
         return sums_of(self, config)
 
     def traffic(
         self,
-        config: ModelConfig,
+        config: "ModelConfig",
         batch_size: int,
         sequence_length: int,
-        routing: Routing | None = None,
+        routing: "Routing | None" = None,
         clips: bool = True,
-    ) -> StepTraffic:
+    ) -> "StepTraffic":
         """Return the messages and bytes of one training step, for every rank and operation.
 
         It is a step after the first, which also makes groups and exchanges what stays the same.
@@ -165,11 +175,13 @@ class Plan(PlanFields):
         >>> step.sent(rank=0, part="gradients") == LlamaConfig().num_parameters() * 4
         True
         """
+        from dualpipe_lab.plan.traffic import check_traffic, traffic_of
+
         self.check(config, sequence_length)
         num_rows = check_traffic(self, batch_size)
         return traffic_of(self, config, num_rows, sequence_length, routing, clips)
 
-    def grid(self, axis: str | None = None, rank: int = 0) -> GridDrawing:
+    def grid(self, axis: str | None = None, rank: int = 0) -> "GridDrawing":
         """Return the drawing of the grid with one group highlighted; it prints as text and displays as SVG.
 
         Args:
@@ -182,7 +194,11 @@ class Plan(PlanFields):
         dp 0     0     1
         dp 1   [2]   [3]
         """
+        from dualpipe_lab.viz.grid import GridDrawing
+
         return GridDrawing(self.topology, axis or self.topology.names[0], rank)
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         return f"<p>{escape(str(self))}</p>{self.grid()._repr_html_()}"

@@ -19,7 +19,8 @@ Elsewhere: Megatron `MoELayer` and its token dispatchers; torchtitan moe.py.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.
 """
 
-from dualpipe_lab.ep.moe.config import ExpertParallel, check_divides
+from dualpipe_lab.ep.expert_rules import check_divides
+from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.experts import (
     SavedForInputGrad,
     SavedForWeightGrad,

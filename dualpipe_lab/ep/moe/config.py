@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.ep.expert_rules import check_divides
 from dualpipe_lab.world.mesh import Mesh
 
 
@@ -52,21 +53,3 @@ class ExpertParallel:
         """
         share = check_divides(num_experts, self.size)
         return self.rank * share, (self.rank + 1) * share
-
-
-def check_divides(num_experts: int, ep_size: int) -> int:
-    """Return the number of experts per rank; it can be called before any process starts.
-
-    >>> check_divides(8, 4)
-    2
-
-    Raises:
-        ValueError: the experts do not divide among the ranks.
-    """
-    if num_experts < 1 or num_experts % ep_size:
-        sizes = [size for size in range(1, num_experts + 1) if num_experts % size == 0]
-        raise ValueError(
-            f"experts must divide among the ranks, got {num_experts} experts on {ep_size} ranks; "
-            f"use {', '.join(map(str, sizes))} ranks, or {-(-max(num_experts, 1) // ep_size) * ep_size} experts"
-        )
-    return num_experts // ep_size

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from dualpipe_lab.ep.all_to_all import Splits, exchange_counts
-from dualpipe_lab.ep.moe.config import ExpertParallel, check_divides
+from dualpipe_lab.ep.expert_rules import check_divides
+from dualpipe_lab.ep.moe.config import ExpertParallel
 
 
 @dataclass(frozen=True)
