@@ -5,8 +5,9 @@ In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they ar
   activations    of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
                  backward is split, in the order of its own actions: `dualpipe_lab.plan.kept_tensors`
   working        while an action runs: the loss, then the head's gradients, then a layer's: assumed
+  received       inputs from other stages and their gradients that a framework holds until the next ones: assumed
   buffers        of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units, and what a
-                 framework keeps for the gradients of weights: assumed
+                 framework keeps for the gradients of weights and for products: assumed
   reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
 The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
 medians and maxima of 740 ranks, minima of 52 of them.
@@ -59,6 +60,7 @@ class Peak:
         kept: by stage, the number of microbatches whose activations are kept.
         layers, ends, logits: bytes of the activations, of what embedding, last norm and head keep, and of logits.
         working: bytes on top, while the action runs.
+        received: of inputs from other stages, and their gradients, that are no longer needed and still held.
     """
 
     action: str = ""
@@ -67,11 +69,12 @@ class Peak:
     ends: int = 0
     logits: int = 0
     working: int = 0
+    received: int = 0
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return self.layers + self.ends + self.logits + self.working
+        return self.layers + self.ends + self.logits + self.working + self.received
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class RankMemory:
         pp_rank, cp_rank, tp_rank: the place.
         states: between steps.
         peak: of activations.
-        buffers: of ZeRO, and of the rules for gradients of weights, in bytes.
+        buffers: of ZeRO, and of the rules for gradients of weights and for products, in bytes.
         certainty: of the layers' activations.
+        staying: bytes of buffers and received inputs that stay between steps.
     """
 
     pp_rank: int
@@ -93,6 +97,12 @@ class RankMemory:
     peak: Peak
     buffers: int
     certainty: Certainty
+    staying: int = 0
+
+    @property
+    def behind_step(self) -> int:
+        """Bytes of all tensors between steps, without the reserve."""
+        return self.states.total + self.staying
 
     @property
     def allocated(self) -> int:
@@ -104,7 +114,8 @@ class RankMemory:
         """Every part, with its certainty."""
         states, peak, mark = self.states, self.peak, self.certainty
         exact = [(name, getattr(states, name)) for name in ("parameters", "gradients", "masters", "moments")]
-        assumed = [("ends", peak.ends), ("logits", peak.logits), ("working", peak.working), ("buffers", self.buffers)]
+        assumed = [(name, getattr(peak, name)) for name in ("ends", "logits", "working", "received")]
+        assumed.append(("buffers", self.buffers))
         found = [_certain(name, num_bytes, "exact") for name, num_bytes in exact]
         found.append(_certain("activations", peak.layers, mark))
         return *found, *(_certain(name, num_bytes, "assumed") for name, num_bytes in assumed), self.reserve
@@ -190,7 +201,8 @@ class Estimate:
         ]
         for memory, places in self._rows():
             peak, kept = memory.peak, " ".join(f"{stage}:{count}" for stage, count in memory.peak.kept)
-            parts = memory.states.total, peak.layers + peak.ends, peak.logits, peak.working + memory.buffers
+            working = peak.working + peak.received + memory.buffers
+            parts = memory.states.total, peak.layers + peak.ends, peak.logits, working
             cells = [f"{part / _GIB:.2f}" for part in (*parts, memory.allocated, memory.total.num_bytes)]
             rows.append((places, *cells, peak.action, kept))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -279,9 +291,9 @@ class _Maker:
                 zero = self._buffers(pp_rank, tp_rank)
                 for cp_rank, length in enumerate(self.lengths):
                     table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
-                    peak = self._peak(actions, table)
-                    place = pp_rank, cp_rank, tp_rank
-                    yield place, RankMemory(*place, states, peak, zero + table.buffer_bytes, certainty)
+                    peak, received = self._peak(actions, table), self._received(Counter(), actions, table)
+                    place, staying = (pp_rank, cp_rank, tp_rank), table.buffer_bytes
+                    yield place, RankMemory(*place, states, peak, zero + staying, certainty, staying + received)
 
     def _actions(self, pp_rank: int) -> list[Action]:
         program = self.plan.program
@@ -299,13 +311,19 @@ class _Maker:
                 kept[action.stage] += 1
             parts = [sum(count * tensors[stage][part] for stage, count in kept.items()) for part in range(3)]
             held = tuple(sorted((+kept).items()))
-            found = Peak(
-                str(action), held, parts[0], parts[1], parts[2], self._working(action, table, tensors[action.stage][2])
-            )
+            working = self._working(action, table, tensors[action.stage][2])
+            received = self._received(kept, actions, table)
+            found = Peak(str(action), held, parts[0], parts[1], parts[2], working, received)
             best = max(best, found, key=lambda peak: peak.total)
             if action.kind in (B, W):
                 kept[action.stage] -= 1
         return best
+
+    def _received(self, kept: Counter[int], actions: list[Action], table: LayerTable) -> int:
+        """Return the bytes of old inputs and their gradients, of stages that keep the activations of no microbatch."""
+        stages = {action.stage for action in actions} - {0}
+        idle = [stage for stage in stages if self.rules.keeps_received and not kept[stage]]
+        return 2 * len(idle) * table.boundary_bytes
 
     def _stage(self, stage: int, table: LayerTable) -> tuple[int, int, int]:
         """Return the bytes that a forward of a stage keeps: layers, ends, logits."""

@@ -49,6 +49,10 @@ class KeepRules:
         loss_bytes: per logit, on top of that while the loss or its gradient is computed.
         weight_gradients: before they are added up: one at a time; or in buffers that stay, one of each shape in a
             layer, where the product adds them up itself (`get_dummy_wgrad` of Transformer Engine).
+        keeps_received: a stage keeps the last input that it received, and that input's gradient, until it receives the
+            next one (Megatron's `set_input_tensor`, and `retain_grad` in `backward_step`).
+        workspace_bytes: of libraries of products, which stay; for Megatron those of accelerators since H100, 32 MiB
+            for cuBLAS in the forward's thread, in the backward's, and for Transformer Engine.
     """
 
     name: str
@@ -63,8 +67,11 @@ class KeepRules:
     logit_bytes: int | None = None
     loss_bytes: int = 0
     weight_gradients: Literal["one", "buffers"] = "one"
+    keeps_received: bool = False
+    workspace_bytes: int = 0
 
 
+_HOPPER_WORKSPACES = 3 * 32 * 2**20
 LAB = KeepRules(
     "this library", "exact", "recomputed", None, keeps_product=False, keeps_angles=True, ids_bytes=16, loss_bytes=8
 )
@@ -75,10 +82,13 @@ KORTHIKANTI_SELECTIVE = KeepRules(
 MEGATRON = KeepRules(
     "Megatron with flash attention and fused sums of weight gradients",
     scale_bytes=4, ids_bytes=8, logit_bytes=4, loss_bytes=2, weight_gradients="buffers",
+    keeps_received=True, workspace_bytes=_HOPPER_WORKSPACES,
 )  # fmt: skip
 MEGATRON_DROPOUT = KeepRules(
-    "Megatron with flash attention and dropout", scale_bytes=8, dropout=True, ids_bytes=8, logit_bytes=4, loss_bytes=2
-)
+    "Megatron with flash attention and dropout",
+    scale_bytes=8, dropout=True, ids_bytes=8, logit_bytes=4, loss_bytes=2,
+    keeps_received=True, workspace_bytes=_HOPPER_WORKSPACES,
+)  # fmt: skip
 
 
 class KeptTensor(NamedTuple):
@@ -126,7 +136,12 @@ class LayerTable:
     @property
     def stored_bytes(self) -> int:
         """What one layer keeps from its forward to its backward: with recomputation its input alone."""
-        return self._shared * self._hidden * self._element if self.plan.recompute else self.layer_bytes
+        return self.boundary_bytes if self.plan.recompute else self.layer_bytes
+
+    @property
+    def boundary_bytes(self) -> int:
+        """What a stage sends to the next one."""
+        return self._shared * self._hidden * self._element
 
     @property
     def loss_bytes(self) -> int:
@@ -165,8 +180,9 @@ class LayerTable:
 
     @property
     def buffer_bytes(self) -> int:
-        """What stays for the gradients of weights, besides those that are added up."""
-        return sum(self.weights) * self._element if self.rules.weight_gradients == "buffers" else 0
+        """What stays for the gradients of weights, besides those that are added up, and for products."""
+        gradients = sum(self.weights) * self._element if self.rules.weight_gradients == "buffers" else 0
+        return gradients + self.rules.workspace_bytes
 
     def layer(self) -> Iterator[KeptTensor]:
         """Yield the tensors of one layer, in the order of its forward."""

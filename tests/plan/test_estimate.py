@@ -189,7 +189,7 @@ def test_every_figure_says_how_far_it_can_be_trusted():
     marks = {figure.name: figure.certainty for figure in found.figures}
     assert marks == {
         **dict.fromkeys(("parameters", "gradients", "masters", "moments", "activations"), "exact"),
-        **dict.fromkeys(("ends", "logits", "working", "buffers"), "assumed"),
+        **dict.fromkeys(("ends", "logits", "working", "received", "buffers"), "assumed"),
         "reserve": "fitted",
     }
     assert sum(figure.num_bytes for figure in found.figures[:-1]) == found.allocated
