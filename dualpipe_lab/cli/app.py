@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from dualpipe_lab._optional import MissingExtra
-from dualpipe_lab.cli import compare, convert, explain, optimise, show, traces
+from dualpipe_lab.cli import compare, convert, explain, optimise, plan, show, traces
 from dualpipe_lab.pp.validation.errors import InvalidProgram
 
 
@@ -49,8 +49,8 @@ app = typer.Typer(
     cls=OneLine,
     add_completion=False,
     no_args_is_help=True,
-    help="DualPipe Lab: show, compare, explain, search pipeline schedules; convert weights; merge traces. The course: "
-    "lab, fresh, progress, grade.",
+    help="DualPipe Lab: show, compare, explain, search pipeline schedules; plan a run; convert weights; merge "
+    "traces. The course: lab, fresh, progress, grade.",
 )
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
 app.command(context_settings=_PASSING)(show.show)
@@ -59,6 +59,7 @@ app.command(context_settings=_PASSING)(explain.explain)
 app.command()(optimise.optimise)
 app.command()(convert.convert)
 app.command()(traces.traces)
+app.command()(plan.plan)
 
 
 def add_commands(app: typer.Typer) -> None:

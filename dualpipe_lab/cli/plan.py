@@ -1,6 +1,5 @@
 """`plan MODEL`: the fastest cuts of a model over a cluster that fit, their memory, and why others lost."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from dualpipe_lab.plan.cluster import Cluster
-from dualpipe_lab.plan.known_models import model_of
+from dualpipe_lab.plan.model_of import model_of
 from dualpipe_lab.plan.planner import Choice, SearchResult, search
 
 _GB, _WIDTH = 10**9, 40
@@ -127,5 +126,8 @@ def _nearest(found: SearchResult) -> str:
 def _exported(choice: Choice, framework: Framework) -> str:
     from dualpipe_lab.plan import exports
 
-    settings = getattr(exports, framework)
-    return json.dumps(settings(choice.plan), indent=2)
+    if framework == "lab":
+        return str(exports.lab(choice.plan))
+    settings = {"megatron": exports.megatron, "torchtitan": exports.torchtitan, "deepspeed": exports.deepspeed}
+    memory = choice.memory
+    return str(settings[framework](choice.plan, memory.model, memory.sequence_length, memory.global_batch))

@@ -16,8 +16,9 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.cluster import Cluster, LinkClass
+from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.hardware import LinkClass
 
 
 class Group(NamedTuple):
@@ -93,7 +94,7 @@ class Links:
 
 
 def _rate(link: LinkClass, num_bytes: float) -> float:
-    return link.bandwidth * link.efficiency.at(max(num_bytes, 1.0))
+    return link.bandwidth * link.efficiency.at(num_bytes)
 
 
 class _Ranks(tuple[int, ...]):

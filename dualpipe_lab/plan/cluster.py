@@ -8,11 +8,13 @@ Elsewhere: SimuMax's system files; calculon's `systems/*.json`.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dualpipe_lab.plan.accelerators import CLUSTERS, plain_name, unknown_name
-from dualpipe_lab.plan.cluster_file import read_cluster, write_cluster
 from dualpipe_lab.plan.hardware import Accelerator, LinkClass
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _GB, _MIB, _TFLOPS = 10**9, 2**20, 10**12
 
@@ -77,7 +79,7 @@ gb300, h100, h200, h800
         return cls(accelerator, num_ranks, ranks_per_node or min(usual, num_ranks), inside, between)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> "Cluster":
+    def from_file(cls, path: "str | Path") -> "Cluster":
         """Return the cluster of a file, which `to_file`, `train.calibrate` or a person has written.
 
         Args:
@@ -89,9 +91,11 @@ gb300, h100, h200, h800
                 what it probably meant.
             OSError: no such file.
         """
+        from dualpipe_lab.plan.cluster_file import read_cluster  # with json: only where there is a file
+
         return cls(**read_cluster(path))
 
-    def to_file(self, path: str | Path) -> None:
+    def to_file(self, path: "str | Path") -> None:
         """Write this cluster to a file; `from_file` returns an equal one.
 
         Args:
@@ -100,6 +104,8 @@ gb300, h100, h200, h800
         Raises:
             OSError: the folder is missing, or cannot be written.
         """
+        from dualpipe_lab.plan.cluster_file import write_cluster
+
         write_cluster(path, self)
 
     def __str__(self) -> str:

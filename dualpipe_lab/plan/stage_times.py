@@ -49,18 +49,18 @@ class Machine:
                 f"{unit.name} has no peak for {kind}, known are {', '.join(unit.peaks)}; use a plan with one of these, "
                 f'or give the accelerator peaks={{"{kind}": ...}} in FLOP/s'
             )
-        self.peak, self.unit = unit.peaks[kind], unit
+        self.kind, self.peak, self.unit = kind, unit.peaks[kind], unit
 
     def product(self, product: Product, element: int) -> float:
         """Return the seconds of a product, or of many as one kernel."""
         rows, inner, outer, times = product[1:]
         num_bytes = (rows * inner + inner * outer + rows * outer) * times * element
-        efficiency = self.unit.efficiency.at(max(product.flops / times, 1.0))
+        efficiency = self.unit.efficiency_of(self.kind).at(product.flops / times)
         return max(product.flops / (self.peak * efficiency), self.bytes(num_bytes)) + self.unit.overhead
 
     def bytes(self, num_bytes: float) -> float:
         """Return the seconds in which so many bytes are read or written."""
-        return num_bytes / (self.unit.memory_bandwidth * self.unit.memory_efficiency.at(max(num_bytes, 1.0)))
+        return num_bytes / (self.unit.memory_bandwidth * self.unit.memory_efficiency.at(num_bytes))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class StageTimes:
         is_layer: bool = True,
     ) -> dict[str, Seconds]:
         """Return the seconds of a part of a stage, of its work and the calls that it makes."""
-        machine, part_of_peak = self.machine, self.rules.attention
+        machine, part_of_peak = self.machine, self.rules.attention_at(self.sequence_length)
         each = sum(machine.product(product, self.element) for product in work.products)
         found: dict[str, Seconds] = {"W": {"products": each}}
         for kind, calls, factor in (("F", forward, 1.0), ("I", backward, 2.5)):

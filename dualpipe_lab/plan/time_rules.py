@@ -2,12 +2,15 @@
 
 Chapter: book/whole/plan-your-run.  In: nothing.  Out: rules for `step_time`.
 Numbers that were measured by others, or assumed; none is fitted to the runs that the estimates are held against.
-  attention      553 TFLOP/s forward and 422 backward of 989.4 on H100 for 4,096 tokens (arXiv 2603.07685, table 9)
+  attention      of 989.4 TFLOP/s on H100, forward and backward: 553 and 422 for 4,096 tokens, 638 and 523 for 16,384
+                 (arXiv 2603.07685, table 9, second-hand)
   pairs          DeepSeek's profile of an overlapped pair takes 129.0 ms, its busiest stream 118.2 (profile-data, train)
 Elsewhere: Megatron `--overlap-grad-reduce`, `--overlap-param-gather`, `--tp-comm-overlap`.
 """
 
 from dataclasses import dataclass
+
+from dualpipe_lab.plan.efficiency import Efficiency
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,8 @@ class TimeRules:
 
     Attributes:
         name: of the rules.
-        attention: parts of the peak that attention reaches between its products, forward and backward.
+        attention: parts of the peak that attention reaches between its products, forward and backward, by the tokens
+            of a sequence.
         hides_gradients: gradients are summed behind a rank's last backward, and weights gathered behind its first
             forward.
         tensor_hidden: the part of the seconds along tp that runs behind products.
@@ -32,7 +36,10 @@ class TimeRules:
     """
 
     name: str
-    attention: tuple[float, float] = (553 / 989.4, 422 / 989.4)
+    attention: tuple[Efficiency, Efficiency] = (
+        Efficiency(origin="quoted", points=((4096.0, 553 / 989.4), (16384.0, 638 / 989.4))),
+        Efficiency(origin="quoted", points=((4096.0, 422 / 989.4), (16384.0, 523 / 989.4))),
+    )
     hides_gradients: bool = False
     tensor_hidden: float = 0.0
     hides_ring: bool = False
@@ -43,12 +50,15 @@ class TimeRules:
     product_type: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tensor_hidden <= 1 or not all(0 < part <= 1 for part in self.attention):
-            raise ValueError(
-                f"parts lie between 0 and 1, got tensor_hidden={self.tensor_hidden} and attention={self.attention}"
-            )
+        if not 0 <= self.tensor_hidden <= 1:
+            raise ValueError(f"the part that is hidden lies between 0 and 1, got tensor_hidden={self.tensor_hidden}")
         if not self.pair_factor >= 1:
             raise ValueError(f"a pair takes at least its busier stream, got pair_factor={self.pair_factor}; use 1.0")
+
+    def attention_at(self, sequence_length: int) -> tuple[float, float]:
+        """Return the parts of the peak that attention reaches, forward and backward."""
+        forward, backward = self.attention
+        return forward.at(sequence_length), backward.at(sequence_length)
 
 
 LAB_TIME = TimeRules("this library", sums_norms=True, splits_routing=False)

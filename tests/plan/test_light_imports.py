@@ -16,7 +16,8 @@ HEAVY = ("torch", "numpy", "matplotlib", "transformers", "IPython", "pydantic")
 LATER = (
     "multiprocessing", "socket", "pathlib", "json", "html", "fractions", "decimal", "dualpipe_lab.timeline",
     "dualpipe_lab.pp.schedules", "dualpipe_lab.models.stage_rules", "dualpipe_lab.plan.traffic",
-    "dualpipe_lab.plan.search", "dualpipe_lab.plan.exports.megatron", "dualpipe_lab.plan.known_models",
+    "dualpipe_lab.plan.legal", "dualpipe_lab.plan.planner", "dualpipe_lab.plan.exports.megatron",
+    "dualpipe_lab.plan.known_models",
     "dualpipe_lab.world.record", "dualpipe_lab.viz",
 )  # fmt: skip
 
