@@ -26,9 +26,9 @@ from .accelerators import CLUSTERS as CLUSTERS
 # The memory of every rank
 from .estimate import estimate as estimate
 from .estimate import Estimate as Estimate
-from .estimate import RankMemory as RankMemory
-from .estimate import Peak as Peak
-from .estimate import Figure as Figure
+from .memory import RankMemory as RankMemory
+from .memory import Peak as Peak
+from .memory import Figure as Figure
 from .states import model_states as model_states
 from .states import ModelStates as ModelStates
 from .states import NumberBytes as NumberBytes

@@ -16,124 +16,20 @@ the reserve.  That all of an activation lives to the W of a split backward is as
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.cluster import Cluster
-from dualpipe_lab.plan.gpt_config import GptConfig
-from dualpipe_lab.plan.kept_tensors import LAB, Certainty, Dense, KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
-from dualpipe_lab.plan.traffic import check_traffic
-from dualpipe_lab.pp.program import Action, B, F, I, W
+
+if TYPE_CHECKING:  # an estimate reads what it needs when it is asked for
+    from dualpipe_lab.plan.kept_tensors import Dense, KeepRules
+    from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes
 
 _GIB = 2**30
-_SHARE = (0.011, 0.071, 0.124)  # of the allocator, above its tensors: least, median, most
-_OUTSIDE = (2_912, 2_929, 3_897)  # MiB outside of it
-
-
-class Figure(NamedTuple):
-    """A number of bytes, and how far it can be trusted; of a fitted one the least and the most that were seen."""
-
-    name: str
-    num_bytes: int
-    certainty: Certainty
-    least: int
-    most: int
-
-    def __str__(self) -> str:
-        spread = f", {self.least / _GIB:.2f} to {self.most / _GIB:.2f}" if self.least != self.most else ""
-        return f"{self.name} {self.num_bytes / _GIB:.2f} GiB ({self.certainty}{spread})"
-
-
-@dataclass(frozen=True)
-class Peak:
-    """What is kept on a rank at the action at which most is.
-
-    Attributes:
-        action: at which it is, as the program prints it; empty for a rank without actions.
-        kept: by stage, the number of microbatches whose activations are kept.
-        layers, ends, logits: bytes of the activations, of what embedding, last norm and head keep, and of logits.
-        working: bytes on top, while the action runs.
-        received: of inputs from other stages, and their gradients, that are no longer needed and still held.
-    """
-
-    action: str = ""
-    kept: tuple[tuple[int, int], ...] = ()
-    layers: int = 0
-    ends: int = 0
-    logits: int = 0
-    working: int = 0
-    received: int = 0
-
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return self.layers + self.ends + self.logits + self.working + self.received
-
-
-@dataclass(frozen=True)
-class RankMemory:
-    """The memory of the ranks at one place along pp, cp and tp: they are equal along the other axes.
-
-    Attributes:
-        pp_rank, cp_rank, tp_rank: the place.
-        states: between steps.
-        peak: of activations.
-        buffers: of ZeRO, and of the rules for gradients of weights and for products, in bytes.
-        certainty: of the layers' activations.
-        staying: bytes of buffers and received inputs that stay between steps.
-    """
-
-    pp_rank: int
-    cp_rank: int
-    tp_rank: int
-    states: ModelStates
-    peak: Peak
-    buffers: int
-    certainty: Certainty
-    staying: int = 0
-
-    @property
-    def behind_step(self) -> int:
-        """Bytes of all tensors between steps, without the reserve."""
-        return self.states.total + self.staying
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of all tensors at the peak, without the reserve."""
-        return self.states.total + self.peak.total + self.buffers
-
-    @property
-    def figures(self) -> tuple[Figure, ...]:
-        """Every part, with its certainty."""
-        states, peak, mark = self.states, self.peak, self.certainty
-        exact = [(name, getattr(states, name)) for name in ("parameters", "gradients", "masters", "moments")]
-        assumed = [(name, getattr(peak, name)) for name in ("ends", "logits", "working", "received")]
-        assumed.append(("buffers", self.buffers))
-        found = [_certain(name, num_bytes, "exact") for name, num_bytes in exact]
-        found.append(_certain("activations", peak.layers, mark))
-        return *found, *(_certain(name, num_bytes, "assumed") for name, num_bytes in assumed), self.reserve
-
-    @property
-    def reserve(self) -> Figure:
-        """What allocator and driver take on top of the tensors."""
-        bounds = [
-            int(share * self.allocated) + outside * 2**20 for share, outside in zip(_SHARE, _OUTSIDE, strict=True)
-        ]
-        return Figure("reserve", bounds[1], "fitted", bounds[0], bounds[2])
-
-    @property
-    def total(self) -> Figure:
-        """All together, with the interval that the reserve has."""
-        reserve = self.reserve
-        all_of = [self.allocated + part for part in (reserve.num_bytes, reserve.least, reserve.most)]
-        return Figure("total", all_of[0], "fitted", all_of[1], all_of[2])
 
 
 @dataclass(frozen=True)
@@ -145,12 +41,12 @@ class Estimate:
         places: by place along pp, cp and tp.
     """
 
-    model: Dense
+    model: "Dense"
     plan: Plan
     cluster: Cluster
     sequence_length: int
     global_batch: int
-    rules: KeepRules
+    rules: "KeepRules"
     places: dict[tuple[int, int, int], RankMemory]
 
     def of(self, rank: int) -> RankMemory:
@@ -187,6 +83,8 @@ class Estimate:
         Raises:
             ValueError: a GPT, which no runtime here trains.
         """
+        from dualpipe_lab.plan.gpt_config import GptConfig
+
         if isinstance(self.model, GptConfig):
             raise ValueError(
                 "messages are counted for models that the runtime trains, got a GptConfig; use LlamaConfig"
@@ -221,13 +119,13 @@ class Estimate:
 
 
 def estimate(
-    model: AnyModel,
+    model: "AnyModel",
     plan: Plan,
     cluster: Cluster,
     sequence_length: int,
     global_batch: int,
-    rules: KeepRules = LAB,
-    numbers: NumberBytes | None = None,
+    rules: "KeepRules | None" = None,
+    numbers: "NumberBytes | None" = None,
 ) -> Estimate:
     """Return the memory of every rank of a plan.
 
@@ -250,6 +148,12 @@ def estimate(
     >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
     parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
     """
+    from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+    from dualpipe_lab.plan.gpt_config import GptConfig
+    from dualpipe_lab.plan.kept_tensors import LAB
+    from dualpipe_lab.plan.places import MemoryMaker, lengths_of
+    from dualpipe_lab.plan.traffic import check_traffic
+
     if isinstance(model, V3MoEConfig):
         raise ValueError(
             "activations are estimated for dense layers, and this model has experts; `model_states` gives its "
@@ -258,102 +162,9 @@ def estimate(
     plan.check(model.outline if isinstance(model, GptConfig) else model, sequence_length, cluster.num_ranks)
     plan = _with_nodes(plan, cluster)
     num_rows = check_traffic(plan, global_batch)
-    maker = _Maker(model, plan, rules, num_rows, _lengths(plan, sequence_length), numbers)
+    rules = rules or LAB
+    maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), numbers)
     return Estimate(model, plan, cluster, sequence_length, global_batch, rules, dict(maker.places()))
-
-
-class _Maker:
-    """The memory of each place: states by pp and tp, tables by cp and tp, peaks by the program."""
-
-    def __init__(
-        self,
-        model: Dense,
-        plan: Plan,
-        rules: KeepRules,
-        num_rows: int,
-        lengths: list[int],
-        numbers: NumberBytes | None,
-    ) -> None:
-        self.model, self.rules, self.num_rows = model, rules, num_rows
-        self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
-        config = model.outline if isinstance(model, GptConfig) else model
-        self.num_layers = [len(layers) for layers in plan.stage_layers(config)]
-        self.plan = replace(plan, layers=tuple(self.num_layers))  # the search for the best split takes its time
-
-    def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
-        """Yield every place along pp, cp and tp with its memory."""
-        for pp_rank in range(self.plan.pp):
-            actions = self._actions(pp_rank)
-            is_split = any(action.kind == I for action in actions)  # an I may free what is counted until its W
-            certainty: Certainty = "assumed" if is_split or self.plan.cp > 1 else self.rules.certainty
-            for tp_rank in range(self.plan.tp):
-                states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
-                zero = self._buffers(pp_rank, tp_rank)
-                for cp_rank, length in enumerate(self.lengths):
-                    table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
-                    peak, received = self._peak(actions, table), self._received(Counter(), actions, table)
-                    place, staying = (pp_rank, cp_rank, tp_rank), table.buffer_bytes
-                    yield place, RankMemory(*place, states, peak, zero + staying, certainty, staying + received)
-
-    def _actions(self, pp_rank: int) -> list[Action]:
-        program = self.plan.program
-        if program is None:  # one microbatch after the other: all peaks are those of the first
-            return [Action(0, F, 0), Action(0, B, 0)]
-        return list(program.actions(pp_rank))
-
-    def _peak(self, actions: list[Action], table: LayerTable) -> Peak:
-        """Walk through a rank's actions, and return what is kept when most is."""
-        kept: Counter[int] = Counter()
-        tensors = {stage: self._stage(stage, table) for stage in {action.stage for action in actions}}
-        best = Peak()
-        for action in actions:
-            if action.kind == F:
-                kept[action.stage] += 1
-            parts = [sum(count * tensors[stage][part] for stage, count in kept.items()) for part in range(3)]
-            held = tuple(sorted((+kept).items()))
-            working = self._working(action, table, tensors[action.stage][2])
-            received = self._received(kept, actions, table)
-            found = Peak(str(action), held, parts[0], parts[1], parts[2], working, received)
-            best = max(best, found, key=lambda peak: peak.total)
-            if action.kind in (B, W):
-                kept[action.stage] -= 1
-        return best
-
-    def _received(self, kept: Counter[int], actions: list[Action], table: LayerTable) -> int:
-        """Return the bytes of old inputs and their gradients, of stages that keep the activations of no microbatch."""
-        stages = {action.stage for action in actions} - {0}
-        idle = [stage for stage in stages if self.rules.keeps_received and not kept[stage]]
-        return 2 * len(idle) * table.boundary_bytes
-
-    def _stage(self, stage: int, table: LayerTable) -> tuple[int, int, int]:
-        """Return the bytes that a forward of a stage keeps: layers, ends, logits."""
-        ends: list[KeptTensor] = list(table.first()) if stage == 0 else []
-        ends += table.last() if stage == len(self.num_layers) - 1 else []
-        logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
-        others = sum(tensor.num_bytes for tensor in ends) - logits
-        return self.num_layers[stage] * table.stored_bytes, others, logits
-
-    def _working(self, action: Action, table: LayerTable, logits: int) -> int:
-        """Return the bytes that an action takes while it runs, above what is kept when it begins.
-
-        A backward goes through the loss, the head, which frees the logits, and layers, of which one may be run again.
-        """
-        is_last, is_backward = action.stage == len(self.num_layers) - 1, action.kind in (B, I)
-        phases = [table.loss_bytes] if is_last and action.kind != W else [0]
-        if is_last and is_backward:
-            phases.append(table.head_bytes - logits)
-        if is_backward and self.num_layers[action.stage]:
-            again = table.layer_bytes - table.stored_bytes
-            phases.append(table.backward_bytes + again - (logits if is_last else 0))
-        return max(phases)
-
-    def _buffers(self, pp_rank: int, tp_rank: int) -> int:
-        """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
-        if self.plan.zero < 2:
-            return 0
-        layouts = flat_layouts(self.plan, parts_of_place(self.model, self.plan, pp_rank, tp_rank))
-        largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
-        return largest * (self.numbers.gradient + self.numbers.parameter * (self.plan.zero == 3))
 
 
 def _with_nodes(plan: Plan, cluster: Cluster) -> Plan:
@@ -364,18 +175,6 @@ def _with_nodes(plan: Plan, cluster: Cluster) -> Plan:
             f"the cluster has {size} ranks per node, got a plan with ranks_per_node={plan.ranks_per_node}; leave it out"
         )
     return plan if plan.ranks_per_node else replace(plan, ranks_per_node=size)
-
-
-def _lengths(plan: Plan, sequence_length: int) -> list[int]:
-    """Return the tokens of a sequence on each rank of cp."""
-    if plan.cp == 1:
-        return [sequence_length]
-    layout = make_layout(plan.layout, sequence_length, plan.cp)
-    return [layout.size(rank) for rank in range(plan.cp)]
-
-
-def _certain(name: str, num_bytes: int, certainty: Certainty) -> Figure:
-    return Figure(name, num_bytes, certainty, num_bytes, num_bytes)
 
 
 def _spans(numbers: list[int]) -> str:

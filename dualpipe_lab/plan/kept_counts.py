@@ -3,7 +3,8 @@
 Chapter: book/whole/plan-your-run.  In: a plan, a rank of pp.  Out: actions, and what is kept then.
 At an action a rank keeps the activations of every F that has not met its B, or its W where the backward is split, and
 takes what the action itself works with, which depends on its stage and on whether it is a forward, a backward or a W.
-So of all actions of one stage and kind only those matter at which no other keeps at least as much of every stage.
+So of all actions of one stage and kind only those matter at which no other keeps at least as much of every stage, and
+something of the same stages: a framework may hold other tensors for a stage that keeps nothing.
 They are few, and the same for all models and sizes of a microbatch: a search looks for them once per program.
 """
 
@@ -62,6 +63,9 @@ def _largest(moments: list[KeptAt]) -> list[KeptAt]:
         moment
         for moment, mine in zip(moments, counts, strict=True)
         if not any(
-            other is not mine and all(other.get(stage, 0) >= count for stage, count in mine.items()) for other in counts
+            other is not mine
+            and other.keys() == mine.keys()
+            and all(other[stage] >= count for stage, count in mine.items())
+            for other in counts
         )
     ]

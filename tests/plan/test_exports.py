@@ -150,7 +150,7 @@ def test_published_models_have_names_and_choices_of_the_parser(framework, name, 
     CHECKS[framework](export(framework, plan, model_of(name), rows=1).settings)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plans())
 def test_any_plan_has_names_and_choices_of_the_parsers(drawn):
     model, plan = drawn
@@ -183,7 +183,7 @@ def test_the_file_of_names_says_where_they_are_from():
 # --- what the values mean
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plans())
 def test_ranks_and_sequences_are_those_of_the_plan(drawn):
     model, plan = drawn
@@ -216,7 +216,7 @@ def layers_of_layout(text):
     return text.split("|")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plans())
 def test_stages_have_the_layers_of_the_plan(drawn):
     model, plan = drawn
@@ -314,6 +314,20 @@ def test_a_schedule_that_a_framework_lacks_is_told(framework, name):
     assert told == (name not in KNOWN_SCHEDULES[framework])
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_recompute_is_set_or_told(framework, pp):
+    found = export(framework, Plan(pp=pp, dp=2, num_microbatches=4, recompute=True), LLAMA)
+    told = any(each.startswith("recompute") for each in found.missing)
+    assert told == (framework == "deepspeed" and pp == 1)
+    words = {
+        "megatron": "--recompute-granularity",
+        "torchtitan": "FullAC",
+        "deepspeed": "activation_checkpoint_interval",
+    }
+    assert told or words[framework] in json.dumps(found.settings)
+
+
 def test_the_missing_is_printed_with_its_framework():
     text = str(export("megatron", Plan(pp=2, schedule="dualpipe", num_microbatches=4), LLAMA))
     assert "\n--pipeline-model-parallel-size 2\n" in text
@@ -381,7 +395,7 @@ def test_what_does_not_fit_is_refused(framework):
         getattr(exports, framework)(Plan(ep=2), GptConfig(512, 64, 2, 4), LENGTH, 2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
 def test_a_plan_comes_back_from_its_values(drawn):
     _, plan = drawn

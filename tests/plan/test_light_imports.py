@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-IMPORTS = ("import dualpipe_lab.plan", "from dualpipe_lab.plan import Cluster, Plan")
+IMPORTS = ("import dualpipe_lab.plan", "from dualpipe_lab.plan import estimate, Cluster, Plan")
 HEAVY = ("torch", "numpy", "matplotlib", "transformers", "IPython", "pydantic")
 # each is needed by a call at most, and its import is seen in the time
 LATER = (

@@ -1,7 +1,7 @@
 """`deepspeed`: a plan as values of DeepSpeed's ds_config, commit edaa7221 (2026-08-22).
 
 In: a plan, a model, the shape of a step.  Out: values by their names, and what ds_config has no value for.
-  dp                  follows from the number of ranks of the launcher
+  dp                  follows from the number of ranks of the launcher, which has those of a node too
   num_microbatches    `gradient_accumulation_steps`, also of a pipeline
   pp                  is a `PipelineModule` of the program, which runs 1F1B and refuses ZeRO-2 and 3
   tp, ep              AutoTP and AutoEP, for models of transformers
@@ -39,6 +39,8 @@ def deepspeed(plan: Plan, model: AnyModel, sequence_length: int, global_batch: i
     _add_shards(settings, missing, plan)
     if has_experts(config_of(model)):
         _add_experts(settings, missing, plan)
+    if plan.recompute and plan.pp > 1:
+        settings["pipeline"] = {"activation_checkpoint_interval": 1}  # layers of the PipelineModule
     missing += _in_code(plan, model)
     return Export("DeepSpeed", settings, tuple(missing))
 
@@ -83,7 +85,7 @@ def _add_experts(settings: dict[str, Any], missing: list[str], plan: Plan) -> No
     if plan.tp > 1 and plan.ep > 1:
         missing.append("experts that ranks of tp copy: its experts are spread over the ranks of tp as well")
     if plan.overlap:
-        missing.append("overlapped experts: its all-to-alls of experts are waited for")
+        missing.append("overlapped experts: its pipeline runs a forward and a backward one after the other")
 
 
 def _in_code(plan: Plan, model: AnyModel) -> list[str]:
@@ -95,7 +97,7 @@ def _in_code(plan: Plan, model: AnyModel) -> list[str]:
             found.append(f"schedule {plan.schedule}: it runs 1F1B")
         if plan.zero > 1:
             found.append(f"ZeRO-{plan.zero} under pp: it refuses stages 2 and 3 there")
-    if plan.recompute:
+    if plan.recompute and plan.pp == 1:
         found.append("recompute: the model calls deepspeed.checkpointing.checkpoint itself")
     if plan.loss_chunk is not None:
         found.append(f"a loss in chunks of {plan.loss_chunk} tokens: the model calls its tiled loss itself")

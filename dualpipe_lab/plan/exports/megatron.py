@@ -1,7 +1,7 @@
 """`megatron`: a plan and a model as command-line arguments of Megatron-LM, commit d98e8a64 (2026-08-22).
 
 In: a plan, a model, the shape of a step.  Out: arguments, and what Megatron-LM has no argument for.
-  dp                   follows from the number of ranks of the launcher
+  dp                   follows from the number of ranks of the launcher, which has those of a node too
   num_microbatches     follows from the two batch sizes
   layers               equal stages are the default; others are a `--pipeline-model-parallel-layout`
   ZeRO-1               the distributed optimizer; it shards over dp and cp, as here

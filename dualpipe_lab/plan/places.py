@@ -1,0 +1,111 @@
+"""The memory of each place along pp, cp and tp, at the moments of a rank's actions that can be its peak.
+
+In: a dense model, a plan, rules for what is kept, the shape of a microbatch.  Out: a `RankMemory` per place.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.plan.gpt_config import GptConfig
+from dualpipe_lab.plan.kept_counts import KeptAt, kept_counts
+from dualpipe_lab.plan.kept_tensors import Certainty, Dense, KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.memory import Peak, RankMemory
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.states import NumberBytes, flat_layouts, model_states, parts_of_place
+from dualpipe_lab.pp.program import Action, B, I, W
+
+
+class MemoryMaker:
+    """The memory of each place: states by pp and tp, tables by cp and tp, peaks by the program."""
+
+    def __init__(
+        self,
+        model: Dense,
+        plan: Plan,
+        rules: KeepRules,
+        num_rows: int,
+        lengths: list[int],
+        numbers: NumberBytes | None,
+    ) -> None:
+        self.model, self.rules, self.num_rows = model, rules, num_rows
+        self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
+        config = model.outline if isinstance(model, GptConfig) else model
+        self.num_layers = [len(layers) for layers in plan.stage_layers(config)]
+        self.plan = replace(plan, layers=tuple(self.num_layers))  # the search for the best split takes its time
+
+    def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
+        """Yield every place along pp, cp and tp with its memory."""
+        for pp_rank in range(self.plan.pp):
+            moments = kept_counts(self.plan, pp_rank)
+            is_split = any(moment.action.kind == I for moment in moments)  # an I may free what is counted until its W
+            certainty: Certainty = "assumed" if is_split or self.plan.cp > 1 else self.rules.certainty
+            stages = {moment.action.stage for moment in moments}
+            for tp_rank in range(self.plan.tp):
+                states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
+                zero = self._buffers(pp_rank, tp_rank)
+                for cp_rank, length in enumerate(self.lengths):
+                    table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
+                    peak, received = self._peak(moments, table), self._received(stages, {}, table)
+                    place, staying = (pp_rank, cp_rank, tp_rank), table.buffer_bytes
+                    yield place, RankMemory(*place, states, peak, zero + staying, certainty, staying + received)
+
+    def _peak(self, moments: Sequence[KeptAt], table: LayerTable) -> Peak:
+        """Return what is kept at the first of the moments at which most is."""
+        stages = {moment.action.stage for moment in moments}
+        tensors = {stage: self._stage(stage, table) for stage in stages}
+        working: dict[tuple[int, str], int] = {}
+        best = Peak()
+        for action, held in moments:
+            parts = [sum(count * tensors[stage][part] for stage, count in held) for part in range(3)]
+            key = action.stage, action.kind
+            if key not in working:
+                working[key] = self._working(action, table, tensors[action.stage][2])
+            received = self._received(stages, dict(held), table)
+            found = Peak(str(action), held, parts[0], parts[1], parts[2], working[key], received)
+            best = max(best, found, key=lambda peak: peak.total)
+        return best
+
+    def _received(self, stages: set[int], kept: Mapping[int, int], table: LayerTable) -> int:
+        """Return the bytes of old inputs and their gradients, of stages that keep the activations of no microbatch."""
+        if not self.rules.keeps_received:
+            return 0
+        return 2 * len(stages - {0} - set(kept)) * table.boundary_bytes
+
+    def _stage(self, stage: int, table: LayerTable) -> tuple[int, int, int]:
+        """Return the bytes that a forward of a stage keeps: layers, ends, logits."""
+        ends: list[KeptTensor] = list(table.first()) if stage == 0 else []
+        ends += table.last() if stage == len(self.num_layers) - 1 else []
+        logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
+        others = sum(tensor.num_bytes for tensor in ends) - logits
+        return self.num_layers[stage] * table.stored_bytes, others, logits
+
+    def _working(self, action: Action, table: LayerTable, logits: int) -> int:
+        """Return the bytes that an action takes while it runs, above what is kept when it begins.
+
+        A backward goes through the loss, the head, which frees the logits, and layers, of which one may be run again.
+        """
+        is_last, is_backward = action.stage == len(self.num_layers) - 1, action.kind in (B, I)
+        phases = [table.loss_bytes] if is_last and action.kind != W else [0]
+        if is_last and is_backward:
+            phases.append(table.head_bytes - logits)
+        if is_backward and self.num_layers[action.stage]:
+            again = table.layer_bytes - table.stored_bytes
+            phases.append(table.backward_bytes + again - (logits if is_last else 0))
+        return max(phases)
+
+    def _buffers(self, pp_rank: int, tp_rank: int) -> int:
+        """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
+        if self.plan.zero < 2:
+            return 0
+        layouts = flat_layouts(self.plan, parts_of_place(self.model, self.plan, pp_rank, tp_rank))
+        largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
+        return largest * (self.numbers.gradient + self.numbers.parameter * (self.plan.zero == 3))
+
+
+def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
+    """Return the tokens of a sequence on each rank of cp."""
+    if plan.cp == 1:
+        return [sequence_length]
+    layout = make_layout(plan.layout, sequence_length, plan.cp)
+    return [layout.size(rank) for rank in range(plan.cp)]
