@@ -5,8 +5,8 @@
 
 Small: every schedule on 8 ranks with 32 microbatches, as a search over costs runs it: the program is built and
 validated once; each simulation has links with latency and transfer.  Medians of alternating rounds, in milliseconds.
-Large: every size in a process of its own; MB is its largest resident set, of which a bare process has about 30 (full)
-and 45 (compact: numpy).  Both sides state the same makespan; the full simulator runs where its objects fit.
+Large: every size in a process of its own; MB is its largest resident set, of which a bare process has about 20 (full)
+and 33 (compact: numpy).  Both sides state the same makespan; the full simulator runs where its objects fit.
 Times are CPU seconds.
 """
 

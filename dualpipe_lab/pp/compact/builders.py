@@ -25,8 +25,8 @@ from dualpipe_lab.pp.schedules.zero_bubble_h2 import activations_held
 def compact_build(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> CompactProgram:
     """Build the compact program of a schedule by name, with the names, options and errors of `schedules.build`.
 
-    >>> compact_build("1F1B", 1024, 4096).num_actions
-    8388608
+    >>> compact_build("1F1B", 128, 256)
+    <CompactProgram '1F1B': 128 ranks, 128 stages, 256 microbatches>
     """
     known = schedules.builder(name)
     made = _BUILDERS.get(known, _from_program(known))

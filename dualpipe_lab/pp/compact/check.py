@@ -94,7 +94,7 @@ def _check_pairs(compact: "CompactProgram") -> list[str]:
     if not compact.has_pairs:
         return []
     second, before = np.flatnonzero(compact.second), np.flatnonzero(compact.second) - 1
-    wrong = np.isin(second, compact.offsets) | compact.second[before] | (compact.kind[before] != IS_F)
+    wrong = np.isin(second, compact.offsets) | (compact.kind[before] != IS_F)
     wrong |= ~np.isin(compact.kind[second], (IS_B, IS_I))
     return [
         "rank {}, position {}: {} must be the B or I of a pair, behind its F".format(

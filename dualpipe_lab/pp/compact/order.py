@@ -4,7 +4,8 @@ In: the arrays of a `CompactProgram` and the source of every input.  Out: an `Ex
 cycle of waits.
   in turn    each rank runs until an input is missing; plain Python, for programs that are small or narrow
   waves      in each wave, every rank whose next step has its inputs runs this step; numpy, one operation for all ranks
-Both take O(actions) time; a program has as many waves as steps on its longest path.
+Both take O(actions) time; a program has as many waves as steps on its longest path.  In turn, an action takes about 150
+bytes; in waves, 60.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

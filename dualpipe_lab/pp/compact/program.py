@@ -34,6 +34,7 @@ class CompactProgram:
         kind: the place of the kind in `WORK_KINDS`: F 0, B 1, I 2, W 3.
         stage, microbatch: of each action.
         second: whether the action is the backward of an overlapped pair; the action before it is the pair's forward.
+    The arrays become read-only.
 
     >>> from dualpipe_lab.pp.schedules import one_f_one_b
     >>> compact = CompactProgram.of(one_f_one_b(2, 2))
@@ -62,6 +63,8 @@ class CompactProgram:
                 f"the arrays of program {self.name!r} have the lengths {sorted(lengths)}, and its offsets end at "
                 f"{int(ends[-1])}; give one entry per action and offsets that grow from 0 to the number of actions"
             )
+        for array in (self.offsets, self.kind, self.stage, self.microbatch, self.second):
+            array.setflags(write=False)  # what follows from them is kept
 
     @classmethod
     def of(cls, program: Program) -> "CompactProgram":

@@ -55,8 +55,9 @@ class CompactResult:
 def compact_simulate(compact: CompactProgram, cost: Cost = UNIT_COST) -> CompactResult:
     """Return the makespan, busy times and peaks of a compact program; every time is exact.
 
-    With fractions among the costs, all times are fractions.  Raises InvalidProgram for a program that is incomplete or
-    would deadlock, and ValueError for costs that do not fit its stages.
+    If a cost is a fraction that is not whole, all times are fractions.
+    Raises InvalidProgram for a program that is incomplete or would deadlock, and ValueError for costs that do not fit
+    its stages.
 
     >>> from dualpipe_lab.pp.schedules import gpipe
     >>> result = compact_simulate(CompactProgram.of(gpipe(2, 3)))

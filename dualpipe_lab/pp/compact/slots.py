@@ -46,9 +46,10 @@ class Slots:
 
     def classes(self, work: Work) -> list[int]:
         """Return the class of each step's cost."""
-        if self._classes is None or self._classes[0] is not work:
-            self._classes = work, work.of_action[self.actions].tolist()
-        return self._classes[1]
+        known = self._classes
+        if known is None or known[0] is not work:
+            known = self._classes = work, work.of_action[self.actions].tolist()
+        return known[1]
 
 
 def number_slots(compact: "CompactProgram", execution: Execution) -> Slots:
