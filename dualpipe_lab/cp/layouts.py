@@ -68,12 +68,16 @@ class SequenceLayout(ABC):
         self.length, self.num_ranks = length, num_ranks
 
     @abstractmethod
+    def runs(self, rank: int) -> tuple[range, ...]:
+        """Return the positions that a rank holds as ranges, ascending."""
+
     def positions(self, rank: int) -> list[int]:
         """Return the positions that a rank holds, ascending; its RoPE, labels and loss mask are taken at them."""
+        return [position for run in self.runs(rank) for position in run]
 
     def size(self, rank: int) -> int:
         """Return the number of positions that a rank holds."""
-        return len(self.positions(rank))
+        return sum(map(len, self.runs(rank)))
 
     def mask(self, rank: int, source: int, causal: bool) -> BlockMask | None:
         """Return the mask of the queries of `rank` on the keys of `source`; None if no pair is visible."""
@@ -95,9 +99,9 @@ class Contiguous(SequenceLayout):
 
     name: LayoutName = "contiguous"
 
-    def positions(self, rank: int) -> list[int]:
-        """Return the positions that a rank holds, ascending."""
-        return list(range(self.length)[shard_slice(self.length, self.num_ranks, rank)])
+    def runs(self, rank: int) -> tuple[range, ...]:
+        """Return one range of consecutive positions."""
+        return (range(self.length)[shard_slice(self.length, self.num_ranks, rank)],)
 
     def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         queries, keys = slice(0, self.size(rank)), slice(0, self.size(source))
@@ -109,9 +113,9 @@ class Striped(SequenceLayout):
 
     name: LayoutName = "striped"
 
-    def positions(self, rank: int) -> list[int]:
-        """Return the positions that a rank holds, ascending."""
-        return list(range(rank, self.length, self.num_ranks))
+    def runs(self, rank: int) -> tuple[range, ...]:
+        """Return every c-th position."""
+        return (range(rank, self.length, self.num_ranks),)
 
     def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         queries, keys = self.size(rank), self.size(source)
@@ -138,10 +142,10 @@ class Zigzag(SequenceLayout):
             )
         self.chunk = length // (2 * num_ranks)
 
-    def positions(self, rank: int) -> list[int]:
-        """Return the positions that a rank holds, ascending."""
-        chunks = (rank, 2 * self.num_ranks - 1 - rank)
-        return [position for chunk in chunks for position in range(chunk * self.chunk, (chunk + 1) * self.chunk)]
+    def runs(self, rank: int) -> tuple[range, ...]:
+        """Return two chunks."""
+        chunks = rank, 2 * self.num_ranks - 1 - rank
+        return tuple(range(chunk * self.chunk, (chunk + 1) * self.chunk) for chunk in chunks)
 
     def _causal_mask(self, rank: int, source: int) -> BlockMask | None:
         full, early, late = slice(0, 2 * self.chunk), slice(0, self.chunk), slice(self.chunk, 2 * self.chunk)

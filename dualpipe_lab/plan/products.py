@@ -15,6 +15,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from dualpipe_lab.cp.layouts import critical_path, make_layout, visible_pairs
@@ -224,6 +225,7 @@ class RankWork:
         return int(part.stop - part.start)
 
 
+@lru_cache(maxsize=1024)
 def causal_pairs(length: int, num_ranks: int = 1, layout: str = "zigzag") -> int:
     """Return the pairs of a query and a key that the slowest rank of a ring computes for one sequence.
 
