@@ -37,3 +37,5 @@ from .kept_tensors import MEGATRON as MEGATRON
 from .kept_tensors import MEGATRON_DROPOUT as MEGATRON_DROPOUT
 from .kept_tensors import KORTHIKANTI as KORTHIKANTI
 from .kept_tensors import KORTHIKANTI_SELECTIVE as KORTHIKANTI_SELECTIVE
+from .kept_latent import LatentTable as LatentTable
+from .kept_experts import ExpertTable as ExpertTable

@@ -11,7 +11,8 @@ In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they ar
   reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
 The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
 medians and maxima of 740 ranks, minima of 52 of them.
-Not in it: time; layers with experts; the buffers of ring attention; memory that a library takes for its messages beyond
+Of experts the tokens of every rank are assumed: `imbalance` times their mean, whatever ep is.
+Not in it: time; the buffers of ring attention; memory that a library takes for its messages beyond
 the reserve.  That all of an activation lives to the W of a split backward is assumed: an I may free a part of it.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 """
@@ -20,14 +21,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.gpt_config import GptConfig
-from dualpipe_lab.plan.kept_tensors import LAB, Certainty, Dense, KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.kept_experts import Tables, held_model
+from dualpipe_lab.plan.kept_second import second_tensors, second_weights
+from dualpipe_lab.plan.kept_tensors import LAB, Certainty, KeepRules, KeptTensor
 from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.program import Action, B, F, I, W
@@ -145,7 +149,7 @@ class Estimate:
         places: by place along pp, cp and tp.
     """
 
-    model: Dense
+    model: AnyModel
     plan: Plan
     cluster: Cluster
     sequence_length: int
@@ -228,20 +232,22 @@ def estimate(
     global_batch: int,
     rules: KeepRules = LAB,
     numbers: NumberBytes | None = None,
+    imbalance: float = 1.0,
 ) -> Estimate:
     """Return the memory of every rank of a plan.
 
     Args:
-        model: a `LlamaConfig` or a `GptConfig`.
+        model: a `LlamaConfig`, a `V3MoEConfig` or a `GptConfig`.
         plan: for as many ranks as the cluster has.
         cluster: whose accelerators have the memory.
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all data ranks and microbatches.
         rules: what the framework keeps for the backward (default: this library).
         numbers: bytes per parameter (default: those of the plan's precision).
+        imbalance: tokens for the experts of a rank, divided by their mean: every rank is as full as the fullest one.
 
     Raises:
-        ValueError: as `Plan.check`, sequences that do not divide, or a model with experts.
+        ValueError: as `Plan.check`, sequences that do not divide, or an imbalance below 1.
 
     >>> from dualpipe_lab.models import LlamaConfig
     >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
@@ -250,15 +256,12 @@ def estimate(
     >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
     parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
     """
-    if isinstance(model, V3MoEConfig):
-        raise ValueError(
-            "activations are estimated for dense layers, and this model has experts; `model_states` gives its "
-            "parameters, gradients and moments"
-        )
+    if not 1 <= imbalance < inf:
+        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance}; use 1 or more")
     plan.check(model.outline if isinstance(model, GptConfig) else model, sequence_length, cluster.num_ranks)
     plan = _with_nodes(plan, cluster)
     num_rows = check_traffic(plan, global_batch)
-    maker = _Maker(model, plan, rules, num_rows, _lengths(plan, sequence_length), numbers)
+    maker = _Maker(model, plan, rules, num_rows, _lengths(plan, sequence_length), numbers, imbalance)
     return Estimate(model, plan, cluster, sequence_length, global_batch, rules, dict(maker.places()))
 
 
@@ -267,32 +270,40 @@ class _Maker:
 
     def __init__(
         self,
-        model: Dense,
+        model: AnyModel,
         plan: Plan,
         rules: KeepRules,
         num_rows: int,
         lengths: list[int],
         numbers: NumberBytes | None,
+        imbalance: float,
     ) -> None:
-        self.model, self.rules, self.num_rows = model, rules, num_rows
+        self.model, self.rules, self.num_rows, self.imbalance = model, rules, num_rows, imbalance
         self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
         config = model.outline if isinstance(model, GptConfig) else model
-        self.num_layers = [len(layers) for layers in plan.stage_layers(config)]
-        self.plan = replace(plan, layers=tuple(self.num_layers))  # the search for the best split takes its time
+        self.layers = [list(layers) for layers in plan.stage_layers(config)]
+        # the search for the best split takes its time
+        self.plan = replace(plan, layers=tuple(map(len, self.layers)))
+        self.has_second = has_second(plan, config)
+        if self.has_second:
+            self.layers[-1].append(config.num_layers)
+        self.held = held_model(model, plan, rules)
 
     def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory."""
         for pp_rank in range(self.plan.pp):
             actions = self._actions(pp_rank)
             is_split = any(action.kind == I for action in actions)  # an I may free what is counted until its W
-            certainty: Certainty = "assumed" if is_split or self.plan.cp > 1 else self.rules.certainty
+            is_assumed = is_split or self.plan.cp > 1 or self.plan.ep > 1 or self.plan.overlap  # of ep by the router
+            certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             for tp_rank in range(self.plan.tp):
-                states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
+                states = model_states(self.held, self.plan, pp_rank, tp_rank, self.numbers)
                 zero = self._buffers(pp_rank, tp_rank)
                 for cp_rank, length in enumerate(self.lengths):
-                    table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
-                    peak, received = self._peak(actions, table), self._received(Counter(), actions, table)
-                    place, staying = (pp_rank, cp_rank, tp_rank), table.buffer_bytes
+                    how = self.model, self.plan, self.rules, self.num_rows, length, tp_rank, self.imbalance
+                    tables = Tables.of(*how)
+                    peak, received = self._peak(actions, tables), self._received(Counter(), actions, tables)
+                    place, staying = (pp_rank, cp_rank, tp_rank), self._staying(actions, tables)
                     yield place, RankMemory(*place, states, peak, zero + staying, certainty, staying + received)
 
     def _actions(self, pp_rank: int) -> list[Action]:
@@ -301,48 +312,64 @@ class _Maker:
             return [Action(0, F, 0), Action(0, B, 0)]
         return list(program.actions(pp_rank))
 
-    def _peak(self, actions: list[Action], table: LayerTable) -> Peak:
+    def _peak(self, actions: list[Action], tables: Tables) -> Peak:
         """Walk through a rank's actions, and return what is kept when most is."""
         kept: Counter[int] = Counter()
-        tensors = {stage: self._stage(stage, table) for stage in {action.stage for action in actions}}
+        tensors = {stage: self._stage(stage, tables) for stage in {action.stage for action in actions}}
         best = Peak()
         for action in actions:
             if action.kind == F:
                 kept[action.stage] += 1
             parts = [sum(count * tensors[stage][part] for stage, count in kept.items()) for part in range(3)]
             held = tuple(sorted((+kept).items()))
-            working = self._working(action, table, tensors[action.stage][2])
-            received = self._received(kept, actions, table)
+            working = self._working(action, tables, tensors[action.stage][2])
+            received = self._received(kept, actions, tables)
             found = Peak(str(action), held, parts[0], parts[1], parts[2], working, received)
             best = max(best, found, key=lambda peak: peak.total)
             if action.kind in (B, W):
                 kept[action.stage] -= 1
         return best
 
-    def _received(self, kept: Counter[int], actions: list[Action], table: LayerTable) -> int:
+    def _received(self, kept: Counter[int], actions: list[Action], tables: Tables) -> int:
         """Return the bytes of old inputs and their gradients, of stages that keep the activations of no microbatch."""
         stages = {action.stage for action in actions} - {0}
         idle = [stage for stage in stages if self.rules.keeps_received and not kept[stage]]
-        return 2 * len(idle) * table.boundary_bytes
+        return 2 * len(idle) * tables.dense.boundary_bytes
 
-    def _stage(self, stage: int, table: LayerTable) -> tuple[int, int, int]:
+    def _staying(self, actions: list[Action], tables: Tables) -> int:
+        """Return the bytes of what stays for the gradients of a rank's weights, one of each shape, and for products."""
+        if self.rules.weight_gradients == "one":
+            return self.rules.workspace_bytes
+        stages = {action.stage for action in actions}
+        weights: dict[str, int] = {}
+        for number in {number for stage in stages for number in self.layers[stage]}:
+            weights |= tables.layer(number).weights
+        if self.has_second and self._is_last(max(stages)):
+            weights |= second_weights(tables.dense)
+        return sum(weights.values()) * tables.dense.element + self.rules.workspace_bytes
+
+    def _is_last(self, stage: int) -> bool:
+        return stage == len(self.layers) - 1
+
+    def _stage(self, stage: int, tables: Tables) -> tuple[int, int, int]:
         """Return the bytes that a forward of a stage keeps: layers, ends, logits."""
-        ends: list[KeptTensor] = list(table.first()) if stage == 0 else []
-        ends += table.last() if stage == len(self.num_layers) - 1 else []
+        ends: list[KeptTensor] = list(tables.dense.first()) if stage == 0 else []
+        ends += tables.dense.last() if self._is_last(stage) else []
+        ends += second_tensors(tables.dense, stage > 0) if self._is_last(stage) and self.has_second else []
         logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
         others = sum(tensor.num_bytes for tensor in ends) - logits
-        return self.num_layers[stage] * table.stored_bytes, others, logits
+        return sum(tables.layer(number).stored_bytes for number in self.layers[stage]), others, logits
 
-    def _working(self, action: Action, table: LayerTable, logits: int) -> int:
+    def _working(self, action: Action, tables: Tables, logits: int) -> int:
         """Return the bytes that an action takes while it runs, above what is kept when it begins.
 
         A backward goes through the loss, the head, which frees the logits, and layers, of which one may be run again.
         """
-        is_last, is_backward = action.stage == len(self.num_layers) - 1, action.kind in (B, I)
-        phases = [table.loss_bytes] if is_last and action.kind != W else [0]
+        is_last, is_backward = self._is_last(action.stage), action.kind in (B, I)
+        phases = [tables.dense.loss_bytes] if is_last and action.kind != W else [0]
         if is_last and is_backward:
-            phases.append(table.head_bytes - logits)
-        if is_backward and self.num_layers[action.stage]:
+            phases.append(tables.dense.head_bytes - logits)
+        for table in {tables.layer(number) for number in self.layers[action.stage]} if is_backward else ():
             again = table.layer_bytes - table.stored_bytes
             phases.append(table.backward_bytes + again - (logits if is_last else 0))
         return max(phases)
@@ -351,7 +378,7 @@ class _Maker:
         """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
         if self.plan.zero < 2:
             return 0
-        layouts = flat_layouts(self.plan, parts_of_place(self.model, self.plan, pp_rank, tp_rank))
+        layouts = flat_layouts(self.plan, parts_of_place(self.held, self.plan, pp_rank, tp_rank))
         largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
         return largest * (self.numbers.gradient + self.numbers.parameter * (self.plan.zero == 3))
 
