@@ -61,3 +61,5 @@ from .planner import Lost as Lost
 
 # A plan in the settings of other frameworks
 from . import exports as exports
+from .kept_latent import LatentTable as LatentTable
+from .kept_experts import ExpertTable as ExpertTable

@@ -11,14 +11,16 @@ In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they ar
   reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
 The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
 medians and maxima of 740 ranks, minima of 52 of them.
-Not in it: time; layers with experts; the buffers of ring attention; memory that a library takes for its messages beyond
-the reserve.  That all of an activation lives to the W of a split backward is assumed: an I may free a part of it.
+Of experts the tokens of every rank are assumed: `imbalance` times their mean, whatever ep is.
+Not in it: time, which is `step_time`'s; the buffers of ring attention; memory that a library takes for its messages
+beyond the reserve.  That all of an activation lives to the W of a split backward is assumed: an I may free some of it.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.plan.cluster import Cluster
@@ -26,7 +28,7 @@ from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
 
 if TYPE_CHECKING:  # an estimate reads what it needs when it is asked for
-    from dualpipe_lab.plan.kept_tensors import Dense, KeepRules
+    from dualpipe_lab.plan.kept_tensors import KeepRules
     from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes
 
 _GIB = 2**30
@@ -41,7 +43,7 @@ class Estimate:
         places: by place along pp, cp and tp.
     """
 
-    model: "Dense"
+    model: "AnyModel"
     plan: Plan
     cluster: Cluster
     sequence_length: int
@@ -126,20 +128,22 @@ def estimate(
     global_batch: int,
     rules: "KeepRules | None" = None,
     numbers: "NumberBytes | None" = None,
+    imbalance: float = 1.0,
 ) -> Estimate:
     """Return the memory of every rank of a plan.
 
     Args:
-        model: a `LlamaConfig` or a `GptConfig`.
+        model: a `LlamaConfig`, a `V3MoEConfig` or a `GptConfig`.
         plan: for as many ranks as the cluster has.
         cluster: whose accelerators have the memory.
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all data ranks and microbatches.
         rules: what the framework keeps for the backward (default: this library).
         numbers: bytes per parameter (default: those of the plan's precision).
+        imbalance: tokens for the experts of a rank, divided by their mean: every rank is as full as the fullest one.
 
     Raises:
-        ValueError: as `Plan.check`, sequences that do not divide, or a model with experts.
+        ValueError: as `Plan.check`, sequences that do not divide, or an imbalance below 1.
 
     >>> from dualpipe_lab.models import LlamaConfig
     >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
@@ -148,22 +152,18 @@ def estimate(
     >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
     parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
     """
-    from dualpipe_lab.models.v3_moe_config import V3MoEConfig
     from dualpipe_lab.plan.gpt_config import GptConfig
     from dualpipe_lab.plan.kept_tensors import LAB
     from dualpipe_lab.plan.places import MemoryMaker, lengths_of
     from dualpipe_lab.plan.traffic import check_traffic
 
-    if isinstance(model, V3MoEConfig):
-        raise ValueError(
-            "activations are estimated for dense layers, and this model has experts; `model_states` gives its "
-            "parameters, gradients and moments"
-        )
+    if not 1 <= imbalance < inf:
+        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance}; use 1 or more")
     plan.check(model.outline if isinstance(model, GptConfig) else model, sequence_length, cluster.num_ranks)
     plan = _with_nodes(plan, cluster)
     num_rows = check_traffic(plan, global_batch)
     rules = rules or LAB
-    maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), numbers)
+    maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), numbers, imbalance)
     return Estimate(model, plan, cluster, sequence_length, global_batch, rules, dict(maker.places()))
 
 

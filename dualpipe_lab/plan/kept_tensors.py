@@ -5,6 +5,7 @@ With T tokens on the rank, T' = T / tp under sequence parallelism and T without,
   norms            2 T' (h b), and their scales 2 T' s
   inputs           of attention and network: 2 T' h b where the backward gathers them again, else 2 T h b
   heads            (a + 2 max(a_kv / tp, 1)) T d b, and the output a T d b, each with the rank's heads
+  norms of heads   with `qk_norm` the inputs of two more norms, (a + a_kv) / tp T (d b + s)
   core             softmax and its dropout in full, 5 T S bytes per head in 16 bits; or a log-sum-exp per head and token
   network          gate and up, or the one input of a GPT's activation; and the product, if it is kept
   dropout          1 byte for each number behind attention and network
@@ -24,9 +25,9 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.plan.states import AnyModel
 from dualpipe_lab.sharding import shard_slice
 
-Dense: TypeAlias = LlamaConfig | GptConfig
 Certainty: TypeAlias = Literal["exact", "assumed", "fitted"]
 
 
@@ -43,12 +44,17 @@ class KeepRules:
         regather: the backward gathers the input of a product again under sequence parallelism.
         keeps_product: the input of the last product is kept, not computed again from gate and up.
         keeps_angles: every layer keeps cosines and sines of the positions.
+        keeps_unfolded: values are a view of what is unfolded from a latent, which so stays as a whole.
+        sends_latents: along cp latents travel where they are shorter than keys and values.
         dropout: masks are kept.
         ids_bytes: per token, what the embedding's backward needs.
         logit_bytes: per logit, kept from the forward to the backward; None for those of the weights.
         loss_bytes: per logit, on top of that while the loss or its gradient is computed.
         weight_gradients: before they are added up: one at a time; or in buffers that stay, one of each shape in a
             layer, where the product adds them up itself (`get_dummy_wgrad` of Transformer Engine).
+        experts: along tp; every rank has all that its place along ep has, and routes all tokens; or the ranks of tp
+            share these out, and each routes its own tokens (`--expert-tensor-parallel-size 1`); or they shard each.
+        weighs: what is multiplied by the router's weights and so kept: experts' products, or their outputs.
         keeps_received: a stage keeps the last input that it received, and that input's gradient, until it receives the
             next one (Megatron's `set_input_tensor`, and `retain_grad` in `backward_step`).
         workspace_bytes: of libraries of products, which stay; for Megatron those of accelerators since H100, 32 MiB
@@ -62,19 +68,24 @@ class KeepRules:
     regather: bool = True
     keeps_product: bool = True
     keeps_angles: bool = False
+    keeps_unfolded: bool = False
+    sends_latents: bool = False
     dropout: bool = False
     ids_bytes: int = 0
     logit_bytes: int | None = None
     loss_bytes: int = 0
     weight_gradients: Literal["one", "buffers"] = "one"
+    experts: Literal["copied", "spread", "sharded"] = "spread"
+    weighs: Literal["products", "outputs"] = "products"
     keeps_received: bool = False
     workspace_bytes: int = 0
 
 
 _HOPPER_WORKSPACES = 3 * 32 * 2**20
 LAB = KeepRules(
-    "this library", "exact", "recomputed", None, keeps_product=False, keeps_angles=True, ids_bytes=16, loss_bytes=8
-)
+    "this library", "exact", "recomputed", None, keeps_product=False, keeps_angles=True, ids_bytes=16, loss_bytes=8,
+    keeps_unfolded=True, sends_latents=True, experts="copied", weighs="outputs",
+)  # fmt: skip
 KORTHIKANTI = KeepRules("arXiv 2205.05198", core="unfused", dropout=True, logit_bytes=4)
 KORTHIKANTI_SELECTIVE = KeepRules(
     "arXiv 2205.05198, selective recomputation", core="recomputed", dropout=True, logit_bytes=4
@@ -103,7 +114,7 @@ class LayerTable:
     """What one rank keeps of each layer and of the model's ends, for one microbatch.
 
     Attributes:
-        model: a Llama or a GPT.
+        model: a Llama or a GPT; of a V3-style model the layers are those of `kept_experts`.
         plan: how it is trained.
         rules: of the framework.
         num_rows: sequences of a microbatch.
@@ -116,7 +127,7 @@ class LayerTable:
     140.667
     """
 
-    model: Dense
+    model: AnyModel
     plan: PlanFields
     rules: KeepRules
     num_rows: int
@@ -141,7 +152,7 @@ class LayerTable:
     @property
     def boundary_bytes(self) -> int:
         """What a stage sends to the next one."""
-        return self._shared * self._hidden * self._element
+        return self.local_tokens * self.hidden * self.element
 
     @property
     def loss_bytes(self) -> int:
@@ -151,76 +162,84 @@ class LayerTable:
     @property
     def head_bytes(self) -> int:
         """What the head's backward takes: the gradients of its logits and its weight, its input and that's gradient."""
-        weight = self._shard(self._sizes.vocabulary_size) * self._hidden
-        return (self._num_logits + weight + 2 * self.num_tokens * self._hidden) * self._element
+        weight = self.shard(self._sizes.vocabulary_size) * self.hidden
+        return (self._num_logits + weight + 2 * self.num_tokens * self.hidden) * self.element
 
     @property
     def backward_bytes(self) -> int:
         """What a layer's backward takes at most: in its network, between the two or three products."""
-        inner, is_gated = self._inner, isinstance(self.model, LlamaConfig)
-        gradients = self._shared * self._hidden + (3 if is_gated else 2) * inner
+        inner, is_gated = self._inner, not isinstance(self.model, GptConfig)
+        gradients = self.local_tokens * self.hidden + (3 if is_gated else 2) * inner
         again = inner if is_gated and not self.rules.keeps_product else 0
-        gathered = self.num_tokens * self._hidden if self.plan.sequence_parallel and self.rules.regather else 0
-        weight = max(self.weights) if self.rules.weight_gradients == "one" else 0
-        return (gradients + again + gathered + weight) * self._element
+        gathered = self.num_tokens * self.hidden if self.plan.sequence_parallel and self.rules.regather else 0
+        weight = max(self.weights.values()) if self.rules.weight_gradients == "one" else 0
+        return (gradients + again + gathered + weight) * self.element
 
     @property
-    def weights(self) -> tuple[int, ...]:
-        """Elements of the weights of a layer's products on this rank: heads, their output, network in and out."""
-        config, hidden, tp = self._sizes, self._hidden, self.plan.tp
+    def weights(self) -> dict[str, int]:
+        """Elements of the weights of a layer's products on this rank, by what they are."""
+        return {**self.attention_weights, **self.network_weights}
+
+    @property
+    def attention_weights(self) -> dict[str, int]:
+        """Those of attention: heads, and their output."""
+        config, hidden, tp = self._sizes, self.hidden, self.plan.tp
         heads = config.num_heads // tp + 2 * max(config.num_kv_heads // tp, 1)
-        ffn = self._shard(config.ffn_size) * hidden
-        into = 2 if isinstance(self.model, LlamaConfig) else 1
-        return (
-            heads * config.size_of_head * hidden,
-            config.num_heads // tp * config.size_of_head * hidden,
-            into * ffn,
-            ffn,
-        )
+        inner = config.num_heads // tp * config.size_of_head
+        return {"heads": heads * config.size_of_head * hidden, "attention's output": inner * hidden}
 
     @property
-    def buffer_bytes(self) -> int:
-        """What stays for the gradients of weights, besides those that are added up, and for products."""
-        gradients = sum(self.weights) * self._element if self.rules.weight_gradients == "buffers" else 0
-        return gradients + self.rules.workspace_bytes
+    def network_weights(self) -> dict[str, int]:
+        """Those of the network: in and out."""
+        ffn, into = self.shard(self._sizes.ffn_size) * self.hidden, 1 if isinstance(self.model, GptConfig) else 2
+        return {"network in": into * ffn, "network out": ffn}
 
     def layer(self) -> Iterator[KeptTensor]:
         """Yield the tensors of one layer, in the order of its forward."""
-        tokens, input_bytes = self._shared, self._gathered * self._hidden * self._element
-        norm = tokens * self._hidden * self._element
-        scale = tokens * self._scale
-        yield KeptTensor("attention norm's input", norm + scale)
-        yield KeptTensor("attention's input", input_bytes)
-        yield from self.heads()
+        norm, mask = self.local_tokens * (self.hidden * self.element + self.scale), self.local_tokens * self.hidden
+        yield KeptTensor("attention norm's input", norm)
+        yield from self.attention()
         if self.rules.dropout:
-            yield KeptTensor("attention's dropout mask", tokens * self._hidden)
-        yield KeptTensor("network norm's input", norm + scale)
-        yield KeptTensor("network's input", input_bytes)
+            yield KeptTensor("attention's dropout mask", mask)
+        yield KeptTensor("network norm's input", norm)
+        yield KeptTensor("network's input", self.input_bytes)
         yield from self.network()
         if self.rules.dropout:
-            yield KeptTensor("network's dropout mask", tokens * self._hidden)
+            yield KeptTensor("network's dropout mask", mask)
+
+    def attention(self) -> Iterator[KeptTensor]:
+        """Yield the tensors of attention."""
+        yield KeptTensor("attention's input", self.input_bytes)
+        yield from self.heads()
 
     def heads(self) -> Iterator[KeptTensor]:
         """Yield the tensors between the two products of attention."""
-        config, tp, per_head = self._sizes, self.plan.tp, self.num_tokens * self._sizes.size_of_head * self._element
+        config, tp, per_head = self._sizes, self.plan.tp, self.num_tokens * self._sizes.size_of_head * self.element
         heads = config.num_heads // tp
+        if self._sizes.qk_norm:
+            norms = heads + max(config.num_kv_heads // tp, 1)
+            yield KeptTensor("norms of heads", norms * (per_head + self.num_tokens * self.scale))
         yield KeptTensor("queries", heads * per_head)
         yield KeptTensor("keys and values", 2 * max(config.num_kv_heads // tp, 1) * per_head)
         if self.rules.keeps_angles:
-            yield KeptTensor("angles", self.length * config.size_of_head * self._element)
+            yield KeptTensor("angles", self.length * config.size_of_head * self.element)
+        yield from self.core(heads)
+        yield KeptTensor("attention's output", heads * per_head)
+
+    def core(self, heads: int) -> Iterator[KeptTensor]:
+        """Yield what is kept between heads and output."""
         if self.rules.core == "flash":
             yield KeptTensor("log-sum-exp", heads * self.num_tokens * 4)
         elif self.rules.core == "unfused":
             scores = heads * self.num_tokens * self.length
-            yield KeptTensor("softmax", scores * self._element)
+            yield KeptTensor("softmax", scores * self.element)
             if self.rules.dropout:
-                yield KeptTensor("softmax's dropout", scores * (self._element + 1))
-        yield KeptTensor("attention's output", heads * per_head)
+                yield KeptTensor("softmax's dropout", scores * (self.element + 1))
 
     def network(self) -> Iterator[KeptTensor]:
         """Yield the tensors between the products of the network."""
-        inner = self._inner * self._element
-        is_gated = isinstance(self.model, LlamaConfig)
+        inner = self._inner * self.element
+        is_gated = not isinstance(self.model, GptConfig)
         yield KeptTensor("gate and up" if is_gated else "activation's input", (2 if is_gated else 1) * inner)
         if self.rules.keeps_product:
             yield KeptTensor("last product's input", inner)
@@ -230,53 +249,63 @@ class LayerTable:
         if self.rules.ids_bytes:
             yield KeptTensor("ids", self.num_tokens * self.rules.ids_bytes)
         if self.rules.dropout:
-            yield KeptTensor("embedding's dropout mask", self._shared * self._hidden)
+            yield KeptTensor("embedding's dropout mask", self.local_tokens * self.hidden)
 
     def last(self) -> Iterator[KeptTensor]:
         """Yield what the last norm, the head and the loss keep."""
-        yield KeptTensor("last norm's input", self._shared * (self._hidden * self._element + self._scale))
-        yield KeptTensor("head's input", self._gathered * self._hidden * self._element)
-        each = self._element if self.rules.logit_bytes is None else self.rules.logit_bytes
+        yield KeptTensor("last norm's input", self.local_tokens * (self.hidden * self.element + self.scale))
+        yield KeptTensor("head's input", self.input_bytes)
+        each = self.element if self.rules.logit_bytes is None else self.rules.logit_bytes
         yield KeptTensor("logits", self._num_logits * each)
 
     @property
     def _sizes(self) -> LlamaConfig:
-        return self.model if isinstance(self.model, LlamaConfig) else self.model.outline
+        if isinstance(self.model, LlamaConfig):
+            return self.model
+        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
 
     @property
-    def _hidden(self) -> int:
+    def hidden(self) -> int:
+        """h, the hidden size."""
         return self._sizes.hidden_size
 
     @property
-    def _element(self) -> int:
+    def element(self) -> int:
+        """b, the bytes of a number."""
         return ELEMENT_BYTES[self.plan.precision]
 
     @property
-    def _scale(self) -> int:
+    def scale(self) -> int:
         """Bytes of a norm's scale, per token."""
-        return max(4, self._element) if self.rules.scale_bytes is None else self.rules.scale_bytes
+        return max(4, self.element) if self.rules.scale_bytes is None else self.rules.scale_bytes
 
     @property
-    def _shared(self) -> int:
+    def local_tokens(self) -> int:
         """The tokens of this rank between the layers."""
         return self.num_tokens // self.plan.tp if self.plan.sequence_parallel else self.num_tokens
 
     @property
-    def _gathered(self) -> int:
+    def input_bytes(self) -> int:
+        """Bytes of the input of a product of the hidden size, as it is kept."""
+        return self.kept_tokens * self.hidden * self.element
+
+    @property
+    def kept_tokens(self) -> int:
         """The tokens of a product's input that are kept."""
-        return self._shared if self.rules.regather else self.num_tokens
+        return self.local_tokens if self.rules.regather else self.num_tokens
 
     @property
     def _inner(self) -> int:
         """Numbers between the products of the network."""
-        return self.num_tokens * self._shard(self._sizes.ffn_size)
+        return self.num_tokens * self.shard(self._sizes.ffn_size)
 
     @property
     def _num_logits(self) -> int:
         """The logits of a microbatch that exist at the same time on this rank."""
         tokens = self.num_tokens if self.plan.loss_chunk is None else min(self.plan.loss_chunk, self.num_tokens)
-        return tokens * self._shard(self._sizes.vocabulary_size)
+        return tokens * self.shard(self._sizes.vocabulary_size)
 
-    def _shard(self, length: int) -> int:
+    def shard(self, length: int) -> int:
+        """Return this rank's part of a dimension that is sharded along tp."""
         part = shard_slice(length, self.plan.tp, self.tp_rank)
         return int(part.stop - part.start)

@@ -1,6 +1,6 @@
 """The memory of each place along pp, cp and tp, at the moments of a rank's actions that can be its peak.
 
-In: a dense model, a plan, rules for what is kept, the shape of a microbatch.  Out: a `RankMemory` per place.
+In: a model, a plan, rules for what is kept, the shape of a microbatch.  Out: a `RankMemory` per place.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,13 @@ from dataclasses import replace
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.kept_counts import KeptAt, kept_counts
-from dualpipe_lab.plan.kept_tensors import Certainty, Dense, KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.kept_experts import Tables, held_model
+from dualpipe_lab.plan.kept_second import second_tensors, second_weights
+from dualpipe_lab.plan.kept_tensors import Certainty, KeepRules, KeptTensor
 from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.states import NumberBytes, flat_layouts, model_states, parts_of_place
+from dualpipe_lab.plan.rules import has_second
+from dualpipe_lab.plan.states import AnyModel, NumberBytes, flat_layouts, model_states, parts_of_place
 from dualpipe_lab.pp.program import Action, B, I, W
 
 
@@ -21,75 +24,98 @@ class MemoryMaker:
 
     def __init__(
         self,
-        model: Dense,
+        model: AnyModel,
         plan: Plan,
         rules: KeepRules,
         num_rows: int,
         lengths: list[int],
         numbers: NumberBytes | None,
+        imbalance: float,
     ) -> None:
-        self.model, self.rules, self.num_rows = model, rules, num_rows
+        self.model, self.rules, self.num_rows, self.imbalance = model, rules, num_rows, imbalance
         self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
         config = model.outline if isinstance(model, GptConfig) else model
-        self.num_layers = [len(layers) for layers in plan.stage_layers(config)]
-        self.plan = replace(plan, layers=tuple(self.num_layers))  # the search for the best split takes its time
+        self.layers = [list(layers) for layers in plan.stage_layers(config)]
+        # the search for the best split takes its time
+        self.plan = replace(plan, layers=tuple(map(len, self.layers)))
+        self.has_second = has_second(plan, config)
+        if self.has_second:
+            self.layers[-1].append(config.num_layers)
+        self.held = held_model(model, plan, rules)
 
     def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory."""
         for pp_rank in range(self.plan.pp):
             moments = kept_counts(self.plan, pp_rank)
             is_split = any(moment.action.kind == I for moment in moments)  # an I may free what is counted until its W
-            certainty: Certainty = "assumed" if is_split or self.plan.cp > 1 else self.rules.certainty
+            is_assumed = is_split or self.plan.cp > 1 or self.plan.ep > 1 or self.plan.overlap  # of ep by the router
+            certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             stages = {moment.action.stage for moment in moments}
             for tp_rank in range(self.plan.tp):
-                states = model_states(self.model, self.plan, pp_rank, tp_rank, self.numbers)
+                states = model_states(self.held, self.plan, pp_rank, tp_rank, self.numbers)
                 zero = self._buffers(pp_rank, tp_rank)
                 for cp_rank, length in enumerate(self.lengths):
-                    table = LayerTable(self.model, self.plan, self.rules, self.num_rows, length, tp_rank)
-                    peak, received = self._peak(moments, table), self._received(stages, {}, table)
-                    place, staying = (pp_rank, cp_rank, tp_rank), table.buffer_bytes
+                    how = self.model, self.plan, self.rules, self.num_rows, length, tp_rank, self.imbalance
+                    tables = Tables.of(*how)
+                    peak, received = self._peak(moments, tables), self._received(stages, {}, tables)
+                    place, staying = (pp_rank, cp_rank, tp_rank), self._staying(stages, tables)
                     yield place, RankMemory(*place, states, peak, zero + staying, certainty, staying + received)
 
-    def _peak(self, moments: Sequence[KeptAt], table: LayerTable) -> Peak:
+    def _peak(self, moments: Sequence[KeptAt], tables: Tables) -> Peak:
         """Return what is kept at the first of the moments at which most is."""
         stages = {moment.action.stage for moment in moments}
-        tensors = {stage: self._stage(stage, table) for stage in stages}
+        tensors = {stage: self._stage(stage, tables) for stage in stages}
         working: dict[tuple[int, str], int] = {}
         best = Peak()
         for action, held in moments:
             parts = [sum(count * tensors[stage][part] for stage, count in held) for part in range(3)]
             key = action.stage, action.kind
             if key not in working:
-                working[key] = self._working(action, table, tensors[action.stage][2])
-            received = self._received(stages, dict(held), table)
+                working[key] = self._working(action, tables, tensors[action.stage][2])
+            received = self._received(stages, dict(held), tables)
             found = Peak(str(action), held, parts[0], parts[1], parts[2], working[key], received)
             best = max(best, found, key=lambda peak: peak.total)
         return best
 
-    def _received(self, stages: set[int], kept: Mapping[int, int], table: LayerTable) -> int:
+    def _received(self, stages: set[int], kept: Mapping[int, int], tables: Tables) -> int:
         """Return the bytes of old inputs and their gradients, of stages that keep the activations of no microbatch."""
         if not self.rules.keeps_received:
             return 0
-        return 2 * len(stages - {0} - set(kept)) * table.boundary_bytes
+        return 2 * len(stages - {0} - set(kept)) * tables.dense.boundary_bytes
 
-    def _stage(self, stage: int, table: LayerTable) -> tuple[int, int, int]:
+    def _staying(self, stages: set[int], tables: Tables) -> int:
+        """Return the bytes of what stays for the gradients of a rank's weights, one of each shape, and for products."""
+        if self.rules.weight_gradients == "one":
+            return self.rules.workspace_bytes
+        weights: dict[str, int] = {}
+        for number in {number for stage in stages for number in self.layers[stage]}:
+            weights |= tables.layer(number).weights
+        if self.has_second and self._is_last(max(stages)):
+            weights |= second_weights(tables.dense)
+        return sum(weights.values()) * tables.dense.element + self.rules.workspace_bytes
+
+    def _is_last(self, stage: int) -> bool:
+        return stage == len(self.layers) - 1
+
+    def _stage(self, stage: int, tables: Tables) -> tuple[int, int, int]:
         """Return the bytes that a forward of a stage keeps: layers, ends, logits."""
-        ends: list[KeptTensor] = list(table.first()) if stage == 0 else []
-        ends += table.last() if stage == len(self.num_layers) - 1 else []
+        ends: list[KeptTensor] = list(tables.dense.first()) if stage == 0 else []
+        ends += tables.dense.last() if self._is_last(stage) else []
+        ends += second_tensors(tables.dense, stage > 0) if self._is_last(stage) and self.has_second else []
         logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
         others = sum(tensor.num_bytes for tensor in ends) - logits
-        return self.num_layers[stage] * table.stored_bytes, others, logits
+        return sum(tables.layer(number).stored_bytes for number in self.layers[stage]), others, logits
 
-    def _working(self, action: Action, table: LayerTable, logits: int) -> int:
+    def _working(self, action: Action, tables: Tables, logits: int) -> int:
         """Return the bytes that an action takes while it runs, above what is kept when it begins.
 
         A backward goes through the loss, the head, which frees the logits, and layers, of which one may be run again.
         """
-        is_last, is_backward = action.stage == len(self.num_layers) - 1, action.kind in (B, I)
-        phases = [table.loss_bytes] if is_last and action.kind != W else [0]
+        is_last, is_backward = self._is_last(action.stage), action.kind in (B, I)
+        phases = [tables.dense.loss_bytes] if is_last and action.kind != W else [0]
         if is_last and is_backward:
-            phases.append(table.head_bytes - logits)
-        if is_backward and self.num_layers[action.stage]:
+            phases.append(tables.dense.head_bytes - logits)
+        for table in {tables.layer(number) for number in self.layers[action.stage]} if is_backward else ():
             again = table.layer_bytes - table.stored_bytes
             phases.append(table.backward_bytes + again - (logits if is_last else 0))
         return max(phases)
@@ -98,7 +124,7 @@ class MemoryMaker:
         """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""
         if self.plan.zero < 2:
             return 0
-        layouts = flat_layouts(self.plan, parts_of_place(self.model, self.plan, pp_rank, tp_rank))
+        layouts = flat_layouts(self.plan, parts_of_place(self.held, self.plan, pp_rank, tp_rank))
         largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
         return largest * (self.numbers.gradient + self.numbers.parameter * (self.plan.zero == 3))
 

@@ -1,0 +1,199 @@
+"""What layers with experts and with latents keep is, byte for byte, what autograd keeps in a run of the library."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import plan as planner
+from dualpipe_lab.models import V3MoEConfig
+from dualpipe_lab.plan import LAB, MEGATRON, Cluster
+from dualpipe_lab.plan.kept_experts import ExpertTable, Tables
+from dualpipe_lab.plan.kept_second import second_tensors
+from dualpipe_lab.tp.latent_sizes import LatentSizes
+from dualpipe_lab.train import Options, Trainer
+
+LENGTH = 8
+V3 = V3MoEConfig(
+    vocabulary_size=20, hidden_size=8, ffn_size=10, num_layers=2, num_heads=4, num_kv_heads=2, expert_ffn_size=6,
+    num_experts=4, num_groups=2, num_groups_per_token=1,
+)  # fmt: skip
+MLA = replace(V3, latent=LatentSizes(5, 3, 4, 2, 6))
+QWEN = replace(
+    V3, scoring="softmax", qk_norm=True, num_groups=1, num_groups_per_token=1, num_shared_experts=0, balance=0.0,
+    selection_bias=False,
+)  # fmt: skip
+CONFIGS = {
+    "V3 without latents": V3,
+    "V3": MLA,
+    "V2-Lite": replace(MLA, latent=LatentSizes(None, 3, 4, 2, 6), num_shared_experts=2),
+    "Qwen3-MoE": QWEN,
+    "Mixtral": replace(QWEN, qk_norm=False, num_dense_layers=0),
+    "softmax of all": replace(QWEN, normalise=False, balance=0.1),
+    "sigmoid, not normalised": replace(V3, normalise=False, selection_bias=False),
+}
+PLANS = [
+    lab.Plan(tp=2),
+    lab.Plan(tp=2, sequence_parallel=True),
+    lab.Plan(ep=2),
+    lab.Plan(dp=2, ep=2, experts_in_data=True, precision="bfloat16"),
+]
+
+
+class Kept:
+    """Bytes that a part of a model keeps for its backward: saved tensors, and tensors that its nodes hold."""
+
+    def __init__(self, stage):
+        self.ignored = {tensor.untyped_storage().data_ptr() for tensor in (*stage.parameters(), *stage.buffers())}
+        self.storages = {}
+
+    def add(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.ignored:
+            self.storages[storage.data_ptr()] = storage
+        return tensor
+
+    def saving(self):
+        return torch.autograd.graph.saved_tensors_hooks(self.add, lambda saved: saved)
+
+    def add_nodes(self, *outputs):
+        """Add what nodes hold as attributes, and return the rows of the last layer with experts."""
+        todo, seen, counts = [output.grad_fn for output in outputs if output is not None], set(), None
+        while todo:
+            if (node := todo.pop()) is None or node in seen:
+                continue
+            seen.add(node)
+            for value in getattr(node, "__dict__", {}).values():
+                for tensor in tensors_of(value):
+                    self.add(tensor)
+            counts = node.routes.counts if hasattr(node, "routes") else counts
+            todo += [parent for parent, _ in node.next_functions]
+        return None if counts is None else sum(counts)
+
+    @property
+    def num_bytes(self):
+        return sum(storage.nbytes() for storage in self.storages.values())
+
+
+def tensors_of(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, field.name))
+
+
+def stage_of(plan, config):
+    """In a rank: the only stage of a trainer, and an input of its layers."""
+    trainer = Trainer(config, plan, Options(sequence_length=LENGTH, global_batch=plan.data_size))
+    (stage,) = trainer.model.stages.values()
+    length = LENGTH // plan.tp if plan.sequence_parallel else LENGTH
+    return stage, torch.randn(1, length, config.hidden_size).to(stage.dtype).requires_grad_()
+
+
+def layers_of(plan, config):
+    """In a rank: by layer, the bytes that autograd keeps, and the rows that its experts have received."""
+    stage, x = stage_of(plan, config)
+    found = []
+    for layer in stage.layers:
+        kept = Kept(stage)
+        with kept.saving():
+            outputs = layer(x, None, 1)
+        rows = kept.add_nodes(*outputs)
+        found.append((kept.num_bytes, rows))
+    return found
+
+
+def assert_kept(plan, configs):
+    size = plan.world_size
+    for rank, each in enumerate(lab.launch(lambda rank, size: [layers_of(plan, one) for one in configs], size)):
+        for config, found in zip(configs, each, strict=True):
+            tables = Tables.of(config, plan, LAB, 1, LENGTH, plan.topology.coordinates(rank).get("tp", 0))
+            for number, (measured, rows) in enumerate(found):
+                table = tables.layer(number)
+                assert (rows is not None) == isinstance(table, ExpertTable)
+                table = table if rows is None else replace(table, rows=rows)
+                assert table.layer_bytes == measured, f"layer {number} of rank {rank}, {plan}, {list(table.layer())}"
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+def test_layers_keep_what_autograd_keeps(precision):
+    assert_kept(lab.Plan(precision=precision), list(CONFIGS.values()))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_layers_on_two_ranks_keep_what_autograd_keeps(plan):
+    """Under ep the rows are those that the router has sent; all other tensors follow from the plan."""
+    assert_kept(plan, list(CONFIGS.values()))
+
+
+@pytest.mark.parametrize("plan", [lab.Plan(), lab.Plan(ep=2)], ids=str)
+def test_an_estimate_of_balanced_routing_is_what_autograd_keeps(plan):
+    """Where every token goes to all experts, the routing is balanced."""
+    config = replace(MLA, num_experts_per_token=4, num_groups=1, num_groups_per_token=1)
+    found = planner.estimate(config, plan, Cluster.of("h100", plan.world_size), LENGTH, plan.data_size)
+    for each in lab.launch(lambda rank, size: layers_of(plan, config), plan.world_size):
+        assert found.of(0).peak.layers == sum(measured for measured, _ in each)
+    assert found.of(0).certainty == ("exact" if plan.ep == 1 else "assumed")  # by then the router decides
+
+
+@pytest.mark.parametrize("plan", [lab.Plan(multi_token=0.3), lab.Plan(tp=2, sequence_parallel=True, multi_token=0.3)])
+def test_a_second_token_keeps_what_autograd_keeps(plan):
+    """Up to the head's input: its logits are those of the first token's head."""
+
+    def fn(rank, size):
+        stage, x = stage_of(plan, MLA)
+        kept = Kept(stage)
+        after = torch.randn_like(x).requires_grad_()
+        with kept.saving():
+            outputs = stage.multi_token(x, after, None, 1)
+        kept.add(outputs[0])  # the head's input
+        return kept.num_bytes, kept.add_nodes(*outputs), kept.num_bytes
+
+    for _, rows, measured in lab.launch(fn, plan.world_size):
+        tables = Tables.of(MLA, plan, LAB, 1, LENGTH)
+        extra = {tensor.name: tensor.num_bytes for tensor in second_tensors(tables.dense, has_table=False)}
+        layer = replace(tables.sparse, rows=rows).layer_bytes
+        hidden = tables.dense.boundary_bytes  # of the first token's last norm, which the estimate counts there
+        assert measured - hidden == layer + sum(extra.values()) - extra["logits"]
+
+
+def test_rows_do_not_depend_on_ep_and_grow_with_the_imbalance():
+    config = replace(V3, num_experts=16, num_groups=1, num_groups_per_token=1, num_experts_per_token=4)
+    plans = [lab.Plan(dp=8, ep=ep, experts_in_data=True) for ep in (1, 2, 4, 8)]
+    tables = [ExpertTable(config, plan, LAB, 1, LENGTH) for plan in plans]
+    assert {table.num_received for table in tables} == {4 * LENGTH}
+    assert replace(tables[2], imbalance=1.5).num_received == 6 * LENGTH
+    # a rank with two of the experts gets at most two rows of each of the tokens of 8 ranks, one with all no more
+    assert [replace(table, imbalance=99.0).num_received for table in tables] == [
+        4 * LENGTH,
+        8 * LENGTH,
+        16 * LENGTH,
+        16 * LENGTH,
+    ]
+
+
+def test_an_imbalance_costs_memory_and_is_refused_below_one():
+    plan, cluster = lab.Plan(ep=2), Cluster.of("h100", 2)
+    even, uneven = (planner.estimate(V3, plan, cluster, LENGTH, 2, imbalance=each).of(0) for each in (1.0, 1.5))
+    assert uneven.peak.layers > even.peak.layers
+    assert uneven.states == even.states
+    with pytest.raises(ValueError, match=r"mean of tokens or more, got imbalance=0\.5; use 1"):
+        planner.estimate(V3, plan, cluster, LENGTH, 2, imbalance=0.5)
+
+
+def test_ranks_of_tp_share_out_or_shard_the_experts_of_megatron():
+    plan, cluster = lab.Plan(tp=2, sequence_parallel=True), Cluster.of("h100", 2)
+    spread, sharded, copied = (
+        planner.estimate(V3, plan, cluster, LENGTH, 1, replace(MEGATRON, experts=how)).of(0).states
+        for how in ("spread", "sharded", "copied")
+    )
+    assert spread == sharded
+    assert copied.num_parameters - spread.num_parameters == 4 * V3.expert_parameters // 2
+    tables = {how: ExpertTable(V3, plan, replace(MEGATRON, experts=how), 1, LENGTH) for how in ("spread", "sharded")}
+    # a rank's own tokens for full experts; or the tokens of both ranks for half of each
+    assert [table.num_received for table in tables.values()] == [LENGTH, 2 * LENGTH]
+    with pytest.raises(ValueError, match="experts of a rank of ep divide among the ranks of tp, got 1 for tp 2"):
+        planner.estimate(V3, lab.Plan(tp=2, ep=4), Cluster.of("h100", 8), LENGTH, 4, MEGATRON)
