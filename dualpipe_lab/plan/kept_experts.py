@@ -26,6 +26,8 @@ from dualpipe_lab.plan.kept_tensors import KeepRules, KeptTensor, LayerTable
 from dualpipe_lab.plan.states import AnyModel
 
 _INDEX = 8  # bytes of an index, as torch has them
+_EXPERT_IN, _EXPERT_OUT = "expert in", "expert out"
+EXPERTS = frozenset({_EXPERT_IN, _EXPERT_OUT})  # the names of their weights
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ExpertTable(LatentTable):
     def network_weights(self) -> dict[str, int]:
         """Elements of the weights of the network's products: of one expert, and of the shared one."""
         expert = self.hidden * self._width
-        found = {"expert in": 2 * expert, "expert out": expert}
+        found = {_EXPERT_IN: 2 * expert, _EXPERT_OUT: expert}
         if self.sparse.num_shared_experts:
             shared = self.hidden * self.shard(self.sparse.shared_ffn_size)
             found |= {"shared in": 2 * shared, "shared out": shared}

@@ -89,4 +89,4 @@ class LatentTable(LayerTable):
         if self.rules.keeps_angles:
             yield KeptTensor("angles", self.length * sizes.position * self.element)
         yield from self.core(heads)
-        yield KeptTensor("attention's output", each * sizes.value)
+        yield from self.output(each * sizes.value)

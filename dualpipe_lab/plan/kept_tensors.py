@@ -45,6 +45,8 @@ class KeepRules:
         keeps_product: the input of the last product is kept, not computed again from gate and up.
         keeps_angles: every layer keeps cosines and sines of the positions.
         keeps_unfolded: values are a view of what is unfolded from a latent, which so stays as a whole.
+        keeps_exchanged: along cp attention's output is kept before it is exchanged too (`--cp-comm-type a2a` with
+            Transformer Engine 2.8).
         sends_latents: along cp latents travel where they are shorter than keys and values.
         dropout: masks are kept.
         ids_bytes: per token, what the embedding's backward needs.
@@ -52,6 +54,8 @@ class KeepRules:
         loss_bytes: per logit, on top of that while the loss or its gradient is computed.
         weight_gradients: before they are added up: one at a time; or in buffers that stay, one of each shape in a
             layer, where the product adds them up itself (`get_dummy_wgrad` of Transformer Engine).
+        buffers_head: the head has such a buffer (Megatron core 0.14).
+        buffers_experts: experts have such buffers, of the shapes of one (Transformer Engine 2.10).
         experts: along tp; every rank has all that its place along ep has, and routes all tokens; or the ranks of tp
             share these out, and each routes its own tokens (`--expert-tensor-parallel-size 1`); or they shard each.
         weighs: what is multiplied by the router's weights and so kept: experts' products, or their outputs.
@@ -59,6 +63,7 @@ class KeepRules:
             next one (Megatron's `set_input_tensor`, and `retain_grad` in `backward_step`).
         workspace_bytes: of libraries of products, which stay; for Megatron those of accelerators since H100, 32 MiB
             for cuBLAS in the forward's thread, in the backward's, and for Transformer Engine.
+        expert_workspace_bytes: of the products of several experts, which run in 4 streams.
     """
 
     name: str
@@ -69,19 +74,23 @@ class KeepRules:
     keeps_product: bool = True
     keeps_angles: bool = False
     keeps_unfolded: bool = False
+    keeps_exchanged: bool = False
     sends_latents: bool = False
     dropout: bool = False
     ids_bytes: int = 0
     logit_bytes: int | None = None
     loss_bytes: int = 0
     weight_gradients: Literal["one", "buffers"] = "one"
+    buffers_head: bool = False
+    buffers_experts: bool = False
     experts: Literal["copied", "spread", "sharded"] = "spread"
     weighs: Literal["products", "outputs"] = "products"
     keeps_received: bool = False
     workspace_bytes: int = 0
+    expert_workspace_bytes: int = 0
 
 
-_HOPPER_WORKSPACES = 3 * 32 * 2**20
+_WORKSPACE = 32 * 2**20
 LAB = KeepRules(
     "this library", "exact", "recomputed", None, keeps_product=False, keeps_angles=True, ids_bytes=16, loss_bytes=8,
     keeps_unfolded=True, sends_latents=True, experts="copied", weighs="outputs",
@@ -93,12 +102,13 @@ KORTHIKANTI_SELECTIVE = KeepRules(
 MEGATRON = KeepRules(
     "Megatron with flash attention and fused sums of weight gradients",
     scale_bytes=4, ids_bytes=8, logit_bytes=4, loss_bytes=2, weight_gradients="buffers",
-    keeps_received=True, workspace_bytes=_HOPPER_WORKSPACES,
+    buffers_head=True, buffers_experts=True,
+    keeps_received=True, workspace_bytes=3 * _WORKSPACE, expert_workspace_bytes=4 * _WORKSPACE,
 )  # fmt: skip
 MEGATRON_DROPOUT = KeepRules(
     "Megatron with flash attention and dropout",
     scale_bytes=8, dropout=True, ids_bytes=8, logit_bytes=4, loss_bytes=2,
-    keeps_received=True, workspace_bytes=_HOPPER_WORKSPACES,
+    keeps_received=True, workspace_bytes=3 * _WORKSPACE,
 )  # fmt: skip
 
 
@@ -162,8 +172,13 @@ class LayerTable:
     @property
     def head_bytes(self) -> int:
         """What the head's backward takes: the gradients of its logits and its weight, its input and that's gradient."""
-        weight = self.shard(self._sizes.vocabulary_size) * self.hidden
+        weight = 0 if self.rules.buffers_head else self.head_weight
         return (self._num_logits + weight + 2 * self.num_tokens * self.hidden) * self.element
+
+    @property
+    def head_weight(self) -> int:
+        """Elements of the head's weight on this rank."""
+        return self.shard(self._sizes.vocabulary_size) * self.hidden
 
     @property
     def backward_bytes(self) -> int:
@@ -224,7 +239,13 @@ class LayerTable:
         if self.rules.keeps_angles:
             yield KeptTensor("angles", self.length * config.size_of_head * self.element)
         yield from self.core(heads)
-        yield KeptTensor("attention's output", heads * per_head)
+        yield from self.output(heads * per_head)
+
+    def output(self, num_bytes: int) -> Iterator[KeptTensor]:
+        """Yield attention's output, and what of it is kept before an exchange."""
+        if self.plan.cp > 1 and self.rules.keeps_exchanged:
+            yield KeptTensor("attention's output before the exchange", num_bytes)
+        yield KeptTensor("attention's output", num_bytes)
 
     def core(self, heads: int) -> Iterator[KeptTensor]:
         """Yield what is kept between heads and output."""

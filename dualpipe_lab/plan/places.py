@@ -9,7 +9,7 @@ from dataclasses import replace
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.kept_counts import KeptAt, kept_counts
-from dualpipe_lab.plan.kept_experts import Tables, held_model
+from dualpipe_lab.plan.kept_experts import EXPERTS, Tables, held_model
 from dualpipe_lab.plan.kept_second import second_tensors, second_weights
 from dualpipe_lab.plan.kept_tensors import Certainty, KeepRules, KeptTensor
 from dualpipe_lab.plan.memory import Peak, RankMemory
@@ -85,14 +85,19 @@ class MemoryMaker:
 
     def _staying(self, stages: set[int], tables: Tables) -> int:
         """Return the bytes of what stays for the gradients of a rank's weights, one of each shape, and for products."""
-        if self.rules.weight_gradients == "one":
-            return self.rules.workspace_bytes
         weights: dict[str, int] = {}
         for number in {number for stage in stages for number in self.layers[stage]}:
             weights |= tables.layer(number).weights
-        if self.has_second and self._is_last(max(stages)):
-            weights |= second_weights(tables.dense)
-        return sum(weights.values()) * tables.dense.element + self.rules.workspace_bytes
+        products = self.rules.workspace_bytes
+        if weights.keys() & EXPERTS:
+            products += self.rules.expert_workspace_bytes
+        if self.rules.weight_gradients == "one":
+            return products
+        weights = {name: size for name, size in weights.items() if self.rules.buffers_experts or name not in EXPERTS}
+        if self._is_last(max(stages)):
+            weights |= {"head": tables.dense.head_weight} if self.rules.buffers_head else {}
+            weights |= second_weights(tables.dense) if self.has_second else {}
+        return sum(weights.values()) * tables.dense.element + products
 
     def _is_last(self, stage: int) -> bool:
         return stage == len(self.layers) - 1

@@ -1,103 +1,238 @@
 """Estimates of memory beside Megatron's own measurements, the golden values of its tests: states and peaks.
 
 `pytest -s tests/plan/test_megatron_memory.py` prints every row.
-Read in NVIDIA/Megatron-LM, tests/functional_tests/test_cases, commit d98e8a64: bytes of torch's allocator on the last
-rank, behind a step and at the peak.
+`megatron_rows.csv` has rows of at least 2 GB, read in NVIDIA/Megatron-LM, tests/functional_tests/test_cases, commit
+d98e8a64: bytes of torch's allocator on the last rank, behind a step and at the peak, and fields of the configuration.
+A row is modelled, or `reason` says by its fields why not.  What a release keeps is chosen by the date of the row:
+buffers for the gradients of experts and head came with Transformer Engine 2.10 (October 2025) and Megatron core 0.14.
 """
 
-from dataclasses import dataclass
+import csv
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from published import GIB, MIB, report, with_workspaces
 
 import dualpipe_lab as lab
-from dualpipe_lab.plan import MEGATRON_DROPOUT, Cluster, GptConfig, estimate
+from dualpipe_lab.models import V3MoEConfig
+from dualpipe_lab.plan import MEGATRON, MEGATRON_DROPOUT, Cluster, GptConfig, estimate
 from dualpipe_lab.plan.states import parts_of_place
+from dualpipe_lab.tp.latent_sizes import LatentSizes
+
+ROWS = list(csv.DictReader((Path(__file__).parent / "megatron_rows.csv").read_text().splitlines()))
+OLD = replace(MEGATRON, buffers_head=False, buffers_experts=False)  # before those releases
 
 
 @dataclass(frozen=True)
-class Run:
-    """A measured run on 8 ranks: model, plan, accelerator, tokens of a sequence; bytes behind a step, at the peak."""
+class Case:
+    """A configuration: model, plan, rules of its rows by where they were measured, shape of the step.
 
-    name: str
+    Attributes:
+        cublas: its CUBLAS_WORKSPACE_CONFIG.
+        old: its rows that were written before October 2025.
+        is_given: the number of ranks is in the test's recipe; else it is that whose states are nearest to the measured.
+    """
+
     model: object
     plan: lab.Plan
-    where: str
-    length: int
-    held: int
-    peak: int
+    rules: object
+    length: int = 4096
+    rows: int = 1
+    cublas: str = ""
+    old: tuple = ()
+    is_given: bool = True
+    more: dict = field(default_factory=dict)
 
-    def estimate(self):
-        """The memory of its last rank; all of these rows set CUBLAS_WORKSPACE_CONFIG."""
-        plan, rules = self.plan, with_workspaces(MEGATRON_DROPOUT, self.where, ":4096:8")
-        cluster, rows = Cluster.of("h100", plan.world_size), plan.data_size * plan.num_microbatches
-        return estimate(self.model, plan, cluster, self.length, rows * self.rows, rules).of(plan.world_size - 1)
-
-    @property
-    def rows(self):
-        """Sequences of a microbatch."""
-        return {"7B tp4": 2, "7B pp4": 1}.get(self.name, 4)
-
-
-def runs(name, model, plan, length, measured):
-    return [Run(name, model, plan, where, length, *values) for where, *values in measured]
+    def estimate(self, gold, plan=None, **options):
+        """The memory of the last rank, where a row was measured."""
+        plan = plan or self.plan
+        rules = replace(OLD, experts=self.rules.experts) if gold in self.old else self.rules
+        rules = with_workspaces(rules, gold.split("_")[-1], self.cublas)
+        num_rows = self.rows * plan.data_size * plan.num_microbatches
+        cluster = Cluster.of("h100", plan.world_size)
+        return estimate(self.model, plan, cluster, self.length, num_rows, rules, **options).of(plan.world_size - 1)
 
 
-# dense rows of at least 2 GB: gpt3_7b_tp4_pp1_memory_speed, gpt3_7b_tp1_pp4_memory_speed
+def mixtral(vocabulary, hidden, ffn, num_layers, num_heads):
+    return V3MoEConfig(
+        vocabulary, hidden, num_layers, 0, num_heads, 8, ffn_size=ffn, expert_ffn_size=ffn, num_groups=1,
+        num_groups_per_token=1, num_shared_experts=0, scoring="softmax", selection_bias=False,
+    )  # fmt: skip
+
+
+def deepseek(vocabulary, hidden, num_layers, num_dense, num_heads, ffn, expert_ffn, num_experts, k):
+    return V3MoEConfig(
+        vocabulary, hidden, num_layers, num_dense, num_heads, ffn_size=ffn, expert_ffn_size=expert_ffn,
+        num_experts=num_experts, num_experts_per_token=k, num_groups=1, num_groups_per_token=1, latent=LatentSizes(),
+    )  # fmt: skip
+
+
+def plan(pp, dp, layers, num_microbatches, ep=1, chunks=None, **fields):
+    schedule = "interleaved" if chunks else "1f1b"
+    shared = {"zero": 1, "precision": "bfloat16", "experts_in_data": ep > 1, "schedule": schedule, "chunks": chunks}
+    return lab.Plan(
+        pp=pp, dp=dp, layers=layers, num_microbatches=num_microbatches, ep=ep, **shared, **fields
+    )  # fmt: skip
+
+
+def spread(*sizes, **fields):
+    """A plan with tp 2, whose ranks share out the experts: `ep` is that of Megatron divided by 2."""
+    return plan(*sizes, tp=2, sequence_parallel=True, **fields)
+
+
 SEVEN_B = {"num_kv_heads": 8, "num_positions": 8192, "tied": False}
-TP4 = lab.Plan(tp=4, dp=2, zero=1, num_microbatches=2, precision="bfloat16")
-PP4 = lab.Plan(
-    pp=4, dp=2, zero=1, num_microbatches=4, precision="bfloat16", schedule="interleaved", chunks=8, layers=(1,) * 32
-)
-DENSE = [
-    *runs("7B tp4", GptConfig(131584, 4096, 32, 32, **SEVEN_B), TP4, 8192, [
-        ("a100", 20634103808, 58188115968), ("h100", 20663519232, 57143791616), ("gb200", 20663463936, 58217476096),
-    ]),
-    *runs("7B pp4", GptConfig(131200, 4096, 32, 32, **SEVEN_B), PP4, 8192, [
-        ("a100", 24510808064, 60489064448), ("h100", 24808996864, 60720852992), ("gb200", 24540168192, 60519342080),
-    ]),
-]  # fmt: skip
+MIXTRAL_7B = mixtral(32000, 4096, 14336, 32, 32)
+PROXY = deepseek(258560, 7168, 14, 3, 128, 18432, 2048, 64, 8)
+EIGHT = (2,) * 6 + (1, 1)
+LTS = "lts_dgx_a100"
+CASES = {
+    "gpt/gpt3_7b_tp4_pp1_memory_speed": Case(
+        GptConfig(131584, 4096, 32, 32, **SEVEN_B), plan(1, 2, None, 2, tp=4), MEGATRON_DROPOUT, 8192, 2, ":4096:8"
+    ),
+    "gpt/gpt3_7b_tp1_pp4_memory_speed": Case(
+        GptConfig(131200, 4096, 32, 32, **SEVEN_B), plan(4, 2, (1,) * 32, 4, chunks=8), MEGATRON_DROPOUT, 8192, 1,
+        ":4096:8",
+    ),
+    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed": Case(
+        deepseek(51712, 1024, 16, 1, 32, 4096, 1024, 32, 4), spread(2, 2, (2,) * 8, 4, 2, 4, multi_token=0.1),
+        replace(MEGATRON, core="unfused"), rows=4,
+    ),
+    "mixtral/mixtral_8x7b_tp1pp4ep8vpp8_release": Case(
+        MIXTRAL_7B, spread(4, 8, (1,) * 32, 32, 4, 8), MEGATRON, old=(LTS,), is_given=False
+    ),
+    "mixtral/mixtral_8x7b_alltoall_tp2pp4ep4_release": Case(
+        replace(MIXTRAL_7B, vocabulary_size=256000), spread(4, 16, (8,) * 4, 64, 4),
+        replace(MEGATRON, experts="sharded"), old=(LTS, "dev_dgx_h100"), is_given=False,
+    ),
+    "mixtral/mixtral_8x22b_tp2pp8ep8vpp1_release": Case(
+        mixtral(32000, 6144, 16384, 56, 48), spread(8, 16, (7,) * 8, 16, 4), MEGATRON, old=(LTS,), is_given=False
+    ),
+    "mixtral/deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release": Case(
+        PROXY, spread(4, 8, EIGHT, 64, 8, 2, multi_token=0.1), MEGATRON, is_given=False
+    ),
+    "mixtral/deepseekv3_proxy_flex_tp2pp2emp16etp1cp1_gb_200_release": Case(
+        PROXY, spread(2, 8, (7, 7), 16, 4, multi_token=0.1), MEGATRON, rows=4, is_given=False
+    ),
+}  # fmt: skip
+REASONS = {
+    "grpo": "it generates beside training",
+    "check_grads": "it keeps copies of gradients",
+    "cudagraph": "graphs have memory of their own",
+    "offloading": "activations are moved to the host",
+    "multi_dist_optimizer": "its optimizer is sharded within several instances",
+    "gpt3_15b": "no model here has squared ReLU without biases, and its number of ranks is not in the row",
+}
 
-# small rows, gpt3_mcore_te_: tp1_pp1_resume_torch_dist_dist_optimizer, tp4_pp1_resume_torch_dist_dist_optimizer_
-# overlap_grad_reduce, tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce; the last one on H100 is that of its resumption
-SMALL = GptConfig(50304, 512, 12, 8, num_positions=1024)
-ONE = {"zero": 1, "num_microbatches": 4, "precision": "bfloat16"}
-SMALL_RUNS = [
-    *runs("small dp8", SMALL, lab.Plan(dp=8, **ONE), 1024, [("a100", 552128512, 0), ("h100", 581489664, 0)]),
-    *runs("small tp4", GptConfig(50688, 512, 12, 8, num_positions=1024), lab.Plan(tp=4, dp=2, **ONE), 1024, [
-        ("a100", 269842944, 0), ("h100", 299204096, 0),
-    ]),
-    *runs("small pp4", SMALL, lab.Plan(pp=4, dp=2, schedule="interleaved", chunks=3, layers=(1,) * 12, **ONE), 1024, [
-        ("a100", 522845696, 0), ("h100", 551148032, 0),
-    ]),
-]  # fmt: skip
+
+def case_of(row):
+    return CASES.get(row["case"].removesuffix("_sm"))
+
+
+def reason(row):
+    """Why a row is not modelled; None for one that is."""
+    if (family := row["case"].split("/")[0]) not in ("gpt", "moe", "mixtral"):
+        return f"no model here is a {family}"
+    for part, why in REASONS.items():
+        if part in row["case"]:
+            return why
+    if row["fp8-format"] or row["recompute-modules"]:
+        return "numbers of 8 bits" if row["fp8-format"] else "modules of its layers are recomputed, others not"
+    return None
+
+
+def modelled():
+    return [row for row in ROWS if reason(row) is None]
+
+
+def test_every_row_is_modelled_or_says_why_not():
+    print(f"{len(modelled())} of {len(ROWS)} rows are modelled")
+    others = Counter((row["case"], why) for row in ROWS if (why := reason(row)))
+    for (case, why), count in others.items():
+        print(f"{case}, {count} rows: not modelled, because {why}")
+    assert all(case_of(row) for row in modelled())
+    assert {row["case"].removesuffix("_sm") for row in modelled()} == set(CASES)
+    assert len(modelled()) == 19
+
+
+def errors_of(rows):
+    """Print every row, and return the errors of its states and of its peak."""
+    held, peaks = [], []
+    for row in rows:
+        found, measured = case_of(row).estimate(row["gold"]), (int(row["mem_alloc"]), int(row["mem_max"]))
+        held.append(found.behind_step / measured[0] - 1)
+        peaks.append(found.allocated / measured[1] - 1)
+        text = f"{row['case']}, {row['gold']}: states {held[-1]:+.2%} of {measured[0] / GIB:.2f} GiB"
+        print(f"{text}, peak {peaks[-1]:+.2%} of {measured[1] / GIB:.2f} GiB")
+    return held, peaks
+
+
+def test_golden_values_of_dense_models():
+    held, peaks = errors_of([row for row in modelled() if not row["num-experts"]])
+    states, peak = report("states", held), report("peak", peaks)
+    assert len(held) == 6
+    assert (states[0] < 0.005, states[1] < 0.05, peak[0] < 0.03, peak[1] < 0.08) == (True,) * 4
+
+
+def test_golden_values_of_models_with_experts():
+    """Peaks miss 3 and 8 percent: routing is not even in these runs, and two of one configuration differ by as much."""
+    held, peaks = errors_of([row for row in modelled() if row["num-experts"]])
+    states, peak = report("states", held), report("peak", peaks)
+    assert len(held) == 13
+    assert (states[0] < 0.005, states[1] < 0.05) == (True, True)
+    assert (peak[0] < 0.055, peak[1] < 0.1) == (True, True)
+
+
+def test_two_runs_of_one_configuration_have_other_peaks():
+    pairs = [
+        (int(one["mem_max"]), int(other["mem_max"]))
+        for one in modelled() for other in modelled()
+        if other["case"] == f"{one['case']}_sm" and one["gold"] == other["gold"]
+    ]  # fmt: skip
+    found = [max(pair) / min(pair) - 1 for pair in pairs]
+    print([f"{value:.1%}" for value in found])
+    assert (len(found), min(found) > 0.07, max(found) > 0.2) == (3, True, True)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_given])
+def test_half_or_twice_the_ranks_would_miss_the_states(name):
+    """The number of ranks of these runs is not in their files; no other multiple is near what they hold."""
+    case, row = CASES[name], next(row for row in modelled() if row["case"] == name)
+    for dp in (case.plan.dp // 2, 2 * case.plan.dp):
+        if dp % case.plan.ep == 0:
+            other = replace(case.plan, dp=dp, num_microbatches=case.plan.num_microbatches * case.plan.dp // dp)
+            assert abs(case.estimate(row["gold"], other).behind_step / int(row["mem_alloc"]) - 1) > 0.1
 
 
 def test_parameters_of_megatron_s_last_rank_are_the_known_ones():
     """Counted from its modules."""
-    for run, expected in ((DENSE[0], 1_713_299_456), (DENSE[3], 1_947_066_368)):
-        place = (run.plan.pp - 1, 3 if run.plan.tp == 4 else 0)
-        assert sum(part.numel for part in parts_of_place(run.model, run.plan, *place)) == expected
+    for (name, place), expected in zip(
+        (("tp4_pp1", (0, 3)), ("tp1_pp4", (3, 0))), (1_713_299_456, 1_947_066_368), strict=True
+    ):
+        case = CASES[f"gpt/gpt3_7b_{name}_memory_speed"]
+        assert sum(part.numel for part in parts_of_place(case.model, case.plan, *place)) == expected
 
 
-def test_golden_values_of_dense_models():
-    held, peaks = [], []
-    for run in DENSE:
-        found = run.estimate()
-        held.append(found.behind_step / run.held - 1)
-        peaks.append(found.allocated / run.peak - 1)
-        print(f"{run.name}, {run.where}: states {held[-1]:+.2%}, peak {peaks[-1]:+.2%} of {run.peak / GIB:.2f} GiB")
-    states, peak = report("states", held), report("peak", peaks)
-    assert states[0] < 0.005
-    assert states[1] < 0.05
-    assert peak[0] < 0.03
-    assert peak[1] < 0.08
+# small rows: gpt3_mcore_te_tp1_pp1_resume_torch_dist_dist_optimizer, gpt3_mcore_te_tp4_pp1_resume_torch_dist_dist_
+# optimizer_overlap_grad_reduce, and on 4 stages gpt3_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce, whose row
+# on H100 is that of its test of resuming
+SMALL = {vocabulary: GptConfig(vocabulary, 512, 12, 8, num_positions=1024) for vocabulary in (50304, 50688)}
+SMALL_CASES = {
+    "dp8": Case(SMALL[50304], plan(1, 8, None, 4), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
+    "tp4": Case(SMALL[50688], plan(1, 2, None, 4, tp=4), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
+    "pp4": Case(SMALL[50304], plan(4, 2, (1,) * 12, 4, chunks=3), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
+}
+SMALL_ROWS = [
+    ("dp8", "a100", 552128512), ("dp8", "h100", 581489664), ("tp4", "a100", 269842944), ("tp4", "h100", 299204096),
+    ("pp4", "a100", 522845696), ("pp4", "h100", 551148032),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("run", SMALL_RUNS, ids=lambda run: f"{run.name} {run.where}")
-def test_what_stays_beside_a_small_model_is_workspaces_and_received_inputs(run):
-    """To 6 MiB, where a 16-bit copy of the head would be 49 MiB, and the causal mask is 1 MiB."""
-    found = run.estimate()
-    rest = (run.held - found.behind_step) / MIB
-    print(f"{run.name}, {run.where}: {found.staying / MIB:.2f} MiB beside the states, {rest:+.2f} MiB more are held")
-    assert -0.1 < rest < 6
+@pytest.mark.parametrize(("name", "where", "held"), SMALL_ROWS)
+def test_what_stays_beside_a_small_model_is_workspaces_and_received_inputs(name, where, held):
+    """To 4 MiB, where a 16-bit copy of the head would be 49 MiB, and the causal mask is 1 MiB."""
+    found = SMALL_CASES[name].estimate(where)
+    rest = (held - found.behind_step) / MIB
+    print(f"{name}, {where}: {found.staying / MIB:.2f} MiB beside the states, {rest:+.2f} MiB more are held")
+    assert -0.1 < rest < 4
