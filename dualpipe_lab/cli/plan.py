@@ -11,19 +11,14 @@ from dualpipe_lab.plan.model_of import model_of
 from dualpipe_lab.plan.planner import Choice, SearchResult, search
 
 _GB, _WIDTH = 10**9, 40
-_PARTS = (
-    "parameters",
-    "gradients",
-    "masters",
-    "moments",
-    "activations",
-    "ends",
-    "logits",
-    "working",
-    "buffers",
-    "reserve",
+_CAUTION = (
+    "Seconds are assumed: MLPerf's steps of Llama 3.1 405B took 1.4 to 1.7 times what is estimated for them.\n"
+    "Efficiencies that `train.calibrate` measured on your machine come in by --cluster."
 )
-_LETTERS = "PGMVALEWBR"
+_LETTERS = {  # of the bars, in the order of the figures
+    "parameters": "P", "gradients": "G", "masters": "M", "moments": "V", "activations": "A", "ends": "E",
+    "logits": "L", "working": "W", "received": "I", "buffers": "B", "reserve": "R",
+}  # fmt: skip
 Framework = Literal["lab", "megatron", "torchtitan", "deepspeed"]
 
 
@@ -57,14 +52,16 @@ def plan(
 
 def _lines(found: SearchResult, machine: Cluster, tokens: float | None, price: float | None) -> Iterator[str]:
     yield f"{machine}"
-    yield f"{len(found.choices) + len(found.lost)} plans; all seconds and the reserve of memory are assumptions"
+    yield f"{len(found.choices) + len(found.lost)} plans, {len(found.choices)} computed in full that fit{_end(found)}"
+    yield _CAUTION
     yield ""
     for place, choice in enumerate(found.best, 1):
         yield f"{place}. {_row(choice, machine)}"
         yield f"   {choice.plan}"
     first = found.best[0]
-    yield from ("", f"Memory of the first, by rank of pp ({_legend()}):")
+    yield from ("", "Memory of the first, by rank of pp:")
     yield from _bars(first, machine)
+    yield f"      {_legend(first)}"
     yield from ("", *_time(first))
     if tokens is not None:
         yield _run(first, tokens, price)
@@ -81,8 +78,14 @@ def _row(choice: Choice, machine: Cluster) -> str:
     return f"{time.seconds:.3f} s, MFU {time.mfu:.1%}, bubble {time.bubble:.1%}, memory {part:.0%}"
 
 
-def _legend() -> str:
-    return ", ".join(f"{letter} {name}" for letter, name in zip(_LETTERS, _PARTS, strict=True))
+def _end(found: SearchResult) -> str:
+    return "" if found.complete else "; the search stopped at its limit, and another plan may be faster"
+
+
+def _legend(choice: Choice) -> str:
+    """Name the letters of the parts that some rank has."""
+    sizes = {figure.name: figure.num_bytes for memory in choice.memory.places.values() for figure in memory.figures}
+    return ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if sizes.get(name))
 
 
 def _bars(choice: Choice, machine: Cluster) -> Iterator[str]:
@@ -93,8 +96,8 @@ def _bars(choice: Choice, machine: Cluster) -> Iterator[str]:
         memory = max(here, key=lambda one: one.allocated)
         sizes = {figure.name: figure.num_bytes for figure in memory.figures}
         bar, total = "", 0
-        for letter, name in zip(_LETTERS, _PARTS, strict=True):
-            total += sizes.get(name, 0)
+        for name, letter in _LETTERS.items():
+            total += sizes[name]
             bar += letter * (round(total / limit * _WIDTH) - len(bar))
         yield f"  {pp_rank:3} |{bar[:_WIDTH]:{_WIDTH}}| {total / _GB:.0f} of {limit / _GB:.0f} GB"
 

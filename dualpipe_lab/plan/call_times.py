@@ -1,6 +1,6 @@
 """`CallTimes`: the seconds of the calls that a stage makes, of the same calls whose bytes `Calls` counts.
 
-Chapter: book/whole/plan-your-run.  In: a cluster, a plan, calls.  Out: seconds by axis.
+In: a cluster, a plan, calls.  Out: seconds by axis.
   group         n ranks, of which g share a node; a ring through nodes leaves each of them on g links at once, so its
                 rate is that of `between` times g, and never above that of `inside`
   all-reduce    2 (n - 1) / n of the bytes at that rate, and a gather or a scatter half of it

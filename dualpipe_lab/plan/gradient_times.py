@@ -1,6 +1,6 @@
 """`GradientTimes`: the seconds of sums of gradients, of gathers of weights and of the optimizer, on a rank of pp.
 
-Chapter: book/whole/plan-your-run.  In: the times of stages, when passes start and end.  Out: seconds.
+In: the times of stages, when passes start and end.  Out: seconds.
   ZeRO-0    an all-reduce of the gradients            ZeRO-1    a reduce-scatter, and a gather of the weights
   ZeRO-2    a reduce-scatter in every backward, and a gather of the weights behind the step
   ZeRO-3    a reduce-scatter in every backward, and a gather before every pass

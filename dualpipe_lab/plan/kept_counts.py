@@ -1,6 +1,6 @@
 """`kept_counts`: the moments of a rank's list of actions at which its memory can be largest.
 
-Chapter: book/whole/plan-your-run.  In: a plan, a rank of pp.  Out: actions, and what is kept then.
+In: a plan, a rank of pp.  Out: actions, and what is kept then.
 At an action a rank keeps the activations of every F that has not met its B, or its W where the backward is split, and
 takes what the action itself works with, which depends on its stage and on whether it is a forward, a backward or a W.
 So of all actions of one stage and kind only those matter at which no other keeps at least as much of every stage, and

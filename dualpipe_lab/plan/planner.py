@@ -1,6 +1,6 @@
 """`search`: every way to cut a model over a cluster, the fastest that fit first, and why the others lost.
 
-Chapter: book/whole/plan-your-run.  In: a model, a cluster, the shape of a step.  Out: a `SearchResult`.
+In: a model, a cluster, the shape of a step.  Out: a `SearchResult`.
   1. every factorisation of the ranks, size of a microbatch, schedule, stage of ZeRO and recomputation is a candidate
   2. each has a bound from below that needs no program: the mean work of a rank of pp, and what it holds between steps
   3. in the order of that bound, rules, memory and time of a candidate are computed in full, until the bound of the next

@@ -1,6 +1,6 @@
 """`Product`, `layer_work`, `head_work`: the matrix products of a layer on one rank, and the bytes that the rest moves.
 
-Chapter: book/whole/plan-your-run.  In: a model, a plan, the tokens of a microbatch.  Out: products, pairs, bytes.
+In: a model, a plan, the tokens of a microbatch.  Out: products, pairs, bytes.
 With T tokens on the rank, T' = T / tp under sequence parallelism and T without, b bytes per number:
   product       2 T m n FLOPs forward; its backward has two of that size: of the input (I) and of the weight (W)
   attention     2 (d_k + d_v) FLOPs per head and pair of a query and a key that it sees; a causal mask shows S (S+1) / 2

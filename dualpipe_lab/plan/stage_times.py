@@ -1,6 +1,6 @@
 """`StageTimes`: the seconds of each kind of action on each stage of a plan, by what they are spent on.
 
-Chapter: book/whole/plan-your-run.  In: a model, a plan, a cluster, rules.  Out: seconds of F, I and W of every stage.
+In: a model, a plan, a cluster, rules.  Out: seconds of F, I and W of every stage.
   F    products, attention, elementwise work, calls along tp, cp and ep
   I    the input's half of the products' backward, attention's, elementwise work and all calls; recomputation first
   W    the weights' half of the products' backward

@@ -1,6 +1,6 @@
 """`step_time`: the seconds of a training step, by simulation of every rank's own list of actions.
 
-Chapter: book/whole/plan-your-run.  In: a model, a plan, a cluster, the shape of a step, rules.  Out: a `StepTime`.
+In: a model, a plan, a cluster, the shape of a step, rules.  Out: a `StepTime`.
   pipeline    the program, simulated in whole nanoseconds with the seconds of `StageTimes`
   gradients   sums over the ranks with copies, and gathers of weights: `dualpipe_lab.plan.gradient_times`
   update      30 bytes for each element of a rank's shard: masters, moments, gradients read, all but gradients written

@@ -1,6 +1,6 @@
 """`TimeRules`: what a framework hides behind its computation, and how fast its attention is; each with its origin.
 
-Chapter: book/whole/plan-your-run.  In: nothing.  Out: rules for `step_time`.
+In: nothing.  Out: rules for `step_time`.
 Numbers that were measured by others, or assumed; none is fitted to the runs that the estimates are held against.
   attention      of 989.4 TFLOP/s on H100, forward and backward: 553 and 422 for 4,096 tokens, 638 and 523 for 16,384
                  (arXiv 2603.07685, table 9, second-hand)
