@@ -40,8 +40,8 @@ def fit(seconds: Mapping[float, float], overhead: float | None = None) -> Fitted
     Raises:
         ValueError: fewer sizes, or a number that is not above 0.
 
-    >>> fit({1000: 3e-6, 2000: 4e-6, 8000: 10e-6})
-    Fitted(overhead=2e-06, rate=1000000000.0, points=((1000, 1.0), (2000, 1.0), (8000, 1.0)))
+    >>> fit({1024: 1.25, 2048: 1.5, 8192: 5.0})
+    Fitted(overhead=1.0, rate=4096.0, points=((1024, 1.0), (2048, 1.0), (8192, 0.5)))
     """
     if len(seconds) < 2 or any(not value > 0 for pair in seconds.items() for value in pair):
         raise ValueError(f"a fit needs seconds above 0 of two sizes or more, got {dict(seconds)}; measure more sizes")
