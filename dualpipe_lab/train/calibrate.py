@@ -76,7 +76,7 @@ def calibrate(
 def _medians(times: Sequence[dict[Work, list[float]]]) -> dict[Work, float]:
     """Return the median over rounds and ranks of the work that all ranks have measured; a message's on rank 0.
 
-    The largest of a kind is fitted, so that what judges lies between sizes that were.
+    The largest of a kind is fitted, so that what is held out lies between sizes that are.
     """
     common = [work for work in times[0] if all(work in one for one in times)]
     ranks = {work: times[:1] if work.kind == "message" else times for work in common}

@@ -8,7 +8,7 @@ In: the seconds of pieces of work, as measured.  Out: a `Cluster`, and a table o
   error                  predicted / measured - 1; a residual is the median and the worst of the errors' sizes
 A kernel that is called alone, over and over, has an overhead; in a layer the program's own work comes on top: Python,
 autograd.  The smallest layer tells that part, and the cluster has both together; the larger layers are held out.
-Rows that were fitted have an error of almost 0 by construction; the others judge.
+Rows that were fitted have an error of almost 0 by construction; the others check it.
 Elsewhere: SimuMax's tables of measured and simulated steps.
 """
 
@@ -38,7 +38,7 @@ class Work:
         precision: the type of its numbers.
         label: its shape.
         size: FLOPs of a product or of a layer's products, bytes of everything else.
-        held_out: whether it judges the fit instead of being fitted.
+        held_out: whether it tests the fit, instead of being fitted.
         kernels: of a layer, those that it calls.
     """
 
@@ -87,7 +87,7 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The numbers of a machine, and the table that they are judged by; it prints as that table.
+    """The numbers of a machine, and the table that tests them; it prints as that table.
 
     Attributes:
         cluster: for the planner: the ranks that were measured, as one node.
@@ -131,7 +131,7 @@ class Calibration:
 
         Args:
             kind: of the work (default: all).
-            held_out: the rows that judge, or those that were fitted.
+            held_out: the rows that test the fit, or those that were fitted.
 
         Raises:
             ValueError: there is no such row.

@@ -5,7 +5,7 @@ In: seconds by size.  Out: numbers with which `overhead + size / (rate * efficie
                larger size was done too, for what else the machine does only adds
   rate         the best of size / (seconds - overhead)
   efficiency   at each size its rate, over the best one; a size of which the overhead is more than 90% says nothing
-The curve passes its sizes, so they judge nothing: what is judged is other sizes, other shapes and full layers.
+The curve passes its sizes, so they test nothing: other sizes, other shapes and full layers do.
 Elsewhere: LogP and alpha-beta models of messages, which have one rate.
 Source: Hockney 1994, "The communication challenge for MPP": latency and half-performance size.
 """

@@ -165,7 +165,7 @@ def _sum(first: Tensor, second: Tensor) -> Call:
 
 
 def _layers(precision: str, world_size: int) -> Iterator[tuple[Work, Call]]:
-    """Yield the forward and backward of full layers: the smallest tells the overhead in a layer, the others judge."""
+    """Yield the forward and backward of full layers: the smallest tells the overhead in it, the others check it."""
     for hidden in _LAYERS:
         config = LlamaConfig(256, hidden, 4 * hidden, 1, hidden // 32, hidden // 64)
         dtype = getattr(torch, precision)
