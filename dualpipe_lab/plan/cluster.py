@@ -109,9 +109,11 @@ gb300, h100, h200, h800
         write_cluster(path, self)
 
     def __str__(self) -> str:
-        unit, peaks = self.accelerator, ", ".join(f"{k} {v / _TFLOPS:g}" for k, v in self.accelerator.peaks.items())
-        nodes = f"{self.num_ranks} ranks, {self.ranks_per_node} per node, each on {unit.name}"
-        links = ", ".join(f"{name} {link.bandwidth / _GB:g} GB/s" for name, link in self._links())
+        unit, peaks = self.accelerator, ", ".join(f"{k} {v / _TFLOPS:.5g}" for k, v in self.accelerator.peaks.items())
+        nodes = (
+            f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}, {self.ranks_per_node} per node, each on {unit.name}"
+        )
+        links = ", ".join(f"{name} {link.bandwidth / _GB:.4g} GB/s" for name, link in self._links())
         return f"{nodes} ({unit.memory_bytes // _MIB} MiB; {peaks} TFLOP/s); {links}"
 
     def _links(self) -> tuple[tuple[str, LinkClass], ...]:

@@ -3,12 +3,14 @@
 In: a number of ranks, seconds.  Out: a `Calibration`: a `Cluster`, and every measured number beside the predicted one.
   measured   matrix products by size and precision, sums of vectors, messages between two ranks
   held out   products of other shapes, vectors and messages of other sizes, all-reduces, full layers
+The seconds of a rank with one thread on a CPU are those of its own processor; other programs disturb messages alone.
 A CPU's rank is its threads, and its memory is its share of the machine's.
 Elsewhere: SimuMax's and vTrain's profiles of a GPU; calculon's systems, which are given.
 """
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +36,8 @@ def calibrate(
     """Measure products, memory and messages on ranks of this machine, and fit a cluster to them.
 
     Args:
-        num_ranks: which compute at the same time; the cluster has as many.
+        num_ranks: which compute at the same time; the cluster has as many.  One rank sends no message: its link is
+            assumed.
         seconds: about how long it takes; each piece of work is measured at least three times, however long that is.
         precisions: types of numbers, of `plan.PRECISIONS`; the layers have the first one.
         threads: of each rank's products.
@@ -45,8 +48,8 @@ def calibrate(
         The cluster, and a table of measured beside predicted seconds with the residuals; `print` shows it.
 
     Raises:
-        ValueError: fewer than two ranks, seconds outside of 1 to 3600, an unknown precision, or a file in a folder that
-            does not exist, all before a process starts.
+        ValueError: no rank or more than 128, seconds outside of 1 to 3600, an unknown precision, or a file in a folder
+            that does not exist, all before a process starts.
         RankError, RankTimeout: as `launch`.
     """
     __tracebackhide__ = True
@@ -71,17 +74,21 @@ def calibrate(
 
 
 def _medians(times: Sequence[dict[Work, list[float]]]) -> dict[Work, float]:
-    """Return the median over rounds and ranks of the work that all ranks have measured; a message's on rank 0."""
+    """Return the median over rounds and ranks of the work that all ranks have measured; a message's on rank 0.
+
+    The largest of a kind is fitted, so that what is held out lies between sizes that are.
+    """
     common = [work for work in times[0] if all(work in one for one in times)]
     ranks = {work: times[:1] if work.kind == "message" else times for work in common}
-    return {work: median(value for one in ranks[work] for value in one[work]) for work in common}
+    found = {work: median(value for one in ranks[work] for value in one[work]) for work in common}
+    last = {(work.kind, work.precision): work for work in common if work.kind not in ("layer", "all-reduce")}
+    return {replace(work, held_out=False) if work in last.values() else work: found[work] for work in common}
 
 
 def _check(num_ranks: int, seconds: float, precisions: Sequence[str]) -> None:
-    if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or not 2 <= num_ranks <= MAX_RANKS:
+    if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(
-            f"calibrate measures messages between ranks, of which there are 2 to {MAX_RANKS}, got "
-            f"num_ranks={num_ranks!r}; use 2"
+            f"calibrate starts 1 to {MAX_RANKS} ranks, got num_ranks={num_ranks!r}; use 2, which send messages"
         )
     if not is_number(seconds) or not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
         raise ValueError(f"calibrate takes 1 to 3600 seconds, got seconds={seconds!r}; use 20")

@@ -4,14 +4,16 @@ In: the seconds of pieces of work, as measured.  Out: a `Cluster`, and a table o
   product, elementwise   `Accelerator.product_seconds` and `elementwise_seconds`
   message                `LinkClass.seconds`
   all-reduce             a ring of n ranks: 2 (n - 1) messages of 1/n of the bytes; never fitted
-  layer                  the sum over the kernels that its forward and backward call, one after the other; never fitted
+  layer                  the sum over the kernels that its forward and backward call, one after the other
   error                  predicted / measured - 1; a residual is the median and the worst of the errors' sizes
-Rows that were fitted have an error of almost 0 by construction; the others judge.
+A kernel that is called alone, over and over, has an overhead; in a layer the program's own work comes on top: Python,
+autograd.  The smallest layer tells that part, and the cluster has both together; the larger layers are held out.
+Rows that were fitted have an error of almost 0 by construction; the others check it.
 Elsewhere: SimuMax's tables of measured and simulated steps.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -36,7 +38,7 @@ class Work:
         precision: the type of its numbers.
         label: its shape.
         size: FLOPs of a product or of a layer's products, bytes of everything else.
-        held_out: whether it judges the fit instead of being fitted.
+        held_out: whether it tests the fit, instead of being fitted.
         kernels: of a layer, those that it calls.
     """
 
@@ -85,17 +87,20 @@ class Machine(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The numbers of a machine, and the table that they are judged by; it prints as that table.
+    """The numbers of a machine, and the table that tests them; it prints as that table.
 
     Attributes:
         cluster: for the planner: the ranks that were measured, as one node.
         rows: every piece of work, in the order of their kinds and sizes.
+        alone: seconds of overhead of a kernel that is called alone, as in the rows of products and elementwise work;
+            the cluster's is that of a kernel in a layer.
         num_rounds: how often each was measured; the seconds are medians.
         processor: the part of the time in which the busiest rank had its processor; the rest other programs had.
     """
 
     cluster: Cluster
     rows: tuple[Row, ...]
+    alone: float
     num_rounds: int
     processor: float = 1.0
 
@@ -114,17 +119,19 @@ class Calibration:
         Raises:
             ValueError: fewer than two sizes of a kind.
         """
-        cluster = _cluster(seconds, machine)
+        bare = _cluster(seconds, machine)
+        cluster = replace(bare, accelerator=_in_layers(seconds, bare))
         order = sorted(seconds, key=lambda work: KINDS.index(work.kind))
-        rows = tuple(Row(work, seconds[work], predict(work, cluster)) for work in order)
-        return cls(cluster, rows, num_rounds, processor)
+        found = [predict(work, cluster if work.kind == "layer" else bare) for work in order]
+        rows = tuple(Row(work, seconds[work], value) for work, value in zip(order, found, strict=True))
+        return cls(cluster, rows, bare.accelerator.overhead, num_rounds, processor)
 
     def residual(self, kind: Kind | None = None, held_out: bool = True) -> Residual:
         """Return median and worst error of the rows of a kind, or of all kinds.
 
         Args:
             kind: of the work (default: all).
-            held_out: the rows that judge, or those that were fitted.
+            held_out: the rows that test the fit, or those that were fitted.
 
         Raises:
             ValueError: there is no such row.
@@ -142,7 +149,10 @@ class Calibration:
     def _head(self) -> Iterator[str]:
         unit, link = self.cluster.accelerator, self.cluster.inside
         yield str(self.cluster)
-        yield f"each kernel {_time(unit.overhead)} on top; memory {unit.memory_bandwidth / 1e9:.3g} GB/s"
+        yield f"a kernel in a layer {_time(unit.overhead)} on top, alone {_time(self.alone)}"
+        yield f"memory {unit.memory_bandwidth / 1e9:.3g} GB/s at best, {unit.memory_efficiency} of that by size"
+        for kind in unit.peaks:
+            yield f"products in {kind}: {unit.efficiency_of(kind)} of the peak by size"
         yield f"{link.name}: a message {_time(link.latency)}, and {link.bandwidth / 1e9:.3g} GB/s"
 
     def _foot(self) -> Iterator[str]:
@@ -171,18 +181,27 @@ def predict(work: Work, cluster: Cluster) -> float:
 
 def _cluster(seconds: Mapping[Work, float], machine: Machine) -> Cluster:
     source = f"measured by train.calibrate on {machine.num_ranks} ranks at once"
-    link = fit(_sizes(seconds, "message"))
-    curve = Efficiency(origin="measured", points=link.points, source=source)
-    inside = LinkClass(machine.link, link.rate, link.overhead, source, curve)
-    between = LinkClass(f"{machine.link}, as inside", link.rate, link.overhead, "not measured: one node", curve)
-    return Cluster(_accelerator(seconds, machine, source), machine.num_ranks, machine.num_ranks, inside, between)
+    unit = _accelerator(seconds, machine, source)
+    inside = _link(_sizes(seconds, "message"), machine.link, unit, source)
+    between = replace(inside, name=f"{inside.name}, as inside", source="not measured: one node")
+    return Cluster(unit, machine.num_ranks, machine.num_ranks, inside, between)
+
+
+def _link(seconds: dict[float, float], name: str, unit: Accelerator, source: str) -> LinkClass:
+    """Return the link of a machine; one rank sends no message, and its memory stands for the link."""
+    if not seconds:
+        return LinkClass(f"memory of {unit.name}", unit.memory_bandwidth, 0.0, "assumed: one rank sends no message")
+    found = fit(seconds)
+    curve = Efficiency(origin="measured", points=found.points, source=source)
+    return LinkClass(name, found.rate, found.overhead, source, curve)
 
 
 def _accelerator(seconds: Mapping[Work, float], machine: Machine, source: str) -> Accelerator:
     precisions = list(dict.fromkeys(work.precision for work in seconds if work.kind == "product"))
-    first = fit(_sizes(seconds, "product", precisions[0]))
-    products = {kind: fit(_sizes(seconds, "product", kind), first.overhead) for kind in precisions}
-    memory = fit(_sizes(seconds, "elementwise"), first.overhead)
+    moved = _sizes(seconds, "elementwise")
+    overhead = min(fit(sizes).overhead for sizes in (_sizes(seconds, "product", precisions[0]), moved))
+    products = {kind: fit(_sizes(seconds, "product", kind), overhead) for kind in precisions}
+    memory = fit(moved, overhead)
     curves = {kind: Efficiency(origin="measured", points=one.points, source=source) for kind, one in products.items()}
     return Accelerator(
         machine.name,
@@ -192,10 +211,19 @@ def _accelerator(seconds: Mapping[Work, float], machine: Machine, source: str) -
         source,
         machine.date,
         curves.pop(precisions[0]),
-        first.overhead,
+        overhead,
         Efficiency(origin="measured", points=memory.points, source=source),
         curves,
     )
+
+
+def _in_layers(seconds: Mapping[Work, float], bare: Cluster) -> Accelerator:
+    """Return the accelerator with the overhead that its kernels have in the layers that are not held out."""
+    layers = [work for work in seconds if work.kind == "layer" and not work.held_out]
+    number = sum(number for work in layers for _, _, number in work.kernels)
+    rest = sum(seconds[work] - predict(work, bare) for work in layers)
+    more = max(0.0, rest / number) if number else 0.0
+    return replace(bare.accelerator, overhead=bare.accelerator.overhead + more)
 
 
 def _sizes(seconds: Mapping[Work, float], kind: Kind, precision: str | None = None) -> dict[float, float]:

@@ -5,7 +5,7 @@ In: seconds by size.  Out: numbers with which `overhead + size / (rate * efficie
                larger size was done too, for what else the machine does only adds
   rate         the best of size / (seconds - overhead)
   efficiency   at each size its rate, over the best one; a size of which the overhead is more than 90% says nothing
-The curve passes its sizes, so they judge nothing: what is judged is other sizes, other shapes and full layers.
+The curve passes its sizes, so they test nothing: other sizes, other shapes and full layers do.
 Elsewhere: LogP and alpha-beta models of messages, which have one rate.
 Source: Hockney 1994, "The communication challenge for MPP": latency and half-performance size.
 """
@@ -40,8 +40,8 @@ def fit(seconds: Mapping[float, float], overhead: float | None = None) -> Fitted
     Raises:
         ValueError: fewer sizes, or a number that is not above 0.
 
-    >>> fit({1000: 3e-6, 2000: 4e-6, 8000: 10e-6})
-    Fitted(overhead=2e-06, rate=1000000000.0, points=((1000, 1.0), (2000, 1.0), (8000, 1.0)))
+    >>> fit({1024: 1.25, 2048: 1.5, 8192: 5.0})
+    Fitted(overhead=1.0, rate=4096.0, points=((1024, 1.0), (2048, 1.0), (8192, 0.5)))
     """
     if len(seconds) < 2 or any(not value > 0 for pair in seconds.items() for value in pair):
         raise ValueError(f"a fit needs seconds above 0 of two sizes or more, got {dict(seconds)}; measure more sizes")

@@ -4,7 +4,7 @@ In: a call.  Out: kind, size and number of each kernel.
   product       mm, bmm, addmm, baddbmm: 2 FLOPs for each multiplication and addition, those of a batch together
   elementwise   everything else that writes: the bytes of what it reads and of what it writes
   nothing       views, which move nothing
-Elsewhere: torch `FlopCounterMode`, which has the sums by operation and no sizes.
+Elsewhere: torch `FlopCounterMode`, which has sums by operation, no sizes, and not what `addmm_` adds in place.
 """
 
 from collections import Counter

@@ -5,7 +5,7 @@ In: precisions and seconds.  Out: for every piece of work the seconds of each ro
   piece        as many calls as take 100 us, between two readings of the clock, after one that only warms the caches
   clock        of a rank with one thread on a CPU its own processor time, which other programs take nothing of; else the
                wall's, and for messages always
-  sizes        double until one call takes 1/200 of the time that there is
+  sizes        double until one call takes 1/400 of the time that there is
 All ranks compute at once, as in training: they share caches, memory and power.  A message is half of a message and its
 answer between ranks 0 and 1, while all other ranks wait.
 Elsewhere: nccl-tests; torch.utils.benchmark, which measures one piece after the other.
@@ -34,9 +34,9 @@ Clock: TypeAlias = Callable[[], float]
 LEAST_ROUNDS = 3
 _LEAST_SECONDS = 1e-4  # of one measurement
 _LEAST_MESSAGES_SECONDS, _MOST_MESSAGES = 1e-3, 20  # of one measurement of messages
-_SHARE = 200  # one call takes at most this part of the time
+_SHARE = 400  # one call takes at most this part of the time
 _TIME_PART = 0.8  # of the seconds, for warming up and measuring; the rest starts and ends processes
-_LEAST_SIZES = 3
+_LEAST_SIZES, _LEAST_LAYERS = 5, 3
 _SIDES = [2**power for power in range(4, 14)]  # of square products
 _KERNEL_BYTES = [4**power for power in range(6, 15)]
 _MESSAGE_BYTES = [4**power for power in range(5, 13)]
@@ -97,9 +97,10 @@ def measure(rank: int, world_size: int, precisions: tuple[str, ...], seconds: fl
         start: when it was asked for, by the wall's clock.
     """
     limit, clock = seconds / _SHARE, _local_clock()
-    works = [*(_products(precision) for precision in precisions), _sums(), _layers(precisions[0], world_size)]
-    local = [timed for one in works for timed in _grow(one, limit, clock)]
-    shared = [*_messages(rank, limit), *_all_reduces(limit)]
+    kernels = [*(_products(precision) for precision in precisions), _sums()]
+    local = [timed for works in kernels for timed in _grow(works, limit, clock, _LEAST_SIZES)]
+    local += _grow(_layers(precisions[0], world_size), limit, clock, _LEAST_LAYERS)
+    shared = [*_messages(rank, limit), *_all_reduces(limit)] if world_size > 1 else []
     spent, passed, more = 0.0, 0.0, True
     while more:
         began, before, at = time(), clock(), perf_counter()
@@ -111,7 +112,7 @@ def measure(rank: int, world_size: int, precisions: tuple[str, ...], seconds: fl
             timed.measure(perf_counter)
         now = time()
         fits = now - start + (now - began) <= _TIME_PART * seconds
-        more = bool(_agreed(len(shared[0].seconds) < LEAST_ROUNDS or fits))
+        more = bool(_agreed(len(local[0].seconds) < LEAST_ROUNDS or fits))
     return Measured({timed.work: timed.seconds for timed in [*local, *shared]}, min(1.0, spent / passed), *_gpu())
 
 
@@ -126,13 +127,13 @@ def _agreed(value: float) -> float:
     return float(found.item())
 
 
-def _grow(works: Iterator[tuple[Work, Call]], limit: float, clock: Clock) -> list[Timed]:
-    """Return pieces of work of growing sizes, warm, until a call takes longer than the limit; at least three."""
+def _grow(works: Iterator[tuple[Work, Call]], limit: float, clock: Clock, least: int) -> list[Timed]:
+    """Return pieces of work of growing sizes, warm, until a call takes longer than the limit; some at least."""
     found: list[Timed] = []
     for work, call in works:
         call()
         once = min(seconds_of(call, 1, clock), seconds_of(call, 1, clock))
-        if once > limit and len(found) >= _LEAST_SIZES:
+        if once > limit and len(found) >= least:
             break
         found.append(Timed(work, call, ceil(_LEAST_SECONDS / once)))
     return found
@@ -164,7 +165,7 @@ def _sum(first: Tensor, second: Tensor) -> Call:
 
 
 def _layers(precision: str, world_size: int) -> Iterator[tuple[Work, Call]]:
-    """Yield the forward and backward of full layers, all of them held out."""
+    """Yield the forward and backward of full layers: the smallest tells the overhead in it, the others check it."""
     for hidden in _LAYERS:
         config = LlamaConfig(256, hidden, 4 * hidden, 1, hidden // 32, hidden // 64)
         dtype = getattr(torch, precision)
@@ -173,7 +174,8 @@ def _layers(precision: str, world_size: int) -> Iterator[tuple[Work, Call]]:
         step()
         kernels = kernels_of(step)
         flops = sum(size * number for kind, size, number in kernels if kind == "product")
-        yield Work("layer", precision, f"{_TOKENS} tokens, hidden {hidden}", flops, True, kernels), step
+        label, held_out = f"{_TOKENS} tokens, hidden {hidden}", hidden > _LAYERS[0]
+        yield Work("layer", precision, label, flops, held_out, kernels), step
 
 
 def _step(layer: Any, x: Tensor) -> Call:
