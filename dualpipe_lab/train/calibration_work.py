@@ -245,7 +245,7 @@ def _synchronize() -> None:
 
 def _gpu() -> tuple[str, int]:
     here = device()
-    if here.type != "cuda":
+    if here.type != "cuda" or not torch.cuda.is_available():  # another accelerator may call its device so
         return "", 0
     found = torch.cuda.get_device_properties(here)
     return str(found.name), int(found.total_memory)
