@@ -40,7 +40,7 @@ class Accelerator:
         source: of the numbers.
         date: of the source, or when it was looked up, as year-month.
         efficiency: the part of the peaks that products reach, by the FLOPs of one product.
-        overhead: seconds that every kernel takes on top, whatever its size.
+        overhead: seconds that every kernel takes on top, a product's and an elementwise one alike, whatever its size.
         memory_efficiency: the part of the memory's bandwidth that elementwise work reaches, by the bytes that one
             kernel reads and writes.
         efficiencies: of products whose type of number has a curve of its own; `efficiency` is that of all others.

@@ -171,7 +171,6 @@ def _layers(precision: str, world_size: int) -> Iterator[tuple[Work, Call]]:
         dtype = getattr(torch, precision)
         layer = Llama(config, Topology([("dp", world_size)]), dtype=dtype).layers[0]
         step = _step(layer, _numbers((2, _TOKENS // 2, hidden), precision))
-        step()
         kernels = kernels_of(step)
         flops = sum(size * number for kind, size, number in kernels if kind == "product")
         label, held_out = f"{_TOKENS} tokens, hidden {hidden}", hidden > _LAYERS[0]
@@ -245,7 +244,7 @@ def _synchronize() -> None:
 
 def _gpu() -> tuple[str, int]:
     here = device()
-    if here.type != "cuda":
+    if here.type != "cuda" or not torch.cuda.is_available():  # another accelerator may call its device so
         return "", 0
     found = torch.cuda.get_device_properties(here)
     return str(found.name), int(found.total_memory)

@@ -83,6 +83,8 @@ def test_a_known_curve_is_recovered_at_its_sizes_and_tested_between_them():
     found = Calibration.of(timed(machine(efficiency=curve)), MACHINE)
     assert dict(found.cluster.accelerator.efficiency.points) == pytest.approx(dict(curve.points), rel=1e-6)
     assert found.residual("product").worst < 1e-6
+    ascending = [predict(replace(works()[0], size=size), found.cluster) for size in (1e3, 1e4, 1e5, 1e6, 1e7, 1e9)]
+    assert ascending == sorted(ascending)
     halved = {work: value / (2 if work.held_out else 1) for work, value in timed(machine(efficiency=curve)).items()}
     tested = Calibration.of(halved, MACHINE)
     assert tested.cluster == found.cluster, "what is held out changes no number"
@@ -256,6 +258,15 @@ def test_this_machine_is_measured_and_its_file_read_by_the_planner(num_ranks, tm
     assert min(predicted) >= cluster.accelerator.overhead >= found.alone >= 0
     fits = lab.plan.estimate(models.LlamaConfig(), lab.Plan(dp=num_ranks), cluster, 32, num_ranks).fits
     assert fits in (True, False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_stand_in")
+def test_an_accelerator_is_measured_by_the_wall_s_clock():
+    found = calibrate(2, seconds=1, precisions=("float32",), threads=2, backend="nccl")
+    assert found.cluster.inside.name == "NCCL within one machine"
+    assert found.processor == pytest.approx(1.0, abs=1e-3), "the wall's clock does not tell it"
+    assert {row.work.kind for row in found.rows} == set(KINDS)
 
 
 def test_a_file_names_no_host(tmp_path):
