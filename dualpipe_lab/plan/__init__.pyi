@@ -20,9 +20,9 @@ from .cluster import CLUSTERS as CLUSTERS
 # The memory of every rank
 from .estimate import estimate as estimate
 from .estimate import Estimate as Estimate
-from .estimate import RankMemory as RankMemory
-from .estimate import Peak as Peak
-from .estimate import Figure as Figure
+from .rank_memory import RankMemory as RankMemory
+from .rank_memory import Peak as Peak
+from .rank_memory import Figure as Figure
 from .states import model_states as model_states
 from .states import ModelStates as ModelStates
 from .states import NumberBytes as NumberBytes

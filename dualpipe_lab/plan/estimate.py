@@ -8,12 +8,10 @@ In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they ar
   received       inputs from other stages and their gradients that a framework holds until the next ones: assumed
   buffers        of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units, and what a
                  framework keeps for the gradients of weights and for products: assumed
-  reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
-The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
-medians and maxima of 740 ranks, minima of 52 of them.
-Of experts the tokens of every rank are assumed: `imbalance` times their mean, whatever ep is.
-Not in it: time; the buffers of ring attention; memory that a library takes for its messages beyond
-the reserve.  That all of an activation lives to the W of a split backward is assumed: an I may free a part of it.
+  reserve        what allocator and driver take: fitted, `dualpipe_lab.plan.rank_memory`
+The tokens of a rank's experts are assumed under ep: `imbalance` times their mean, which does not depend on ep.
+Not in it: time; the buffers of ring attention; memory that a library takes for its messages beyond the reserve.  That
+all of an activation lives to the W of a split backward is assumed: an I may free a part of it.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 """
 
@@ -22,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import NamedTuple
 
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.plan.cluster import Cluster
@@ -31,113 +28,13 @@ from dualpipe_lab.plan.kept_experts import EXPERTS, Tables, held_model
 from dualpipe_lab.plan.kept_second import second_tensors, second_weights
 from dualpipe_lab.plan.kept_tensors import LAB, Certainty, KeepRules, KeptTensor
 from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rank_memory import Peak, RankMemory
 from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.program import Action, B, F, I, W
 
 _GIB = 2**30
-_SHARE = (0.011, 0.071, 0.124)  # of the allocator, above its tensors: least, median, most
-_OUTSIDE = (2_912, 2_929, 3_897)  # MiB outside of it
-
-
-class Figure(NamedTuple):
-    """A number of bytes, and how far it can be trusted; of a fitted one the least and the most that were seen."""
-
-    name: str
-    num_bytes: int
-    certainty: Certainty
-    least: int
-    most: int
-
-    def __str__(self) -> str:
-        spread = f", {self.least / _GIB:.2f} to {self.most / _GIB:.2f}" if self.least != self.most else ""
-        return f"{self.name} {self.num_bytes / _GIB:.2f} GiB ({self.certainty}{spread})"
-
-
-@dataclass(frozen=True)
-class Peak:
-    """What is kept on a rank at the action at which most is.
-
-    Attributes:
-        action: at which it is, as the program prints it; empty for a rank without actions.
-        kept: by stage, the number of microbatches whose activations are kept.
-        layers, ends, logits: bytes of the activations, of what embedding, last norm and head keep, and of logits.
-        working: bytes on top, while the action runs.
-        received: of inputs from other stages, and their gradients, that are no longer needed and still held.
-    """
-
-    action: str = ""
-    kept: tuple[tuple[int, int], ...] = ()
-    layers: int = 0
-    ends: int = 0
-    logits: int = 0
-    working: int = 0
-    received: int = 0
-
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return self.layers + self.ends + self.logits + self.working + self.received
-
-
-@dataclass(frozen=True)
-class RankMemory:
-    """The memory of the ranks at one place along pp, cp and tp: they are equal along the other axes.
-
-    Attributes:
-        pp_rank, cp_rank, tp_rank: the place.
-        states: between steps.
-        peak: of activations.
-        buffers: of ZeRO, and of the rules for gradients of weights and for products, in bytes.
-        certainty: of the layers' activations.
-        staying: bytes of buffers and received inputs that stay between steps.
-    """
-
-    pp_rank: int
-    cp_rank: int
-    tp_rank: int
-    states: ModelStates
-    peak: Peak
-    buffers: int
-    certainty: Certainty
-    staying: int = 0
-
-    @property
-    def behind_step(self) -> int:
-        """Bytes of all tensors between steps, without the reserve."""
-        return self.states.total + self.staying
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of all tensors at the peak, without the reserve."""
-        return self.states.total + self.peak.total + self.buffers
-
-    @property
-    def figures(self) -> tuple[Figure, ...]:
-        """Every part, with its certainty."""
-        states, peak, mark = self.states, self.peak, self.certainty
-        exact = [(name, getattr(states, name)) for name in ("parameters", "gradients", "masters", "moments")]
-        assumed = [(name, getattr(peak, name)) for name in ("ends", "logits", "working", "received")]
-        assumed.append(("buffers", self.buffers))
-        found = [_certain(name, num_bytes, "exact") for name, num_bytes in exact]
-        found.append(_certain("activations", peak.layers, mark))
-        return *found, *(_certain(name, num_bytes, "assumed") for name, num_bytes in assumed), self.reserve
-
-    @property
-    def reserve(self) -> Figure:
-        """What allocator and driver take on top of the tensors."""
-        bounds = [
-            int(share * self.allocated) + outside * 2**20 for share, outside in zip(_SHARE, _OUTSIDE, strict=True)
-        ]
-        return Figure("reserve", bounds[1], "fitted", bounds[0], bounds[2])
-
-    @property
-    def total(self) -> Figure:
-        """All together, with the interval that the reserve has."""
-        reserve = self.reserve
-        all_of = [self.allocated + part for part in (reserve.num_bytes, reserve.least, reserve.most)]
-        return Figure("total", all_of[0], "fitted", all_of[1], all_of[2])
 
 
 @dataclass(frozen=True)
@@ -403,10 +300,6 @@ def _lengths(plan: Plan, sequence_length: int) -> list[int]:
         return [sequence_length]
     layout = make_layout(plan.layout, sequence_length, plan.cp)
     return [layout.size(rank) for rank in range(plan.cp)]
-
-
-def _certain(name: str, num_bytes: int, certainty: Certainty) -> Figure:
-    return Figure(name, num_bytes, certainty, num_bytes, num_bytes)
 
 
 def _spans(numbers: list[int]) -> str:
