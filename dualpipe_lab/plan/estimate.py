@@ -191,7 +191,7 @@ class _Maker:
         for pp_rank in range(self.plan.pp):
             actions = self._actions(pp_rank)
             is_split = any(action.kind == I for action in actions)  # an I may free what is counted until its W
-            is_assumed = is_split or self.plan.cp > 1 or self.plan.ep > 1 or self.plan.overlap  # of ep by the router
+            is_assumed = is_split or self.plan.overlap or self.plan.ep > 1  # the router sends the rows of ep
             certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             for tp_rank in range(self.plan.tp):
                 states = model_states(self.held, self.plan, pp_rank, tp_rank, self.numbers)
