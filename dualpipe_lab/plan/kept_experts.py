@@ -6,7 +6,7 @@ With t tokens that a rank routes, S = t k slots, R rows that its experts receive
   router           the chosen scores and experts; of a loss per sequence its scores of all experts
   experts' rows    R h b, gate and up 2 R f_e b, and their product, where it is kept
   weighs           outputs: S h b, the outputs of all k experts, and S weights; products: R weights
-  routes           order and inverse of slots and rows
+  routes           order and inverse of slots and rows; nodes of this library hold them also where layers are recomputed
   shared expert    gate and up 2 T f_s b / tp, and their product, where it is kept
 R is S on average, whatever ep is: a rank has fewer experts and receives the tokens of more ranks.  Here every rank of
 ep sends as many tokens, so the fullest has `imbalance` S rows, at most min(k, E / ep) for each token of all ep ranks.
@@ -72,6 +72,17 @@ class ExpertTable(LatentTable):
         return rows * self._width_shards
 
     @property
+    def route_bytes(self) -> int:
+        """Order and inverse of slots and rows, and the load of every expert."""
+        return 2 * (self.num_slots + self.num_received) * _INDEX + self.sparse.num_experts * _INDEX
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the layer keeps from its forward to its backward: with recomputation its input, and its routes."""
+        routes = self.route_bytes if self.plan.recompute and self.rules.keeps_routes else 0
+        return super().stored_bytes + routes
+
+    @property
     def network_weights(self) -> dict[str, int]:
         """Elements of the weights of the network's products: of one expert, and of the shared one."""
         expert = self.hidden * self._width
@@ -122,7 +133,7 @@ class ExpertTable(LatentTable):
         if config.balance:
             yield KeptTensor("balance loss", scores * number * (3 if config.scoring == "sigmoid" else 2))
         yield KeptTensor("weights", (slots if self.rules.weighs == "outputs" else rows) * number)
-        yield KeptTensor("routes", (2 * slots + 2 * rows + config.num_experts) * _INDEX)
+        yield KeptTensor("routes", self.route_bytes)
 
     def shared_expert(self) -> Iterator[KeptTensor]:
         """Yield what the shared expert keeps, besides the router's input."""

@@ -10,7 +10,7 @@ With T tokens on the rank, T' = T / tp under sequence parallelism and T without,
   heads           T a' (2 (d_content + d_position) + d_value) b; this library's values are a view of what is unfolded,
                   content of keys included: T a' d_content b more
   output          T a' d_value b
-Along cp latents travel where they are shorter, and stay in place of keys and values.
+Along cp latents travel where they are shorter, and stay in place of keys and values; else values are padded to keys.
 Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1; the rules of Megatron with its fused rotation of latents.
 """
 
@@ -79,14 +79,16 @@ class LatentTable(LayerTable):
         """Yield what is kept from the up-projections to the output."""
         heads = self._sizes.num_heads // self.plan.tp
         each = heads * self.num_tokens * self.element
+        travels = self.plan.cp > 1 and self.rules.sends_latents
+        pads = travels and not sizes.is_shorter(heads)  # a ring takes values of the size of keys
         yield KeptTensor("queries", each * sizes.key)
-        if self.plan.cp > 1 and self.rules.sends_latents and sizes.is_shorter(heads):
+        if travels and not pads:
             yield KeptTensor("latents that travel", self.num_tokens * sizes.cached * self.element)
         else:
-            unfolded = sizes.content if self.rules.keeps_unfolded else 0
+            rest = sizes.key if pads else sizes.value + (sizes.content if self.rules.keeps_unfolded else 0)
             yield KeptTensor("latent, normalised", self.kept_tokens * sizes.kv_rank * self.element)
-            yield KeptTensor("keys and values", each * (sizes.key + sizes.value + unfolded))
+            yield KeptTensor("keys and values", each * (sizes.key + rest))
         if self.rules.keeps_angles:
             yield KeptTensor("angles", self.length * sizes.position * self.element)
         yield from self.core(heads)
-        yield from self.output(each * sizes.value)
+        yield from self.output(each * sizes.value, each * (sizes.key if pads else sizes.value))

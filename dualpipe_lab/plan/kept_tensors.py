@@ -45,8 +45,8 @@ class KeepRules:
         keeps_product: the input of the last product is kept, not computed again from gate and up.
         keeps_angles: every layer keeps cosines and sines of the positions.
         keeps_unfolded: values are a view of what is unfolded from a latent, which so stays as a whole.
-        keeps_exchanged: along cp attention's output is kept before it is exchanged too (`--cp-comm-type a2a` with
-            Transformer Engine 2.8).
+        keeps_exchanged: along cp attention's output is kept as it was before an exchange, or in a ring, too
+            (`--cp-comm-type a2a` with Transformer Engine 2.8; this library's rings).
         sends_latents: along cp latents travel where they are shorter than keys and values.
         dropout: masks are kept.
         ids_bytes: per token, what the embedding's backward needs.
@@ -59,6 +59,7 @@ class KeepRules:
         experts: along tp; every rank has all that its place along ep has, and routes all tokens; or the ranks of tp
             share these out, and each routes its own tokens (`--expert-tensor-parallel-size 1`); or they shard each.
         weighs: what is multiplied by the router's weights and so kept: experts' products, or their outputs.
+        keeps_routes: the order of experts' rows stays where their layer is recomputed.
         keeps_received: a stage keeps the last input that it received, and that input's gradient, until it receives the
             next one (Megatron's `set_input_tensor`, and `retain_grad` in `backward_step`).
         workspace_bytes: of libraries of products, which stay; for Megatron those of accelerators since H100, 32 MiB
@@ -85,6 +86,7 @@ class KeepRules:
     buffers_experts: bool = False
     experts: Literal["copied", "spread", "sharded"] = "spread"
     weighs: Literal["products", "outputs"] = "products"
+    keeps_routes: bool = False
     keeps_received: bool = False
     workspace_bytes: int = 0
     expert_workspace_bytes: int = 0
@@ -93,7 +95,8 @@ class KeepRules:
 _WORKSPACE = 32 * 2**20
 LAB = KeepRules(
     "this library", "exact", "recomputed", None, keeps_product=False, keeps_angles=True, ids_bytes=16, loss_bytes=8,
-    keeps_unfolded=True, sends_latents=True, experts="copied", weighs="outputs",
+    keeps_unfolded=True, keeps_exchanged=True, sends_latents=True, experts="copied", weighs="outputs",
+    keeps_routes=True,
 )  # fmt: skip
 KORTHIKANTI = KeepRules("arXiv 2205.05198", core="unfused", dropout=True, logit_bytes=4)
 KORTHIKANTI_SELECTIVE = KeepRules(
@@ -239,18 +242,20 @@ class LayerTable:
         if self.rules.keeps_angles:
             yield KeptTensor("angles", self.length * config.size_of_head * self.element)
         yield from self.core(heads)
-        yield from self.output(heads * per_head)
+        yield from self.output(heads * per_head, heads * per_head)
 
-    def output(self, num_bytes: int) -> Iterator[KeptTensor]:
+    def output(self, num_bytes: int, before: int) -> Iterator[KeptTensor]:
         """Yield attention's output, and what of it is kept before an exchange."""
         if self.plan.cp > 1 and self.rules.keeps_exchanged:
-            yield KeptTensor("attention's output before the exchange", num_bytes)
+            yield KeptTensor("attention's output before the exchange", before)
         yield KeptTensor("attention's output", num_bytes)
 
     def core(self, heads: int) -> Iterator[KeptTensor]:
         """Yield what is kept between heads and output."""
-        if self.rules.core == "flash":
-            yield KeptTensor("log-sum-exp", heads * self.num_tokens * 4)
+        in_ring = self.plan.cp > 1 and self.rules.core == "recomputed"  # which needs it to weigh the ranks' parts
+        if self.rules.core == "flash" or in_ring:
+            each = max(4, self.element) if in_ring else 4
+            yield KeptTensor("log-sum-exp", heads * self.num_tokens * each)
         elif self.rules.core == "unfused":
             scores = heads * self.num_tokens * self.length
             yield KeptTensor("softmax", scores * self.element)

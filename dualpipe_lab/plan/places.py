@@ -48,7 +48,7 @@ class MemoryMaker:
         for pp_rank in range(self.plan.pp):
             moments = kept_counts(self.plan, pp_rank)
             is_split = any(moment.action.kind == I for moment in moments)  # an I may free what is counted until its W
-            is_assumed = is_split or self.plan.cp > 1 or self.plan.ep > 1 or self.plan.overlap  # of ep by the router
+            is_assumed = is_split or self.plan.overlap or self.plan.ep > 1  # the router sends the rows of ep
             certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             stages = {moment.action.stage for moment in moments}
             for tp_rank in range(self.plan.tp):

@@ -195,7 +195,7 @@ def test_every_figure_says_how_far_it_can_be_trusted():
     assert found.reserve.least < found.reserve.num_bytes < found.reserve.most
     assert "reserve 2.86 GiB (fitted, 2.84 to 3.81)" in str(found.figures[-1])
     other = planner.estimate(CONFIG, lab.Plan(cp=2), cluster(2), LENGTH, 1).of(0)
-    assert other.certainty == "assumed"  # rings keep more
+    assert other.certainty == "exact"  # what a ring keeps is counted
     split, full = (
         planner.estimate(CONFIG, lab.Plan(pp=2, num_microbatches=4, schedule=name), cluster(2), LENGTH, 4).of(0)
         for name in ("zero_bubble_h1", "1f1b")

@@ -8,6 +8,7 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import plan as planner
+from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.models import V3MoEConfig
 from dualpipe_lab.plan import LAB, MEGATRON, Cluster
 from dualpipe_lab.plan.kept_experts import ExpertTable, Tables
@@ -89,7 +90,8 @@ def stage_of(plan, config):
     """In a rank: the only stage of a trainer, and an input of its layers."""
     trainer = Trainer(config, plan, Options(sequence_length=LENGTH, global_batch=plan.data_size))
     (stage,) = trainer.model.stages.values()
-    length = LENGTH // plan.tp if plan.sequence_parallel else LENGTH
+    length = LENGTH if trainer.layout is None else trainer.layout.size(trainer.mesh.rank("cp"))
+    length = length // plan.tp if plan.sequence_parallel else length
     return stage, torch.randn(1, length, config.hidden_size).to(stage.dtype).requires_grad_()
 
 
@@ -100,7 +102,7 @@ def layers_of(plan, config):
     for layer in stage.layers:
         kept = Kept(stage)
         with kept.saving():
-            outputs = layer(x, None, 1)
+            outputs = layer(x, stage.positions(x.device), 1)
         rows = kept.add_nodes(*outputs)
         found.append((kept.num_bytes, rows))
     return found
@@ -110,7 +112,10 @@ def assert_kept(plan, configs):
     size = plan.world_size
     for rank, each in enumerate(lab.launch(lambda rank, size: [layers_of(plan, one) for one in configs], size)):
         for config, found in zip(configs, each, strict=True):
-            tables = Tables.of(config, plan, LAB, 1, LENGTH, plan.topology.coordinates(rank).get("tp", 0))
+            here, length = plan.topology.coordinates(rank), LENGTH
+            if plan.cp > 1:
+                length = make_layout(plan.layout, LENGTH, plan.cp).size(here["cp"])
+            tables = Tables.of(config, plan, LAB, 1, length, here.get("tp", 0))
             for number, (measured, rows) in enumerate(found):
                 table = tables.layer(number)
                 assert (rows is not None) == isinstance(table, ExpertTable)
@@ -129,6 +134,15 @@ def test_layers_on_two_ranks_keep_what_autograd_keeps(plan):
     assert_kept(plan, list(CONFIGS.values()))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_along_cp_keep_what_autograd_keeps(layout):
+    """A ring also keeps its output and a log-sum-exp, and latents where they travel; else values are padded."""
+    long = replace(MLA, latent=LatentSizes(5, 60, 4, 4, 6))
+    assert not long.latent.is_shorter(long.num_heads)
+    for precision in ("float64", "bfloat16"):
+        assert_kept(lab.Plan(cp=2, layout=layout, precision=precision), [V3, MLA, QWEN, long])
+
+
 @pytest.mark.parametrize("plan", [lab.Plan(), lab.Plan(ep=2)], ids=str)
 def test_an_estimate_of_balanced_routing_is_what_autograd_keeps(plan):
     """Where every token goes to all experts, the routing is balanced."""
@@ -137,6 +151,23 @@ def test_an_estimate_of_balanced_routing_is_what_autograd_keeps(plan):
     for each in lab.launch(lambda rank, size: layers_of(plan, config), plan.world_size):
         assert found.of(0).peak.layers == sum(measured for measured, _ in each)
     assert found.of(0).certainty == ("exact" if plan.ep == 1 else "assumed")  # by then the router decides
+
+
+@pytest.mark.parametrize("plan", [lab.Plan(recompute=True), lab.Plan(tp=2, sequence_parallel=True, recompute=True)])
+def test_recomputed_layers_keep_their_input_and_routes(plan):
+    def fn(rank, size):
+        stage, x = stage_of(plan, MLA)
+        kept = Kept(stage)
+        with kept.saving():
+            outputs = [stage.run(layer, x, None, 1) for layer in stage.layers]  # of one input
+        kept.add_nodes(*(one for pair in outputs for one in pair))
+        return kept.num_bytes
+
+    tables = Tables.of(MLA, plan, LAB, 1, LENGTH)
+    assert lab.launch(fn, plan.world_size) == [tables.sparse.stored_bytes] * plan.world_size
+    assert (
+        tables.sparse.stored_bytes - tables.sparse.route_bytes == tables.dense.stored_bytes < tables.dense.layer_bytes
+    )
 
 
 @pytest.mark.parametrize("plan", [lab.Plan(multi_token=0.3), lab.Plan(tp=2, sequence_parallel=True, multi_token=0.3)])
