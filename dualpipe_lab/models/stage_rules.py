@@ -9,6 +9,7 @@ Elsewhere: Megatron `--decoder-first-pipeline-num-layers`; torchtitan `module_fq
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import inf
 from typing import TypeAlias
@@ -48,7 +49,13 @@ def stage_layers(
     head = config.vocabulary_size * config.hidden_size
     if multi_token:
         head += _second_cost(config)
-    return partition(config.layer_costs, num_stages, head=head).stages
+    return _partitioned(config.layer_costs, num_stages, head)
+
+
+@lru_cache(maxsize=4096)
+def _partitioned(costs: tuple[int, ...], num_stages: int, head: int) -> tuple[range, ...]:
+    """Return the best split, which a search over plans asks for again and again."""
+    return partition(costs, num_stages, head=head).stages
 
 
 def _given(config: ModelConfig, num_stages: int, layers: Sequence[int]) -> tuple[range, ...]:

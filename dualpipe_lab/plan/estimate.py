@@ -167,6 +167,18 @@ def estimate(
     return Estimate(model, plan, cluster, sequence_length, global_batch, rules, dict(maker.places()))
 
 
+def fullest_ranks(
+    model: "AnyModel", plan: Plan, sequence_length: int, global_batch: int, rules: "KeepRules"
+) -> "list[RankMemory]":
+    """Return the memory of the fullest rank of each rank of pp, for a legal plan: all that a search asks for."""
+    from dualpipe_lab.plan.places import MemoryMaker, lengths_of
+    from dualpipe_lab.plan.traffic import check_traffic
+
+    num_rows = check_traffic(plan, global_batch)
+    maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), None, 1.0)
+    return [memory for _, memory in maker.places(every=False)]
+
+
 def _with_nodes(plan: Plan, cluster: Cluster) -> Plan:
     """Return the plan with the cluster's nodes; a plan on one node has none."""
     size = min(cluster.ranks_per_node, cluster.num_ranks)

@@ -52,6 +52,7 @@ class GradientTimes:
     def __init__(self, times: StageTimes) -> None:
         self.times, self.plan = times, times.plan
         self.numbers = NumberBytes.of(times.plan.precision)
+        self._known: dict[int, list[Part]] = {}
 
     @cached_property
     def copies(self) -> tuple[Group, Group]:
@@ -158,4 +159,6 @@ class GradientTimes:
         return len(self.times.layers[stage]) + (stage == 0) + (stage == self.plan.num_stages - 1)
 
     def _parts(self, pp_rank: int) -> list[Part]:
-        return parts_of_place(self.times.model, self.plan, pp_rank, 0)
+        if pp_rank not in self._known:
+            self._known[pp_rank] = parts_of_place(self.times.model, self.plan, pp_rank, 0)
+        return self._known[pp_rank]

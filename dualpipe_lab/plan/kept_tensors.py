@@ -19,6 +19,7 @@ Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -152,12 +153,12 @@ class LayerTable:
         """T, the tokens of a microbatch on this rank of cp."""
         return self.num_rows * self.length
 
-    @property
+    @cached_property
     def layer_bytes(self) -> int:
         """What one layer keeps while its forward is not recomputed."""
         return sum(tensor.num_bytes for tensor in self.layer())
 
-    @property
+    @cached_property
     def stored_bytes(self) -> int:
         """What one layer keeps from its forward to its backward: with recomputation its input alone."""
         return self.boundary_bytes if self.plan.recompute else self.layer_bytes
@@ -183,7 +184,7 @@ class LayerTable:
         """Elements of the head's weight on this rank."""
         return self.shard(self._sizes.vocabulary_size) * self.hidden
 
-    @property
+    @cached_property
     def backward_bytes(self) -> int:
         """What a layer's backward takes at most: in its network, between the two or three products."""
         inner, is_gated = self._inner, not isinstance(self.model, GptConfig)

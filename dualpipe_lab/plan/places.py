@@ -43,18 +43,25 @@ class MemoryMaker:
             self.layers[-1].append(config.num_layers)
         self.held = held_model(model, plan, rules)
 
-    def places(self) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
-        """Yield every place along pp, cp and tp with its memory."""
+    def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
+        """Yield every place along pp, cp and tp with its memory; or of cp and tp only the fullest ranks.
+
+        The first rank of tp has the largest shards, and that of cp with the most tokens keeps most.
+        """
+        tp_ranks = range(self.plan.tp if every else 1)
+        fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
+        cp_ranks = range(len(self.lengths)) if every else (fullest,)
         for pp_rank in range(self.plan.pp):
             moments = kept_counts(self.plan, pp_rank)
             is_split = any(moment.action.kind == I for moment in moments)  # an I may free what is counted until its W
             is_assumed = is_split or self.plan.overlap or self.plan.ep > 1  # the router sends the rows of ep
             certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             stages = {moment.action.stage for moment in moments}
-            for tp_rank in range(self.plan.tp):
+            for tp_rank in tp_ranks:
                 states = model_states(self.held, self.plan, pp_rank, tp_rank, self.numbers)
                 zero = self._buffers(pp_rank, tp_rank)
-                for cp_rank, length in enumerate(self.lengths):
+                for cp_rank in cp_ranks:
+                    length = self.lengths[cp_rank]
                     how = self.model, self.plan, self.rules, self.num_rows, length, tp_rank, self.imbalance
                     tables = Tables.of(*how)
                     peak, received = self._peak(moments, tables), self._received(stages, {}, tables)

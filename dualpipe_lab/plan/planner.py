@@ -2,7 +2,8 @@
 
 In: a model, a cluster, the shape of a step.  Out: a `SearchResult`.
   1. every factorisation of the ranks, size of a microbatch, schedule, stage of ZeRO and recomputation is a candidate
-  2. each has a bound from below that needs no program: the mean work of a rank of pp, and what it holds between steps
+  2. each has bounds from below: the mean work of a rank of pp, then that of its schedule's fullest rank with the wait
+     for its first and behind its last action (`dualpipe_lab.plan.bounds`); and what a rank holds between steps
   3. in the order of that bound, rules, memory and time of a candidate are computed in full, until the bound of the next
      is above the seconds of those that were asked for: no candidate that was left out can be faster
 So the first plans are the first of all candidates, under the assumptions of `step_time` and `estimate`.
@@ -13,20 +14,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.bounds import has_pairs, least_seconds
 from dualpipe_lab.plan.cluster import Cluster
-from dualpipe_lab.plan.estimate import Estimate, estimate
+from dualpipe_lab.plan.estimate import Estimate, estimate, fullest_ranks
 from dualpipe_lab.plan.fields import PlanFields, is_synchronous, registered_name
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.kept_tensors import MEGATRON, KeepRules
 from dualpipe_lab.plan.legal import grids
+from dualpipe_lab.plan.memory import RankMemory
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import first_problem
+from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.stage_times import StageTimes
 from dualpipe_lab.plan.states import AnyModel, model_states
-from dualpipe_lab.plan.step_time import StepTime, step_time
+from dualpipe_lab.plan.step_time import StepTime, StepTimer
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME, TimeRules
 from dualpipe_lab.pp import schedules
 
@@ -187,9 +192,11 @@ class _Settings(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A plan whose rules are not yet checked, and its bounds from below."""
+    """A plan whose rules are not yet checked, and its bounds from below; they are in the order of seconds."""
 
     seconds: float
+    number: int
+    is_tight: bool
     num_bytes: int
     plan: Plan
 
@@ -211,61 +218,85 @@ class _Search:
         self.keep_rules, self.time_rules = rules
         self.memory = cluster.accelerator.memory_bytes if memory is None else memory
         self.config: ModelConfig = model.outline if isinstance(model, GptConfig) else model
-        self.works: dict[tuple[object, ...], float] = {}
+        self.works: dict[Plan, float] = {}
+        self.tight: dict[Plan, float] = {}
         self.states: dict[tuple[object, ...], int] = {}
         self.choices: list[Choice] = []
         self.lost: list[Lost] = []
 
     def run(self, count: int, limit: int) -> SearchResult:
         """Compute candidates in the order of their bounds."""
-        candidates = sorted(self._candidates(), key=lambda one: one.seconds)
-        complete, num_full = True, 0
+        candidates = list(self._candidates())
         if not candidates:
             raise ValueError(
                 f"{self.global_batch} sequences do not divide among any data ranks of {self.cluster.num_ranks}; use a "
                 "multiple of the ranks"
             )
-        for place, candidate in enumerate(candidates):
-            worst = self.choices[count - 1].time.seconds if len(self.choices) >= count else None
-            if worst is not None and candidate.seconds > 1.001 * worst:  # ties are told apart by the fourth digit
-                self._leave(candidates[place:], worst)
+        heapify(candidates)
+        num_full = 0
+        while candidates:
+            worst = self.choices[count - 1].time.seconds if len(self.choices) >= count else inf
+            if candidates[0].seconds > 1.001 * worst or num_full >= limit:  # ties are told apart by the fourth digit
                 break
-            if num_full >= limit:
-                complete = False
-                self._leave(candidates[place:], None)
-                break
-            num_full += self._compute(candidate)
+            candidate = heappop(candidates)
+            if candidate.is_tight:
+                num_full += self._compute(candidate)
+            else:
+                heappush(candidates, self._tightened(candidate))
+        complete = num_full < limit or not candidates
+        self._leave(candidates, self.choices[count - 1].time.seconds if complete and candidates else None)
         return SearchResult(tuple(self.choices), tuple(self.lost), count, complete)
 
     def _candidates(self) -> Iterator[_Candidate]:
-        base = Plan(precision=self.settings.precision)
+        base, numbers = Plan(precision=self.settings.precision), iter(range(10**9))
         for grid in grids(base, self.config, self.cluster.num_ranks):
             share, rest = divmod(self.global_batch, grid.data_size)
             for num_rows in _ROWS if share and not rest else ():
                 if share % num_rows == 0:
-                    yield from self._of_grid(replace(grid, num_microbatches=share // num_rows), num_rows)
+                    for plan, seconds, num_bytes in self._of_grid(replace(grid, num_microbatches=share // num_rows)):
+                        yield _Candidate(seconds, next(numbers), False, num_bytes, plan)
 
-    def _of_grid(self, grid: Plan, num_rows: int) -> Iterator[_Candidate]:
-        """Yield the candidates of a grid, each with its bounds."""
+    def _of_grid(self, grid: Plan) -> Iterator[tuple[Plan, float, int]]:
+        """Yield the plans of a grid, each with its bounds."""
         for again in self.settings.recompute:
             plan = replace(grid, recompute=again, sequence_parallel=grid.tp > 1)
-            seconds = self._least_seconds(plan, num_rows)
+            seconds = self._mean_seconds(plan)
             zeros = self.settings.zeros if plan.num_copies > 1 else self.settings.zeros[:1]
             for zero in zeros:
                 num_bytes = self._least_bytes(replace(plan, zero=zero))
-                for name in self.settings.names if plan.pp > 1 else self.settings.names[:1]:
-                    yield _Candidate(seconds, num_bytes, replace(plan, zero=zero, schedule=name))
+                for name, overlap in self._schedules(plan):
+                    yield replace(plan, zero=zero, schedule=name, overlap=overlap), seconds, num_bytes
 
-    def _least_seconds(self, plan: Plan, num_rows: int) -> float:
-        """Return the mean seconds of the ranks of pp: no schedule takes less."""
-        flat = replace(plan, pp=1, num_microbatches=1)
-        key = (flat.dp, flat.cp, flat.tp, flat.ep, flat.experts_in_data, flat.recompute, num_rows)
-        if key not in self.works:
-            times = StageTimes(self.model, flat, self.cluster, self.time_rules, num_rows, self.sequence_length)
-            table = times.of(0)
-            hidden = sum(kind.get("ep", 0.0) for kind in table.values())  # overlapped pairs may hide exchanges
-            self.works[key] = sum(sum(kind.values()) for kind in table.values()) - hidden
-        return self.works[key] * plan.num_microbatches / plan.pp
+    def _schedules(self, plan: Plan) -> Iterator[tuple[str, bool]]:
+        """Yield the schedules to try, and with experts those with pairs once more, overlapped."""
+        for name in self.settings.names if plan.pp > 1 else self.settings.names[:1]:
+            yield name, False
+            if plan.pp > 1 and has_experts(self.config) and has_pairs(name, plan.pp):
+                yield name, True
+
+    def _times(self, plan: Plan) -> StageTimes:
+        num_rows = self.global_batch // plan.data_size // plan.num_microbatches
+        return StageTimes(self.model, plan, self.cluster, self.time_rules, num_rows, self.sequence_length)
+
+    def _mean_seconds(self, plan: Plan) -> float:
+        """Return the mean seconds of the ranks of pp without what overlapped pairs hide: no schedule takes less."""
+        flat = replace(plan, pp=1)
+        if flat not in self.works:
+            table = self._times(flat).of(0)
+            hidden = sum(kind.get("ep", 0.0) for kind in table.values())
+            self.works[flat] = (sum(sum(kind.values()) for kind in table.values()) - hidden) * plan.num_microbatches
+        return self.works[flat] / plan.pp
+
+    def _tightened(self, candidate: _Candidate) -> _Candidate:
+        """Return a candidate with the bound that its schedule and its stages have."""
+        plan = candidate.plan
+        key = replace(plan, zero=0)
+        if key not in self.tight:
+            try:
+                self.tight[key] = least_seconds(self._times(plan))
+            except ValueError:  # `_compute` says which rule
+                self.tight[key] = 0.0
+        return candidate._replace(seconds=max(candidate.seconds, self.tight[key]), is_tight=True)
 
     def _least_bytes(self, plan: Plan) -> int:
         """Return the mean bytes that the ranks of pp hold between steps."""
@@ -286,22 +317,23 @@ class _Search:
         if problem is not None:
             self.lost.append(Lost(plan, _RULE, problem))
             return False
-        found = estimate(self.model, plan, self.cluster, self.sequence_length, self.global_batch, self.keep_rules)
-        if found.largest.total.num_bytes > self.memory:
-            self.lost.append(Lost(plan, _MEMORY, self._too_large(found)))
-            return True
-        seconds = step_time(self.model, plan, self.cluster, self.sequence_length, self.global_batch, self.time_rules)
+        shape = self.sequence_length, self.global_batch
+        fullest = max(fullest_ranks(self.model, plan, *shape, self.keep_rules), key=lambda one: one.allocated)
+        if fullest.total.num_bytes > self.memory:
+            self.lost.append(Lost(plan, _MEMORY, self._too_large(fullest)))
+            return False
+        found = estimate(self.model, plan, self.cluster, *shape, self.keep_rules)
+        seconds = StepTimer(self.model, plan, self.cluster, *shape, self.time_rules).result
         self.choices.append(Choice(plan, found, seconds))
         self.choices.sort(key=_order)
         return True
 
-    def _too_large(self, found: Estimate) -> str:
+    def _too_large(self, fullest: RankMemory) -> str:
         """Return which rank needs how much, and the largest parts of it."""
-        largest = found.largest
-        parts = sorted(largest.figures, key=lambda figure: -figure.num_bytes)[:2]
+        parts = sorted(fullest.figures, key=lambda figure: -figure.num_bytes)[:2]
         named = ", ".join(f"{figure.name} {figure.num_bytes / _GB:.0f} GB" for figure in parts)
-        total = largest.total.num_bytes / _GB
-        return f"rank {largest.pp_rank} of pp needs {total:.0f} GB of {self.memory / _GB:.0f}: {named}"
+        total = fullest.total.num_bytes / _GB
+        return f"rank {fullest.pp_rank} of pp needs {total:.0f} GB of {self.memory / _GB:.0f}: {named}"
 
     def _leave(self, candidates: Sequence[_Candidate], worst: float | None) -> None:
         """Enter candidates that are not computed, with their bounds."""

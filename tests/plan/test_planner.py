@@ -7,10 +7,14 @@ import pytest
 
 from dualpipe_lab.models import LlamaConfig
 from dualpipe_lab.plan import Cluster, GptConfig, Plan, estimate
+from dualpipe_lab.plan.bounds import least_seconds
+from dualpipe_lab.plan.estimate import fullest_ranks
 from dualpipe_lab.plan.kept_tensors import MEGATRON
 from dualpipe_lab.plan.planner import search
+from dualpipe_lab.plan.stage_times import StageTimes
 from dualpipe_lab.plan.step_time import step_time
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME
+from dualpipe_lab.pp import schedules
 
 LLAMA3_8B = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
 SMALL = LlamaConfig(32000, 2048, 5632, 16, 16, 4)
@@ -134,3 +138,33 @@ def test_an_odd_batch_is_refused_and_a_gpt_is_planned():
         search(SMALL, Cluster.of("h100", 8), 2048, 0)
     gpt = GptConfig(51200, 1024, 8, 16, num_positions=1024)
     assert search(gpt, Cluster.of("a100-80", 4), 1024, 16, count=1, schedule_names=["1f1b"]).best
+
+
+@pytest.mark.parametrize("name", schedules.names(synchronous=True))
+@pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 8), (4, 16)])
+def test_no_step_is_faster_than_its_bound(name, pp, num_microbatches):
+    """Stages of unequal weight: the first and the last have one layer, or the head makes the last one slow."""
+    plan = Plan(pp=pp, schedule=name, num_microbatches=num_microbatches, precision="bfloat16", dp=2, zero=1)
+    config = replace(SMALL, num_layers=40)
+    for layers in (None, (1, *[(40 - 2) // (plan.num_stages - 2 or 1)] * (plan.num_stages - 2), 1)):
+        if layers is not None and sum(layers) != 40:
+            continue
+        one = replace(plan, layers=layers)
+        times = StageTimes(config, one, Cluster.of("h100", 2 * pp), MEGATRON_TIME, 1, 2048)
+        step = step_time(config, one, times.cluster, 2048, 2 * num_microbatches, MEGATRON_TIME)
+        assert 0 < least_seconds(times) <= step.pipeline * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(pp=2, tp=2, cp=2, num_microbatches=4, precision="bfloat16"),
+        Plan(pp=4, dp=2, num_microbatches=8, schedule="zbv", zero=3, precision="bfloat16"),
+        Plan(tp=4, cp=2, layout="contiguous", precision="bfloat16"),
+    ],
+    ids=str,
+)
+def test_the_fullest_ranks_are_the_largest_of_all(plan):
+    every = estimate(SMALL, plan, Cluster.of("h100", 8), 2048, 8 * plan.data_size, MEGATRON)
+    fullest = fullest_ranks(SMALL, plan, 2048, 8 * plan.data_size, MEGATRON)
+    assert max(one.allocated for one in fullest) == every.largest.allocated
