@@ -12,7 +12,7 @@ from dualpipe_lab.pp.program import B, F, I, W
 from dualpipe_lab.pp.validation.errors import InvalidProgram, ProblemList
 
 if TYPE_CHECKING:
-    from dualpipe_lab.pp.compact.program import CompactProgram
+    from dualpipe_lab.pp.compact.action_arrays import ActionArrays
 
 _FEW = 3  # actions that one problem names
 
@@ -29,7 +29,7 @@ class Wiring(NamedTuple):
     target: Ints
 
 
-def check_work(compact: "CompactProgram") -> Wiring:
+def check_work(compact: "ActionArrays") -> Wiring:
     """Return the wiring of a program whose work is complete and in order on every rank; raise otherwise."""
     for check in (_check_ranks, _check_ranges, _check_pairs, _check_complete):
         _raise_if_any(compact, check(compact))
@@ -39,7 +39,7 @@ def check_work(compact: "CompactProgram") -> Wiring:
     return _wire(compact, cell, made_by)
 
 
-def _raise_if_any(compact: "CompactProgram", problems: list[str]) -> None:
+def _raise_if_any(compact: "ActionArrays", problems: list[str]) -> None:
     found = ProblemList()
     for problem in problems:
         found.add(problem)
@@ -47,14 +47,14 @@ def _raise_if_any(compact: "CompactProgram", problems: list[str]) -> None:
         raise InvalidProgram(compact.name, found.listed, found.total)
 
 
-def _cells(compact: "CompactProgram") -> Ints:
+def _cells(compact: "ActionArrays") -> Ints:
     """Return stage * num_microbatches + microbatch of each action."""
     import numpy as np
 
     return compact.stage.astype(np.int64) * compact.num_microbatches + compact.microbatch
 
 
-def _places(compact: "CompactProgram", cell: Ints, kinds: tuple[int, ...]) -> Ints:
+def _places(compact: "ActionArrays", cell: Ints, kinds: tuple[int, ...]) -> Ints:
     """Return the action of one of these kinds for each cell; every cell must have exactly one."""
     import numpy as np
 
@@ -64,7 +64,7 @@ def _places(compact: "CompactProgram", cell: Ints, kinds: tuple[int, ...]) -> In
     return places
 
 
-def _check_ranks(compact: "CompactProgram") -> list[str]:
+def _check_ranks(compact: "ActionArrays") -> list[str]:
     import numpy as np
 
     if not compact.num_ranks:
@@ -73,7 +73,7 @@ def _check_ranks(compact: "CompactProgram") -> list[str]:
     return [f"rank {rank} has no actions; give it a stage or use fewer ranks" for rank in empty[:_FEW]]
 
 
-def _check_ranges(compact: "CompactProgram") -> list[str]:
+def _check_ranges(compact: "ActionArrays") -> list[str]:
     import numpy as np
 
     problems = []
@@ -88,7 +88,7 @@ def _check_ranges(compact: "CompactProgram") -> list[str]:
     return problems
 
 
-def _check_pairs(compact: "CompactProgram") -> list[str]:
+def _check_pairs(compact: "ActionArrays") -> list[str]:
     import numpy as np
 
     if not compact.has_pairs:
@@ -104,7 +104,7 @@ def _check_pairs(compact: "CompactProgram") -> list[str]:
     ]
 
 
-def _check_complete(compact: "CompactProgram") -> list[str]:
+def _check_complete(compact: "ActionArrays") -> list[str]:
     import numpy as np
 
     cell, num_cells = _cells(compact), compact.num_stages * compact.num_microbatches
@@ -121,7 +121,7 @@ def _check_complete(compact: "CompactProgram") -> list[str]:
     return problems
 
 
-def _miscounted(compact: "CompactProgram", what: str, found: Ints, every: range) -> list[str]:
+def _miscounted(compact: "ActionArrays", what: str, found: Ints, every: range) -> list[str]:
     """Return the problems of cells that do not have exactly one action of a kind."""
     import numpy as np
 
@@ -139,7 +139,7 @@ def _miscounted(compact: "CompactProgram", what: str, found: Ints, every: range)
     return problems
 
 
-def _repeated(compact: "CompactProgram", what: str, found: Ints) -> list[str]:
+def _repeated(compact: "ActionArrays", what: str, found: Ints) -> list[str]:
     import numpy as np
 
     cells, counts = np.unique(found, return_counts=True)
@@ -149,11 +149,11 @@ def _repeated(compact: "CompactProgram", what: str, found: Ints) -> list[str]:
     ]
 
 
-def _divided(compact: "CompactProgram", cells: Ints) -> list[tuple[int, int]]:
+def _divided(compact: "ActionArrays", cells: Ints) -> list[tuple[int, int]]:
     return [divmod(int(cell), compact.num_microbatches) for cell in cells[:_FEW]]
 
 
-def _check_order(compact: "CompactProgram", cell: Ints, made_by: list[Ints]) -> list[str]:
+def _check_order(compact: "ActionArrays", cell: Ints, made_by: list[Ints]) -> list[str]:
     """Check that F comes before B or I, and I before W, on one rank and not in one pair."""
     import numpy as np
 
@@ -173,7 +173,7 @@ def _check_order(compact: "CompactProgram", cell: Ints, made_by: list[Ints]) -> 
     return problems
 
 
-def _check_routes(compact: "CompactProgram", forward: Ints) -> list[str]:
+def _check_routes(compact: "ActionArrays", forward: Ints) -> list[str]:
     import numpy as np
 
     if compact.num_directions is None:
@@ -190,7 +190,7 @@ def _check_routes(compact: "CompactProgram", forward: Ints) -> list[str]:
     ]
 
 
-def _wire(compact: "CompactProgram", cell: Ints, made_by: list[Ints]) -> Wiring:
+def _wire(compact: "ActionArrays", cell: Ints, made_by: list[Ints]) -> Wiring:
     """Find the source of each input, and the rank of each message; rules 2 and 3 of the simulator."""
     import numpy as np
 

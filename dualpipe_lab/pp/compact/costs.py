@@ -15,7 +15,7 @@ from dualpipe_lab.pp.program import WORK_KINDS, Overlap
 from dualpipe_lab.timeline import Time
 
 if TYPE_CHECKING:
-    from dualpipe_lab.pp.compact.program import CompactProgram
+    from dualpipe_lab.pp.compact.action_arrays import ActionArrays
 
 
 class Ticks(NamedTuple):
@@ -51,7 +51,7 @@ class Work(NamedTuple):
     pairs: list[int]
 
 
-def classify(compact: "CompactProgram", each_pair: bool = False) -> Work:
+def classify(compact: "ActionArrays", each_pair: bool = False) -> Work:
     """Return the classes of steps; `each_pair`: every pair is a class of its own."""
     import numpy as np
 
@@ -69,7 +69,7 @@ def classify(compact: "CompactProgram", each_pair: bool = False) -> Work:
     return Work(work, pairs[first].tolist())
 
 
-def price(compact: "CompactProgram", cost: Cost, work: Work) -> Ticks:
+def price(compact: "ActionArrays", cost: Cost, work: Work) -> Ticks:
     """Return the ticks of every class of steps and of the links."""
     table = cost.per_stage(compact.num_stages)
     of_work = [*(ticks for kind in WORK_KINDS for ticks in table[kind]), 0]

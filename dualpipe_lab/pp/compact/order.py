@@ -14,7 +14,7 @@ from dualpipe_lab.pp.compact.arrays import IS_F, Flags, Ints
 from dualpipe_lab.pp.validation.errors import InvalidProgram
 
 if TYPE_CHECKING:
-    from dualpipe_lab.pp.compact.program import CompactProgram
+    from dualpipe_lab.pp.compact.action_arrays import ActionArrays
 
 _WIDE, _LARGE = 128, 2**17  # ranks, actions: below either, numpy's cost per operation is more than what it saves
 
@@ -43,7 +43,7 @@ class Execution(NamedTuple):
     waves: list[Wave] | None
 
 
-def find_execution(compact: "CompactProgram", source: Ints, wide: bool | None = None) -> Execution:
+def find_execution(compact: "ActionArrays", source: Ints, wide: bool | None = None) -> Execution:
     """Return an order of execution; `wide`: whether to look for waves (default: if that is faster)."""
     if wide is None:
         wide = compact.num_ranks >= _WIDE and compact.num_actions >= _LARGE
@@ -63,7 +63,7 @@ def merge_pairs(source: Ints, second: Flags, nothing: int) -> tuple[Ints, Ints]:
     return source, other
 
 
-def _in_turn(compact: "CompactProgram", source: Ints) -> Execution:
+def _in_turn(compact: "ActionArrays", source: Ints) -> Execution:
     import numpy as np
 
     num = compact.num_actions
@@ -91,7 +91,7 @@ def _in_turn(compact: "CompactProgram", source: Ints) -> Execution:
     return Execution(np.array(order, np.int32), None)
 
 
-def _in_waves(compact: "CompactProgram", source: Ints) -> Execution:
+def _in_waves(compact: "ActionArrays", source: Ints) -> Execution:
     import numpy as np
 
     num = compact.num_actions
@@ -128,7 +128,7 @@ def _in_waves(compact: "CompactProgram", source: Ints) -> Execution:
     return Execution(order, waves)
 
 
-def _stops(compact: "CompactProgram", done: Flags) -> list[int]:
+def _stops(compact: "ActionArrays", done: Flags) -> list[int]:
     """Return the first action of each rank that has not run; its end where all have."""
     import numpy as np
 
@@ -138,7 +138,7 @@ def _stops(compact: "CompactProgram", done: Flags) -> list[int]:
     ]
 
 
-def _deadlock(compact: "CompactProgram", source: Ints, stops: list[int]) -> InvalidProgram:
+def _deadlock(compact: "ActionArrays", source: Ints, stops: list[int]) -> InvalidProgram:
     """Return the error with one cycle of waits; `stops`: the action that each rank stands before."""
     waits: dict[int, tuple[int, int]] = {}  # rank -> the action that waits, the action that it needs
     for rank, (here, end) in enumerate(zip(stops, compact.offsets[1:].tolist(), strict=True)):
@@ -155,7 +155,7 @@ def _deadlock(compact: "CompactProgram", source: Ints, stops: list[int]) -> Inva
     return InvalidProgram(compact.name, [_deadlock_text(compact, [waits[rank] for rank in cycle])], 1)
 
 
-def _deadlock_text(compact: "CompactProgram", waits: list[tuple[int, int]]) -> str:
+def _deadlock_text(compact: "ActionArrays", waits: list[tuple[int, int]]) -> str:
     places = [(compact.locate(waiting), compact.locate(needed)) for waiting, needed in waits]
     *others, last = sorted(here[0] for here, _ in places)
     who = f"ranks {', '.join(map(str, others))} and {last} wait for each other" if others else f"rank {last} is stuck"

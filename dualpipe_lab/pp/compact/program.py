@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 
+from dualpipe_lab.pp.compact.action_arrays import ActionArrays
 from dualpipe_lab.pp.compact.arrays import IS_F, IS_I, NUMBER, Flags, Ints
 from dualpipe_lab.pp.compact.check import Wiring, check_work
 from dualpipe_lab.pp.compact.costs import Work, classify
 from dualpipe_lab.pp.compact.order import Execution, find_execution
 from dualpipe_lab.pp.compact.slots import Slots, number_slots
-from dualpipe_lab.pp.program import WORK_KINDS, Action, Overlap, Program, ProgramStep, actions_of
+from dualpipe_lab.pp.program import Action, Overlap, Program, ProgramStep, actions_of
 from dualpipe_lab.pp.validation.errors import InvalidProgram
 from dualpipe_lab.pp.validation.messages import strip
 from dualpipe_lab.pp.validation.validator import validate
 
 
 @dataclass(frozen=True, eq=False)
-class CompactProgram:
+class CompactProgram(ActionArrays):
     """The actions of every rank, in order, as arrays with one entry per action.
 
     Attributes:
@@ -45,27 +46,6 @@ class CompactProgram:
         ValueError: arrays of different lengths, or offsets that do not divide them among the ranks.
     """
 
-    name: str
-    num_stages: int
-    num_microbatches: int
-    offsets: Ints
-    kind: Ints
-    stage: Ints
-    microbatch: Ints
-    second: Flags
-    num_directions: int | None = None
-
-    def __post_init__(self) -> None:
-        lengths = {len(array) for array in (self.kind, self.stage, self.microbatch, self.second)}
-        ends = self.offsets
-        if lengths != {int(ends[-1])} or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
-            raise ValueError(
-                f"the arrays of program {self.name!r} have the lengths {sorted(lengths)}, and its offsets end at "
-                f"{int(ends[-1])}; give one entry per action and offsets that grow from 0 to the number of actions"
-            )
-        for array in (self.offsets, self.kind, self.stage, self.microbatch, self.second):
-            array.setflags(write=False)  # what follows from them is kept
-
     @classmethod
     def of(cls, program: Program) -> "CompactProgram":
         """Return the compact form of a program, checked.
@@ -82,28 +62,6 @@ class CompactProgram:
         """Return the program if it is complete and ends; InvalidProgram with the actions in question otherwise."""
         _ = self.execution
         return self
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks."""
-        return len(self.offsets) - 1
-
-    @property
-    def num_actions(self) -> int:
-        """The number of actions; a pair has two."""
-        return len(self.kind)
-
-    @cached_property
-    def has_pairs(self) -> bool:
-        """Whether the program has overlapped pairs."""
-        return bool(self.second.any())
-
-    @cached_property
-    def rank(self) -> Ints:
-        """The rank of each action."""
-        import numpy as np
-
-        return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.offsets))
 
     @cached_property
     def wiring(self) -> Wiring:
@@ -123,7 +81,7 @@ class CompactProgram:
     @cached_property
     def slots(self) -> Slots:
         """The actions in the order of execution, with numbered results."""
-        return number_slots(self, self.execution)
+        return number_slots(self, self.execution, self.wiring)
 
     @cached_property
     def peaks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -140,18 +98,6 @@ class CompactProgram:
         reached = np.flatnonzero(live == np.repeat(most, np.diff(self.offsets)))
         first = reached[np.searchsorted(reached, starts)]
         return tuple(most.tolist()), tuple(self.locate(int(action))[1] for action in first)
-
-    def locate(self, action: int) -> tuple[int, int]:
-        """Return the rank of an action and the position of its step."""
-        import numpy as np
-
-        rank = int(np.searchsorted(self.offsets, action, side="right")) - 1
-        start = int(self.offsets[rank])
-        return rank, action - start - int(np.count_nonzero(self.second[start : action + 1]))
-
-    def action(self, index: int) -> Action:
-        """Return one action by its place in the arrays."""
-        return Action(int(self.stage[index]), WORK_KINDS[self.kind[index]], int(self.microbatch[index]))
 
     def to_program(self) -> Program:
         """Return the program; it takes about 200 bytes per action."""

@@ -68,7 +68,8 @@ def compact_simulate(compact: CompactProgram, cost: Cost = UNIT_COST) -> Compact
     work = classify(compact, each_pair=True) if callable(cost.overlap) else compact.work
     ticks = price(compact, cost, work)
     if waves and not _fits(compact, work, ticks):
-        slots, waves = number_slots(compact, find_execution(compact, compact.wiring.source, wide=False)), None
+        narrow = find_execution(compact, compact.wiring.source, wide=False)
+        slots, waves = number_slots(compact, narrow, compact.wiring), None
     ends, busy = _in_waves(compact, slots, waves, work, ticks) if waves else _in_turn(compact, slots, work, ticks)
     makespan, all_busy = ticks.restore(max(ends)), tuple(map(ticks.restore, busy))
     return CompactResult(makespan, all_busy, *compact.peaks)

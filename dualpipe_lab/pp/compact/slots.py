@@ -12,7 +12,8 @@ from dualpipe_lab.pp.compact.costs import Work
 from dualpipe_lab.pp.compact.order import Execution, merge_pairs
 
 if TYPE_CHECKING:
-    from dualpipe_lab.pp.compact.program import CompactProgram
+    from dualpipe_lab.pp.compact.action_arrays import ActionArrays
+    from dualpipe_lab.pp.compact.check import Wiring
 
 
 class Slots:
@@ -52,22 +53,21 @@ class Slots:
         return known[1]
 
 
-def number_slots(compact: "CompactProgram", execution: Execution) -> Slots:
+def number_slots(compact: "ActionArrays", execution: Execution, wiring: "Wiring") -> Slots:
     """Return the slots of an order of execution."""
     import numpy as np
 
     order, num = execution.actions, compact.num_actions
     slot = np.zeros(num + 1, np.int32)
     slot[order] = np.arange(1, num + 1, dtype=np.int32)
-    source = slot[compact.wiring.source[order]]
-    return Slots(order, compact.rank[order], source, _links(compact)[order], compact.second[order])
+    source = slot[wiring.source[order]]
+    return Slots(order, compact.rank[order], source, _links(compact, wiring.target)[order], compact.second[order])
 
 
-def _links(compact: "CompactProgram") -> Ints:
+def _links(compact: "ActionArrays", target: Ints) -> Ints:
     """Return the number of the link of each action's result, from 1; 0 where it is no message."""
     import numpy as np
 
-    target = compact.wiring.target
     sent = np.flatnonzero(target >= 0)
     key = compact.rank[sent].astype(np.int64) * compact.num_ranks + target[sent]
     links = np.zeros(compact.num_actions, np.int32)
