@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Ints: TypeAlias = "NDArray[np.integer[Any]]"
-Flags: TypeAlias = "NDArray[np.bool_]"
+Flags: TypeAlias = "NDArray[np.bool]"
 Numbers: TypeAlias = "NDArray[np.number[Any]]"
 
 NUMBER = {kind: number for number, kind in enumerate(WORK_KINDS)}  # F: 0, B: 1, I: 2, W: 3
