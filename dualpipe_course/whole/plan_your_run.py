@@ -89,20 +89,21 @@ class Case(NamedTuple):
     ),
 )
 def fastest(fn: Callable[..., Any]) -> str:
-    """Write `fastest(...)`: of some plans, the one with the shortest step that fits."""
+    """Write `fastest(...)`: of some plans, the place of the one with the shortest step that fits."""
     cases = list(_cases())
     for (what, case), (is_fine, value) in zip(cases, call_each(fn, [case for _, case in cases]), strict=True):
         if not is_fine:
             raise Wrong(ended(what, value))
         times = dict(_times(case))
-        if value is not None and (type(value) is not Plan or value not in case.plans):
-            raise Wrong(f"{what}: return one of the plans or None, got {value!r:.80}")
+        if value is not None and (type(value) is not int or not 0 <= value < len(case.plans)):
+            raise Wrong(f"{what}: return the place of a plan, 0 to {len(case.plans) - 1}, or None, got {value!r:.80}")
         if value is None and times:
             raise Wrong(f"{what}: got None, and {len(times)} of {len(case.plans)} plans fit")
         if value is not None and value not in times:
-            raise Wrong(f"{what}: {value} {_why_not(case, value)}")
+            raise Wrong(f"{what}: {case.plans[value]} {_why_not(case, case.plans[value])}")
         if value is not None and times[value] > min(times.values()) * (1 + 1e-9):
-            raise Wrong(f"{what}: {value} takes {times[value]:.3f} s, another that fits {min(times.values()):.3f}")
+            plan, least = case.plans[value], min(times.values())
+            raise Wrong(f"{what}: {plan} takes {times[value]:.3f} s, another that fits {least:.3f}")
     return f"the fastest that fits on {len(cases)} clusters, one of which fits none"
 
 
@@ -185,12 +186,12 @@ def slow_cluster() -> Cluster:
     return replace(cluster, between=replace(cluster.between, bandwidth=6.25e9))
 
 
-def _times(case: Case) -> Iterator[tuple[Plan, float]]:
-    """The seconds of the plans that fit."""
-    for plan in case.plans:
+def _times(case: Case) -> Iterator[tuple[int, float]]:
+    """The seconds of the plans that fit, by their place."""
+    for place, plan in enumerate(case.plans):
         if _why_not(case, plan) is None:
             shape = case.cluster, case.sequence_length, case.global_batch
-            yield plan, step_time(case.model, plan, *shape, MEGATRON_TIME).seconds
+            yield place, step_time(case.model, plan, *shape, MEGATRON_TIME).seconds
 
 
 def _why_not(case: Case, plan: Plan) -> str | None:

@@ -15,9 +15,7 @@ TYPICAL = {
         "both at once": Bad(_PREDICT + "0, 43, 3, 39", "not there at once"),
     },
     "plan_your_run-2": {
-        "whatever fits first": Bad(
-            [("return min(found, key=lambda pair: pair[0])[1] if found", "return found[0][1] if found")], "another that"
-        ),
+        "whatever fits first": Bad([("return min(found)[1]", "return found[0][1]")], "another that"),
         "the fastest of all": Bad([("if memory.fits:", "if True:")], "does not fit"),
         "the first rank alone": Bad(
             [("memory.fits", "memory.of(0).total.num_bytes <= cluster.accelerator.memory_bytes")], "does not fit"
@@ -48,7 +46,8 @@ CHEATS = {
     },
     "plan_your_run-2": {
         "nothing ever fits": Bad(_FASTEST + "return None", "got None"),
-        "a plan of its own": Bad(_FASTEST + 'return lab.Plan(dp=8, zero=3, precision="bfloat16")', "one of the plans"),
+        "a place that is none": Bad(_FASTEST + "return 99", "the place of a plan"),
+        "a truth value": Bad(_FASTEST + "return True", "the place of a plan"),
     },
     "plan_your_run-3": {
         "equal to every plan": Bad(EQUAL_TO_ALL + "plan = Anything()", "give a lab.Plan"),
