@@ -75,6 +75,7 @@ TOPICS = {
     "two_tokens": "whole.two_tokens",
     "deepseek": "whole.deepseek",
     "museum": "whole.museum",
+    "plan_your_run": "whole.plan_your_run",
     "project": "whole.project",
     "many_hosts": "hosts.many_hosts",
     "placing": "hosts.placing",
