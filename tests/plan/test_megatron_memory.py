@@ -48,6 +48,7 @@ def modelled():
 
 
 def test_every_row_is_modelled_or_says_why_not():
+    assert len(ROWS) == 52
     print(f"{len(modelled())} of {len(ROWS)} rows are modelled")
     others = Counter((row["case"], why) for row in ROWS if (why := reason(row)))
     for (case, why), count in others.items():
