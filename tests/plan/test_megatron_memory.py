@@ -9,113 +9,18 @@ buffers for the gradients of experts and head came with Transformer Engine 2.10 
 
 import csv
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from published import GIB, MIB, report, with_workspaces
+from published import report
 
-import dualpipe_lab as lab
-from dualpipe_lab.models import V3MoEConfig
-from dualpipe_lab.plan import MEGATRON, MEGATRON_DROPOUT, Cluster, GptConfig, estimate
+from dualpipe_course.whole.published import megatron
+from dualpipe_course.whole.published.megatron import CASES, GIB, MIB, Case, case_of
+from dualpipe_lab.plan import MEGATRON_DROPOUT, GptConfig
 from dualpipe_lab.plan.states import parts_of_place
-from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 ROWS = list(csv.DictReader((Path(__file__).parent / "megatron_rows.csv").read_text().splitlines()))
-OLD = replace(MEGATRON, buffers_head=False, buffers_experts=False)  # before those releases
-
-
-@dataclass(frozen=True)
-class Case:
-    """A configuration: model, plan, rules of its rows by where they were measured, shape of the step.
-
-    Attributes:
-        cublas: its CUBLAS_WORKSPACE_CONFIG.
-        old: its rows that were written before October 2025.
-        is_given: the number of ranks is in the test's recipe; else it is that whose states are nearest to the measured.
-    """
-
-    model: object
-    plan: lab.Plan
-    rules: object
-    length: int = 4096
-    rows: int = 1
-    cublas: str = ""
-    old: tuple = ()
-    is_given: bool = True
-    more: dict = field(default_factory=dict)
-
-    def estimate(self, gold, plan=None, **options):
-        """The memory of the last rank, where a row was measured."""
-        plan = plan or self.plan
-        rules = replace(OLD, experts=self.rules.experts) if gold in self.old else self.rules
-        rules = with_workspaces(rules, gold.split("_")[-1], self.cublas)
-        num_rows = self.rows * plan.data_size * plan.num_microbatches
-        cluster = Cluster.of("h100", plan.world_size)
-        return estimate(self.model, plan, cluster, self.length, num_rows, rules, **options).of(plan.world_size - 1)
-
-
-def mixtral(vocabulary, hidden, ffn, num_layers, num_heads):
-    return V3MoEConfig(
-        vocabulary, hidden, num_layers, 0, num_heads, 8, ffn_size=ffn, expert_ffn_size=ffn, num_groups=1,
-        num_groups_per_token=1, num_shared_experts=0, scoring="softmax", selection_bias=False,
-    )  # fmt: skip
-
-
-def deepseek(vocabulary, hidden, num_layers, num_dense, num_heads, ffn, expert_ffn, num_experts, k):
-    return V3MoEConfig(
-        vocabulary, hidden, num_layers, num_dense, num_heads, ffn_size=ffn, expert_ffn_size=expert_ffn,
-        num_experts=num_experts, num_experts_per_token=k, num_groups=1, num_groups_per_token=1, latent=LatentSizes(),
-    )  # fmt: skip
-
-
-def plan(pp, dp, layers, num_microbatches, ep=1, chunks=None, **fields):
-    schedule = "interleaved" if chunks else "1f1b"
-    shared = {"zero": 1, "precision": "bfloat16", "experts_in_data": ep > 1, "schedule": schedule, "chunks": chunks}
-    return lab.Plan(
-        pp=pp, dp=dp, layers=layers, num_microbatches=num_microbatches, ep=ep, **shared, **fields
-    )  # fmt: skip
-
-
-def spread(*sizes, **fields):
-    """A plan with tp 2, whose ranks share out the experts: `ep` is that of Megatron divided by 2."""
-    return plan(*sizes, tp=2, sequence_parallel=True, **fields)
-
-
-SEVEN_B = {"num_kv_heads": 8, "num_positions": 8192, "tied": False}
-MIXTRAL_7B = mixtral(32000, 4096, 14336, 32, 32)
-PROXY = deepseek(258560, 7168, 14, 3, 128, 18432, 2048, 64, 8)
-EIGHT = (2,) * 6 + (1, 1)
-LTS = "lts_dgx_a100"
-CASES = {
-    "gpt/gpt3_7b_tp4_pp1_memory_speed": Case(
-        GptConfig(131584, 4096, 32, 32, **SEVEN_B), plan(1, 2, None, 2, tp=4), MEGATRON_DROPOUT, 8192, 2, ":4096:8"
-    ),
-    "gpt/gpt3_7b_tp1_pp4_memory_speed": Case(
-        GptConfig(131200, 4096, 32, 32, **SEVEN_B), plan(4, 2, (1,) * 32, 4, chunks=8), MEGATRON_DROPOUT, 8192, 1,
-        ":4096:8",
-    ),
-    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed": Case(
-        deepseek(51712, 1024, 16, 1, 32, 4096, 1024, 32, 4), spread(2, 2, (2,) * 8, 4, 2, 4, multi_token=0.1),
-        replace(MEGATRON, core="unfused"), rows=4,
-    ),
-    "mixtral/mixtral_8x7b_tp1pp4ep8vpp8_release": Case(
-        MIXTRAL_7B, spread(4, 8, (1,) * 32, 32, 4, 8), MEGATRON, old=(LTS,), is_given=False
-    ),
-    "mixtral/mixtral_8x7b_alltoall_tp2pp4ep4_release": Case(
-        replace(MIXTRAL_7B, vocabulary_size=256000), spread(4, 16, (8,) * 4, 64, 4),
-        replace(MEGATRON, experts="sharded"), old=(LTS, "dev_dgx_h100"), is_given=False,
-    ),
-    "mixtral/mixtral_8x22b_tp2pp8ep8vpp1_release": Case(
-        mixtral(32000, 6144, 16384, 56, 48), spread(8, 16, (7,) * 8, 16, 4), MEGATRON, old=(LTS,), is_given=False
-    ),
-    "mixtral/deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release": Case(
-        PROXY, spread(4, 8, EIGHT, 64, 8, 2, multi_token=0.1), MEGATRON, is_given=False
-    ),
-    "mixtral/deepseekv3_proxy_flex_tp2pp2emp16etp1cp1_gb_200_release": Case(
-        PROXY, spread(2, 8, (7, 7), 16, 4, multi_token=0.1), MEGATRON, rows=4, is_given=False
-    ),
-}  # fmt: skip
 REASONS = {
     "grpo": "it generates beside training",
     "check_grads": "it keeps copies of gradients",
@@ -124,10 +29,6 @@ REASONS = {
     "multi_dist_optimizer": "its optimizer is sharded within several instances",
     "gpt3_15b": "no model here has squared ReLU without biases, and its number of ranks is not in the row",
 }
-
-
-def case_of(row):
-    return CASES.get(row["case"].removesuffix("_sm"))
 
 
 def reason(row):
@@ -147,20 +48,23 @@ def modelled():
 
 
 def test_every_row_is_modelled_or_says_why_not():
+    assert len(ROWS) == 52
     print(f"{len(modelled())} of {len(ROWS)} rows are modelled")
     others = Counter((row["case"], why) for row in ROWS if (why := reason(row)))
     for (case, why), count in others.items():
         print(f"{case}, {count} rows: not modelled, because {why}")
-    assert all(case_of(row) for row in modelled())
+    assert all(case_of(row["case"]) for row in modelled())
     assert {row["case"].removesuffix("_sm") for row in modelled()} == set(CASES)
-    assert len(modelled()) == 19
+    assert [
+        (row["case"], row["gold"], int(row["mem_alloc"]), int(row["mem_max"])) for row in modelled()
+    ] == megatron.ROWS
 
 
 def errors_of(rows):
     """Print every row, and return the errors of its states and of its peak."""
     held, peaks = [], []
     for row in rows:
-        found, measured = case_of(row).estimate(row["gold"]), (int(row["mem_alloc"]), int(row["mem_max"]))
+        found, measured = case_of(row["case"]).estimate(row["gold"]), (int(row["mem_alloc"]), int(row["mem_max"]))
         held.append(found.behind_step / measured[0] - 1)
         peaks.append(found.allocated / measured[1] - 1)
         text = f"{row['case']}, {row['gold']}: states {held[-1]:+.2%} of {measured[0] / GIB:.2f} GiB"
@@ -219,9 +123,9 @@ def test_parameters_of_megatron_s_last_rank_are_the_known_ones():
 # on H100 is that of its test of resuming
 SMALL = {vocabulary: GptConfig(vocabulary, 512, 12, 8, num_positions=1024) for vocabulary in (50304, 50688)}
 SMALL_CASES = {
-    "dp8": Case(SMALL[50304], plan(1, 8, None, 4), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
-    "tp4": Case(SMALL[50688], plan(1, 2, None, 4, tp=4), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
-    "pp4": Case(SMALL[50304], plan(4, 2, (1,) * 12, 4, chunks=3), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
+    "dp8": Case(SMALL[50304], megatron.plan_of(1, 8, None, 4), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
+    "tp4": Case(SMALL[50688], megatron.plan_of(1, 2, None, 4, tp=4), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
+    "pp4": Case(SMALL[50304], megatron.plan_of(4, 2, (1,) * 12, 4, chunks=3), MEGATRON_DROPOUT, 1024, 4, ":4096:8"),
 }
 SMALL_ROWS = [
     ("dp8", "a100", 552128512), ("dp8", "h100", 581489664), ("tp4", "a100", 269842944), ("tp4", "h100", 299204096),

@@ -3,18 +3,16 @@
 `pytest -s tests/plan/test_published_memory.py` prints every row.  Each table says where its rows were read.
 """
 
-from dataclasses import replace
 from statistics import median
 
 import pytest
-from published import GIB, report
+from published import report
 
 import dualpipe_lab as lab
-from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_course.whole.published import simumax
 from dualpipe_lab.plan import (
     KORTHIKANTI,
     KORTHIKANTI_SELECTIVE,
-    MEGATRON,
     Cluster,
     GptConfig,
     LayerTable,
@@ -22,7 +20,6 @@ from dualpipe_lab.plan import (
     estimate,
     model_states,
 )
-from dualpipe_lab.tp.latent_sizes import LatentSizes
 
 FP16 = NumberBytes(2, 2, 4, 8)  # of the papers: gradients in 16 bits
 
@@ -115,68 +112,12 @@ def test_states_are_in_zero_s_table():
     assert max(map(abs, errors)) < 0.025
 
 
-def llama(num_layers, hidden, ffn, heads):
-    return LlamaConfig(128256, hidden, ffn, num_layers, heads, 8)
-
-
-def deepseek(vocabulary, hidden, ffn, expert_ffn, num_experts, k, num_shared):
-    """Four layers of DeepSeek-V2 or V3, one of them dense, with softmax scores."""
-    return V3MoEConfig(
-        vocabulary, hidden, 4, 1, 128, ffn_size=ffn, expert_ffn_size=expert_ffn, num_experts=num_experts,
-        num_experts_per_token=k, num_groups=1, num_groups_per_token=1, num_shared_experts=num_shared,
-        scoring="softmax", normalise=False, selection_bias=False, latent=LatentSizes(),
-    )  # fmt: skip
-
-
-# MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, commit 4dcaae51: allocated GiB, the most of all ranks, 8
-# B200; microbatches of one sequence, 4 of each data rank; the published errors of SimuMax beside them, in percent.  By
-# its guide and scripts: Megatron core 0.14 with Transformer Engine 2.11, whose cross-entropy keeps logits alone and
-# writes their gradient over them; all-to-all along cp; one dense layer and tokens up to a capacity, so even routing.
-SIMUMAX_RULES = replace(MEGATRON, logit_bytes=2, loss_bytes=0, keeps_exchanged=True)
-LLAMA_70B, LLAMA_405B = llama(12, 8192, 28672, 64), llama(4, 16384, 53248, 128)
-V2, V3 = deepseek(102400, 5120, 12288, 1536, 160, 6, 2), deepseek(129280, 7168, 18432, 2048, 256, 8, 1)
-SIMUMAX = {
-    "dense": [
-        (LLAMA_70B, {"tp": 1, "pp": 2, "dp": 4}, 4096, 66.55, -0.17),
-        (LLAMA_70B, {"tp": 2, "dp": 4}, 4096, 60.68, -0.28),
-        (LLAMA_70B, {"tp": 4, "dp": 2}, 4096, 39.07, -0.33),
-        (LLAMA_70B, {"tp": 8}, 4096, 28.29, -0.42),
-        (LLAMA_405B, {"tp": 1, "pp": 2, "dp": 4}, 4096, 87.08, -0.23),
-        (LLAMA_405B, {"tp": 2, "dp": 4}, 4096, 81.59, -0.34),
-        (LLAMA_405B, {"tp": 4, "dp": 2}, 4096, 52.89, -0.40),
-        (LLAMA_405B, {"tp": 8}, 4096, 38.57, -0.49),
-    ],
-    "cp": [
-        (LLAMA_70B, {"tp": 2, "cp": 4}, 32768, 68.43, -0.39),
-        (LLAMA_70B, {"tp": 1, "cp": 8}, 32768, 104.51, -0.08),
-        (LLAMA_70B, {"tp": 2, "cp": 4}, 131072, 112.67, -0.77),
-        (LLAMA_70B, {"tp": 1, "cp": 8}, 131072, 147.99, -0.07),
-        (LLAMA_405B, {"tp": 2, "cp": 4}, 32768, 87.03, -0.55),
-        (LLAMA_405B, {"tp": 1, "cp": 8}, 32768, 139.22, -0.06),
-        (LLAMA_405B, {"tp": 2, "cp": 4}, 131072, 118.13, -1.38),
-    ],
-    "experts": [
-        (V2, {"dp": 8, "ep": 8}, 4096, 45.63, -0.50),
-        (V2, {"pp": 2, "dp": 4, "ep": 4}, 4096, 44.70, -0.74),
-        (V3, {"dp": 8, "ep": 8}, 4096, 104.30, -0.75),
-        (V3, {"pp": 2, "dp": 4, "ep": 4}, 4096, 114.00, -0.81),
-    ],
-}
-
-
 def simumax_errors(kind):
     """Print the rows of a kind, and return the errors of the largest rank."""
     found = []
-    for model, sizes, length, measured, theirs in SIMUMAX[kind]:
-        plan = lab.Plan(
-            **sizes, num_microbatches=4, precision="bfloat16", sequence_parallel=sizes.get("tp", 1) > 1,
-            zero=int(sizes.get("dp", 1) * sizes.get("cp", 1) > 1), experts_in_data="ep" in sizes,
-            layers=(model.num_layers // sizes.get("pp", 1),) * sizes.get("pp", 1),
-        )  # fmt: skip
-        memory = estimate(model, plan, Cluster.of("b200", 8), length, 4 * plan.dp, SIMUMAX_RULES).largest
-        found.append(memory.allocated / GIB / measured - 1)
-        name = f"{type(model).__name__} {model.hidden_size} {sizes} {length}"
-        print(f"{name}: {measured} GiB, estimate {found[-1]:+.2%}, SimuMax {theirs:+.2f}%")
+    for pair, theirs in simumax.memory(kind):
+        found.append(pair.error)
+        print(f"{pair.name}: {pair.published} GiB, estimate {pair.error:+.2%}, SimuMax {theirs:.2%}")
     return found
 
 
@@ -185,8 +126,8 @@ def test_simumax_s_measurements():
 
     That buffers for the gradients of weights stay was looked for after dense estimates had been 2 to 9 percent too low.
     """
-    errors = [error for kind in SIMUMAX for error in simumax_errors(kind)]
-    theirs = [abs(row[-1]) / 100 for rows in SIMUMAX.values() for row in rows]
+    errors = [error for kind in simumax.MEMORY for error in simumax_errors(kind)]
+    theirs = [abs(row[-1]) / 100 for rows in simumax.MEMORY.values() for row in rows]
     middle, worst = report("SimuMax's rows", errors)
     print(f"SimuMax itself: median {median(theirs):.2%}, worst {max(theirs):.2%}")
     assert len(errors) == 19
