@@ -183,10 +183,13 @@ def test_the_chapters_depend_on_what_they_show_and_not_on_other_parts(book):
     assert "dualpipe_lab/viz/static/element.mjs" in everywhere  # any cell may end with a timeline
 
 
-# The museum's runs belong to the course; none of these files holds a check or a hint.
-MUSEUM = {
-    "__init__.py", "meter.py", "sanitize.cfg", "whole/__init__.py", "whole/defects.py", "whole/model_parallel_run.py",
-    "whole/training_log.py", "whole/training_run.py",
+# The museum's runs and published rows belong to the course; none of these files holds a check or a hint.
+PACKAGE = {"__init__.py", "sanitize.cfg", "whole/__init__.py"}
+SHOWN = {
+    "whole/museum": {"meter.py", *(f"whole/{n}.py" for n in ("defects", "model_parallel_run", "training_log", "training_run"))},
+    "whole/predictions": {
+        f"whole/published/{n}.py" for n in ("__init__", "bubbles", "fits", "megatron", "mlperf", "simumax", "vtrain")
+    },
 }  # fmt: skip
 
 
@@ -194,7 +197,7 @@ def test_no_chapter_runs_again_for_a_hint_and_none_for_everything(book):
     assert len(book) > 40
     for page, files in book.items():
         course = {name.removeprefix("dualpipe_course/") for name in files if name.startswith("dualpipe_course")}
-        assert course == (MUSEUM if page == "whole/museum" else set()), page
+        assert course == (PACKAGE | SHOWN[page] if page in SHOWN else set()), page
         assert "dualpipe_lab/cli/app.py" not in files, page
 
 

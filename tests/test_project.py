@@ -252,9 +252,11 @@ def test_a_file_is_a_page_and_a_function_a_paragraph(file):
             assert length <= 40, f"{node.name} has {length} lines besides its docstring"
 
 
-def test_files_of_tests_have_different_names():
-    """Pytest imports them by name alone: the second of two with one name is not run."""
-    files = sorted(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+def test_modules_of_tests_have_different_names():
+    """Pytest imports them by name alone: the second of two with one name is not run, or another is imported for it."""
+    files = sorted(
+        file.name for file in (ROOT / "tests").rglob("*.py") if file.name not in ("__init__.py", "conftest.py")
+    )
     assert [name for name, following in pairwise(files) if name == following] == []
 
 

@@ -158,6 +158,7 @@ def step_time(
     Raises:
         ValueError: as `Plan.check`, sequences that do not divide, or no peak for the plan's precision.
 
+    >>> from dualpipe_lab.models import LlamaConfig
     >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
     >>> plan = Plan(pp=2, dp=2, tp=2, num_microbatches=8, precision="bfloat16", zero=1)
     >>> found = step_time(llama3_8b, plan, Cluster.of("h100", 8), sequence_length=8192, global_batch=16)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from published import report
+from reports import report
 
 from dualpipe_course.whole.published import megatron
 from dualpipe_course.whole.published.megatron import CASES, GIB, MIB, Case, case_of

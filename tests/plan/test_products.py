@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from dualpipe_lab.cp.layouts import critical_path, make_layout, visible_pairs
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import GptConfig, Plan
 from dualpipe_lab.plan.products import RankWork, causal_pairs, model_flops
@@ -86,3 +87,16 @@ def test_experts_are_shared_out_over_ep_and_rows_are_not():
         into = next(product for product in work.products if product.name == "experts' input")
         assert into.times == 256 // ep
         assert into.rows * into.times == 8 * 4096
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "striped", "contiguous"])
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+def test_the_closed_form_of_the_slowest_rank_is_the_layout_s_own_count(layout, num_ranks):
+    for length in (num_ranks * 4, num_ranks * 6, num_ranks * 10):
+        expected = critical_path(visible_pairs(make_layout(layout, length, num_ranks)))
+        assert causal_pairs(length, num_ranks, layout) == expected
+    if layout != "zigzag":
+        uneven = num_ranks * 5 + num_ranks // 2
+        assert causal_pairs(uneven, num_ranks, layout) == critical_path(
+            visible_pairs(make_layout(layout, uneven, num_ranks))
+        )

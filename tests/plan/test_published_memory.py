@@ -6,7 +6,7 @@
 from statistics import median
 
 import pytest
-from published import report
+from reports import report
 
 import dualpipe_lab as lab
 from dualpipe_course.whole.published import simumax
