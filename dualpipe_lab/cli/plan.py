@@ -52,7 +52,7 @@ def plan(
 
 def _lines(found: SearchResult, machine: Cluster, tokens: float | None, price: float | None) -> Iterator[str]:
     yield f"{machine}"
-    yield f"{len(found.choices) + len(found.lost)} plans, {len(found.choices)} computed in full that fit{_end(found)}"
+    yield f"{found.num_plans} plans, {len(found.choices)} computed in full that fit{_end(found)}"
     yield _CAUTION
     yield ""
     for place, choice in enumerate(found.best, 1):

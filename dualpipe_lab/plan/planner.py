@@ -10,12 +10,12 @@ So the first plans are the first of all candidates, under the assumptions of `st
 Elsewhere: calculon's `llm-optimal-execution`; SimuMax's `search_best_parallel_strategy`; Galvatron.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from math import inf
 from typing import NamedTuple
 
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -24,6 +24,7 @@ from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.estimate import Estimate, estimate, fullest_ranks
 from dualpipe_lab.plan.fields import PlanFields, is_synchronous, registered_name
 from dualpipe_lab.plan.gpt_config import GptConfig
+from dualpipe_lab.plan.kept_experts import held_model
 from dualpipe_lab.plan.kept_tensors import MEGATRON, KeepRules
 from dualpipe_lab.plan.legal import grids
 from dualpipe_lab.plan.memory import RankMemory
@@ -57,11 +58,28 @@ class Choice(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A plan that was not chosen: which constraint it failed, and the sentence that says how."""
+    """Plans that were not chosen: which constraint they failed, and the sentence that says how.
+
+    Attributes:
+        plan: that lost; where there are several, one of them: the others have another schedule or stage of ZeRO.
+        constraint: memory, rule, slower, or limit.
+        reason: how it failed.
+        num_plans: that lost by it.
+        num_bytes: that the fullest rank needs, where that was computed.
+    """
 
     plan: Plan
     constraint: str
     reason: str
+    num_plans: int = 1
+    num_bytes: int | None = None
+
+    def stands_for(self, plan: PlanFields) -> bool:
+        """Return whether a plan is among these."""
+        if self.num_plans == 1:
+            return self.plan == plan
+        mine = self.plan
+        return replace(plan, zero=mine.zero, schedule=mine.schedule, overlap=mine.overlap) == mine
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,15 @@ class SearchResult:
     @property
     def counts(self) -> dict[str, int]:
         """How many plans lost by each constraint."""
-        return dict(Counter(lost.constraint for lost in self.lost))
+        found: Counter[str] = Counter()
+        for lost in self.lost:
+            found[lost.constraint] += lost.num_plans
+        return dict(found)
+
+    @property
+    def num_plans(self) -> int:
+        """How many plans there were."""
+        return len(self.choices) + sum(lost.num_plans for lost in self.lost)
 
     def why(self, plan: PlanFields) -> str:
         """Return why a plan is not the first.
@@ -110,13 +136,12 @@ class SearchResult:
                 behind = choice.time.seconds / self.choices[0].time.seconds - 1
                 return f"it is number {place}, {behind:.1%} behind the first" if place > 1 else "it is the first"
         for lost in self.lost:
-            if lost.plan == plan:
+            if lost.stands_for(plan):
                 return lost.reason
         raise ValueError(f"{plan} was no candidate; `estimate` and `step_time` take any plan")
 
     def __str__(self) -> str:
-        total = len(self.choices) + len(self.lost)
-        lines = [f"{total} plans; {len(self.choices)} fit and were computed in full"]
+        lines = [f"{self.num_plans} plans; {len(self.choices)} fit and were computed in full"]
         lines += [f"{place}. {choice}" for place, choice in enumerate(self.best, 1)]
         for constraint, count in sorted(self.counts.items()):
             example = next(lost for lost in self.lost if lost.constraint == constraint)
@@ -192,13 +217,12 @@ class _Settings(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A plan whose rules are not yet checked, and its bounds from below; they are in the order of seconds."""
+    """A plan, or all plans of a grid and a size of microbatches, with a bound from below; in the order of seconds."""
 
     seconds: float
     number: int
-    is_tight: bool
-    num_bytes: int
     plan: Plan
+    is_group: bool
 
 
 class _Search:
@@ -218,115 +242,118 @@ class _Search:
         self.keep_rules, self.time_rules = rules
         self.memory = cluster.accelerator.memory_bytes if memory is None else memory
         self.config: ModelConfig = model.outline if isinstance(model, GptConfig) else model
-        self.works: dict[Plan, float] = {}
-        self.tight: dict[Plan, float] = {}
+        self.works: dict[tuple[object, ...], float] = {}
         self.states: dict[tuple[object, ...], int] = {}
+        self.numbers = itertools.count()
         self.choices: list[Choice] = []
         self.lost: list[Lost] = []
 
     def run(self, count: int, limit: int) -> SearchResult:
         """Compute candidates in the order of their bounds."""
-        candidates = list(self._candidates())
+        candidates = list(self._groups())
         if not candidates:
             raise ValueError(
                 f"{self.global_batch} sequences do not divide among any data ranks of {self.cluster.num_ranks}; use a "
                 "multiple of the ranks"
             )
         heapify(candidates)
-        num_full = 0
-        while candidates:
-            worst = self.choices[count - 1].time.seconds if len(self.choices) >= count else inf
-            if candidates[0].seconds > 1.001 * worst or num_full >= limit:  # ties are told apart by the fourth digit
-                break
+        while candidates and not self._is_over(candidates[0], count) and len(self.choices) < limit:
             candidate = heappop(candidates)
-            if candidate.is_tight:
-                num_full += self._compute(candidate)
-            else:
-                heappush(candidates, self._tightened(candidate))
-        complete = num_full < limit or not candidates
+            if not candidate.is_group:
+                self._compute(candidate.plan)
+                continue
+            for one in self._members(candidate):
+                heappush(candidates, one)
+        complete = not candidates or self._is_over(candidates[0], count)
         self._leave(candidates, self.choices[count - 1].time.seconds if complete and candidates else None)
         return SearchResult(tuple(self.choices), tuple(self.lost), count, complete)
 
-    def _candidates(self) -> Iterator[_Candidate]:
-        base, numbers = Plan(precision=self.settings.precision), iter(range(10**9))
-        for grid in grids(base, self.config, self.cluster.num_ranks):
+    def _is_over(self, candidate: _Candidate, count: int) -> bool:
+        """Whether a candidate is slower than those that were asked for; ties are told apart by the fourth digit."""
+        return len(self.choices) >= count and candidate.seconds > 1.001 * self.choices[count - 1].time.seconds
+
+    def _groups(self) -> Iterator[_Candidate]:
+        """Yield all grids with all sizes of a microbatch, with and without recomputation."""
+        for grid in grids(Plan(precision=self.settings.precision), self.config, self.cluster.num_ranks):
             share, rest = divmod(self.global_batch, grid.data_size)
             for num_rows in _ROWS if share and not rest else ():
-                if share % num_rows == 0:
-                    for plan, seconds, num_bytes in self._of_grid(replace(grid, num_microbatches=share // num_rows)):
-                        yield _Candidate(seconds, next(numbers), False, num_bytes, plan)
+                for again in self.settings.recompute if share % num_rows == 0 else ():
+                    plan = replace(
+                        grid, num_microbatches=share // num_rows, recompute=again, sequence_parallel=grid.tp > 1
+                    )
+                    seconds = self._mean_seconds(plan, num_rows)
+                    yield _Candidate(seconds, next(self.numbers), plan, is_group=True)
 
-    def _of_grid(self, grid: Plan) -> Iterator[tuple[Plan, float, int]]:
-        """Yield the plans of a grid, each with its bounds."""
-        for again in self.settings.recompute:
-            plan = replace(grid, recompute=again, sequence_parallel=grid.tp > 1)
-            seconds = self._mean_seconds(plan)
-            zeros = self.settings.zeros if plan.num_copies > 1 else self.settings.zeros[:1]
-            for zero in zeros:
-                num_bytes = self._least_bytes(replace(plan, zero=zero))
-                for name, overlap in self._schedules(plan):
-                    yield replace(plan, zero=zero, schedule=name, overlap=overlap), seconds, num_bytes
+    def _members(self, group: _Candidate) -> Iterator[_Candidate]:
+        """Yield the plans of a group, each with the bound that its schedule and its stages have."""
+        for name, overlap in self._schedules(group.plan):
+            plan = replace(group.plan, schedule=name, overlap=overlap)
+            try:
+                seconds = max(group.seconds, least_seconds(self._times(plan)))
+            except ValueError:  # `_compute` says which rule
+                seconds = group.seconds
+            for zero in self._zeros(plan):
+                yield _Candidate(seconds, next(self.numbers), replace(plan, zero=zero), is_group=False)
 
-    def _schedules(self, plan: Plan) -> Iterator[tuple[str, bool]]:
-        """Yield the schedules to try, and with experts those with pairs once more, overlapped."""
+    def _zeros(self, plan: Plan) -> tuple[int, ...]:
+        return self.settings.zeros if plan.num_copies > 1 else self.settings.zeros[:1]
+
+    def _schedules(self, plan: Plan) -> list[tuple[str, bool]]:
+        """Return the schedules to try, and with experts those with pairs once more, overlapped."""
+        found: list[tuple[str, bool]] = []
         for name in self.settings.names if plan.pp > 1 else self.settings.names[:1]:
-            yield name, False
-            if plan.pp > 1 and has_experts(self.config) and has_pairs(name, plan.pp):
-                yield name, True
+            overlaps = plan.pp > 1 and has_experts(self.config) and has_pairs(name, plan.pp)
+            found += [(name, False), (name, True)] if overlaps else [(name, False)]
+        return found
 
     def _times(self, plan: Plan) -> StageTimes:
         num_rows = self.global_batch // plan.data_size // plan.num_microbatches
         return StageTimes(self.model, plan, self.cluster, self.time_rules, num_rows, self.sequence_length)
 
-    def _mean_seconds(self, plan: Plan) -> float:
-        """Return the mean seconds of the ranks of pp without what overlapped pairs hide: no schedule takes less."""
-        flat = replace(plan, pp=1)
-        if flat not in self.works:
-            table = self._times(flat).of(0)
-            hidden = sum(kind.get("ep", 0.0) for kind in table.values())
-            self.works[flat] = (sum(sum(kind.values()) for kind in table.values()) - hidden) * plan.num_microbatches
-        return self.works[flat] / plan.pp
+    def _mean_seconds(self, plan: Plan, num_rows: int) -> float:
+        """Return the mean seconds of the ranks of pp without what overlapped pairs hide: no schedule takes less.
 
-    def _tightened(self, candidate: _Candidate) -> _Candidate:
-        """Return a candidate with the bound that its schedule and its stages have."""
-        plan = candidate.plan
-        key = replace(plan, zero=0)
-        if key not in self.tight:
-            try:
-                self.tight[key] = least_seconds(self._times(plan))
-            except ValueError:  # `_compute` says which rule
-                self.tight[key] = 0.0
-        return candidate._replace(seconds=max(candidate.seconds, self.tight[key]), is_tight=True)
+        Those of a microbatch depend on what is inside of a data rank alone.
+        """
+        key = (plan.cp, plan.tp, plan.ep, plan.experts_in_data, plan.recompute, num_rows)
+        if key not in self.works:
+            table = self._times(replace(plan, pp=1)).of(0)
+            hidden = sum(kind.get("ep", 0.0) for kind in table.values())
+            self.works[key] = sum(sum(kind.values()) for kind in table.values()) - hidden
+        return self.works[key] * plan.num_microbatches / plan.pp
 
     def _least_bytes(self, plan: Plan) -> int:
         """Return the mean bytes that the ranks of pp hold between steps."""
-        flat = replace(plan, pp=1, num_microbatches=1, schedule="1f1b")
+        flat = replace(plan, pp=1, num_microbatches=1, schedule="1f1b", overlap=False)
         key = (flat.dp, flat.cp, flat.tp, flat.ep, flat.experts_in_data, flat.zero)
         if key not in self.states:
-            self.states[key] = model_states(self.model, flat).total
+            self.states[key] = model_states(held_model(self.model, flat, self.keep_rules), flat).total
         return self.states[key] // plan.pp
 
-    def _compute(self, candidate: _Candidate) -> bool:
-        """Compute a candidate in full, and return whether that took time."""
-        plan = candidate.plan
-        if candidate.num_bytes > self.memory:
-            states = f"parameters, gradients, masters and moments take {candidate.num_bytes / _GB:.0f} GB on a rank"
-            self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}"))
-            return False
-        problem = first_problem(plan, self.config, self.sequence_length)
-        if problem is not None:
-            self.lost.append(Lost(plan, _RULE, problem))
-            return False
+    def _compute(self, plan: Plan) -> None:
+        """Compute a plan in full: its rules, the memory of its fullest ranks, all of its memory, its seconds."""
         shape = self.sequence_length, self.global_batch
-        fullest = max(fullest_ranks(self.model, plan, *shape, self.keep_rules), key=lambda one: one.allocated)
+        try:
+            least = self._least_bytes(plan)
+            if least > self.memory:
+                states = f"parameters, gradients, masters and moments take {least / _GB:.0f} GB on a rank"
+                self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}"))
+                return
+            problem = first_problem(plan, self.config, self.sequence_length)
+            if problem is not None:
+                raise ValueError(problem)
+            fullest = max(fullest_ranks(self.model, plan, *shape, self.keep_rules), key=lambda one: one.allocated)
+        except ValueError as broken:  # a rule of the plan, or of the framework: experts that do not divide along tp
+            self.lost.append(Lost(plan, _RULE, str(broken)))
+            return
         if fullest.total.num_bytes > self.memory:
-            self.lost.append(Lost(plan, _MEMORY, self._too_large(fullest)))
-            return False
+            reason, num_bytes = self._too_large(fullest), fullest.total.num_bytes
+            self.lost.append(Lost(plan, _MEMORY, reason, num_bytes=num_bytes))
+            return
         found = estimate(self.model, plan, self.cluster, *shape, self.keep_rules)
         seconds = StepTimer(self.model, plan, self.cluster, *shape, self.time_rules).result
         self.choices.append(Choice(plan, found, seconds))
         self.choices.sort(key=_order)
-        return True
 
     def _too_large(self, fullest: RankMemory) -> str:
         """Return which rank needs how much, and the largest parts of it."""
@@ -337,8 +364,10 @@ class _Search:
 
     def _leave(self, candidates: Sequence[_Candidate], worst: float | None) -> None:
         """Enter candidates that are not computed, with their bounds."""
-        for candidate in candidates:
-            reason = "the search stopped at its limit"
+        for seconds, _, plan, is_group in candidates:
+            reason, constraint = "the search stopped at its limit", "limit"
             if worst is not None:
-                reason = f"it takes at least {candidate.seconds:.3f} s, and {worst:.3f} s are reached without it"
-            self.lost.append(Lost(candidate.plan, _SLOW if worst is not None else "limit", reason))
+                reason = f"it takes at least {seconds:.3f} s, and {worst:.3f} s are reached without it"
+                constraint = _SLOW
+            num_plans = len(self._schedules(plan)) * len(self._zeros(plan)) if is_group else 1
+            self.lost.append(Lost(plan, constraint, reason, num_plans))

@@ -98,7 +98,7 @@ class RankWork:
     @property
     def num_tokens(self) -> int:
         """T, the tokens of a microbatch on this rank; of cp, the most that a rank has."""
-        return self.num_rows * (self.sequence_length // self.plan.cp)
+        return self.num_rows * -(-self.sequence_length // self.plan.cp)
 
     def layer(self, number: int) -> Work:
         """Return the work of a layer's forward."""
@@ -232,9 +232,11 @@ def causal_pairs(length: int, num_ranks: int = 1, layout: str = "zigzag") -> int
     >>> causal_pairs(8), causal_pairs(8, 2, "zigzag"), causal_pairs(8, 2, "contiguous")
     (36, 18, 26)
     """
-    if num_ranks == 1:
-        return length * (length + 1) // 2
-    return critical_path(visible_pairs(make_layout(layout, length, num_ranks)))
+    size, rest = divmod(length, num_ranks)
+    triangle, others = size * (size + 1) // 2, num_ranks - 1
+    if rest or (layout == "zigzag" and size % 2):
+        return critical_path(visible_pairs(make_layout(layout, length, num_ranks)))
+    return triangle + others * {"contiguous": size * size, "striped": triangle, "zigzag": size * size // 2}[layout]
 
 
 def model_flops(model: AnyModel, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:

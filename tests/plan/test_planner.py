@@ -89,7 +89,7 @@ def test_plans_say_which_rank_needs_how_much_of_what(found):
     assert set(found.counts) <= {"memory", "rule", "slower"}
     text = str(found)
     assert "lost by memory" in text
-    assert text.startswith(f"{len(found.choices) + len(found.lost)} plans")
+    assert text.startswith(f"{found.num_plans} plans")
 
 
 def test_a_plan_that_was_no_candidate_is_refused(found):
