@@ -36,7 +36,7 @@ Seconds: TypeAlias = dict[str, float]  # by what they are spent on
 
 
 class Machine:
-    """How long one accelerator takes for a product, and for bytes of its memory.
+    """How long one accelerator takes for products of one type of number.
 
     Raises:
         ValueError: no peak for a type of number.
@@ -55,12 +55,8 @@ class Machine:
         """Return the seconds of a product, or of many as one kernel."""
         rows, inner, outer, times = product[1:]
         num_bytes = (rows * inner + inner * outer + rows * outer) * times * element
-        efficiency = self.unit.efficiency_of(self.kind).at(product.flops / times)
-        return max(product.flops / (self.peak * efficiency), self.bytes(num_bytes)) + self.unit.overhead
-
-    def bytes(self, num_bytes: float) -> float:
-        """Return the seconds in which so many bytes are read or written."""
-        return num_bytes / (self.unit.memory_bandwidth * self.unit.memory_efficiency.at(num_bytes))
+        computed = product.flops / self.unit.product_rate(product.flops / times, self.kind)
+        return max(computed, self.unit.memory_seconds(num_bytes)) + self.unit.overhead
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,8 @@ class StageTimes:
             num_bytes = work.forward_bytes if kind == "F" else work.backward_bytes
             core = self._core(work.core_flops * factor, part_of_peak[kind == "I"])
             launches = work.num_kernels * (1 if kind == "F" else 2) * machine.unit.overhead
-            own = {"products": each, "attention": core, "elementwise": machine.bytes(num_bytes) + launches}
+            moved = machine.unit.memory_seconds(num_bytes)
+            own = {"products": each, "attention": core, "elementwise": moved + launches}
             found[kind] = own | self._exposed(self._calls(calls), core)
         if self.plan.recompute and is_layer:
             found["I"]["again"] = sum(found["F"].values())
