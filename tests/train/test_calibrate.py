@@ -124,6 +124,16 @@ def test_a_fit_needs_two_sizes(seconds):
         fit(seconds)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("product", "matrix products of two sizes or more, got none"), ("elementwise", "two sizes or more, got {}")],
+)
+def test_a_calibration_needs_every_kind_of_work_that_computes(kind, words):
+    seconds = {work: value for work, value in timed(machine()).items() if work.kind != kind}
+    with pytest.raises(ValueError, match=words):
+        Calibration.of(seconds, MACHINE)
+
+
 def noisy():
     values = timed(machine(), 40e-6)
     return {work: value * (1 + 0.1 * (index * 7 % 5)) for index, (work, value) in enumerate(values.items())}
