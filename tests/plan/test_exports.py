@@ -18,6 +18,8 @@ def test_what_does_not_fit_is_refused(framework):
         getattr(exports, framework)(Plan(dp=4, num_microbatches=2), LLAMA, LENGTH, 12)
     with pytest.raises(ValueError, match="has none, got ep 2"):
         getattr(exports, framework)(Plan(ep=2), GptConfig(512, 64, 2, 4), LENGTH, 2)
+    with pytest.raises(ValueError, match=r"learned positions, got 64 tokens and 63; use shorter sequences"):
+        getattr(exports, framework)(Plan(), GptConfig(512, 64, 2, 4, num_positions=63), LENGTH, 1)
 
 
 @settings(max_examples=40, deadline=None)
