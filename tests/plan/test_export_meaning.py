@@ -1,6 +1,7 @@
 """Settings of other frameworks mean what the plan and the model mean: ranks, sequences, layers, sizes."""
 
 import re
+import shlex
 from dataclasses import replace
 from math import prod
 
@@ -8,7 +9,7 @@ import pytest
 from export_plans import LENGTH, V3, arguments_of, export, plans
 from hypothesis import given, settings
 
-from dualpipe_lab.plan import Plan, exports, model_of
+from dualpipe_lab.plan import MEGATRON, Cluster, Plan, estimate, exports, model_of
 
 
 @settings(max_examples=30, deadline=None)
@@ -110,3 +111,29 @@ def test_what_megatron_computes_otherwise_is_told():
     assert any("sigmoid weights" in each for each in export("megatron", Plan(dp=2), odd).missing)
     soft = replace(V3, scoring="softmax", selection_bias=False, num_groups=1, num_groups_per_token=1, normalise=False)
     assert "--moe-router-pre-softmax" in export("megatron", Plan(dp=2), soft).settings
+
+
+def test_megatron_s_experts_are_those_of_its_rules_of_memory():
+    """By `estimate` a rank holds the experts that the size of ep in the command leaves it."""
+    config = replace(V3, expert_ffn_size=64)
+    for plan in (Plan(tp=2, ep=2, sequence_parallel=True), Plan(tp=4, dp=4, ep=4, experts_in_data=True), Plan(dp=2)):
+        ranks = int(arguments_of(export("megatron", plan, config).settings)["--expert-model-parallel-size"][0])
+        cluster, batch = Cluster.of("h100", plan.world_size), plan.data_size
+        held, none = (
+            estimate(one, plan, cluster, LENGTH, batch, MEGATRON).of(0).states.num_parameters
+            for one in (config, replace(config, expert_ffn_size=32))
+        )
+        num_layers = config.num_layers - config.num_dense_layers
+        shared = config.num_shared_experts / plan.tp
+        experts = (held - none) / num_layers / (config.expert_parameters / 2)
+        assert experts == config.num_experts / ranks + shared, plan
+    odd = arguments_of(export("megatron", Plan(tp=4, ep=8, sequence_parallel=True), config).settings)
+    assert odd["--expert-model-parallel-size"] == ["8"], "16 experts do not divide among 32 ranks"
+
+
+def test_text_of_arguments_is_read_by_a_shell_as_it_was():
+    plan = Plan(pp=2, dp=2, num_microbatches=4, layers=(8, 9), multi_token=0.3)
+    found = export("megatron", plan, V3)
+    text = str(replace(found, missing=()))
+    assert "'Et*8|t*9mL'" in text
+    assert shlex.split(text) == found.settings
