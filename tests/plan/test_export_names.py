@@ -2,12 +2,17 @@
 
 import json
 import re
+import shlex
+from dataclasses import replace
 
 import pytest
 from export_plans import CHECKS, FRAMEWORKS, NAMES, check_megatron, export, plans
 from hypothesis import given, settings
 
-from dualpipe_lab.plan import Plan, model_of
+from dualpipe_lab.models import LlamaConfig, V3MoEConfig
+from dualpipe_lab.plan import Cluster, LinkClass, Plan, exports, model_of
+from dualpipe_lab.plan.planner import search
+from dualpipe_lab.topology import AXES
 
 SAMPLES = [
     ("llama3-8b", Plan(dp=8, zero=3, precision="bfloat16")),
@@ -36,6 +41,31 @@ def test_any_plan_has_names_and_choices_of_the_parsers(drawn):
         CHECKS[framework](found.settings)
         assert json.loads(json.dumps(found.settings)) == found.settings
         assert found.is_complete != (f"\nno setting of {found.framework}: " in str(found))
+
+
+SEARCHED = {
+    "Llama": LlamaConfig(32000, 2048, 5632, 16, 16, 4),
+    "experts": V3MoEConfig(
+        vocabulary_size=32000, hidden_size=1024, ffn_size=2816, num_layers=6, num_heads=16, num_kv_heads=4,
+        expert_ffn_size=512, num_experts=16,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_plans_that_a_search_returns_are_read_by_the_parsers(name):
+    """Nodes of two ranks with slow links between them: its choices have every axis."""
+    model, cluster = SEARCHED[name], Cluster.of("h100", 8, 2)
+    cluster = replace(cluster, between=LinkClass("slow", 1e9, 1e-4))
+    few = {"count": 1, "schedule_names": ["1f1b"], "zeros": [1], "recompute": [False]}
+    found = [choice.plan for choice in search(model, cluster, 2048, 16, **few).choices[::3]]
+    sizes = {axis for plan in found for axis in AXES if getattr(plan, axis) > 1}
+    assert sizes == {"pp", "dp", "cp", "tp"} | ({"ep"} if name == "experts" else set())
+    for plan in found:
+        for framework in FRAMEWORKS:
+            CHECKS[framework](getattr(exports, framework)(plan, model, 2048, 16).settings)
+        text = str(replace(exports.megatron(plan, model, 2048, 16), missing=()))
+        check_megatron(shlex.split(text))
 
 
 def test_a_name_that_no_parser_has_is_seen():
