@@ -152,14 +152,15 @@ def estimate(
     >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
     parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
     """
-    from dualpipe_lab.plan.gpt_config import GptConfig
     from dualpipe_lab.plan.kept_tensors import LAB
-    from dualpipe_lab.plan.places import MemoryMaker, lengths_of
+    from dualpipe_lab.plan.places import MemoryMaker
+    from dualpipe_lab.plan.rules import lengths_of
+    from dualpipe_lab.plan.states import config_of
     from dualpipe_lab.plan.traffic import check_traffic
 
     if not 1 <= imbalance < inf:
         raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance}; use 1 or more")
-    plan.check(model.outline if isinstance(model, GptConfig) else model, sequence_length, cluster.num_ranks)
+    plan.check(config_of(model), sequence_length, cluster.num_ranks)
     plan = _with_nodes(plan, cluster)
     num_rows = check_traffic(plan, global_batch)
     rules = rules or LAB
@@ -171,7 +172,8 @@ def fullest_ranks(
     model: "AnyModel", plan: Plan, sequence_length: int, global_batch: int, rules: "KeepRules"
 ) -> "list[RankMemory]":
     """Return the memory of the fullest rank of each rank of pp, for a legal plan: all that a search asks for."""
-    from dualpipe_lab.plan.places import MemoryMaker, lengths_of
+    from dualpipe_lab.plan.places import MemoryMaker
+    from dualpipe_lab.plan.rules import lengths_of
     from dualpipe_lab.plan.traffic import check_traffic
 
     num_rows = check_traffic(plan, global_batch)

@@ -22,13 +22,12 @@ from dualpipe_lab.plan.call_times import CallTimes, Group, Links
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.expert_traffic import ExpertTraffic
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.latent_traffic import LatentTraffic
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES, StageTraffic
 from dualpipe_lab.plan.products import Product, RankWork, Work
 from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.second_traffic import second_backward, second_forward
-from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.states import AnyModel, config_of, sizes_of
 from dualpipe_lab.plan.time_rules import TimeRules
 
 _AXES = ("tp", "cp", "ep")
@@ -79,7 +78,7 @@ class StageTimes:
     @cached_property
     def layers(self) -> tuple[range, ...]:
         """The layers of every stage."""
-        config = self.model.outline if isinstance(self.model, GptConfig) else self.model
+        config = config_of(self.model)
         return stage_layers(config, self.plan.num_stages, self.plan.layers, has_second(self.plan, config))
 
     def of(self, stage: int) -> dict[str, Seconds]:
@@ -99,9 +98,7 @@ class StageTimes:
     @cached_property
     def config(self) -> LlamaConfig:
         """The sizes of attention, embedding and head."""
-        if isinstance(self.model, LlamaConfig):
-            return self.model
-        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
+        return sizes_of(self.model)
 
     @property
     def element(self) -> int:

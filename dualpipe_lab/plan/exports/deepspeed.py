@@ -12,10 +12,10 @@ Left to the user: model, data, optimizer, learning rate.
 
 from typing import Any
 
-from dualpipe_lab.plan.exports.export import Export, config_of, has_order, rows_of
+from dualpipe_lab.plan.exports.export import Export, has_order, rows_of
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.states import AnyModel, shard_counts
+from dualpipe_lab.plan.states import AnyModel, config_of, shard_counts
 
 
 def deepspeed(plan: Plan, model: AnyModel, sequence_length: int, global_batch: int) -> Export[dict[str, Any]]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Generic, TypeVar
 
-from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.states import AnyModel, config_of
 from dualpipe_lab.plan.traffic import check_traffic
 
 Settings = TypeVar("Settings")
@@ -47,11 +46,6 @@ class Export(Generic[Settings]):
         if isinstance(self.settings, list):
             text = " ".join(map(quote, self.settings)).replace(" --", "\n--")
         return "\n".join([text, *(f"no setting of {self.framework}: {each}" for each in self.missing)])
-
-
-def config_of(model: AnyModel) -> ModelConfig:
-    """Return the config whose rules and stages a model has."""
-    return model.outline if isinstance(model, GptConfig) else model
 
 
 def rows_of(plan: Plan, model: AnyModel, sequence_length: int, global_batch: int) -> int:

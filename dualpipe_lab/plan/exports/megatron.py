@@ -12,11 +12,11 @@ With tp or cp, and no ZeRO-2 or 3, accelerators older than Blackwell need CUDA_D
 Left to the user: data, tokenizer, learning rate, length of the run, back ends of attention.
 """
 
-from dualpipe_lab.plan.exports.export import Export, config_of, has_order, rows_of
+from dualpipe_lab.plan.exports.export import Export, has_order, rows_of
 from dualpipe_lab.plan.exports.megatron_model import Command, add_model
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.states import AnyModel, shard_counts
+from dualpipe_lab.plan.states import AnyModel, config_of, shard_counts
 from dualpipe_lab.pp.schedules.interleaved import round_sizes
 
 _STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}

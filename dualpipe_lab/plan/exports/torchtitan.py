@@ -12,12 +12,11 @@ Left to the user: the model, which is a function of its registry; data, optimize
 
 from typing import Any
 
-from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.exports.export import Export, config_of, has_order, rows_of
+from dualpipe_lab.plan.exports.export import Export, has_order, rows_of
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.states import AnyModel, shard_counts
+from dualpipe_lab.plan.states import AnyModel, config_of, shard_counts, sizes_of
 from dualpipe_lab.pp.schedules.interleaved import round_sizes
 
 _SCHEDULES = {
@@ -100,7 +99,7 @@ def _add_axes(found: _Config, plan: Plan, model: AnyModel, tokens: int) -> None:
     parts = (plan.tp if plan.sequence_parallel else 1) * (2 * plan.cp if plan.cp > 1 else 1)
     if tokens % parts:
         found.missing.append(f"microbatches of {tokens} tokens: it refuses those that {parts} parts do not divide")
-    num_heads, has_latents = _sizes(model).num_kv_heads, isinstance(model, V3MoEConfig) and model.latent is not None
+    num_heads, has_latents = sizes_of(model).num_kv_heads, isinstance(model, V3MoEConfig) and model.latent is not None
     if num_heads % plan.tp and not has_latents:
         found.missing.append(f"{num_heads} heads of keys on tp {plan.tp}: it refuses sizes that do not divide them")
 
@@ -122,7 +121,7 @@ def _add_experts(found: _Config, plan: Plan, model: AnyModel) -> None:
 
 def _add_pipeline(found: _Config, plan: Plan, model: AnyModel) -> None:
     config = config_of(model)
-    if plan.pp > 1 and _sizes(model).tied:
+    if plan.pp > 1 and sizes_of(model).tied:
         found.missing.append("a tied table under pp: it refuses one that two stages share")
     if has_second(plan, config):
         found.missing.append("a second token: num_mtp_layers of the model's registry and MTPLoss choose it")
@@ -145,12 +144,6 @@ def _add_pipeline(found: _Config, plan: Plan, model: AnyModel) -> None:
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "lm_head"]
     found.parallelism["module_fqns_per_model_part"] = stages
-
-
-def _sizes(model: AnyModel) -> LlamaConfig:
-    """Return the sizes of attention and of the table."""
-    config = config_of(model)
-    return config if isinstance(config, LlamaConfig) else config.dense
 
 
 def _runs(plan: Plan) -> bool:
