@@ -195,6 +195,8 @@ def test_what_is_no_cluster_is_refused(content, words, tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: Cluster.of("h100", 8, 0), "ranks_per_node to be an integer of at least 1, got 0"),
+        (lambda: Cluster.of("h100", "8"), "num_ranks to be an integer of at least 1, got '8'"),
         (lambda: Efficiency(0.0), "above 0 and at most 1, got 0.0"),
         (lambda: Efficiency(points=((1, 1.5),)), "above 0 and at most 1, got 1.5"),
         (lambda: Efficiency(points=((0, 0.5),)), "a size above 0, got 0"),
