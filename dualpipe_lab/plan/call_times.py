@@ -19,7 +19,6 @@ from typing import NamedTuple
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.hardware import LinkClass
 
 
 class Group(NamedTuple):
@@ -70,9 +69,9 @@ class Links:
         """Return the seconds in which (n - 1) / n of the bytes leave every rank, so many times."""
         if group.size == 1:
             return 0.0
-        rate = _rate(self.inside, num_bytes)
+        rate = self.inside.rate(num_bytes)
         if group.crosses:
-            rate = min(rate, group.per_node * _rate(self.between, num_bytes))
+            rate = min(rate, group.per_node * self.between.rate(num_bytes))
         latency = self.between.latency if group.crosses else self.inside.latency
         rounds = ceil(log2(group.size))
         return passes * (num_bytes * (group.size - 1) / group.size / rate + rounds * latency)
@@ -82,10 +81,10 @@ class Links:
         if group.size == 1:
             return 0.0
         each = num_bytes / group.size
-        near = each * (group.per_node - 1) / _rate(self.inside, each)
+        near = each * (group.per_node - 1) / self.inside.rate(each)
         if not group.crosses:
             return near + self.inside.latency
-        far = each * (group.size - group.per_node) / _rate(self.between, each)
+        far = each * (group.size - group.per_node) / self.between.rate(each)
         return max(near + self.inside.latency, far + self.between.latency)
 
     def all_to_all_by_node(self, group: Group, num_bytes: float, crossing_bytes: float) -> float:
@@ -104,11 +103,7 @@ class Links:
     def message(self, group: Group, num_bytes: float) -> tuple[float, float]:
         """Return the seconds for which a message to a neighbour takes the slowest link, and its latency."""
         link = self.between if group.crosses else self.inside
-        return num_bytes / _rate(link, num_bytes), link.latency
-
-
-def _rate(link: LinkClass, num_bytes: float) -> float:
-    return link.bandwidth * link.efficiency.at(num_bytes)
+        return num_bytes / link.rate(num_bytes), link.latency
 
 
 class _Ranks(tuple[int, ...]):

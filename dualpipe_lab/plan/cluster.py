@@ -76,7 +76,9 @@ gb300, h100, h200, h800
         if known is None:
             raise ValueError(unknown_name(name))
         accelerator, usual, inside, between = known
-        return cls(accelerator, num_ranks, ranks_per_node or min(usual, num_ranks), inside, between)
+        if ranks_per_node is None:
+            ranks_per_node = min(usual, num_ranks) if isinstance(num_ranks, int) else usual
+        return cls(accelerator, num_ranks, ranks_per_node, inside, between)
 
     @classmethod
     def from_file(cls, path: "str | Path") -> "Cluster":

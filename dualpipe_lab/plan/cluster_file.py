@@ -19,6 +19,7 @@ from dualpipe_lab.plan.efficiency import Efficiency, is_number
 from dualpipe_lab.plan.hardware import Accelerator, LinkClass
 
 ABOUT = "a cluster for dualpipe_lab.plan.Cluster.from_file, in FLOP/s, bytes, bytes/s and seconds"
+_MOST_DIGITS = 30  # many more than any number here needs
 _CLUSTER = ("accelerator", "num_ranks", "ranks_per_node", "inside", "between")
 
 
@@ -67,7 +68,7 @@ def read_cluster(path: str | Path) -> dict[str, Any]:
 
 def _values(path: str | Path) -> dict[str, Any]:
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
+        values = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once, parse_int=_whole)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text in UTF-8; write a cluster with Cluster.to_file") from None
     except json.JSONDecodeError as error:
@@ -84,6 +85,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice is not None:
         raise ValueError(f"the field {twice} stands twice in one object; keep one")
     return dict(pairs)
+
+
+def _whole(digits: str) -> int:
+    """Return a whole number of JSON, whose digits have no limit there."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number has at most {_MOST_DIGITS} digits, got {len(digits)}; write it such as 8e10")
+    return int(digits)
 
 
 def _mapping(what: str, values: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.efficiency import is_number
 from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
 
@@ -111,9 +112,9 @@ class Estimate:
 
     def _rows(self) -> Iterator[tuple[RankMemory, str]]:
         """Yield the memories that differ, with their places."""
-        found: dict[tuple[ModelStates, Peak], list[RankMemory]] = {}
+        found: dict[tuple[ModelStates, Peak, int], list[RankMemory]] = {}
         for memory in self.places.values():
-            found.setdefault((memory.states, memory.peak), []).append(memory)
+            found.setdefault((memory.states, memory.peak, memory.buffers), []).append(memory)
         for same in found.values():
             axes = [axis for axis in ("pp", "cp", "tp") if self.plan.sizes[axis] > 1]
             names = [f"{axis} {_spans(sorted({getattr(one, f'{axis}_rank') for one in same}))}" for axis in axes]
@@ -152,14 +153,15 @@ def estimate(
     >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
     parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
     """
-    from dualpipe_lab.plan.gpt_config import GptConfig
     from dualpipe_lab.plan.kept_tensors import LAB
-    from dualpipe_lab.plan.places import MemoryMaker, lengths_of
+    from dualpipe_lab.plan.places import MemoryMaker
+    from dualpipe_lab.plan.rules import lengths_of
+    from dualpipe_lab.plan.states import config_of
     from dualpipe_lab.plan.traffic import check_traffic
 
-    if not 1 <= imbalance < inf:
-        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance}; use 1 or more")
-    plan.check(model.outline if isinstance(model, GptConfig) else model, sequence_length, cluster.num_ranks)
+    if not is_number(imbalance) or not 1 <= imbalance < inf:
+        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance!r}; use 1 or more")
+    plan.check(config_of(model), sequence_length, cluster.num_ranks)
     plan = _with_nodes(plan, cluster)
     num_rows = check_traffic(plan, global_batch)
     rules = rules or LAB
@@ -171,7 +173,8 @@ def fullest_ranks(
     model: "AnyModel", plan: Plan, sequence_length: int, global_batch: int, rules: "KeepRules"
 ) -> "list[RankMemory]":
     """Return the memory of the fullest rank of each rank of pp, for a legal plan: all that a search asks for."""
-    from dualpipe_lab.plan.places import MemoryMaker, lengths_of
+    from dualpipe_lab.plan.places import MemoryMaker
+    from dualpipe_lab.plan.rules import lengths_of
     from dualpipe_lab.plan.traffic import check_traffic
 
     num_rows = check_traffic(plan, global_batch)

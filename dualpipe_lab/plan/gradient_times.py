@@ -121,7 +121,7 @@ class GradientTimes:
         """Return the seconds of the optimizer."""
         numels = self._numels(self._parts(pp_rank))
         total = sum(numel // (self._shards(group).size if self.plan.zero else 1) for group, numel in numels)
-        return self.times.machine.bytes(total * _UPDATE_BYTES)
+        return self.times.machine.unit.memory_seconds(total * _UPDATE_BYTES)
 
     def _sum(self, group: Group, numel: int) -> float:
         """Sum over the copies: within nodes and then across them, where the plan is hybrid."""

@@ -97,7 +97,11 @@ class Accelerator:
         kind = next(iter(self.peaks)) if kind is None else kind
         if kind not in self.peaks:
             raise ValueError(f"{self.name} has no peak for {kind!r}, only for {', '.join(self.peaks)}; give one")
-        return self.overhead + flops / (self.peaks[kind] * self.efficiency_of(kind).at(flops))
+        return self.overhead + flops / self.product_rate(flops, kind)
+
+    def product_rate(self, flops: float, kind: str) -> float:
+        """Return the FLOP/s that products of so many FLOPs reach, of a type of number that has a peak."""
+        return self.peaks[kind] * self.efficiency_of(kind).at(flops)
 
     def elementwise_seconds(self, num_bytes: float) -> float:
         """Return the seconds of one kernel that is bound by memory.
@@ -105,7 +109,11 @@ class Accelerator:
         Args:
             num_bytes: read and written.
         """
-        return self.overhead + num_bytes / (self.memory_bandwidth * self.memory_efficiency.at(num_bytes))
+        return self.overhead + self.memory_seconds(num_bytes)
+
+    def memory_seconds(self, num_bytes: float) -> float:
+        """Return the seconds in which so many bytes are read or written, without the overhead of a kernel."""
+        return num_bytes / (self.memory_bandwidth * self.memory_efficiency.at(num_bytes))
 
 
 @dataclass(frozen=True)
@@ -142,4 +150,8 @@ class LinkClass:
         Args:
             num_bytes: of the message.
         """
-        return self.latency + num_bytes / (self.bandwidth * self.efficiency.at(num_bytes))
+        return self.latency + num_bytes / self.rate(num_bytes)
+
+    def rate(self, num_bytes: float) -> float:
+        """Return the bytes/s that messages of so many bytes reach, behind their latency."""
+        return self.bandwidth * self.efficiency.at(num_bytes)

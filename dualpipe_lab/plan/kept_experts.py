@@ -23,6 +23,7 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.kept_latent import LatentTable
 from dualpipe_lab.plan.kept_tensors import KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.rules import has_experts, has_second
 from dualpipe_lab.plan.states import AnyModel
 
 _INDEX = 8  # bytes of an index, as torch has them
@@ -190,16 +191,20 @@ class Tables(NamedTuple):
 def held_model(model: AnyModel, plan: PlanFields, rules: KeepRules) -> AnyModel:
     """Return the model whose states a rank holds where the ranks of tp share out or shard the experts.
 
+    Of both it has narrower experts, which have the same bytes, and routers for as many.
+
     Raises:
         ValueError: experts that do not divide among the ranks of tp.
     """
     if not isinstance(model, V3MoEConfig) or rules.experts == "copied" or plan.tp == 1:
         return model
-    found = {"spread": model.num_experts // plan.ep, "sharded": model.expert_ffn_size}[rules.experts]
-    if found % plan.tp:
-        what = {"spread": "experts of a rank of ep", "sharded": "features of an expert"}[rules.experts]
-        raise ValueError(f"the {what} divide among the ranks of tp, got {found} for tp {plan.tp}; use another ep or tp")
+    if not has_experts(model) and not has_second(plan, model):  # the second token's layer has experts
+        return model
+    shared_out = {"the experts of a rank of ep": model.num_experts // plan.ep} if rules.experts == "spread" else {}
+    for what, number in (shared_out | {"the features of an expert": model.expert_ffn_size}).items():
+        if number % plan.tp:
+            raise ValueError(
+                f"{what} divide among the ranks of tp, got {number} for tp {plan.tp}; use another ep or tp"
+            )
     width, shared = model.expert_ffn_size // plan.tp, model.num_shared_experts * plan.tp  # of the same total width
-    if model.expert_ffn_size % plan.tp:
-        raise ValueError(f"expert_ffn_size divides among the ranks of tp, got {model.expert_ffn_size} for tp {plan.tp}")
     return replace(model, expert_ffn_size=width, num_shared_experts=shared)

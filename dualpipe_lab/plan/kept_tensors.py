@@ -26,7 +26,7 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
-from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.states import AnyModel, sizes_of
 from dualpipe_lab.sharding import shard_slice
 
 Certainty: TypeAlias = Literal["exact", "assumed", "fitted"]
@@ -287,9 +287,7 @@ class LayerTable:
 
     @property
     def _sizes(self) -> LlamaConfig:
-        if isinstance(self.model, LlamaConfig):
-            return self.model
-        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
+        return sizes_of(self.model)
 
     @property
     def hidden(self) -> int:

@@ -6,9 +6,7 @@ In: a model, a plan, rules for what is kept, the shape of a microbatch.  Out: a 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.kept_counts import KeptAt, kept_counts
 from dualpipe_lab.plan.kept_experts import EXPERTS, Tables, held_model
 from dualpipe_lab.plan.kept_second import second_tensors, second_weights
@@ -16,7 +14,9 @@ from dualpipe_lab.plan.kept_tensors import Certainty, KeepRules, KeptTensor
 from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second
-from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
+from dualpipe_lab.plan.states import (
+    AnyModel, ModelStates, NumberBytes, config_of, flat_layouts, model_states, parts_of_place,
+)  # fmt: skip
 from dualpipe_lab.pp.program import Action, B, I, W
 
 
@@ -35,7 +35,7 @@ class MemoryMaker:
     ) -> None:
         self.model, self.rules, self.num_rows, self.imbalance = model, rules, num_rows, imbalance
         self.lengths, self.numbers = lengths, numbers or NumberBytes.of(plan.precision)
-        config = model.outline if isinstance(model, GptConfig) else model
+        config = config_of(model)
         self.layers = [list(layers) for layers in plan.stage_layers(config)]
         # the search for the best split takes its time
         self.plan = replace(plan, layers=tuple(map(len, self.layers)))
@@ -158,11 +158,3 @@ class MemoryMaker:
         layouts = flat_layouts(self.plan, parts_of_place(self.held, self.plan, pp_rank, tp_rank))
         largest = sum(sorted(layout.padded_numel for layout in layouts)[-2:])
         return largest * (self.numbers.gradient + self.numbers.parameter * (self.plan.zero == 3))
-
-
-def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
-    """Return the tokens of a sequence on each rank of cp."""
-    if plan.cp == 1:
-        return [sequence_length]
-    layout = make_layout(plan.layout, sequence_length, plan.cp)
-    return [layout.size(rank) for rank in range(plan.cp)]

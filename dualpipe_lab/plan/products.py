@@ -24,7 +24,7 @@ from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
-from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.states import AnyModel, sizes_of
 from dualpipe_lab.sharding import shard_slice
 
 _LAYER_KERNELS, _EXPERT_KERNELS, _HEAD_KERNELS = 6, 6, 4  # norms, sums, rotation, activation; routing; the loss
@@ -197,9 +197,7 @@ class RankWork:
     @property
     def sizes(self) -> LlamaConfig:
         """The sizes of attention, embedding and head."""
-        if isinstance(self.model, LlamaConfig):
-            return self.model
-        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
+        return sizes_of(self.model)
 
     @property
     def _element(self) -> int:

@@ -55,7 +55,7 @@ def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None)
     if problem is not None or sequence_length is None:
         return problem
     try:
-        shares = _shares(plan, sequence_length)
+        shares = lengths_of(plan, sequence_length)
     except ValueError as error:
         return str(error)
     uneven = next((size for size in shares if size % plan.tp), None)
@@ -136,8 +136,12 @@ def _second_token(plan: PlanFields, config: ModelConfig, sequence_length: int | 
     return None
 
 
-def _shares(plan: PlanFields, sequence_length: int) -> list[int]:
-    """The tokens of a sequence that each rank of cp holds."""
+def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
+    """Return the tokens of a sequence that each rank of cp holds.
+
+    Raises:
+        ValueError: a sequence without tokens, or one that the layout does not shard.
+    """
     if sequence_length < 1:
         raise ValueError(f"a sequence has a token at least, got a length of {sequence_length}")
     if plan.cp == 1:

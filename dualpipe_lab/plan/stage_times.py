@@ -23,13 +23,12 @@ from dualpipe_lab.plan.call_times import CallTimes, Group, Links
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.expert_traffic import ExpertTraffic
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.latent_traffic import LatentTraffic
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES, StageTraffic
 from dualpipe_lab.plan.products import Product, RankWork, Work
 from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.second_traffic import second_backward, second_forward
-from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.states import AnyModel, config_of, sizes_of
 from dualpipe_lab.plan.time_rules import TimeRules
 from dualpipe_lab.plan.token_nodes import nodes_of_token
 
@@ -38,7 +37,7 @@ Seconds: TypeAlias = dict[str, float]  # by what they are spent on
 
 
 class Machine:
-    """How long one accelerator takes for a product, and for bytes of its memory.
+    """How long one accelerator takes for products of one type of number.
 
     Raises:
         ValueError: no peak for a type of number.
@@ -57,12 +56,8 @@ class Machine:
         """Return the seconds of a product, or of many as one kernel."""
         rows, inner, outer, times = product[1:]
         num_bytes = (rows * inner + inner * outer + rows * outer) * times * element
-        efficiency = self.unit.efficiency_of(self.kind).at(product.flops / times)
-        return max(product.flops / (self.peak * efficiency), self.bytes(num_bytes)) + self.unit.overhead
-
-    def bytes(self, num_bytes: float) -> float:
-        """Return the seconds in which so many bytes are read or written."""
-        return num_bytes / (self.unit.memory_bandwidth * self.unit.memory_efficiency.at(num_bytes))
+        computed = product.flops / self.unit.product_rate(product.flops / times, self.kind)
+        return max(computed, self.unit.memory_seconds(num_bytes)) + self.unit.overhead
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class StageTimes:
     @cached_property
     def layers(self) -> tuple[range, ...]:
         """The layers of every stage."""
-        config = self.model.outline if isinstance(self.model, GptConfig) else self.model
+        config = config_of(self.model)
         return stage_layers(config, self.plan.num_stages, self.plan.layers, has_second(self.plan, config))
 
     def of(self, stage: int) -> dict[str, Seconds]:
@@ -105,9 +100,7 @@ class StageTimes:
     @cached_property
     def config(self) -> LlamaConfig:
         """The sizes of attention, embedding and head."""
-        if isinstance(self.model, LlamaConfig):
-            return self.model
-        return self.model.outline if isinstance(self.model, GptConfig) else self.model.dense
+        return sizes_of(self.model)
 
     @property
     def element(self) -> int:
@@ -198,7 +191,8 @@ class StageTimes:
             num_bytes = work.forward_bytes if kind == "F" else work.backward_bytes
             core = self._core(work.core_flops * factor, part_of_peak[kind == "I"])
             launches = work.num_kernels * (1 if kind == "F" else 2) * machine.unit.overhead
-            own = {"products": each, "attention": core, "elementwise": machine.bytes(num_bytes) + launches}
+            moved = machine.unit.memory_seconds(num_bytes)
+            own = {"products": each, "attention": core, "elementwise": moved + launches}
             found[kind] = own | self._exposed(self._calls(calls), core)
         if self.plan.recompute and is_layer:
             found["I"]["again"] = sum(found["F"].values())

@@ -15,12 +15,24 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 3.1 and 5.
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.dp.layout import Layout
+from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gpt_config import GptConfig, gpt_parts
 from dualpipe_lab.plan.gradient_traffic import Part, buckets_of, copies_of, parts_at
 
 AnyModel: TypeAlias = ModelConfig | GptConfig
+
+
+def config_of(model: AnyModel) -> ModelConfig:
+    """Return the config whose rules and stages a model has."""
+    return model.outline if isinstance(model, GptConfig) else model
+
+
+def sizes_of(model: AnyModel) -> LlamaConfig:
+    """Return the sizes of a model's attention, embedding and head."""
+    config = config_of(model)
+    return config if isinstance(config, LlamaConfig) else config.dense
 
 
 class NumberBytes(NamedTuple):

@@ -17,12 +17,11 @@ from typing import Literal
 
 from dualpipe_lab.plan.call_times import Group
 from dualpipe_lab.plan.cluster import Cluster
-from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.gradient_times import GradientTimes, Pass
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.products import model_flops
 from dualpipe_lab.plan.stage_times import Seconds, StageTimes
-from dualpipe_lab.plan.states import AnyModel
+from dualpipe_lab.plan.states import AnyModel, config_of
 from dualpipe_lab.plan.time_rules import LAB_TIME, TimeRules
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.cost import Cost
@@ -165,7 +164,7 @@ def step_time(
     >>> 0.3 < found.mfu < 0.9, found.tokens
     (True, 131072)
     """
-    config = model.outline if isinstance(model, GptConfig) else model
+    config = config_of(model)
     plan.check(config, sequence_length, cluster.num_ranks)
     return StepTimer(model, plan, cluster, sequence_length, global_batch, rules).result
 

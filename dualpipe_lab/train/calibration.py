@@ -198,6 +198,8 @@ def _link(seconds: dict[float, float], name: str, unit: Accelerator, source: str
 
 def _accelerator(seconds: Mapping[Work, float], machine: Machine, source: str) -> Accelerator:
     precisions = list(dict.fromkeys(work.precision for work in seconds if work.kind == "product"))
+    if not precisions:
+        raise ValueError("a calibration needs matrix products of two sizes or more, got none; measure some")
     moved = _sizes(seconds, "elementwise")
     overhead = min(fit(sizes).overhead for sizes in (_sizes(seconds, "product", precisions[0]), moved))
     products = {kind: fit(_sizes(seconds, "product", kind), overhead) for kind in precisions}

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dualpipe_lab.world.operating_system import is_running
+
 PREFIX = "dualpipe-lab-"
 _own: dict[Path, int] = {}  # open folders of this process, and its number: a fork of it owns none
 
@@ -58,7 +60,7 @@ def sweep() -> list[Path]:
 
 def _is_abandoned(path: Path) -> bool:
     owner = path.name.removeprefix(PREFIX).partition("-")[0]
-    if not owner.isdigit() or _is_alive(int(owner)):
+    if not owner.isdigit() or is_running(int(owner)):
         return False
     return _is_unlocked(path)  # the number may be unknown here because the owner lives in another container
 
@@ -76,14 +78,4 @@ def _is_unlocked(path: Path) -> bool:
         return False
     finally:
         os.close(lock)
-    return True
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
     return True

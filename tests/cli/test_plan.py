@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from shell import output, run
 
-from dualpipe_lab.plan import Cluster, Plan
-from dualpipe_lab.plan.model_of import model_of
-from dualpipe_lab.plan.planner import search
+from dualpipe_lab.plan import MEGATRON_TIME, Cluster, Plan, model_of, search, step_time
+from dualpipe_lab.train import Calibration
+from dualpipe_lab.train.calibration import Machine, Work, predict
 
 SMALL = ("plan", "llama3.2-1b", "--gpus", 4, "--batch", 16, "--length", 2048, "--schedule", "1f1b")
 
@@ -58,6 +59,39 @@ def test_of_plans_that_do_not_fit_the_nearest_is_named():
     sizes = [lost.num_bytes for lost in searched.lost if lost.num_bytes is not None]
     nearest = next(lost for lost in searched.lost if lost.num_bytes == min(sizes))
     assert f"{nearest.plan}: {nearest.reason}" in found
+
+
+def calibrated(*precisions):
+    """What a calibration finds on a machine that is as fast as the table's A100."""
+    unit = Cluster.of("a100-80", 4).accelerator
+    known = replace(Cluster.of("a100-80", 4), accelerator=replace(unit, peaks=dict.fromkeys(precisions, 312e12)))
+    works = [Work("product", kind, "", size) for kind in precisions for size in (1e9, 1e10, 1e11)]
+    works += [Work(kind, precisions[0], "", size) for kind in ("elementwise", "message") for size in (1e5, 1e6, 1e8)]
+    machine = Machine("this machine", unit.memory_bytes, 4, "its links", "2026-05")
+    return Calibration.of({work: predict(work, known) for work in works}, machine).cluster
+
+
+def test_a_calibration_s_file_is_searched_and_planned(tmp_path):
+    file, cluster = tmp_path / "machine.json", calibrated("float32", "bfloat16")
+    cluster.to_file(file)
+    text = output(*SMALL, "--cluster", file, "--count", 1)
+    assert text.startswith("4 ranks, 4 per node, each on this machine")
+    model = model_of("llama3.2-1b")
+    (best,) = search(model, Cluster.from_file(file), 2048, 16, count=1, schedule_names=["1f1b"]).best
+    assert f"1. {best.time.seconds:.3f} s, MFU {best.time.mfu:.1%}" in text
+    assert f"   {best.plan}\n" in text
+    assert step_time(model, best.plan, cluster, 2048, 16, MEGATRON_TIME).seconds == best.time.seconds
+    slow = replace(cluster.accelerator, overhead=cluster.accelerator.overhead + 1e-4)
+    slower = search(model, replace(cluster, accelerator=slow), 2048, 16, count=1, schedule_names=["1f1b"]).best[0]
+    assert slower.time.seconds > 1.1 * best.time.seconds, "measured overheads are counted"
+
+
+def test_a_calibration_without_the_plan_s_numbers_is_refused_in_one_line(tmp_path):
+    calibrated("float32").to_file(tmp_path / "machine.json")
+    result = run(*SMALL, "--cluster", tmp_path / "machine.json")
+    assert result.exit_code == 1
+    assert "this machine has no peak for bfloat16, known are float32; use a plan with one of these" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

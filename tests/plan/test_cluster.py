@@ -140,6 +140,7 @@ BAD_FILES = [
     ("accelerator.peaks.bfloat16", float("nan"), "peaks.bfloat16 is a number of FLOP/s, got nan"),
     ("accelerator.memory_bytes", 80, "memory_bytes is 80 bytes, less than there is; if these are GB, write 8e+10"),
     ("accelerator.memory_bytes", 80e15, "one rank has at most 1e+15"),
+    ("accelerator.memory_bytes", 10**29, "one rank has at most 1e+15"),
     ("accelerator.memory_bytes", 2**30 + 0.5, "a whole number of bytes, got 1073741824.5; use 1073741824"),
     ("accelerator.memory_bytes", True, "memory_bytes is a number of bytes, got True"),
     ("accelerator.memory_bandwidth", 3350, "is 3350 bytes/s, less than there is; if these are GB/s, write 3.35e+12"),
@@ -176,6 +177,10 @@ def test_a_bad_field_is_refused_with_what_it_probably_meant(path, value, words, 
         (b'{"num_ranks": 8,\n"inside" 3}', "cluster.json, line 2: not JSON, Expecting ':' delimiter"),
         (b"[1]", "a cluster is an object of fields in braces, got [1]"),
         (b"\xff\xfe", "is not a text in UTF-8"),
+        (
+            b'{"num_ranks": 1' + 400 * b"0" + b"}",
+            "a number has at most 30 digits, got 401; write it",
+        ),
         (b'{"num_ranks": 8, "num_ranks": 9}', "the field num_ranks stands twice in one object; keep one"),
     ],
 )
@@ -190,6 +195,8 @@ def test_what_is_no_cluster_is_refused(content, words, tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: Cluster.of("h100", 8, 0), "ranks_per_node to be an integer of at least 1, got 0"),
+        (lambda: Cluster.of("h100", "8"), "num_ranks to be an integer of at least 1, got '8'"),
         (lambda: Efficiency(0.0), "above 0 and at most 1, got 0.0"),
         (lambda: Efficiency(points=((1, 1.5),)), "above 0 and at most 1, got 1.5"),
         (lambda: Efficiency(points=((0, 0.5),)), "a size above 0, got 0"),

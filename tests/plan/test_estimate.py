@@ -217,6 +217,15 @@ def test_it_prints_a_row_for_ranks_that_are_equal():
     assert [line.split("  ")[0] for line in lines[1:]] == ["ranks", "pp 0, tp 0-1", "pp 1, tp 0-1"]
 
 
+def test_ranks_whose_buffers_alone_differ_have_rows_of_their_own():
+    """On tp 4 every second rank has copies of two key heads, which are in buckets of their own."""
+    config = replace(V3, vocabulary_size=64, hidden_size=32, ffn_size=48, expert_ffn_size=8, num_experts=8)
+    found = planner.estimate(config, lab.Plan(tp=4, ep=2, zero=2), cluster(8), 16, 2, planner.MEGATRON)
+    assert len({memory.states for memory in found.places.values()}) == 1
+    assert len({memory.buffers for memory in found.places.values()}) == 2
+    assert [line.split("  ")[0] for line in str(found).splitlines()[2:]] == ["tp 0 2", "tp 1 3"]
+
+
 def test_config_fields_of_the_families_are_read_without_torch():
     values = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
@@ -249,6 +258,7 @@ assert not {{"torch", "numpy"}} & set(sys.modules), "an estimate is pure data"
         (lambda: planner.Accelerator("X", {"bfloat16": 1}, 0, 1), "X's memory is a number of bytes above 0, got 0"),
         (lambda: planner.estimate(CONFIG, lab.Plan(tp=2), cluster(4), LENGTH, 1), "for 2 ranks, the world has 4"),
         (lambda: planner.estimate(CONFIG, lab.Plan(dp=2), cluster(2), LENGTH, 3), "use 4"),
+        (lambda: planner.estimate(V3, lab.Plan(), cluster(1), LENGTH, 1, imbalance="2"), "got imbalance='2'; use 1"),
         (lambda: planner.estimate(CONFIG, lab.Plan(tp=3), cluster(3), LENGTH, 3), "the nearest plan of 3 ranks"),
         (
             lambda: planner.estimate(CONFIG, lab.Plan(dp=4, ranks_per_node=2), cluster(4), LENGTH, 4),

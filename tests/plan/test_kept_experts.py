@@ -228,3 +228,40 @@ def test_ranks_of_tp_share_out_or_shard_the_experts_of_megatron():
     assert [table.num_received for table in tables.values()] == [LENGTH, 2 * LENGTH]
     with pytest.raises(ValueError, match="experts of a rank of ep divide among the ranks of tp, got 1 for tp 2"):
         planner.estimate(V3, lab.Plan(tp=2, ep=4), Cluster.of("h100", 8), LENGTH, 4, MEGATRON)
+    with pytest.raises(ValueError, match="features of an expert divide among the ranks of tp, got 6 for tp 4; use"):
+        planner.estimate(V3, lab.Plan(tp=4), Cluster.of("h100", 4), LENGTH, 1, MEGATRON)
+
+
+def test_a_model_without_experts_has_none_that_must_divide():
+    dense = replace(V3, num_dense_layers=V3.num_layers)
+    found = {
+        how: planner.estimate(dense, lab.Plan(tp=4), Cluster.of("h100", 4), LENGTH, 1, replace(MEGATRON, experts=how))
+        for how in ("spread", "sharded", "copied")
+    }
+    assert len({one.of(0).states for one in found.values()}) == 1
+    with pytest.raises(ValueError, match="features of an expert"):  # the second token's layer has experts
+        planner.estimate(dense, lab.Plan(tp=4, multi_token=0.3), Cluster.of("h100", 4), LENGTH, 1, MEGATRON)
+
+
+@pytest.mark.parametrize("how", ["copied", "spread", "sharded"])
+@pytest.mark.parametrize("inside", [False, True], ids=["beside data", "inside data"])
+def test_states_of_experts_follow_from_the_ranks_that_hold_and_copy_them(how, inside):
+    """Every stage of ZeRO, from the numbers of elements alone; sizes divide, so that nothing is padded."""
+    config = replace(
+        V3, vocabulary_size=32, hidden_size=16, ffn_size=16, num_heads=8, num_kv_heads=4, expert_ffn_size=8,
+        num_experts=8, num_dense_layers=0,
+    )  # fmt: skip
+    plan = lab.Plan(tp=2, ep=2, dp=4 if inside else 2, experts_in_data=inside)  # 4 copies of dense weights, 2 of others
+    rules, cluster = replace(MEGATRON, experts=how), Cluster.of("h100", 8)
+    held = config.num_layers * config.num_experts * config.expert_parameters // (2 if how == "copied" else 4)
+
+    def states(zero):
+        return planner.estimate(config, replace(plan, zero=zero), cluster, LENGTH, 4, rules).of(0).states
+
+    dense = states(0).num_parameters - held
+    copied = planner.estimate(config, plan, cluster, LENGTH, 4, LAB).of(0).states.num_parameters
+    assert dense == copied - config.num_layers * config.num_experts * config.expert_parameters // 2 > 0
+    for zero in range(4):
+        whole, shard = dense + held, dense // 4 + held // 2
+        weights, gradients, moments = (shard if zero >= stage else whole for stage in (3, 2, 1))
+        assert states(zero) == (whole, 4 * weights, 4 * gradients, 0, 8 * moments)

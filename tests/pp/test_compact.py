@@ -113,6 +113,15 @@ def test_every_schedule_has_the_numbers_of_the_full_simulator(name):
         assert list(zip(*compact.peaks, strict=True)) == peaks
 
 
+@pytest.mark.parametrize("name", schedules.names())
+def test_uneven_numbers_of_microbatches_have_the_numbers_of_the_full_simulator(name):
+    programs = list(legal(name, [(5, 23), (6, 26), (7, 30)]))  # beyond the grid; none is a multiple of the ranks
+    assert programs
+    for program in programs:
+        cost = whole_cost(random.Random(name), program.num_stages)
+        check_numbers(program, cost, compact_build(name, program.num_ranks, program.num_microbatches))
+
+
 @settings(deadline=None, max_examples=120)
 @given(st.randoms(use_true_random=False))
 def test_random_programs_have_the_numbers_of_the_full_simulator(rng):

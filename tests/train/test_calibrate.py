@@ -124,6 +124,16 @@ def test_a_fit_needs_two_sizes(seconds):
         fit(seconds)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("product", "matrix products of two sizes or more, got none"), ("elementwise", "two sizes or more, got {}")],
+)
+def test_a_calibration_needs_every_kind_of_work_that_computes(kind, words):
+    seconds = {work: value for work, value in timed(machine()).items() if work.kind != kind}
+    with pytest.raises(ValueError, match=words):
+        Calibration.of(seconds, MACHINE)
+
+
 def noisy():
     values = timed(machine(), 40e-6)
     return {work: value * (1 + 0.1 * (index * 7 % 5)) for index, (work, value) in enumerate(values.items())}
@@ -256,8 +266,8 @@ def test_this_machine_is_measured_and_its_file_read_by_the_planner(num_ranks, tm
         assert max(part for _, part in curve.points) == 1.0
     predicted = [predict(replace(found.rows[0].work, size=4.0**power), cluster) for power in range(5, 25)]
     assert min(predicted) >= cluster.accelerator.overhead >= found.alone >= 0
-    fits = lab.plan.estimate(models.LlamaConfig(), lab.Plan(dp=num_ranks), cluster, 32, num_ranks).fits
-    assert fits in (True, False)
+    plan = lab.Plan(dp=num_ranks, precision="bfloat16")
+    assert 0 < lab.plan.step_time(models.LlamaConfig(), plan, cluster, 32, num_ranks).mfu < 1
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ Left to the user: model, data, optimizer, learning rate.
 
 from typing import Any
 
-from dualpipe_lab.plan.exports.export import Export, config_of, has_order, rows_of
+from dualpipe_lab.plan.exports.export import Export, has_order, rows_of
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.states import AnyModel, shard_counts
+from dualpipe_lab.plan.states import AnyModel, config_of, shard_counts
 
 
 def deepspeed(plan: Plan, model: AnyModel, sequence_length: int, global_batch: int) -> Export[dict[str, Any]]:
@@ -84,6 +84,8 @@ def _add_experts(settings: dict[str, Any], missing: list[str], plan: Plan) -> No
         missing.append("ep under ZeRO-3 with tp or hybrid shards: it refuses them together")
     if plan.tp > 1 and plan.ep > 1:
         missing.append("experts that ranks of tp copy: its experts are spread over the ranks of tp as well")
+        if plan.pp > 1:
+            missing.append("ep with tp under pp: it refuses the three together")
     if plan.overlap:
         missing.append("overlapped experts: its pipeline runs a forward and a backward one after the other")
 

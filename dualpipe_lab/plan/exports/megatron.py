@@ -6,16 +6,18 @@ In: a plan, a model, the shape of a step.  Out: arguments, and what Megatron-LM 
   layers               equal stages are the default; others are a `--pipeline-model-parallel-layout`
   ZeRO-1               the distributed optimizer; it shards over dp and cp, as here
   ZeRO-2, 3            Megatron-FSDP
-  experts              of one rank along tp are whole here: `--expert-tensor-parallel-size 1`
+  experts              are whole: `--expert-tensor-parallel-size 1`; the ranks of tp share them out, as the rules of
+                       estimates `MEGATRON` have it, and its size of ep counts those too: ep tp
 With tp or cp, and no ZeRO-2 or 3, accelerators older than Blackwell need CUDA_DEVICE_MAX_CONNECTIONS=1 around it.
 Left to the user: data, tokenizer, learning rate, length of the run, back ends of attention.
 """
 
-from dualpipe_lab.plan.exports.export import Export, config_of, has_order, rows_of
+from dualpipe_lab.plan.exports.export import Export, has_order, rows_of
 from dualpipe_lab.plan.exports.megatron_model import Command, add_model
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.states import AnyModel, shard_counts
+from dualpipe_lab.plan.states import AnyModel, config_of, shard_counts
+from dualpipe_lab.pp.schedules.interleaved import round_sizes
 
 _STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -61,20 +63,23 @@ def _add_axes(command: Command, plan: Plan, model: AnyModel) -> None:
         if plan.layout != "zigzag":
             command.lack(f"layout {plan.layout}: each rank of cp holds a zigzag pair of chunks")
     if has_experts(config_of(model)):
-        _add_experts(command, plan)
+        _add_experts(command, plan, model)
     if has_order(plan, "dp", "ep", "pp", "cp", "tp") and not has_order(plan, "pp", "dp", "ep", "cp", "tp"):
         command.add("--use-tp-pp-dp-mapping")
     elif not has_order(plan, "pp", "dp", "ep", "cp", "tp"):
         command.lack(f"order {' '.join(plan.order)}: ranks are pp dp cp tp or dp pp cp tp, outermost first")
 
 
-def _add_experts(command: Command, plan: Plan) -> None:
-    command.add("--expert-model-parallel-size", plan.ep)
+def _add_experts(command: Command, plan: Plan, model: AnyModel) -> None:
+    num_experts = getattr(model, "num_experts", 0)
+    divides = num_experts % (plan.ep * plan.tp) == 0
+    command.add("--expert-model-parallel-size", plan.ep * plan.tp if divides else plan.ep)
     command.add("--expert-tensor-parallel-size", 1)
     if plan.tp > 1 and not plan.sequence_parallel:
         command.lack("experts under tp without sequence parallelism: it trains them with --sequence-parallel alone")
     if plan.tp > 1:
-        command.lack("experts that ranks of tp copy: its experts are spread over the ranks of tp as well")
+        how = "its ranks of tp share them out" if divides else "its experts are spread over the ranks of tp as well"
+        command.lack(f"experts that ranks of tp copy: {how}")
     if plan.overlap:
         command.lack(
             "overlapped experts in pairs of the schedule: --overlap-moe-expert-parallel-comm overlaps them in its own "
@@ -95,11 +100,25 @@ def _add_pipeline(command: Command, plan: Plan, model: AnyModel) -> None:
         return
     if plan.schedule == "interleaved" and plan.num_stages == plan.pp:
         command.lack("schedule interleaved with one stage per rank: it runs 1F1B then, which has fewer warm-up steps")
+    elif plan.schedule == "interleaved":
+        _add_rounds(command, plan)
     counts = [len(layers) for layers in plan.stage_layers(config)]
     if len(set(counts)) > 1 or second:
         command.add("--pipeline-model-parallel-layout", _layout(counts, second))
     elif plan.num_stages > plan.pp:
         command.add("--num-virtual-stages-per-pipeline-rank", plan.num_stages // plan.pp)
+
+
+def _add_rounds(command: Command, plan: Plan) -> None:
+    """Add how many microbatches run through a stage before the next one: as many in all rounds but the last."""
+    first, *others = round_sizes(plan.pp, plan.num_microbatches)
+    if first < plan.pp:
+        command.lack(f"schedule interleaved of {first} microbatches: it has {plan.pp}, those of pp, at least")
+    elif any(size != first for size in others[:-1]):
+        sizes = f"{first} and {others[-1]} microbatches"
+        command.lack(f"schedule interleaved in rounds of {sizes}: all but its last round have as many")
+    elif first != plan.pp:
+        command.add("--microbatch-group-size-per-virtual-pipeline-stage", first)
 
 
 def _layout(counts: list[int], has_second_token: bool) -> str:

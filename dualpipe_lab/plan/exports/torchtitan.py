@@ -12,10 +12,12 @@ Left to the user: the model, which is a function of its registry; data, optimize
 
 from typing import Any
 
-from dualpipe_lab.plan.exports.export import Export, config_of, has_order, rows_of
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan.exports.export import Export, has_order, rows_of
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.states import AnyModel, shard_counts
+from dualpipe_lab.plan.states import AnyModel, config_of, shard_counts, sizes_of
+from dualpipe_lab.pp.schedules.interleaved import round_sizes
 
 _SCHEDULES = {
     "gpipe": "GPipe",
@@ -26,6 +28,7 @@ _SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 _BALANCERS = {"zigzag": "headtail", "contiguous": None}
+_RULES = "torch has 1F1B from pp of them, and interleaving in rounds of equal size"
 _RESHARDS = {2: "never", 3: "always"}
 
 
@@ -50,7 +53,7 @@ def torchtitan(plan: Plan, model: AnyModel, sequence_length: int, global_batch: 
     rows = rows_of(plan, model, sequence_length, global_batch)
     found = _Config()
     _add_data(found, plan)
-    _add_axes(found, plan)
+    _add_axes(found, plan, model, rows * sequence_length)
     _add_experts(found, plan, model)
     _add_pipeline(found, plan, model)
     _add_training(found, plan, rows * sequence_length, global_batch * sequence_length, sequence_length)
@@ -83,7 +86,7 @@ def _add_data(found: _Config, plan: Plan) -> None:
     found.parallelism["data_parallel_replicate_degree"] = plan.data_size // shards
 
 
-def _add_axes(found: _Config, plan: Plan) -> None:
+def _add_axes(found: _Config, plan: Plan, model: AnyModel, tokens: int) -> None:
     found.parallelism["tensor_parallel_degree"] = plan.tp
     found.parallelism["enable_sequence_parallel"] = plan.sequence_parallel
     found.parallelism["context_parallel_degree"] = plan.cp
@@ -93,6 +96,12 @@ def _add_axes(found: _Config, plan: Plan) -> None:
         found.missing.append(f"layout {plan.layout}: a rank of cp holds a zigzag pair of chunks, or one chunk")
     if not has_order(plan, "pp", "dp", "ep", "cp", "tp"):
         found.missing.append(f"order {' '.join(plan.order)}: ranks are pp dp cp tp, outermost first")
+    parts = (plan.tp if plan.sequence_parallel else 1) * (2 * plan.cp if plan.cp > 1 else 1)
+    if tokens % parts:
+        found.missing.append(f"microbatches of {tokens} tokens: it refuses those that {parts} parts do not divide")
+    num_heads, has_latents = sizes_of(model).num_kv_heads, isinstance(model, V3MoEConfig) and model.latent is not None
+    if num_heads % plan.tp and not has_latents:
+        found.missing.append(f"{num_heads} heads of keys on tp {plan.tp}: it refuses sizes that do not divide them")
 
 
 def _add_experts(found: _Config, plan: Plan, model: AnyModel) -> None:
@@ -112,6 +121,8 @@ def _add_experts(found: _Config, plan: Plan, model: AnyModel) -> None:
 
 def _add_pipeline(found: _Config, plan: Plan, model: AnyModel) -> None:
     config = config_of(model)
+    if plan.pp > 1 and sizes_of(model).tied:
+        found.missing.append("a tied table under pp: it refuses one that two stages share")
     if has_second(plan, config):
         found.missing.append("a second token: num_mtp_layers of the model's registry and MTPLoss choose it")
     if plan.pp == 1:
@@ -124,11 +135,22 @@ def _add_pipeline(found: _Config, plan: Plan, model: AnyModel) -> None:
     if plan.schedule in ("interleaved", "looped_bfs") and plan.num_stages == plan.pp:
         found.missing.append(f"schedule {plan.schedule} with one stage per rank: it has 2 or more in that schedule")
         return
+    if not _runs(plan):
+        what = f"{plan.num_microbatches} microbatches on pp {plan.pp}"
+        found.missing.append(f"schedule {plan.schedule} of {what}: {_RULES}")
+        return
     found.parallelism["pipeline_parallel_schedule"] = _SCHEDULES[plan.schedule]
     stages = [[f"layers.{layer}" for layer in layers] for layers in plan.stage_layers(config)]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "lm_head"]
     found.parallelism["module_fqns_per_model_part"] = stages
+
+
+def _runs(plan: Plan) -> bool:
+    """Return whether torch runs a schedule with so many microbatches."""
+    if plan.schedule == "1f1b":
+        return plan.num_microbatches >= plan.pp
+    return plan.schedule != "interleaved" or len(set(round_sizes(plan.pp, plan.num_microbatches))) == 1
 
 
 def _add_training(found: _Config, plan: Plan, tokens: int, step_tokens: int, sequence_length: int) -> None:
