@@ -115,8 +115,8 @@ def test_states_are_in_zero_s_table():
     assert max(map(abs, errors)) < 0.025
 
 
-def llama(num_layers, hidden, ffn, heads):
-    return LlamaConfig(128256, hidden, ffn, num_layers, heads, 8)
+def llama(num_layers, hidden, ffn, heads, kv_heads=8):
+    return LlamaConfig(128256, hidden, ffn, num_layers, heads, kv_heads)
 
 
 def deepseek(vocabulary, hidden, ffn, expert_ffn, num_experts, k, num_shared):
@@ -130,10 +130,11 @@ def deepseek(vocabulary, hidden, ffn, expert_ffn, num_experts, k, num_shared):
 
 # MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, commit 4dcaae51: allocated GiB, the most of all ranks, 8
 # B200; microbatches of one sequence, 4 of each data rank; the published errors of SimuMax beside them, in percent.  By
-# its guide and scripts: Megatron core 0.14 with Transformer Engine 2.11, whose cross-entropy keeps logits alone and
-# writes their gradient over them; all-to-all along cp; one dense layer and tokens up to a capacity, so even routing.
+# its guide and scripts: 16 key heads for 405B, twice as many as Llama has; Megatron core 0.14 with Transformer Engine
+# 2.11, whose cross-entropy keeps logits alone and writes their gradient over them; all-to-all along cp; one dense layer
+# and tokens up to a capacity, so even routing.
 SIMUMAX_RULES = replace(MEGATRON, logit_bytes=2, loss_bytes=0, keeps_exchanged=True)
-LLAMA_70B, LLAMA_405B = llama(12, 8192, 28672, 64), llama(4, 16384, 53248, 128)
+LLAMA_70B, LLAMA_405B = llama(12, 8192, 28672, 64), llama(4, 16384, 53248, 128, 16)
 V2, V3 = deepseek(102400, 5120, 12288, 1536, 160, 6, 2), deepseek(129280, 7168, 18432, 2048, 256, 8, 1)
 SIMUMAX = {
     "dense": [
@@ -190,8 +191,8 @@ def test_simumax_s_measurements():
     middle, worst = report("SimuMax's rows", errors)
     print(f"SimuMax itself: median {median(theirs):.2%}, worst {max(theirs):.2%}")
     assert len(errors) == 19
-    assert worst < 0.015
-    assert middle < 0.0045 < median(theirs) + 0.001
+    assert worst < 0.007
+    assert middle < 0.002 < median(theirs)
 
 
 # eth-easl/sailor, OPT-350/memory/csv, commit 16eebd41: peaks of the inner stages of pp 4 in MiB, one for each dp

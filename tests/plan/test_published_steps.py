@@ -2,8 +2,9 @@
 
 MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, commit 4dcaae51: milliseconds of Megatron-LM 0.14 without
 overlapped tp, bf16, microbatches of one sequence, and the published error of SimuMax in percent, whose operators have
-measured tables of that machine.  Here one row says how much of the peak products reach, one of tp 8 how much of
-NVLink's bandwidth, one of 131,072 tokens how fast attention is; the others are predicted.
+measured tables of that machine.  Its script gives 405B 16 key heads, twice as many as Llama has.  Here one row says how
+much of the peak products reach, one of tp 8 how much of NVLink's bandwidth, one of 131,072 tokens how fast attention
+is; the others are predicted.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from dualpipe_lab.plan import Cluster, Plan
 from dualpipe_lab.plan.step_time import StepTimer
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME
 
-MODELS = {"70B": LlamaConfig(128256, 8192, 28672, 12, 64, 8), "405B": LlamaConfig(128256, 16384, 53248, 4, 128, 8)}
+MODELS = {"70B": LlamaConfig(128256, 8192, 28672, 12, 64, 8), "405B": LlamaConfig(128256, 16384, 53248, 4, 128, 16)}
 ROWS = [  # model, tp, pp, dp, cp, tokens, and by microbatches of a data rank milliseconds and SimuMax's error
     ("70B", 1, 2, 4, 1, 4096, {4: (843.0, -1.69), 8: (1476.8, -2.41), 32: (5436.5, -5.90)}),
     ("70B", 2, 1, 4, 1, 4096, {4: (725.5, -3.68), 8: (1387.0, -5.57), 32: (5376.5, -7.45)}),
