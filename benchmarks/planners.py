@@ -27,6 +27,8 @@ from _planner_rows import TABLES, Row, all_rows
 from rich.console import Console
 from rich.table import Table
 
+from dualpipe_course.whole.published import rivals
+
 TOOLS = {
     "SimuMax": "_ask_simumax.py",
     "Megatron-LM": "_ask_megatron.py",
@@ -85,6 +87,23 @@ def agreement(rows: Sequence[Row], answers: Answers) -> str:
     return f"SimuMax's {len(found)} answers lie within {max(found):.2%} of its published ones" if found else ""
 
 
+def beside_stored(tool: str, rows: Sequence[Row], answers: Answers) -> str:
+    """How many answers are those that `dualpipe_course.whole.published.rivals` stores, and which are not."""
+    same, others = 0, []
+    for table, stored in rivals.ANSWERS[tool].items():
+        some = [row for row in rows if row.table == table]
+        for row, kept in zip(some, stored, strict=bool(some)):
+            answer = answers[key(row)]
+            if isinstance(answer, str) or kept is None:
+                is_same = isinstance(answer, str) and kept is None
+            else:
+                is_same = f"{answer:.5}" == f"{kept:.5}"
+            same += is_same
+            if not is_same:
+                others.append(f"{row.table}: {row.name}: {answer}, stored {kept}")
+    return "\n    ".join([f"{same} answers are the stored ones, {len(others)} are not", *others])
+
+
 def print_rows(rows: Sequence[Row], lines: Lines) -> None:
     """Print every row: what was published, and each answer with its error."""
     for row in rows:
@@ -110,6 +129,8 @@ def main() -> None:
         answers = ask(Path(__file__).parent / script, folder, arguments.python, rows)
         lines.append((tool, "as it comes", answers))
         print(f"{tool}: {NOT_RUN if folder is None else commit(folder)}")
+        if folder is not None:
+            print(beside_stored(tool, rows, answers))
         if tool == "SimuMax" and folder is not None:
             print(agreement(rows, answers))
     if arguments.rows:

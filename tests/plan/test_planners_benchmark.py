@@ -13,6 +13,8 @@ import _planner_answers as answers
 import _planner_rows as rows
 import planners
 
+from dualpipe_course.whole.published import rivals, sizes_of
+
 PLACE = Path(planners.__file__).parent
 FAKE = """
 import json, os, sys
@@ -122,3 +124,34 @@ def test_the_paper_s_activations_are_those_of_its_formulas():
     for one in rows.paper_activations():
         if one.name.startswith(("22B", "175B")):
             assert one.ours() == pytest.approx(one.published, rel=1e-6)
+
+
+def test_stored_answers_have_the_rows_of_the_benchmark():
+    for table in rivals.TABLES:
+        some = [one for one in rows.all_rows() if one.table == table]
+        expected = [(one.published, one.gives, one.is_used) for one in some]
+        assert [(one.published, one.gives, one.is_used) for one in rivals.rows(table)] == expected
+        for found in rivals.ANSWERS.values():
+            assert len(found.get(table, some)) == len(some)
+    with pytest.raises(ValueError, match=r"a table is one of .*, got 'MLPerf steps'"):
+        rivals.rows("MLPerf steps")
+
+
+def test_stored_answers_have_the_errors_of_the_benchmark_s_arithmetic():
+    some = [one for one in rows.all_rows() if one.table == "B200 steps"]
+    found = dict(zip(map(answers.key, some), rivals.ANSWERS["SimuMax"]["B200 steps"], strict=True))
+    for factors in (None, answers.factors(some, found)):
+        summary = answers.summary(some, found, factors)
+        pairs = rivals.pairs("B200 steps", list(found.values()), one_factor=factors is not None)
+        assert sizes_of(pairs) == pytest.approx((summary.count, summary.median, abs(summary.worst)))
+
+
+def test_other_answers_than_the_stored_ones_are_named():
+    some = [one for one in rows.all_rows() if one.table == "Korthikanti steps"]
+    kept = rivals.ANSWERS["calculon"]["Korthikanti steps"]
+    same = dict(zip(map(answers.key, some), kept, strict=True))
+    assert planners.beside_stored("calculon", some, same) == "8 answers are the stored ones, 0 are not"
+    other = same | {answers.key(some[0]): 2.0, answers.key(some[1]): "no file"}
+    head, *lines = planners.beside_stored("calculon", some, other).splitlines()
+    assert head == "6 answers are the stored ones, 2 are not"
+    assert [line.split(": ")[-1] for line in lines] == ["2.0, stored 1.3956", "no file, stored 1.1367"]

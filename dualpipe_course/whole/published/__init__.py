@@ -7,6 +7,7 @@ Chapter: book/whole/predictions.  In: nothing.  Out: `Pair`s of a published and 
   korthikanti  activations and steps of four GPTs on A100
   mlperf       steps of Llama 3.1 405B
   vtrain       steps of four GPTs on up to 512 A100
+  rivals       what four other tools answer to some of these rows
 Each module says where its rows were read.
 """
 
