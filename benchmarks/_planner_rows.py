@@ -14,7 +14,7 @@ from typing import Any
 
 from dualpipe_course.whole.published import korthikanti, megatron, mlperf, simumax
 from dualpipe_lab.models import LlamaConfig
-from dualpipe_lab.plan import Cluster, GptConfig, Plan, estimate
+from dualpipe_lab.plan import Cluster, GptConfig, Plan
 
 GIB = 2**30
 TABLES = ("B200 peaks", "B200 steps", "Megatron peaks", "Korthikanti activations", "Korthikanti steps", "MLPerf steps")
@@ -73,15 +73,10 @@ def b200_peaks() -> Iterator[Row]:
     names = {id(model): name for name, model in simumax.MODELS.items()}
     for model, sizes, length, measured, error in [*simumax.MEMORY["dense"], *simumax.MEMORY["cp"]]:
         plan = simumax.memory_plan(model, sizes)
-        batch = 4 * plan.dp
-
-        def ours(model: LlamaConfig = model, plan: Plan = plan, length: int = length, batch: int = batch) -> float:
-            cluster = Cluster.of("b200", 8)
-            return estimate(model, plan, cluster, length, batch, simumax.MEMORY_RULES).largest.allocated / GIB
-
         yield Row(
             "B200 peaks", f"{names[id(model)]} {length} {sizes}",
-            inputs_of(model, plan, "b200", length, batch, **B200, wanted="peak"), measured, ours,
+            inputs_of(model, plan, "b200", length, 4 * plan.dp, **B200, wanted="peak"), measured,
+            lambda row=(model, sizes, length): simumax.gibibytes(*row),
             theirs=measured * (1 + error / 100),
         )  # fmt: skip
 

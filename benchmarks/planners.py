@@ -97,7 +97,7 @@ def beside_stored(tool: str, rows: Sequence[Row], answers: Answers) -> str:
             if isinstance(answer, str) or kept is None:
                 is_same = isinstance(answer, str) and kept is None
             else:
-                is_same = f"{answer:.5}" == f"{kept:.5}"
+                is_same = f"{answer:.6}" == f"{kept:.6}"
             same += is_same
             if not is_same:
                 others.append(f"{row.table}: {row.name}: {answer}, stored {kept}")
@@ -124,6 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows, lines = all_rows(), Lines()
     lines += our_lines(rows)
+    print(f"dualpipe-lab: {beside_stored('dualpipe-lab', rows, lines[0][2])}")
     for tool, script in TOOLS.items():
         folder = getattr(arguments, OPTIONS[tool])
         answers = ask(Path(__file__).parent / script, folder, arguments.python, rows)

@@ -81,13 +81,18 @@ def memory_plan(model: Model, sizes: dict[str, int]) -> Plan:
     )  # fmt: skip
 
 
+def gibibytes(model: Model, sizes: dict[str, int], length: int) -> float:
+    """The estimated memory of the largest rank of a row."""
+    plan = memory_plan(model, sizes)
+    found = estimate(model, plan, Cluster.of("b200", 8), length, 4 * plan.dp, MEMORY_RULES)
+    return found.largest.allocated / 2**30
+
+
 def memory(kind: str) -> Iterator[tuple[Pair, float]]:
     """GiB of the largest rank for the rows of a kind, and the size of SimuMax's error."""
     for model, sizes, length, measured, theirs in MEMORY[kind]:
-        plan = memory_plan(model, sizes)
-        found = estimate(model, plan, Cluster.of("b200", 8), length, 4 * plan.dp, MEMORY_RULES).largest
         name = f"{type(model).__name__} {model.hidden_size} {sizes} {length}"
-        yield Pair(name, measured, found.allocated / 2**30), abs(theirs) / 100
+        yield Pair(name, measured, gibibytes(model, sizes, length)), abs(theirs) / 100
 
 
 MODELS = {"70B": LLAMA_70B, "405B": LLAMA_405B}
