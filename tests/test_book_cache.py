@@ -190,7 +190,8 @@ SHOWN = {
         "meter.py", "whole/defects.py", "whole/model_parallel_run.py", "whole/training_log.py", "whole/training_run.py",
     },
     "whole/predictions": {
-        f"whole/published/{n}.py" for n in ("__init__", "bubbles", "fits", "megatron", "mlperf", "simumax", "vtrain")
+        f"whole/published/{n}.py"
+        for n in ("__init__", "bubbles", "fits", "korthikanti", "megatron", "mlperf", "rivals", "simumax", "vtrain")
     },
 }  # fmt: skip
 

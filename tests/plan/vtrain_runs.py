@@ -11,6 +11,7 @@ from math import log
 from pathlib import Path
 from typing import NamedTuple
 
+from dualpipe_course.whole.published import vtrain
 from dualpipe_lab.plan import Cluster, Efficiency, GptConfig, Plan
 from dualpipe_lab.plan.step_time import StepTimer
 from dualpipe_lab.plan.time_rules import TimeRules
@@ -28,23 +29,30 @@ class Run(NamedTuple):
     length: int
     global_batch: int
     milliseconds: float
-    billions: float
 
 
-def read(name):
-    """The runs of a file."""
-    with (FOLDER / name).open() as file:
-        return [_run(row) for row in csv.DictReader(file)]
-
-
-def _run(row):
+def one_node():
+    """The runs on one node."""
     sizes = ("hidden size", "# layers", "attention heads", "sequence length", "global batch", "micro batch")
-    hidden, layers, heads, length, batch, rows = (int(float(row[name])) for name in sizes)
-    tp, dp, pp = (int(float(row[f"{axis} parallelism"])) for axis in ("tensor", "data", "pipeline"))
-    plan = Plan(pp=pp, dp=dp, tp=tp, num_microbatches=batch // dp // rows, recompute=True, precision="bfloat16")
-    model = GptConfig(-(-50257 // tp) * tp, hidden, layers, heads, num_positions=length)
-    size = float(row.get("Parameters (billion)") or 0)
-    return Run(model, plan, length, batch, float(row["iteration time (ms)"]), size)
+    with (FOLDER / "one_node.csv").open() as file:
+        for row in csv.DictReader(file):
+            hidden, layers, heads, length, batch, rows = (int(row[name]) for name in sizes)
+            tp, dp, pp = (int(row[f"{axis} parallelism"]) for axis in ("tensor", "data", "pipeline"))
+            milliseconds = float(row["iteration time (ms)"])
+            yield _run((hidden, heads, layers), (tp, dp, pp, batch // dp // rows), length, batch, milliseconds)
+
+
+def many_nodes():
+    """The runs on many nodes, as the course has them."""
+    for size, tp, dp, pp, num_microbatches, batch, milliseconds, _ in vtrain.ROWS:
+        yield _run(vtrain.MODELS[size], (tp, dp, pp, num_microbatches), 2048, batch, milliseconds)
+
+
+def _run(model, cut, length, batch, milliseconds):
+    (hidden, heads, layers), (tp, dp, pp, num_microbatches) = model, cut
+    plan = Plan(pp=pp, dp=dp, tp=tp, num_microbatches=num_microbatches, recompute=True, precision="bfloat16")
+    config = GptConfig(-(-50257 // tp) * tp, hidden, layers, heads, num_positions=length)
+    return Run(config, plan, length, batch, milliseconds)
 
 
 def machine(num_ranks, most, half, overhead):
@@ -82,7 +90,7 @@ def fit(runs, numbers=(0.7, 3e9, 2e-5)):
 
 
 if __name__ == "__main__":
-    everything = read("one_node.csv")
+    everything = list(one_node())
     chosen = random.Random(0).sample(everything, 60)
     found, mean = fit(chosen)
     others = [run for run in random.Random(1).sample(everything, 200) if run not in chosen]

@@ -1,11 +1,13 @@
 """What others measured or published, beside what the library estimates for it: rows, rules, machines.
 
 Chapter: book/whole/predictions.  In: nothing.  Out: `Pair`s of a published and an estimated number.
-  bubbles    the Zero Bubble paper's 36 bubble rates
-  megatron   memory of Megatron's own tests
-  simumax    memory and steps on 8 B200
-  mlperf     steps of Llama 3.1 405B
-  vtrain     steps of four GPTs on up to 512 A100
+  bubbles      the Zero Bubble paper's 36 bubble rates
+  megatron     memory of Megatron's own tests
+  simumax      memory and steps on 8 B200
+  korthikanti  activations and steps of four GPTs on A100
+  mlperf       steps of Llama 3.1 405B
+  vtrain       steps of four GPTs on up to 512 A100
+  rivals       what four other tools answer to some of these rows
 Each module says where its rows were read.
 """
 

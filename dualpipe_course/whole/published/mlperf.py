@@ -9,6 +9,7 @@ differ by less than 0.5%.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 from dualpipe_course.whole.published import Pair
 from dualpipe_lab.models import LlamaConfig
@@ -17,8 +18,10 @@ from dualpipe_lab.plan import MEGATRON_TIME, Cluster, Plan, StepTime, step_time
 LLAMA_405B = LlamaConfig(128256, 16384, 53248, 126, 128, 8)
 LAYERS: tuple[int, ...] = (1, *[2] * 62, 1)
 NODES = {"h100": 8, "h200": 8, "gb200": 64}
-# name: tp, then ranks, dp, sequences of a step, seconds
-SERIES: dict[str, tuple[int, list[tuple[int, int, int, float]]]] = {
+RULES = replace(MEGATRON_TIME, product_type="float8")
+Row: TypeAlias = tuple[int, int, int, float]  # ranks, dp, sequences of a step, seconds
+# name: tp, then its rows
+SERIES: dict[str, tuple[int, list[Row]]] = {
     "h100": (8, [(512, 4, 1152, 55.10), (2048, 16, 1152, 14.21), (2432, 19, 1216, 12.70), (2560, 20, 1120, 11.18),
                  (8192, 64, 1536, 5.182)]),
     "gb200": (4, [(256, 4, 448, 19.09), (512, 8, 896, 19.60), (1024, 16, 768, 8.448), (1536, 24, 1152, 8.491),
@@ -29,18 +32,30 @@ SERIES: dict[str, tuple[int, list[tuple[int, int, int, float]]]] = {
 
 def steps(name: str) -> Iterator[tuple[Pair, StepTime]]:
     """The measured and the estimated seconds of a machine's rows, and the calibrated step with its interval."""
-    tp, rows = SERIES[name]
-    found = [_estimated(name, tp, *row[:3]) for row in rows]
-    factor = rows[0][3] / found[0].seconds
+    rows = SERIES[name][1]
+    found = [estimated(name, row) for row in rows]
+    by = rows[0][3] / found[0].seconds
     for row, time in zip(rows, found, strict=True):
-        step = time.calibrated(factor)
+        step = time.calibrated(by)
         yield Pair(f"{name}, {row[0]} ranks", row[3], step.seconds, row is rows[0]), step
 
 
-def _estimated(name: str, tp: int, num_ranks: int, dp: int, batch: int) -> StepTime:
-    plan = Plan(
-        pp=8, dp=dp, tp=tp, cp=2, schedule="interleaved", chunks=8, num_microbatches=batch // dp, zero=1,
+def factor(name: str) -> float:
+    """Measured over estimated seconds of a machine's calibration point."""
+    point = SERIES[name][1][0]
+    return point[3] / estimated(name, point).seconds
+
+
+def estimated(name: str, row: Row) -> StepTime:
+    """The step of a machine's row, without a calibration."""
+    cluster = Cluster.of(name, row[0], NODES[name])
+    return step_time(LLAMA_405B, plan_of(name, row), cluster, 8192, row[2], RULES)
+
+
+def plan_of(name: str, row: Row) -> Plan:
+    """The plan of a machine's row."""
+    _, dp, batch, _ = row
+    return Plan(
+        pp=8, dp=dp, tp=SERIES[name][0], cp=2, schedule="interleaved", chunks=8, num_microbatches=batch // dp, zero=1,
         sequence_parallel=True, precision="bfloat16", layers=LAYERS,
     )  # fmt: skip
-    cluster = Cluster.of(name, num_ranks, NODES[name])
-    return step_time(LLAMA_405B, plan, cluster, 8192, batch, replace(MEGATRON_TIME, product_type="float8"))

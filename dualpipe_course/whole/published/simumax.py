@@ -2,7 +2,7 @@
 
 Chapter: book/whole/predictions.  bf16, microbatches of one sequence; Megatron core 0.14 with Transformer Engine 2.11,
 without overlapped tp, whose cross-entropy keeps logits alone and writes their gradient over them; all-to-all along cp;
-one dense layer and tokens up to a capacity, so even routing.
+one dense layer and tokens up to a capacity, so even routing.  Its script gives 405B 16 key heads; Llama has 8.
 No number is fitted to the rows of memory.  Of the steps one row says how much of the peak products reach, one of tp 8
 how much of NVLink's bandwidth, one of 131,072 tokens how fast attention is; the others are predicted.
 Source: MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, commit 4dcaae51, with the published errors of
@@ -17,14 +17,14 @@ from typing import TypeAlias
 from dualpipe_course.whole.published import Pair
 from dualpipe_course.whole.published.fits import solve, with_attention, with_inside, with_products
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
-from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, Cluster, Plan, StepTimer, estimate
+from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, Cluster, Plan, StepTimer, estimate, step_time
 from dualpipe_lab.tp import LatentSizes
 
 Model: TypeAlias = LlamaConfig | V3MoEConfig
 
 
-def _llama(num_layers: int, hidden: int, ffn: int, heads: int) -> LlamaConfig:
-    return LlamaConfig(128256, hidden, ffn, num_layers, heads, 8)
+def _llama(num_layers: int, hidden: int, ffn: int, heads: int, kv_heads: int) -> LlamaConfig:
+    return LlamaConfig(128256, hidden, ffn, num_layers, heads, kv_heads)
 
 
 def _deepseek(
@@ -39,7 +39,7 @@ def _deepseek(
 
 
 MEMORY_RULES = replace(MEGATRON, logit_bytes=2, loss_bytes=0, keeps_exchanged=True)
-LLAMA_70B, LLAMA_405B = _llama(12, 8192, 28672, 64), _llama(4, 16384, 53248, 128)
+LLAMA_70B, LLAMA_405B = _llama(12, 8192, 28672, 64, 8), _llama(4, 16384, 53248, 128, 16)
 V2, V3 = _deepseek(102400, 5120, 12288, 1536, 160, 6, 2), _deepseek(129280, 7168, 18432, 2048, 256, 8, 1)
 MEMORY: dict[
     str, list[tuple[Model, dict[str, int], int, float, float]]
@@ -72,18 +72,27 @@ MEMORY: dict[
 }
 
 
+def memory_plan(model: Model, sizes: dict[str, int]) -> Plan:
+    """The plan of a row of memory: 4 microbatches, ZeRO-1 where ranks share data."""
+    pp, tp, dp, cp, ep = (sizes.get(axis, 1) for axis in ("pp", "tp", "dp", "cp", "ep"))
+    return Plan(
+        pp=pp, tp=tp, dp=dp, cp=cp, ep=ep, num_microbatches=4, precision="bfloat16", sequence_parallel=tp > 1,
+        zero=int(dp * cp > 1), experts_in_data="ep" in sizes, layers=(model.num_layers // pp,) * pp,
+    )  # fmt: skip
+
+
+def gibibytes(model: Model, sizes: dict[str, int], length: int) -> float:
+    """The estimated memory of the largest rank of a row."""
+    plan = memory_plan(model, sizes)
+    found = estimate(model, plan, Cluster.of("b200", 8), length, 4 * plan.dp, MEMORY_RULES)
+    return found.largest.allocated / 2**30
+
+
 def memory(kind: str) -> Iterator[tuple[Pair, float]]:
     """GiB of the largest rank for the rows of a kind, and the size of SimuMax's error."""
     for model, sizes, length, measured, theirs in MEMORY[kind]:
-        plan = Plan(
-            pp=sizes.get("pp", 1), tp=sizes.get("tp", 1), dp=sizes.get("dp", 1), cp=sizes.get("cp", 1),
-            ep=sizes.get("ep", 1), num_microbatches=4, precision="bfloat16", sequence_parallel=sizes.get("tp", 1) > 1,
-            zero=int(sizes.get("dp", 1) * sizes.get("cp", 1) > 1), experts_in_data="ep" in sizes,
-            layers=(model.num_layers // sizes.get("pp", 1),) * sizes.get("pp", 1),
-        )  # fmt: skip
-        found = estimate(model, plan, Cluster.of("b200", 8), length, 4 * plan.dp, MEMORY_RULES).largest
         name = f"{type(model).__name__} {model.hidden_size} {sizes} {length}"
-        yield Pair(name, measured, found.allocated / 2**30), abs(theirs) / 100
+        yield Pair(name, measured, gibibytes(model, sizes, length)), abs(theirs) / 100
 
 
 MODELS = {"70B": LLAMA_70B, "405B": LLAMA_405B}
@@ -110,17 +119,31 @@ STEPS: list[
 CALIBRATION = {(0, 32): "products", (3, 32): "inside", (11, 4): "attention"}
 
 
+def step_plan(row: Step, num_microbatches: int) -> Plan:
+    """The plan of a row of steps."""
+    name, tp, pp, dp, cp, *_ = row
+    return Plan(
+        pp=pp, tp=tp, dp=dp, cp=cp, zero=int(dp * cp > 1), num_microbatches=num_microbatches, precision="bfloat16",
+        sequence_parallel=tp > 1, layers=(MODELS[name].num_layers // pp,) * pp,
+    )  # fmt: skip
+
+
+STEP_RULES = replace(MEGATRON_TIME, tensor_hidden=0.0)
+
+
 def milliseconds(row: Step, num_microbatches: int, products: float, inside: float, attention: float) -> float:
     """A step on a machine with three numbers: parts of the products' peak, of NVLink, of attention's quoted part."""
-    name, tp, pp, dp, cp, length, _ = row
-    model = MODELS[name]
-    plan = Plan(
-        pp=pp, tp=tp, dp=dp, cp=cp, zero=int(dp * cp > 1), num_microbatches=num_microbatches, precision="bfloat16",
-        sequence_parallel=tp > 1, layers=(model.num_layers // pp,) * pp,
-    )  # fmt: skip
+    plan, (name, *_, length, _) = step_plan(row, num_microbatches), row
     cluster = with_inside(with_products(Cluster.of("b200", 8), products), inside)
-    rules = with_attention(replace(MEGATRON_TIME, tensor_hidden=0.0), attention)
-    return StepTimer(model, plan, cluster, length, num_microbatches * dp, rules).result.seconds * 1e3
+    rules = with_attention(STEP_RULES, attention)
+    return StepTimer(MODELS[name], plan, cluster, length, num_microbatches * plan.dp, rules).result.seconds * 1e3
+
+
+def plain_seconds(row: Step, num_microbatches: int) -> float:
+    """A step by the table of accelerators, without a number of this machine."""
+    plan, length = step_plan(row, num_microbatches), row[5]
+    batch = num_microbatches * plan.dp
+    return step_time(MODELS[row[0]], plan, Cluster.of("b200", 8), length, batch, STEP_RULES).seconds
 
 
 @cache

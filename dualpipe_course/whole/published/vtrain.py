@@ -15,7 +15,10 @@ from typing import NamedTuple
 from dualpipe_course.whole.published import Pair
 from dualpipe_course.whole.published.fits import rank_correlation
 
-SIZES = (3.6, 18.4, 39.1, 175.0)
+MODELS = {  # by 10^9 parameters: hidden size, attention heads, layers; sequences of 2,048 tokens
+    3.6: (3072, 32, 30), 18.4: (6144, 48, 40), 39.1: (8192, 64, 48), 175.0: (12288, 96, 96),
+}  # fmt: skip
+SIZES = tuple(MODELS)
 ROWS = [  # 10^9 parameters, tp, dp, pp, microbatches, sequences of a step, ms measured and estimated before the factor
     (3.6, 2, 32, 1, 2, 512, 3975.2, 2750.3),
     (3.6, 1, 64, 1, 4, 512, 3700.5, 2681.6),
