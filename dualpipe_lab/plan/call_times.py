@@ -96,8 +96,8 @@ class Links:
             crossing_bytes: of those, what leaves the node.
         """
         spread = num_bytes * (group.per_node - 1) / group.per_node
-        near = spread / _rate(self.inside, num_bytes / group.per_node)
-        far = crossing_bytes / _rate(self.between, crossing_bytes / (group.size / group.per_node - 1))
+        near = spread / self.inside.rate(num_bytes / group.per_node)
+        far = crossing_bytes / self.between.rate(crossing_bytes / (group.size / group.per_node - 1))
         return max(near + self.inside.latency, far + self.between.latency)
 
     def message(self, group: Group, num_bytes: float) -> tuple[float, float]:

@@ -15,8 +15,14 @@ from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.states import (
-    AnyModel, ModelStates, NumberBytes, config_of, flat_layouts, model_states, parts_of_place,
-)  # fmt: skip
+    AnyModel,
+    ModelStates,
+    NumberBytes,
+    config_of,
+    flat_layouts,
+    model_states,
+    parts_of_place,
+)
 from dualpipe_lab.pp.program import Action, B, I, W
 
 
