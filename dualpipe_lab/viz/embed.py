@@ -15,7 +15,7 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.bundle import classic_script
 from dualpipe_lab.viz.spec import Spec, timeline_spec
 
-TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live")
+TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", "dp-planner")
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
 # An <img> keeps the page's text colour out of the picture: it gets a light ground, readable in dark pages too.

@@ -3,9 +3,10 @@
 import { TimelineElement } from "./element.mjs";
 import { ExplorerElement } from "./explorer.mjs";
 import { LiveElement } from "./live.mjs";
+import { PlannerElement } from "./planner.mjs";
 import { StepsElement } from "./steps.mjs";
 
-const DRAWINGS = "dp-timeline, dp-steps, dp-explorer, dp-live";
+const DRAWINGS = "dp-timeline, dp-steps, dp-explorer, dp-live, dp-planner";
 
 // Notebooks have shortcuts on plain keys, which would take them from our sliders and buttons; Ctrl+S and the like are
 // theirs.  Notebook 7 reads a key before any element sees it, and looks for this mark on the element with the focus first.
@@ -22,4 +23,5 @@ export function register() {
   if (!customElements.get("dp-steps")) customElements.define("dp-steps", StepsElement);
   if (!customElements.get("dp-explorer")) customElements.define("dp-explorer", ExplorerElement);
   if (!customElements.get("dp-live")) customElements.define("dp-live", LiveElement);
+  if (!customElements.get("dp-planner")) customElements.define("dp-planner", PlannerElement);
 }
