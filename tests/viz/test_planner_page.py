@@ -182,6 +182,7 @@ def test_keyboard_chooses_a_plan_and_its_link_brings_it_back(shown):
     assert element(shown, "e.choice", "dp-planner") == chosen.start
     shown.get_by_label("tp: ").press("End")
     shown.get_by_label("pp: ").press("End")
+    ready(shown)
     assert verdict(shown) == (
         "Not a plan: pp 16 x cp 1 x tp 8 are 128 ranks, and there are 8 GPUs; use smaller axes or more GPUs."
     )
