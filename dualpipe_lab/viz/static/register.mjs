@@ -3,7 +3,6 @@
 import { TimelineElement } from "./element.mjs";
 import { ExplorerElement } from "./explorer.mjs";
 import { LiveElement } from "./live.mjs";
-import { PlannerElement } from "./planner.mjs";
 import { StepsElement } from "./steps.mjs";
 
 const DRAWINGS = "dp-timeline, dp-steps, dp-explorer, dp-live, dp-planner";
@@ -23,5 +22,4 @@ export function register() {
   if (!customElements.get("dp-steps")) customElements.define("dp-steps", StepsElement);
   if (!customElements.get("dp-explorer")) customElements.define("dp-explorer", ExplorerElement);
   if (!customElements.get("dp-live")) customElements.define("dp-live", LiveElement);
-  if (!customElements.get("dp-planner")) customElements.define("dp-planner", PlannerElement);
 }
