@@ -7,6 +7,7 @@ With softmax scores, qk_norm, and neither biases nor groups nor shared experts i
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Literal
 
@@ -76,7 +77,7 @@ class V3MoEConfig:
         """The width of the shared experts together, which every token uses."""
         return self.num_shared_experts * self.expert_ffn_size
 
-    @property
+    @cached_property
     def dense(self) -> LlamaConfig:
         """The config of a Llama with these sizes: norms, embedding, head, and the heads of attention as they attend."""
         heads = (self.num_kv_heads, self.head_size) if self.latent is None else (self.num_heads, self.latent.key)

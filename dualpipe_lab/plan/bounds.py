@@ -5,15 +5,17 @@ A rank's first action waits for the forwards of all stages before the nearest of
 gradients pass all those stages again; a W may run meanwhile, and where the backward is not split nothing does.
   fused    start + work + tail of the rank whose sum is largest
   split    start + work, or start + work without W + tail: the larger one
+  pairs    where they hide exchanges of experts: a rank's exchanges, or all of the above without them
 Which stages a rank holds, and of how many microbatches, is read from a small program of the same schedule.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.stage_times import StageTimes
+from dualpipe_lab.plan.stage_times import Seconds
 from dualpipe_lab.pp.program import F, Overlap, W
 
 
@@ -59,24 +61,28 @@ def has_pairs(schedule: str, pp: int) -> bool:
     return shape is not None and shape.has_pairs
 
 
-def least_seconds(times: StageTimes) -> float:
-    """Return seconds that a pipeline takes at least; 0 where its schedule is not known before it is built."""
-    plan = times.plan
+def least_seconds(plan: PlanFields, stages: Sequence[Mapping[str, Seconds]]) -> float:
+    """Return seconds that a pipeline takes at least; 0 where its schedule is not known before it is built.
+
+    Args:
+        plan: whose pipeline it is.
+        stages: by stage, the seconds of F, I and W by what they are spent on.
+    """
     shape = shape_of(plan.schedule, plan.pp, plan.chunks)
     if shape is None:
         return 0.0
-    num_stages = 1 + max(stage for share in shape.shares for stage, _ in share)
-    table = [_of(times, stage) for stage in range(num_stages)]
-    return max(_of_rank(share, table, plan.num_microbatches, shape.is_split) for share in shape.shares)
+    table = [{kind: sum(spent.values()) for kind, spent in stage.items()} for stage in stages]
+    if not plan.overlap:
+        return max(_of_rank(share, table, plan.num_microbatches, shape.is_split) for share in shape.shares)
+    exchanges = [{kind: spent.get("ep", 0.0) for kind, spent in stage.items()} for stage in stages]
+    others = [{kind: one[kind] - hidden[kind] for kind in one} for one, hidden in zip(table, exchanges, strict=True)]
+    least = max(_of_rank(share, others, plan.num_microbatches, shape.is_split) for share in shape.shares)
+    return max(least, max(_work(share, exchanges, plan.num_microbatches) for share in shape.shares))
 
 
-def _of(times: StageTimes, stage: int) -> dict[str, float]:
-    """Return the seconds of a stage's actions; overlapped pairs may hide the exchanges of experts."""
-    hides = times.plan.overlap
-    return {
-        kind: sum(seconds for name, seconds in spent.items() if not (hides and name == "ep"))
-        for kind, spent in times.of(stage).items()
-    }
+def _work(share: tuple[tuple[int, float], ...], table: list[dict[str, float]], num_microbatches: int) -> float:
+    """Return the seconds of all actions of a rank."""
+    return num_microbatches * sum(part * sum(table[stage].values()) for stage, part in share)
 
 
 def _of_rank(

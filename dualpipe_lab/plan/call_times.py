@@ -4,7 +4,8 @@ In: a cluster, a plan, calls.  Out: seconds by axis.
   group         n ranks, of which g share a node; a ring through nodes leaves each of them on g links at once, so its
                 rate is that of `between` times g, and never above that of `inside`
   all-reduce    2 (n - 1) / n of the bytes at that rate, and a gather or a scatter half of it
-  all-to-all    the bytes for this node at the rate of `inside`, at the same time those for others at `between`
+  all-to-all    the bytes for this node at the rate of `inside`, at the same time those for others at `between`;
+                node by node, all bytes are spread inside of nodes, and fewer go between them
   message       its bytes, on `inside` where the neighbours of the axis share a node
   latency       once for each of the ceil(log2 n) rounds of a collective, twice for an all-reduce
 Assumed: calls do not disturb each other, and networks are not oversubscribed.
@@ -87,6 +88,19 @@ class Links:
         far = each * (group.size - group.per_node) / _rate(self.between, each)
         return max(near + self.inside.latency, far + self.between.latency)
 
+    def all_to_all_by_node(self, group: Group, num_bytes: float, crossing_bytes: float) -> float:
+        """Return the seconds of an exchange in which a row goes once to each node, and from there to its ranks.
+
+        Args:
+            group: that crosses nodes.
+            num_bytes: that each rank has for all ranks together, as in `all_to_all`.
+            crossing_bytes: of those, what leaves the node.
+        """
+        spread = num_bytes * (group.per_node - 1) / group.per_node
+        near = spread / _rate(self.inside, num_bytes / group.per_node)
+        far = crossing_bytes / _rate(self.between, crossing_bytes / (group.size / group.per_node - 1))
+        return max(near + self.inside.latency, far + self.between.latency)
+
     def message(self, group: Group, num_bytes: float) -> tuple[float, float]:
         """Return the seconds for which a message to a neighbour takes the slowest link, and its latency."""
         link = self.between if group.crosses else self.inside
@@ -141,9 +155,18 @@ class CallTimes(Calls):
         """Add the seconds of an exchange."""
         self.seconds["ep"] += self.links.all_to_all(self.groups["ep"], sum(sends))
 
+    def all_to_all_by_node(self, num_bytes: float, crossing_bytes: float) -> None:
+        """Add the seconds of an exchange node by node."""
+        self.seconds["ep"] += self.links.all_to_all_by_node(self.groups["ep"], num_bytes, crossing_bytes)
+
     def send(self, peer: int, num_bytes: int) -> None:
         """Add the seconds of a hop on the ring of cp."""
-        self.seconds["cp"] += sum(self.links.message(self.groups["cp"], num_bytes))
+        self.hop(num_bytes, 1)
+
+    def hop(self, num_bytes: int, count: int) -> None:
+        """Add the seconds of hops of so many bytes; of none there are none."""
+        if num_bytes:
+            self.seconds["cp"] += count * sum(self.links.message(self.groups["cp"], num_bytes))
 
     def receive(self, peer: int, num_bytes: int) -> None:
         """Nothing: a hop is counted where it is sent."""

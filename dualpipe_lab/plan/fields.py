@@ -189,10 +189,9 @@ class PlanFields:
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
-        program = self.program
-        if program is None:
+        if self.pp == 1:
             return (0,)
-        return tuple(sorted({rank for (held, _), rank in program.placement.items() if held == stage}))
+        return _holders(self.schedule, self.pp, self.num_microbatches, self.chunks)[stage]
 
     @property
     def has_pairs(self) -> bool:
@@ -301,6 +300,17 @@ def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
         f"{schedule} has {program.num_stages} stages on {pp} ranks, got chunks={chunks}; leave chunks out, or use one "
         f"of {free}"
     )
+
+
+@cache
+def _holders(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> dict[int, tuple[int, ...]]:
+    """Return the ranks of pp that hold each stage of a program."""
+    program = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
+    assert program is not None
+    ranks: dict[int, set[int]] = {}
+    for (stage, _), rank in program.placement.items():
+        ranks.setdefault(stage, set()).add(rank)
+    return {stage: tuple(sorted(found)) for stage, found in ranks.items()}
 
 
 def _is_count(value: object) -> bool:

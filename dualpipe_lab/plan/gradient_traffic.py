@@ -75,6 +75,7 @@ class _Parts:
         self.config = config if isinstance(config, LlamaConfig) else config.dense
         self.sparse = None if isinstance(config, LlamaConfig) else config
         self.tp, self.tp_rank, self.ep = plan.tp, tp_rank, plan.ep
+        self.layers: dict[bool, list[Held]] = {}  # by whether they have experts
 
     def stage(self, layers: range, is_first: bool, is_last: bool) -> Iterator[tuple[int, Held]]:
         """Yield unit, elements and kind of every parameter, in order; a stage in pieces or with a tied table is one."""
@@ -85,7 +86,7 @@ class _Parts:
         copy = numel, kind | {"replica", TIED}
         first = (numel, kind | {TIED}) if self.has_copy or (self.config.tied and not is_one) else table
         units = [[first]] if is_first else []
-        units += [list(self.layer(number)) for number in layers]
+        units += [self.layer(number) for number in layers]
         if is_last:
             head = [] if is_first else [copy]
             units += [[(self.config.hidden_size, frozenset())], head if self.config.tied else [table]]
@@ -98,14 +99,20 @@ class _Parts:
         norm = hidden, frozenset[str]()
         yield from [*table, norm, norm, self.shard(hidden, 2 * hidden), *self.layer(self.config.num_layers), norm]
 
-    def layer(self, number: int) -> Iterator[Held]:
-        """Yield those of one layer."""
+    def layer(self, number: int) -> list[Held]:
+        """Return those of one layer."""
+        has_experts = self.sparse is not None and number >= self.sparse.num_dense_layers
+        if has_experts not in self.layers:
+            self.layers[has_experts] = list(self._layer(has_experts))
+        return self.layers[has_experts]
+
+    def _layer(self, has_experts: bool) -> Iterator[Held]:
         config, hidden = self.config, self.config.hidden_size
         latent = None if self.sparse is None else self.sparse.latent
         yield hidden, frozenset()
         yield from self.heads() if latent is None else self.latents(latent)
         yield hidden, frozenset()
-        if self.sparse is None or number < self.sparse.num_dense_layers:
+        if self.sparse is None or not has_experts:
             yield from [self.shard(config.ffn_size, hidden)] * 3
         else:
             yield from self.experts(self.sparse)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.kept_counts import KeptAt, kept_counts
 from dualpipe_lab.plan.kept_experts import EXPERTS, Tables, held_model
@@ -15,7 +16,7 @@ from dualpipe_lab.plan.kept_tensors import Certainty, KeepRules, KeptTensor
 from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second
-from dualpipe_lab.plan.states import AnyModel, NumberBytes, flat_layouts, model_states, parts_of_place
+from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes, flat_layouts, model_states, parts_of_place
 from dualpipe_lab.pp.program import Action, B, I, W
 
 
@@ -42,6 +43,7 @@ class MemoryMaker:
         if self.has_second:
             self.layers[-1].append(config.num_layers)
         self.held = held_model(model, plan, rules)
+        self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory; or of cp and tp only the fullest ranks.
@@ -58,8 +60,7 @@ class MemoryMaker:
             certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             stages = {moment.action.stage for moment in moments}
             for tp_rank in tp_ranks:
-                states = model_states(self.held, self.plan, pp_rank, tp_rank, self.numbers)
-                zero = self._buffers(pp_rank, tp_rank)
+                states, zero = self._held(pp_rank, tp_rank, stages)
                 for cp_rank in cp_ranks:
                     length = self.lengths[cp_rank]
                     how = self.model, self.plan, self.rules, self.num_rows, length, tp_rank, self.imbalance
@@ -131,6 +132,24 @@ class MemoryMaker:
             again = table.layer_bytes - table.stored_bytes
             phases.append(table.backward_bytes + again - (logits if is_last else 0))
         return max(phases)
+
+    def _held(self, pp_rank: int, tp_rank: int, stages: set[int]) -> tuple[ModelStates, int]:
+        """Return the states of a place and its buckets; ranks whose stages have the same layers have the same."""
+        sizes = tuple(
+            (stage == 0, self._is_last(stage), self.plan.holders(stage)[0] == pp_rank, *self._numbers_of(stage))
+            for stage in sorted(stages)
+        )
+        key = tp_rank, sizes
+        if key not in self._known:
+            states = model_states(self.held, self.plan, pp_rank, tp_rank, self.numbers)
+            self._known[key] = states, self._buffers(pp_rank, tp_rank)
+        return self._known[key]
+
+    def _numbers_of(self, stage: int) -> tuple[int, int]:
+        """Return how many layers a stage has, and how many of these are dense."""
+        layers = self.layers[stage]
+        num_dense = self.model.num_dense_layers if isinstance(self.model, V3MoEConfig) else 0
+        return len(layers), sum(number < num_dense for number in layers)
 
     def _buffers(self, pp_rank: int, tp_rank: int) -> int:
         """Return the bytes of the two largest buckets of gradients, or units of weights and gradients."""

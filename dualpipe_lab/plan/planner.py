@@ -238,7 +238,7 @@ class _Search:
         memory: int | None,
     ) -> None:
         self.model, self.cluster, self.settings = model, cluster, settings
-        self.sequence_length, self.global_batch = shape
+        self.shape, (self.sequence_length, self.global_batch) = shape, shape
         self.keep_rules, self.time_rules = rules
         self.memory = cluster.accelerator.memory_bytes if memory is None else memory
         self.config: ModelConfig = model.outline if isinstance(model, GptConfig) else model
@@ -285,15 +285,22 @@ class _Search:
                     yield _Candidate(seconds, next(self.numbers), plan, is_group=True)
 
     def _members(self, group: _Candidate) -> Iterator[_Candidate]:
-        """Yield the plans of a group, each with the bound that its schedule and its stages have."""
+        """Yield the plans of a group, each with the bound that its schedule, its stages and ZeRO's calls have."""
         for name, overlap in self._schedules(group.plan):
             plan = replace(group.plan, schedule=name, overlap=overlap)
-            try:
-                seconds = max(group.seconds, least_seconds(self._times(plan)))
-            except ValueError:  # `_compute` says which rule
-                seconds = group.seconds
+            bounds: dict[int, float] = {}
             for zero in self._zeros(plan):
-                yield _Candidate(seconds, next(self.numbers), replace(plan, zero=zero), is_group=False)
+                counted = max(zero, 1)  # ZeRO-0 and 1 have no calls within the pipeline
+                if counted not in bounds:
+                    bounds[counted] = max(group.seconds, self._least_seconds(replace(plan, zero=counted)))
+                yield _Candidate(bounds[counted], next(self.numbers), replace(plan, zero=zero), is_group=False)
+
+    def _least_seconds(self, plan: Plan) -> float:
+        try:
+            timer = StepTimer(self.model, plan, self.cluster, *self.shape, self.time_rules)
+            return least_seconds(plan, timer.stages)
+        except ValueError:  # `_compute` says which rule
+            return 0.0
 
     def _zeros(self, plan: Plan) -> tuple[int, ...]:
         return self.settings.zeros if plan.num_copies > 1 else self.settings.zeros[:1]
@@ -332,7 +339,6 @@ class _Search:
 
     def _compute(self, plan: Plan) -> None:
         """Compute a plan in full: its rules, the memory of its fullest ranks, all of its memory, its seconds."""
-        shape = self.sequence_length, self.global_batch
         try:
             least = self._least_bytes(plan)
             if least > self.memory:
@@ -342,7 +348,7 @@ class _Search:
             problem = first_problem(plan, self.config, self.sequence_length)
             if problem is not None:
                 raise ValueError(problem)
-            fullest = max(fullest_ranks(self.model, plan, *shape, self.keep_rules), key=lambda one: one.allocated)
+            fullest = max(fullest_ranks(self.model, plan, *self.shape, self.keep_rules), key=lambda one: one.allocated)
         except ValueError as broken:  # a rule of the plan, or of the framework: experts that do not divide along tp
             self.lost.append(Lost(plan, _RULE, str(broken)))
             return
@@ -350,8 +356,8 @@ class _Search:
             reason, num_bytes = self._too_large(fullest), fullest.total.num_bytes
             self.lost.append(Lost(plan, _MEMORY, reason, num_bytes=num_bytes))
             return
-        found = estimate(self.model, plan, self.cluster, *shape, self.keep_rules)
-        seconds = StepTimer(self.model, plan, self.cluster, *shape, self.time_rules).result
+        found = estimate(self.model, plan, self.cluster, *self.shape, self.keep_rules)
+        seconds = StepTimer(self.model, plan, self.cluster, *self.shape, self.time_rules).result
         self.choices.append(Choice(plan, found, seconds))
         self.choices.sort(key=_order)
 

@@ -9,12 +9,13 @@ longer, and the overhead of a kernel; attention and elementwise work likewise.
 Elsewhere: SimuMax's `compute_op_accuracy_time`; calculon's `Processor`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from dualpipe_lab.cp.layouts import make_layout
+from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import stage_layers
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -30,6 +31,7 @@ from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.second_traffic import second_backward, second_forward
 from dualpipe_lab.plan.states import AnyModel
 from dualpipe_lab.plan.time_rules import TimeRules
+from dualpipe_lab.plan.token_nodes import nodes_of_token
 
 _AXES = ("tp", "cp", "ep")
 Seconds: TypeAlias = dict[str, float]  # by what they are spent on
@@ -125,6 +127,16 @@ class StageTimes:
     def links(self) -> Links:
         """The links of the cluster."""
         return Links(self.cluster)
+
+    @cached_property
+    def layout(self) -> SequenceLayout | None:
+        """How cp shares out a sequence; None without cp."""
+        return make_layout(self.plan.layout, self.sequence_length, self.plan.cp) if self.plan.cp > 1 else None
+
+    @cached_property
+    def hops(self) -> Counter[int]:
+        """How many blocks of a sequence have so many positions."""
+        return Counter() if self.layout is None else Counter(map(self.layout.size, range(self.plan.cp)))
 
     @cached_property
     def work(self) -> RankWork:
@@ -236,12 +248,23 @@ class _Timed(StageTraffic):
 
     def _prepare(self, times: StageTimes, calls: CallTimes) -> None:
         plan = self.plan = times.plan
+        self.times, self.timed = times, calls
         self.config, self.calls, self.num_rows, self.rules = times.config, calls, times.num_rows, times.rules
         self.tp, self.cp, self.place = calls.ranks["tp"], calls.ranks["cp"], 0
-        self.layout = make_layout(plan.layout, times.sequence_length, plan.cp) if plan.cp > 1 else None
+        self.layout = times.layout
         self.num_tokens, self.element = times.work.num_tokens, times.element
         self.wide = max(4, self.element)
         self.kv_copies = max(plan.tp // self.config.num_kv_heads, 1)
+
+    def ring(self, direction: str) -> None:
+        """Add the hops of all blocks of a sequence, those of one size at once: there are as many as ranks."""
+        if self.layout is None:
+            return
+        for length, count in self.times.hops.items():
+            numel = self.num_rows * self.position_numbers * length
+            self.timed.hop(numel * self.element, count - (length == self.layout.size(1)))  # the last one stays
+            if direction == "backward":
+                self.timed.hop(numel * self.wide, count)
 
     def sum_norm(self) -> None:
         """Sum the gradient of a norm's weight, where that is done in every backward."""
@@ -265,6 +288,14 @@ class _TimedExperts(_Timed, ExpertTraffic):
         self.slots = times.work.slots
 
     def _exchange_twice(self) -> None:
-        rows = [self.slots * self.config.hidden_size * self.element // len(self.ep)] * len(self.ep)
+        group, row = self.times.groups["ep"], self.config.hidden_size * self.element
+        if self.rules.by_node and group.crosses:
+            num_nodes = group.size // group.per_node
+            others = nodes_of_token(self.sparse, num_nodes) * (num_nodes - 1) / num_nodes
+            crossing = self.slots / self.sparse.num_experts_per_token * others * row
+            for _ in range(2):
+                self.timed.all_to_all_by_node(self.slots * row, crossing)
+            return
+        rows = [self.slots * row // len(self.ep)] * len(self.ep)
         for _ in range(2):
             self.calls.all_to_all(self.ep, rows, rows)
