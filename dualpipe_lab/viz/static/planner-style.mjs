@@ -24,7 +24,7 @@ h3 { font-size: 13px; font-weight: 650; margin: 14px 0 6px; padding-top: 10px; b
 .frontier { list-style: none; margin: 8px 0 0; padding: 0; display: grid; gap: 4px; }
 .frontier li { margin: 0; }
 .frontier button { border-color: var(--line); width: 100%; height: auto; min-height: 28px; padding: 4px 8px; text-align: left; line-height: 1.35; font-size: 12px; }
-.results.broken { display: none; }
+.broken .figures, .broken .pipeline, .broken .pictures > :first-child { display: none; }
 .share { display: flex; flex-wrap: wrap; gap: 4px 14px; align-items: center; margin-top: 8px; }
 .share a { color: var(--accent); font-size: 12px; padding: 4px 2px; border-radius: 4px; }
 .share a:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }

@@ -87,7 +87,7 @@ export class PlannerElement extends Drawing {
     this.timeline = document.createElement("dp-timeline");
     this.long = make("p", { class: "note" });
     this.results = make("div", { class: "results" }, this.figures, this.pictures,
-      make("h3", {}, "The pipeline of this plan"), this.timeline, this.long);
+      make("div", { class: "pipeline" }, make("h3", {}, "The pipeline of this plan"), this.timeline, this.long));
     this.frame = make("section", { class: "dp", "aria-label": "Planner" }, this.controls.panel, this.share(), this.verdict, this.results);
     root.replaceChildren(make("style", {}, STYLE + PLANNER_STYLE), this.frame);
   }
@@ -137,11 +137,11 @@ export class PlannerElement extends Drawing {
     const { plan } = this.result, isBroken = Boolean(plan.problem);
     this.verdict.textContent = isBroken ? `Not a plan: ${plan.problem}.` : this.judged();
     this.verdict.classList.toggle("over", isBroken || !this.result.fits);
-    this.results.classList.toggle("broken", isBroken);
+    this.results.classList.toggle("broken", isBroken); // then the plans around it stay, of which one can be taken
+    this.fillFrontier();
     if (!isBroken) {
       this.fillFigures();
       this.fillMemory();
-      this.fillFrontier();
       this.fillTraffic();
       this.fillTimeline();
     }
@@ -185,9 +185,9 @@ export class PlannerElement extends Drawing {
     }
     const mine = points.find((one) => isSame(one.choice, chosen)), fitting = points.filter((one) => one.fits).length;
     const left = this.skipped ? ` ${this.skipped} plans with more than 60,000 actions are left out.` : "";
-    this.around.textContent =
+    this.around.textContent = !points.length ? "No pp, tp and ZeRO make a legal plan of these sizes." :
       `${points.length} legal plans with these sizes: every pp, tp and ZeRO, with and without recomputation; ${fitting} fit. ` +
-      `A disc fits, a circle does not; the line is the frontier, the ring is this plan. Below: ${found.length > MOST_LISTED ? `the fastest ${MOST_LISTED} of ${found.length} plans of the frontier` : "the frontier"}.${left}`;
+      `A disc fits, a circle does not; the line is the frontier${mine ? ", the ring is this plan" : ""}. Below: ${found.length > MOST_LISTED ? `the fastest ${MOST_LISTED} of ${found.length} plans of the frontier` : "the frontier"}.${left}`;
     const label = `Seconds against memory of ${points.length} plans, ${fitting} of which fit; the frontier has ${found.length}`;
     const width = this.frontier.clientWidth || this.width;
     this.frontier.replaceChildren(...(points.length ? [frontierPicture(points, found, mine, plan.card.memory, width, this.theme, label)] : []));
