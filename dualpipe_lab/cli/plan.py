@@ -1,6 +1,8 @@
 """`plan MODEL`: the fastest cuts of a model over a cluster that fit, their memory, and why others lost."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,27 +29,35 @@ def plan(
     gpus: Annotated[int, typer.Option(min=1, help="ranks in all")],
     gpu: Annotated[str, typer.Option(help="the accelerator: h100, a100-80, b200, ...")] = "h100",
     nodes_of: Annotated[int | None, typer.Option(min=1, help="ranks of a node (default: what is usual)")] = None,
-    cluster: Annotated[Path | None, typer.Option(help="a cluster file, such as calibrate writes")] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="a cluster file, such as calibrate writes: of its nodes there are as many as needed"),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences of a step")] = 512,
     length: Annotated[int, typer.Option(min=1, help="tokens of a sequence")] = 8192,
     tokens: Annotated[float | None, typer.Option(help="tokens of the run, for hours")] = None,
     price: Annotated[float | None, typer.Option(min=0, help="of one rank's hour")] = None,
     schedule: Annotated[list[str] | None, typer.Option(help="a schedule to try; several: again (default: all)")] = None,
     count: Annotated[int, typer.Option(min=1, max=50, help="plans to print")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="plans to compute in full at most")] = 400,
     export: Annotated[Framework | None, typer.Option(help="print the first plan as settings of a framework")] = None,
 ) -> None:
     """Find the fastest plans that fit, and say why the others lost; every number is an estimate."""
-    machine = Cluster.of(gpu, gpus, nodes_of) if cluster is None else Cluster.from_file(cluster)
-    if machine.num_ranks != gpus:
-        raise ValueError(f"{cluster} has {machine.num_ranks} ranks, got --gpus {gpus}; change one of them")
+    machine = Cluster.of(gpu, gpus, nodes_of) if cluster is None else _of_file(cluster, gpus, nodes_of)
     config = model_of(model)
-    found = search(config, machine, length, batch, count=count, schedule_names=schedule)
+    found = search(config, machine, length, batch, count=count, schedule_names=schedule, limit=max(count, limit))
     if not found.choices:
         raise ValueError(f"no plan fits: {_nearest(found)}")
     if export is not None:
         print(_exported(found.best[0], export))
         return
     print("\n".join(_lines(found, machine, tokens, price)))
+
+
+def _of_file(path: Path, num_ranks: int, ranks_per_node: int | None) -> Cluster:
+    """Return a file's machine with as many ranks as are asked for, in nodes of its size."""
+    found = Cluster.from_file(path)
+    return replace(found, num_ranks=num_ranks, ranks_per_node=ranks_per_node or min(found.ranks_per_node, num_ranks))
 
 
 def _lines(found: SearchResult, machine: Cluster, tokens: float | None, price: float | None) -> Iterator[str]:
@@ -84,8 +94,9 @@ def _end(found: SearchResult) -> str:
 
 def _legend(choice: Choice) -> str:
     """Name the letters of the parts that some rank has."""
-    sizes = {figure.name: figure.num_bytes for memory in choice.memory.places.values() for figure in memory.figures}
-    return ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if sizes.get(name))
+    figures = (figure for memory in choice.memory.places.values() for figure in memory.figures)
+    there = {figure.name for figure in figures if figure.num_bytes}
+    return ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if name in there)
 
 
 def _bars(choice: Choice, machine: Cluster) -> Iterator[str]:
@@ -120,10 +131,10 @@ def _run(choice: Choice, tokens: float, price: float | None) -> str:
 
 
 def _nearest(found: SearchResult) -> str:
-    """Return the reason of the plan that came nearest to fitting."""
-    by_memory = [lost for lost in found.lost if lost.constraint == "memory"]
-    last = (by_memory or list(found.lost))[-1]
-    return f"{last.plan}: {last.reason}; use more ranks, or ones with more memory"
+    """Return the reason of the plan that came nearest to fitting, of those whose memory was computed."""
+    by_memory = [lost for lost in found.lost if lost.constraint == "memory"] or list(found.lost)
+    nearest = min(by_memory, key=lambda lost: lost.num_bytes or inf)
+    return f"{nearest.plan}: {nearest.reason}; use more ranks, or ones with more memory"
 
 
 def _exported(choice: Choice, framework: Framework) -> str:

@@ -65,7 +65,7 @@ class Lost(NamedTuple):
         constraint: memory, rule, slower, or limit.
         reason: how it failed.
         num_plans: that lost by it.
-        num_bytes: that the fullest rank needs, where that was computed.
+        num_bytes: that the fullest rank needs at least, where that was computed.
     """
 
     plan: Plan
@@ -343,7 +343,7 @@ class _Search:
             least = self._least_bytes(plan)
             if least > self.memory:
                 states = f"parameters, gradients, masters and moments take {least / _GB:.0f} GB on a rank"
-                self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}"))
+                self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}", num_bytes=least))
                 return
             problem = first_problem(plan, self.config, self.sequence_length)
             if problem is not None:

@@ -7,6 +7,8 @@ import pytest
 from shell import output, run
 
 from dualpipe_lab.plan import Cluster, Plan
+from dualpipe_lab.plan.model_of import model_of
+from dualpipe_lab.plan.planner import search
 
 SMALL = ("plan", "llama3.2-1b", "--gpus", 4, "--batch", 16, "--length", 2048, "--schedule", "1f1b")
 
@@ -35,12 +37,27 @@ def test_every_export_prints_what_the_framework_reads():
     assert Plan.from_description(described).world_size == 4
 
 
-def test_a_cluster_comes_from_a_file(tmp_path):
-    Cluster.of("a100-40", 4).to_file(tmp_path / "mine.json")
-    assert "A100 SXM 40 GB" in output(*SMALL, "--cluster", tmp_path / "mine.json")
-    result = run("plan", "llama3.2-1b", "--gpus", 8, "--cluster", tmp_path / "mine.json")
-    assert result.exit_code == 1
-    assert "has 4 ranks, got --gpus 8" in result.stderr
+def test_a_cluster_of_any_size_comes_from_a_file(tmp_path):
+    Cluster.of("a100-40", 4, 2).to_file(tmp_path / "mine.json")
+    assert output(*SMALL, "--cluster", tmp_path / "mine.json").startswith("4 ranks, 2 per node, each on A100 SXM 40 GB")
+    wide = "plan", "llama3.2-1b", "--batch", 16, "--length", 2048, "--schedule", "1f1b", "--limit", 5
+    text = output(*wide, "--gpus", 16, "--cluster", tmp_path / "mine.json")
+    assert text.startswith("16 ranks, 2 per node, each on A100 SXM 40 GB")
+    assert "stopped at its limit" in text
+    text = output(*wide, "--gpus", 16, "--nodes-of", 8, "--cluster", tmp_path / "mine.json")
+    assert text.startswith("16 ranks, 8 per node")
+    refused = run(*wide, "--gpus", 3, "--cluster", tmp_path / "mine.json")
+    assert refused.exit_code == 1
+    assert "use 4 ranks" in refused.stderr
+
+
+def test_of_plans_that_do_not_fit_the_nearest_is_named():
+    found = run("plan", "llama3-70b", "--gpus", 4, "--batch", 16, "--length", 2048, "--schedule", "1f1b").stderr
+    assert "no plan fits" in found
+    searched = search(model_of("llama3-70b"), Cluster.of("h100", 4), 2048, 16, schedule_names=["1f1b"])
+    sizes = [lost.num_bytes for lost in searched.lost if lost.num_bytes is not None]
+    nearest = next(lost for lost in searched.lost if lost.num_bytes == min(sizes))
+    assert f"{nearest.plan}: {nearest.reason}" in found
 
 
 @pytest.mark.parametrize(
