@@ -94,6 +94,7 @@ def test_every_model_has_the_library_s_layers_on_every_number_of_stages(node):
 # tp, cp, pp, dp, what else; most of them on several nodes of 8
 SENDING = [
     ("llama3.2-1b", 1, 1, 2, 8, {"zero": 1}),  # a table on two stages
+    ("llama3.2-3b", 2, 1, 2, 1, {}),
     ("llama3.2-1b", 1, 1, 1, 4, {"zero": 3, "schedule": "1f1b"}),
     ("llama3.2-3b", 8, 1, 2, 1, {"schedule": "interleaved", "recompute": True}),
     ("llama3-8b", 2, 4, 1, 2, {"zero": 2, "recompute": True}),
