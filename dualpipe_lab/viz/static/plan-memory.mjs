@@ -10,7 +10,8 @@ const sumOf = (numbers) => numbers.reduce((sum, value) => sum + value, 0);
 // What one rank keeps and works with for one microbatch.
 function tableOfLayer(plan, rules) {
   const { model, tokens, between, heads, keyHeads, ffn, vocabulary } = plan, { hidden, headSize, qkNorm } = model;
-  const perHead = tokens * headSize * ELEMENT_BYTES, norm = between * (hidden * ELEMENT_BYTES + rules.scale), input = between * hidden * ELEMENT_BYTES;
+  const perHead = tokens * headSize * ELEMENT_BYTES, norm = between * (hidden * ELEMENT_BYTES + rules.scale);
+  const input = between * hidden * ELEMENT_BYTES;
   const norms = qkNorm ? (heads + keyHeads) * (perHead + tokens * rules.scale) : 0;
   const attention = input + norms + 2 * heads * perHead + 2 * keyHeads * perHead + heads * tokens * 4;
   const layer = 2 * norm + attention + input + 3 * tokens * ffn * ELEMENT_BYTES, logits = tokens * vocabulary;

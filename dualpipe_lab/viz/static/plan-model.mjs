@@ -116,11 +116,16 @@ export function planOf(facts, choice) {
 }
 
 function problemOf({ gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model }) {
-  if (!Number.isInteger(dp)) return `pp ${pp} x cp ${cp} x tp ${tp} are ${tp * cp * pp} ranks, and there are ${gpus} GPUs; use smaller axes or more GPUs`;
+  if (!Number.isInteger(dp)) {
+    return `pp ${pp} x cp ${cp} x tp ${tp} are ${tp * cp * pp} ranks, and there are ${gpus} GPUs; use smaller axes or more GPUs`;
+  }
   if (numStages > model.layers) return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
-  if (zero && copies === 1) return `ZeRO-${zero} shards over the ranks of dp and cp that copy a weight, got one; use ZeRO-0, or a smaller tp or pp`;
+  if (zero && copies === 1) {
+    return `ZeRO-${zero} shards over the ranks of dp and cp that copy a weight, got one; use ZeRO-0, or a smaller tp or pp`;
+  }
   if (!Number.isInteger(count)) {
-    return `${batch} sequences do not divide among ${dp} data ranks and microbatches of ${rows}; use a batch of ${dp * rows} or more, or smaller microbatches`;
+    return `${batch} sequences do not divide among ${dp} data ranks and microbatches of ${rows}; ` +
+      `use a batch of ${dp * rows} or more, or smaller microbatches`;
   }
   return null;
 }

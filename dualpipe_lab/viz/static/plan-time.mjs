@@ -69,7 +69,7 @@ export function causalPairs(length, cp) {
 // The products of a layer, its attention and what the rest moves; the same of the last norm, head and loss.
 function layerWork(plan) {
   const { model, tokens, between, heads, keyHeads, ffn } = plan, { hidden, headSize } = model;
-  const bytes = 10 * between * hidden * ELEMENT_BYTES + 2 * tokens * (heads + keyHeads) * headSize * ELEMENT_BYTES + 3 * tokens * ffn * ELEMENT_BYTES;
+  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize + 3 * tokens * ffn) * ELEMENT_BYTES;
   return {
     products: [[tokens, hidden, (heads + 2 * keyHeads) * headSize], [tokens, heads * headSize, hidden],
       [tokens, hidden, 2 * ffn], [tokens, ffn, hidden]],
@@ -80,7 +80,10 @@ function layerWork(plan) {
 
 function headWork({ model, tokens, between, vocabulary }) {
   const norm = 4 * between * model.hidden * ELEMENT_BYTES, logits = tokens * vocabulary;
-  return { products: [[tokens, model.hidden, vocabulary]], core: 0, forward: norm + 12 * logits, backward: 2 * norm + 8 * logits, kernels: HEAD_KERNELS };
+  return {
+    products: [[tokens, model.hidden, vocabulary]], core: 0,
+    forward: norm + 12 * logits, backward: 2 * norm + 8 * logits, kernels: HEAD_KERNELS,
+  };
 }
 
 // Seconds along tp and cp of a part's calls, forward and backward.
@@ -111,7 +114,8 @@ function secondsOf(facts, plan, work, calls, isLayer) {
     const part = partAt(rules.attention[Number(kind === "I")], plan.sequence), flops = work.core * factor;
     const attention = flops ? flops / (card.peak * part) + card.overhead : 0;
     const elementwise = memorySeconds(plan, bytes) + work.kernels * launches * card.overhead;
-    found[kind] = { products, attention, elementwise, tp: calls[kind].tp * (1 - rules.tensorHidden), cp: Math.max(0, calls[kind].cp - attention) };
+    const { tp, cp } = calls[kind];
+    found[kind] = { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention) };
   }
   if (plan.recompute && isLayer) found.I.again = total(found.F);
   return found;

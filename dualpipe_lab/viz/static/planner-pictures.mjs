@@ -47,9 +47,12 @@ export function memoryBars({ memory, plan }, width, theme, label) {
   });
   const x = at(limit), bottom = top + pitch * memory.length;
   svg.append(shape("path", { d: `M${x} ${top - 4}V${bottom + 2}`, stroke: theme.text, "stroke-width": 1.6, "stroke-dasharray": "5 3" }));
-  svg.append(words(x, 12, `the GPU has ${gigabytes(limit)} GB`, { fill: theme.text, "text-anchor": x > width - 90 ? "end" : "middle", "font-weight": 600 }));
+  const anchor = x > width - 90 ? "end" : "middle";
+  svg.append(words(x, 12, `the GPU has ${gigabytes(limit)} GB`, { fill: theme.text, "text-anchor": anchor, "font-weight": 600 }));
   const step = axisStep(most / GB, (right - left) / 60);
-  for (let mark = 0; mark * GB <= most; mark += step) svg.append(words(at(mark * GB), bottom + 16, String(mark), { fill: theme.muted, "text-anchor": "middle" }));
+  for (let mark = 0; mark * GB <= most; mark += step) {
+    svg.append(words(at(mark * GB), bottom + 16, String(mark), { fill: theme.muted, "text-anchor": "middle" }));
+  }
   svg.append(words(width, bottom + 16, "GB", { fill: theme.muted, "text-anchor": "end" }));
   return svg;
 }
@@ -89,7 +92,8 @@ export function frontierPicture(points, frontier, chosen, limit, width, theme, l
   svg.append(words(width - 12, height - 6, "seconds per step (assumed)", { fill: theme.muted, "text-anchor": "end" }));
   for (const one of points) {
     const place = { cx: x.at(one.seconds), cy: y.at(one.bytes / GB) };
-    svg.append(shape("circle", { ...place, r: 3.2, fill: one.fits ? theme.forward : "none", stroke: one.fits ? theme.page : theme.live, "stroke-width": 1 }));
+    const colours = one.fits ? { fill: theme.forward, stroke: theme.page } : { fill: "none", stroke: theme.live };
+    svg.append(shape("circle", { ...place, r: 3.2, ...colours, "stroke-width": 1 }));
   }
   const path = frontier.map((one, i) => `${i ? `H${x.at(one.seconds)}V` : `M${x.at(one.seconds)} `}${y.at(one.bytes / GB)}`).join("");
   if (path) svg.append(shape("path", { d: path, fill: "none", stroke: theme.backward, "stroke-width": 2 }));

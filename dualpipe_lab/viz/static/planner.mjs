@@ -168,11 +168,14 @@ export class PlannerElement extends Drawing {
 
   fillMemory() {
     const { memory, plan } = this.result, nameOf = (rank) => (plan.pp > 1 ? `rank ${rank}` : "GPU");
-    const rows = memory.map((one, rank) => [nameOf(rank), ...MEMORY_PARTS.map(([, , fields]) => gigabytes(partBytes(one, fields))), gigabytes(one.total), one.action]);
-    const label = `Memory in GB, of a GPU with ${gigabytes(plan.card.memory)}: ${memory.map((one, rank) => `${nameOf(rank)} ${gigabytes(one.total)}`).join(", ")}`;
+    const partsOf = (one) => MEMORY_PARTS.map(([, , fields]) => gigabytes(partBytes(one, fields)));
+    const rows = memory.map((one, rank) => [nameOf(rank), ...partsOf(one), gigabytes(one.total), one.action]);
+    const totals = memory.map((one, rank) => `${nameOf(rank)} ${gigabytes(one.total)}`).join(", ");
+    const label = `Memory in GB, of a GPU with ${gigabytes(plan.card.memory)}: ${totals}`;
     this.memory.replaceChildren(memoryBars(this.result, this.memory.clientWidth || this.width, this.theme, label));
     const head = ["", ...MEMORY_PARTS.map(([name]) => name), "all", "peak at"];
-    this.table.replaceChildren(numbersTable("GB of each rank at the peak of its own actions; states exact, activations and buffers assumed, reserve fitted", { head, rows }));
+    const trust = "states exact, activations and buffers assumed, reserve fitted";
+    this.table.replaceChildren(numbersTable(`GB of each rank at the peak of its own actions; ${trust}`, { head, rows }));
   }
 
   fillFrontier() {
@@ -184,16 +187,17 @@ export class PlannerElement extends Drawing {
       return;
     }
     const mine = points.find((one) => isSame(one.choice, chosen)), fitting = points.filter((one) => one.fits).length;
+    const shown = found.length > MOST_LISTED ? `the fastest ${MOST_LISTED} of ${found.length} plans of the frontier` : "the frontier";
     const left = this.skipped ? ` ${this.skipped} plans with more than 60,000 actions are left out.` : "";
     this.around.textContent = !points.length ? "No pp, tp and ZeRO make a legal plan of these sizes." :
       `${points.length} legal plans with these sizes: every pp, tp and ZeRO, with and without recomputation; ${fitting} fit. ` +
-      `A disc fits, a circle does not; the line is the frontier${mine ? ", the ring is this plan" : ""}. Below: ${found.length > MOST_LISTED ? `the fastest ${MOST_LISTED} of ${found.length} plans of the frontier` : "the frontier"}.${left}`;
+      `A disc fits, a circle does not; the line is the frontier${mine ? ", the ring is this plan" : ""}. Below: ${shown}.${left}`;
     const label = `Seconds against memory of ${points.length} plans, ${fitting} of which fit; the frontier has ${found.length}`;
     const width = this.frontier.clientWidth || this.width;
     this.frontier.replaceChildren(...(points.length ? [frontierPicture(points, found, mine, plan.card.memory, width, this.theme, label)] : []));
-    const hasFocus = this.list.contains(this.shadowRoot.activeElement) && [...this.list.children].findIndex((item) => item.contains(this.shadowRoot.activeElement));
+    const focused = [...this.list.children].findIndex((item) => item.contains(this.shadowRoot.activeElement));
     this.list.replaceChildren(...found.slice(0, MOST_LISTED).map((one) => make("li", {}, this.takeButton(one))));
-    if (hasFocus !== false) this.list.children[Math.min(hasFocus, this.list.children.length - 1)]?.firstChild.focus();
+    if (focused >= 0) this.list.children[Math.min(focused, this.list.children.length - 1)]?.firstChild.focus();
   }
 
   takeButton({ choice, seconds: time, bytes }) {
@@ -205,7 +209,8 @@ export class PlannerElement extends Drawing {
   fillTraffic() {
     const { gpus, pp, tp, copies, cp } = this.result.plan, used = { tp: tp > 1, cp: cp > 1, pp: pp > 1, gradients: copies > 1, norm: gpus > 1 };
     const size = (bytes) => sizeText(Number(bytes) / gpus), sum = (place) => Object.values(this.sent).reduce((all, one) => all + one[place], 0n);
-    const rows = Object.entries(this.sent).filter(([axis]) => used[axis]).map(([axis, [inside, between]]) => [AXES[axis], size(inside), size(between)]);
+    const rows = Object.entries(this.sent).filter(([axis]) => used[axis])
+      .map(([axis, [inside, between]]) => [AXES[axis], size(inside), size(between)]);
     if (!rows.length) return this.traffic.replaceChildren(make("p", { class: "note" }, "One GPU sends nothing."));
     rows.push(["all", size(sum(0)), size(sum(1))]);
     const head = ["bytes that a GPU sends, on average", "inside a node", "between nodes"];
