@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dualpipe_lab.plan.states import ModelStates
 
 _GIB = 2**30
-_SHARE = (0.011, 0.071, 0.124)  # of the allocator, above its tensors: least, median, most
-_OUTSIDE = (2_912, 2_929, 3_897)  # MiB outside of it
+SHARE = (0.011, 0.071, 0.124)  # of the allocator, above its tensors: least, median, most
+OUTSIDE_BYTES = tuple(size * 2**20 for size in (2_912, 2_929, 3_897))
 
 
 class Figure(NamedTuple):
@@ -103,9 +103,7 @@ class RankMemory:
     @property
     def reserve(self) -> Figure:
         """What allocator and driver take on top of the tensors."""
-        bounds = [
-            int(share * self.allocated) + outside * 2**20 for share, outside in zip(_SHARE, _OUTSIDE, strict=True)
-        ]
+        bounds = [int(share * self.allocated) + outside for share, outside in zip(SHARE, OUTSIDE_BYTES, strict=True)]
         return Figure("reserve", bounds[1], "fitted", bounds[0], bounds[2])
 
     @property

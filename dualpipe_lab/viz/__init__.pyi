@@ -5,6 +5,7 @@ from .live.play import play as play
 from .live.play import Play as Play
 from .widget import TimelineWidget as TimelineWidget
 from .explorer import Explorer as Explorer
+from .planner_page import PlannerPage as PlannerPage
 from .plots import plot_timelines as plot_timelines
 from .plots import timeline_png as timeline_png
 from .lanes import Lanes as Lanes

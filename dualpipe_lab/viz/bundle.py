@@ -12,6 +12,7 @@ from hashlib import sha256
 from importlib import resources
 
 ENTRY = "register.mjs"
+PLANNER = "register-planner.mjs"
 _WIDGET = "widget.mjs"
 _LIVE = "live-model.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
@@ -24,6 +25,12 @@ _INDENT = re.compile(r"^ +", re.MULTILINE)
 def classic_script() -> str:
     """Return the script that defines the elements; a second run on a page has no effect."""
     return f"(() => {{\n{_joined(ENTRY)}register();\n}})();\n"
+
+
+@cache
+def planner_script() -> str:
+    """Return the script that defines the planner, which needs the other one before it."""
+    return f"(() => {{\n{_joined(PLANNER)}registerPlanner();\n}})();\n"
 
 
 @cache
@@ -40,7 +47,16 @@ def live_module() -> str:
 
 def script_name() -> str:
     """Return the file name of the shared script; its hash keeps browsers from using an outdated copy."""
-    return f"dualpipe-lab-{sha256(classic_script().encode()).hexdigest()[:10]}.js"
+    return f"dualpipe-lab-{_hash(classic_script())}.js"
+
+
+def planner_name() -> str:
+    """Return the file name of the planner's script."""
+    return f"dualpipe-lab-planner-{_hash(planner_script())}.js"
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:10]
 
 
 def source(name: str) -> str:

@@ -12,10 +12,11 @@ from html import escape
 from typing import Any
 
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.bundle import classic_script
+from dualpipe_lab.viz.bundle import classic_script, planner_script
 from dualpipe_lab.viz.spec import Spec, timeline_spec
 
-TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live")
+PLANNER = "dp-planner"
+TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", PLANNER)
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
 # An <img> keeps the page's text colour out of the picture: it gets a light ground, readable in dark pages too.
@@ -38,7 +39,7 @@ def timeline_html(*timelines: Timeline, script: bool = True, **options: Any) -> 
 def element(tag: str, spec: Spec, picture: str, script: bool = True) -> str:
     """Return one element around its static picture."""
     data = escape(json.dumps(spec, separators=(",", ":"), ensure_ascii=False), quote=False).replace("'", "&#39;")
-    return f"<{tag} data-spec='{data}'>{picture}</{tag}>\n" + (inline_script() if script else "")
+    return f"<{tag} data-spec='{data}'>{picture}</{tag}>\n" + (inline_script(tag == PLANNER) if script else "")
 
 
 def image(svg: str, words: str) -> str:
@@ -49,9 +50,10 @@ def image(svg: str, words: str) -> str:
     return f'<img alt="{escape(words, quote=True)}" style="max-width:100%" src="data:image/svg+xml,{grounded}">'
 
 
-def inline_script() -> str:
-    """Return the <script> element that every notebook output includes."""
-    return f"{_OPEN}{classic_script()}{_CLOSE}\n"
+def inline_script(planner: bool = False) -> str:
+    """Return the <script> element that every notebook output includes; that of a planner has two."""
+    more = f"{_OPEN}{planner_script()}{_CLOSE}\n" if planner else ""
+    return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
 
 
 def without_scripts(html: str) -> str:
@@ -62,6 +64,11 @@ def without_scripts(html: str) -> str:
 def has_elements(html: str) -> bool:
     """Whether a page contains a drawing."""
     return any(f"<{tag} " in html for tag in TAGS)
+
+
+def has_planner(html: str) -> bool:
+    """Whether one of them is a planner, which has a script of its own."""
+    return f"<{PLANNER} " in html
 
 
 def page(body: str, title: str) -> str:

@@ -1,7 +1,7 @@
 """A Sphinx extension: the pages of a book share one copy of the script instead of one copy per output.
 
 In: pages whose outputs contain drawings, fresh or from the execution cache.  Out: the same pages without inline copies,
-and one classic script under `_static`, which works from file:// too.  Enable it with
+and a classic script under `_static`, or two where there is a planner; they work from file:// too.  Enable it with
 `extensions: [dualpipe_lab.viz.sphinx]`; without it the pages work as well and are larger.
 """
 
@@ -10,17 +10,18 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from dualpipe_lab.viz.bundle import classic_script, script_name
-from dualpipe_lab.viz.embed import has_elements, without_scripts
+from dualpipe_lab.viz.bundle import classic_script, planner_name, planner_script, script_name
+from dualpipe_lab.viz.embed import has_elements, has_planner, without_scripts
 
 
 def write_script(app: Sphinx) -> None:
-    """Write the script into the book's `_static` folder."""
+    """Write the scripts into the book's `_static` folder."""
     if app.builder.format != "html":
         return
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / script_name()).write_text(classic_script(), encoding="utf-8")
+    for name, text in ((script_name(), classic_script()), (planner_name(), planner_script())):
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
@@ -29,6 +30,8 @@ def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any],
     if has_elements(body):
         context["body"] = without_scripts(body)
         app.add_js_file(script_name(), loading_method="defer")
+    if has_planner(body):
+        app.add_js_file(planner_name(), loading_method="defer")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

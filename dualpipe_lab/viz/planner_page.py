@@ -1,0 +1,201 @@
+"""The planner's page: memory, seconds and bytes of a plan for a dense model, on a page without a kernel.
+
+Chapter: book/whole/plan-your-run.  In: a first choice.  Out: HTML with controls, bars, a timeline, tables, a frontier.
+Python sends facts alone, about 4 kB: sizes of models, numbers of accelerators and links, and the rules of Megatron.
+The page computes the same estimate as `plan.estimate(..., MEGATRON)`, `plan.step_time(..., MEGATRON_TIME)` and
+`Plan.traffic`: equal bytes, and seconds that differ in the last digits of a double.
+What the page offers is less than what the library computes: Llama and Qwen3 without experts, numbers of ranks that are
+powers of two, nodes of 8, bfloat16, sequence parallelism wherever tp is above 1, zigzag order along cp, four schedules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from html import escape
+from typing import Any
+
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.plan.accelerators import CLUSTERS
+from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.efficiency import Efficiency
+from dualpipe_lab.plan.estimate import Estimate, estimate
+from dualpipe_lab.plan.hardware import LinkClass
+from dualpipe_lab.plan.kept_tensors import MEGATRON
+from dualpipe_lab.plan.known_models import KNOWN_MODELS
+from dualpipe_lab.plan.memory import OUTSIDE_BYTES, SHARE
+from dualpipe_lab.plan.model_of import model_of
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.step_time import StepTime, step_time
+from dualpipe_lab.plan.time_rules import MEGATRON_TIME
+from dualpipe_lab.viz.embed import element
+
+_GB = 10**9
+_POWERS = tuple(2**power for power in range(15))
+_NODE = 8
+CHOICES: dict[str, tuple[Any, ...]] = {  # what each control offers, beside models and accelerators
+    "gpus": _POWERS,
+    "slower": _POWERS[:6],
+    "sequence": tuple(2**power for power in range(11, 18)),
+    "batch": _POWERS[:13],
+    "rows": _POWERS[:4],
+    "tp": _POWERS[:4],
+    "cp": _POWERS[:5],
+    "pp": _POWERS[:5],
+    "schedule": ("1f1b", "gpipe", "zero_bubble_h1", "interleaved"),
+    "zero": (0, 1, 2, 3),
+    "recompute": (False, True),
+}
+START: dict[str, Any] = {
+    "model": "llama3-8b", "gpu": "h100", "gpus": 8, "slower": 1, "sequence": 8192, "batch": 64, "rows": 1,
+    "tp": 1, "cp": 1, "pp": 8, "schedule": "1f1b", "zero": 0, "recompute": False,
+}  # fmt: skip
+
+
+class PlannerPage:
+    """The element <dp-planner>; it prints as the estimate of its first choice.
+
+    Args:
+        start: what the page shows first, by the names of `START`; those left out are the ones there.
+
+    Raises:
+        ValueError: a name or a value that the page does not offer, with those that it does, or a plan that breaks a
+            rule.
+
+    >>> print(PlannerPage(tp=8, pp=1, zero=0, batch=8))
+    llama3-8b on 8 x h100: 0.89 s per step, 28.5 GB on the fullest GPU of 85.5 GB
+    """
+
+    def __init__(self, **start: Any) -> None:
+        self.start = START | start
+        offered = {"model": tuple(models()), "gpu": tuple(gpus()), **CHOICES}
+        for name, value in self.start.items():
+            if name not in offered:
+                raise ValueError(f"the page has no control {name!r}; it has {', '.join(offered)}")
+            if value not in offered[name]:
+                raise ValueError(f"{name} is one of {', '.join(map(str, offered[name]))}, got {value!r}")
+        _ = self.memory, self.time
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The specification that the element reads."""
+        return {**facts(), "choices": CHOICES, "start": self.start}
+
+    @cached_property
+    def memory(self) -> Estimate:
+        """The library's estimate of the first choice."""
+        choice = self.start
+        config, plan, cluster = planned(choice)
+        return estimate(config, plan, cluster, choice["sequence"], choice["batch"], MEGATRON)
+
+    @cached_property
+    def time(self) -> StepTime:
+        """The library's seconds of the first choice."""
+        choice = self.start
+        config, plan, cluster = planned(choice)
+        return step_time(config, plan, cluster, choice["sequence"], choice["batch"], MEGATRON_TIME)
+
+    def to_html(self, script: bool = True) -> str:
+        """Return the element around a table of the first choice, for readers without scripts."""
+        return element("dp-planner", self.spec, self._table(), script)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __str__(self) -> str:
+        choice, most = self.start, self.memory.largest.total.num_bytes / _GB
+        limit = self.memory.cluster.accelerator.memory_bytes / _GB
+        where = f"{choice['model']} on {choice['gpus']} x {choice['gpu']}"
+        return f"{where}: {self.time.seconds:.2f} s per step, {most:.1f} GB on the fullest GPU of {limit:.1f} GB"
+
+    def _table(self) -> str:
+        places = [memory for (_, cp, tp), memory in self.memory.places.items() if not cp and not tp]
+        rows = "".join(
+            f"<tr><td>{one.pp_rank}</td><td>{one.states.total / _GB:.1f}</td>"
+            f"<td>{one.allocated / _GB:.1f}</td><td>{one.total.num_bytes / _GB:.1f}</td></tr>"
+            for one in places
+        )
+        head = "<tr><th>rank of pp</th><th>states</th><th>all tensors</th><th>with reserve</th></tr>"
+        return f"<table><caption>{escape(str(self))}; GB</caption>{head}{rows}</table>"
+
+
+def planned(choice: Mapping[str, Any]) -> tuple[LlamaConfig, Plan, Cluster]:
+    """Return model, plan and cluster of a choice.
+
+    Raises:
+        ValueError: ranks that do not divide; all other rules are those of `Plan.check`.
+    """
+    config = models()[choice["model"]]
+    used = choice["tp"] * choice["cp"] * choice["pp"]
+    if choice["gpus"] % used:
+        raise ValueError(f"pp x cp x tp are {used} ranks, and there are {choice['gpus']} GPUs; use smaller axes")
+    dp_size = choice["gpus"] // used
+    cluster = Cluster.of(choice["gpu"], choice["gpus"])
+    between = replace(cluster.between, bandwidth=cluster.between.bandwidth / choice["slower"])
+    axes = {"pp": choice["pp"], "dp": dp_size, "cp": choice["cp"], "tp": choice["tp"]}
+    plan = Plan(
+        **axes, num_microbatches=max(1, choice["batch"] // (dp_size * choice["rows"])), schedule=choice["schedule"],
+        zero=choice["zero"], recompute=choice["recompute"], sequence_parallel=choice["tp"] > 1, precision="bfloat16",
+    )  # fmt: skip
+    return config, plan, replace(cluster, between=between)
+
+
+def models() -> dict[str, LlamaConfig]:
+    """Return the models without experts; of equal sizes the first."""
+    found: dict[str, LlamaConfig] = {}
+    sizes = set()
+    for name in KNOWN_MODELS:
+        config = model_of(name)
+        if isinstance(config, LlamaConfig) and (size := tuple(_sizes(config).values())) not in sizes:
+            sizes.add(size)
+            found[name] = config
+    return found
+
+
+def gpus() -> dict[str, Cluster]:
+    """Return the accelerators in nodes of 8, with their links."""
+    return {name: Cluster.of(name, _NODE) for name, known in CLUSTERS.items() if known[1] == _NODE}
+
+
+def facts() -> dict[str, Any]:
+    """Return what the page needs to compute estimates: sizes, hardware, rules.
+
+    >>> facts()["models"]["llama3-8b"]["hidden"], facts()["gpus"]["h100"]["node"]
+    (4096, 8)
+    """
+    rules = {
+        "scale": MEGATRON.scale_bytes, "ids": MEGATRON.ids_bytes, "logit": MEGATRON.logit_bytes,
+        "loss": MEGATRON.loss_bytes, "workspace": MEGATRON.workspace_bytes, "share": SHARE, "outside": OUTSIDE_BYTES,
+    }  # fmt: skip
+    time = {"attention": list(map(_points, MEGATRON_TIME.attention)), "tensorHidden": MEGATRON_TIME.tensor_hidden}
+    return {
+        "models": {name: _sizes(config) for name, config in models().items()},
+        "gpus": {name: _card(cluster) for name, cluster in gpus().items()},
+        "rules": rules,
+        "time": time,
+    }
+
+
+def _sizes(config: LlamaConfig) -> dict[str, Any]:
+    return {
+        "vocabulary": config.vocabulary_size, "hidden": config.hidden_size, "ffn": config.ffn_size,
+        "layers": config.num_layers, "heads": config.num_heads, "keyHeads": config.num_kv_heads,
+        "headSize": config.size_of_head, "qkNorm": config.qk_norm, "tied": config.tied,
+    }  # fmt: skip
+
+
+def _card(cluster: Cluster) -> dict[str, Any]:
+    unit = cluster.accelerator
+    return {
+        "name": unit.name, "node": cluster.ranks_per_node, "memory": unit.memory_bytes,
+        "peak": unit.peaks["bfloat16"], "efficiency": _points(unit.efficiency_of("bfloat16")),
+        "memoryBandwidth": unit.memory_bandwidth, "memoryEfficiency": _points(unit.memory_efficiency),
+        "overhead": unit.overhead, "inside": _link(cluster.inside), "between": _link(cluster.between),
+    }  # fmt: skip
+
+
+def _link(link: LinkClass) -> dict[str, Any]:
+    return {"bandwidth": link.bandwidth, "latency": link.latency, "efficiency": _points(link.efficiency)}
+
+
+def _points(efficiency: Efficiency) -> list[list[float]]:
+    return [list(point) for point in efficiency.points] or [[1, efficiency.value]]

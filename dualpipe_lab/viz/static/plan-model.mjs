@@ -1,0 +1,191 @@
+// A plan for a dense model: is it legal, which layers and parameters has each rank, in which order does it work.
+//
+// The rules of dualpipe_lab/plan/rules.py, pp/partition.py and plan/gradient_traffic.py, for what the page offers: Llamas
+// and Qwen3, numbers of ranks that are powers of two, bfloat16, sequence parallelism wherever tp is above 1.
+
+export const ELEMENT_BYTES = 2; // of a number in bfloat16
+export const STATE_BYTES = { parameters: 2, gradients: 4, masters: 4, moments: 8 };
+const BUCKET_BYTES = 25 * 2 ** 20;
+
+const splits = new Map(); // by sizes: a search asks again and again
+
+export function layerCounts(model, numStages) {
+  const key = `${numStages} ${Object.values(model)}`;
+  if (!splits.has(key)) splits.set(key, bestSplit(model, numStages));
+  return splits.get(key);
+}
+
+// The layers of each stage: the least load on the slowest stage; of these the most even; of these the fewest in front.
+function bestSplit(model, numStages) {
+  if (numStages === 1) return [model.layers];
+  const layer = BigInt(layerSize(model)), head = BigInt(model.vocabulary * model.hidden), others = numStages - 1;
+  let best = null;
+  for (let last = 1; last <= model.layers - others; last++) {
+    const least = Math.floor((model.layers - last) / others), more = (model.layers - last) % others;
+    const counts = [...new Array(others - more).fill(least), ...new Array(more).fill(least + 1), last];
+    const loads = counts.map((count, stage) => BigInt(count) * layer + (stage === others ? head : 0n));
+    const most = loads.reduce((a, b) => (a > b ? a : b)), squares = loads.reduce((sum, load) => sum + load * load, 0n);
+    const isBetter = !best || most < best.most || (most === best.most && (squares < best.squares ||
+      (squares === best.squares && comesFirst(counts, best.counts))));
+    if (isBetter) best = { counts, most, squares };
+  }
+  return best.counts;
+}
+
+function comesFirst(counts, others) {
+  const place = counts.findIndex((count, stage) => count !== others[stage]);
+  return place >= 0 && counts[place] < others[place];
+}
+
+function layerSize({ hidden, ffn, heads, keyHeads, headSize }) {
+  return (2 * heads + 2 * keyHeads) * headSize * hidden + 3 * ffn * hidden + 2 * hidden;
+}
+
+// ---- schedules
+
+export const SCHEDULES = { "1f1b": "1F1B", gpipe: "GPipe", zero_bubble_h1: "ZB-H1", interleaved: "Interleaved 1F1B" };
+export const stagesPerRank = (schedule, pp) => (schedule === "interleaved" && pp > 1 ? 2 : 1);
+
+// One rank after the other: its actions as [stage, kind, microbatch].
+export function actionsOf(schedule, pp, count) {
+  if (pp === 1) return [Array.from({ length: count }, (_, m) => [[0, "F", m], [0, "B", m]]).flat()];
+  return Array.from({ length: pp }, (_, rank) => {
+    if (schedule === "gpipe") return ["F", "B"].flatMap((kind) => Array.from({ length: count }, (_, m) => [rank, kind, m]));
+    const chunks = stagesPerRank(schedule, pp), rounds = roundSizes(pp, count);
+    const [forwards, backwards] = loopCells(rank, pp, rounds, chunks);
+    if (schedule === "interleaved") return inPhases(forwards, backwards, (chunks - 1) * rounds[0] + 2 * (pp - 1 - rank), null);
+    return inPhases(forwards, backwards, pp - 1 - rank, schedule === "zero_bubble_h1" ? rank : null);
+  });
+}
+
+function roundSizes(pp, count) {
+  const rounds = Math.max(1, Math.floor(count / pp)), size = Math.floor(count / rounds), larger = count % rounds;
+  return Array.from({ length: rounds }, (_, place) => size + (place < larger));
+}
+
+function loopCells(rank, pp, rounds, chunks) {
+  const stages = Array.from({ length: chunks }, (_, chunk) => rank + chunk * pp), forwards = [], backwards = [];
+  let done = 0;
+  for (const size of rounds) {
+    const microbatches = Array.from({ length: size }, (_, m) => done + m);
+    for (const stage of stages) for (const m of microbatches) forwards.push([stage, m]);
+    for (const stage of [...stages].reverse()) for (const m of microbatches) backwards.push([stage, m]);
+    done += size;
+  }
+  return [forwards, backwards];
+}
+
+// Warm-up, steady state, cool-down; `delay`: after how many further I a W follows, null for whole backwards.
+function inPhases(forwards, backwards, warmup, delay) {
+  const first = Math.min(warmup, forwards.length), waiting = [];
+  const steps = forwards.slice(0, first).map(([stage, m]) => [stage, "F", m]);
+  backwards.forEach(([stage, m], index) => {
+    const next = forwards[first + index];
+    if (next) steps.push([next[0], "F", next[1]]);
+    steps.push([stage, delay === null ? "B" : "I", m]);
+    if (delay === null) return;
+    waiting.push([stage, "W", m]);
+    if (waiting.length > delay) steps.push(waiting.shift());
+  });
+  return [...steps, ...waiting];
+}
+
+export const rowsOf = (ranks) => ranks.map((actions) => actions.map(([stage, kind, m]) => `${stage}${kind}${m}`).join(" "));
+
+// ---- the plan
+
+// What the reader chose, with what follows; `problem` is the rule that it breaks, or null.
+export function planOf(facts, choice) {
+  const { gpus, tp, cp, pp, schedule, zero, rows, batch, sequence } = choice;
+  const model = facts.models[choice.model], card = facts.gpus[choice.gpu], dp = gpus / (tp * cp * pp);
+  const count = batch / (dp * rows), numStages = pp * stagesPerRank(schedule, pp), copies = dp * cp;
+  const plan = { ...choice, model, card, dp, count, numStages, copies, node: Math.min(card.node, gpus) };
+  plan.tokens = rows * (sequence / cp); // of a microbatch on one rank
+  plan.between = tp > 1 ? plan.tokens / tp : plan.tokens; // of these, between the layers
+  plan.heads = model.heads / tp;
+  plan.keyHeads = model.keyHeads / tp;
+  plan.ffn = model.ffn / tp;
+  plan.vocabulary = model.vocabulary / tp;
+  plan.boundary = plan.between * model.hidden * ELEMENT_BYTES;
+  plan.problem = problemOf(plan);
+  if (!plan.problem) {
+    plan.layers = layerCounts(model, numStages);
+    plan.parts = Array.from({ length: pp }, (_, rank) => partsAt(plan, rank));
+  }
+  return plan;
+}
+
+function problemOf({ gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model }) {
+  if (!Number.isInteger(dp)) {
+    return `pp ${pp} x cp ${cp} x tp ${tp} are ${tp * cp * pp} ranks, and there are ${gpus} GPUs; use smaller axes or more GPUs`;
+  }
+  if (numStages > model.layers) return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
+  if (zero && copies === 1) {
+    return `ZeRO-${zero} shards over the ranks of dp and cp that copy a weight, got one; use ZeRO-0, or a smaller tp or pp`;
+  }
+  if (!Number.isInteger(count)) {
+    return `${batch} sequences do not divide among ${dp} data ranks and microbatches of ${rows}; ` +
+      `use a batch of ${dp * rows} or more, or smaller microbatches`;
+  }
+  return null;
+}
+
+// The stages of a rank of pp.
+export const stagesAt = (plan, rank) =>
+  Array.from({ length: plan.numStages / plan.pp }, (_, chunk) => rank + chunk * plan.pp);
+
+// ---- parameters
+
+// The parameters of a rank of pp in the order of its modules: {stage, unit of ZeRO-3, numel, kind of its bucket}.
+function partsAt(plan, rank) {
+  return stagesAt(plan, rank).flatMap((stage) => {
+    const { hidden, tied } = plan.model, isFirst = stage === 0, isLast = stage === plan.numStages - 1;
+    const sharded = plan.tp > 1 ? "tp" : "", isOne = tied && isFirst && isLast;
+    const table = { numel: plan.vocabulary * hidden, kind: sharded };
+    const shared = { ...table, kind: `${sharded} tied` }, norm = { numel: hidden, kind: "" };
+    const units = isFirst ? [[tied && !isOne ? shared : table]] : [];
+    for (let layer = 0; layer < plan.layers[stage]; layer++) units.push(layerParts(plan, sharded));
+    const copy = { ...table, kind: `${sharded} tied replica` };
+    if (isLast) units.push([norm], tied ? (isFirst ? [] : [copy]) : [table]);
+    return units.flatMap((parts, unit) => parts.map((part) => ({ ...part, stage, unit: isOne ? 0 : unit })));
+  });
+}
+
+function layerParts({ model, heads, keyHeads, ffn }, sharded) {
+  const { hidden, headSize, qkNorm } = model, norm = { numel: hidden, kind: "" };
+  const product = (width) => ({ numel: width * hidden, kind: sharded });
+  const [query, key, network] = [heads * headSize, keyHeads * headSize, ffn].map(product);
+  const small = { numel: headSize, kind: "" };
+  return [norm, query, key, key, query, ...(qkNorm ? [small, small] : []), norm, network, network, network];
+}
+
+// Flat buffers of a rank: buckets, or units under ZeRO-3; each padded for the ranks that hold copies.
+export function buffersOf(plan, parts) {
+  const groups = plan.zero === 3 ? unitsOf(parts) : bucketsOf(parts);
+  return groups.map((group) => {
+    const numel = group.reduce((sum, part) => sum + part.numel, 0), shard = Math.ceil(numel / plan.copies);
+    return { numel, shard, padded: shard * plan.copies, kind: group[0].kind, stages: [...new Set(group.map((part) => part.stage))] };
+  });
+}
+
+function unitsOf(parts) {
+  const groups = [];
+  for (const part of parts) {
+    const before = groups.at(-1)?.[0];
+    if (before && before.stage === part.stage && before.unit === part.unit && before.kind === part.kind) groups.at(-1).push(part);
+    else groups.push([part]);
+  }
+  return groups;
+}
+
+function bucketsOf(parts) {
+  const groups = [];
+  let size = 0;
+  for (const part of [...parts].reverse()) {
+    const isNext = groups.length && groups.at(-1)[0].kind === part.kind && size + part.numel * ELEMENT_BYTES <= BUCKET_BYTES;
+    if (isNext) groups.at(-1).push(part);
+    else groups.push([part]);
+    size = (isNext ? size : 0) + part.numel * ELEMENT_BYTES;
+  }
+  return groups;
+}

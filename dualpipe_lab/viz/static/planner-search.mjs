@@ -1,0 +1,67 @@
+// Plans around the chosen one: every tp, pp, stage of ZeRO, with and without recomputation; time against memory.
+
+import { actionsOf, planOf } from "./plan-model.mjs";
+import { memoryOfRanks } from "./plan-memory.mjs";
+import { stepOf } from "./plan-time.mjs";
+
+export const GRID = ["tp", "pp", "zero", "recompute"];
+const MOST_ACTIONS = 60_000, SLICE_MS = 12;
+const lists = new Map(); // of actions, by schedule and sizes
+
+function listsOf({ schedule, pp, count }) {
+  const key = `${schedule} ${pp} ${count}`;
+  if (!lists.has(key)) {
+    if (lists.size > 60) lists.clear();
+    lists.set(key, actionsOf(schedule, pp, count));
+  }
+  return lists.get(key);
+}
+
+// Memory of every rank, seconds of the step, and whether all fits; or the plan with its problem alone.
+export function resultOf(facts, choice) {
+  const plan = planOf(facts, choice);
+  if (plan.problem) return { plan };
+  const ranks = listsOf(plan), memory = memoryOfRanks(facts, plan, ranks);
+  const fullest = memory.reduce((most, one, rank) => (one.allocated > memory[most].allocated ? rank : most), 0);
+  const bytes = memory[fullest].total;
+  return { plan, ranks, memory, fullest, bytes, step: stepOf(facts, plan, ranks), fits: bytes <= plan.card.memory };
+}
+
+export function gridOf(choices, choice) {
+  return GRID.reduce((found, name) => found.flatMap((one) => choices[name].map((value) => ({ ...one, [name]: value }))), [choice]);
+}
+
+export const isSame = (one, other) => Object.keys(one).every((name) => one[name] === other[name]);
+export const gridKey = (choice) => JSON.stringify({ ...choice, ...Object.fromEntries(GRID.map((name) => [name, null])) });
+
+// Those of the points that fit than which no other is both faster and smaller, the fastest first.
+export function frontierOf(points) {
+  const found = [];
+  for (const point of points.filter((one) => one.fits).sort((a, b) => a.seconds - b.seconds || a.bytes - b.bytes)) {
+    if (!found.length || point.bytes < found.at(-1).bytes) found.push(point);
+  }
+  return found;
+}
+
+// Compute the grid in slices, so that controls stay quick; `tell(points, left out, done)` after each slice.  Returns how to stop.
+export function searchGrid(facts, choices, choice, tell) {
+  const left = gridOf(choices, choice), points = [];
+  let timer, skipped = 0;
+  function slice() {
+    const end = performance.now() + SLICE_MS;
+    while (left.length && performance.now() < end) {
+      const next = left.shift(), plan = planOf(facts, next);
+      if (plan.problem) continue;
+      if (plan.count * plan.numStages * 2 > MOST_ACTIONS) {
+        skipped++;
+        continue;
+      }
+      const { bytes, fits, step } = resultOf(facts, next);
+      points.push({ choice: next, bytes, fits, seconds: step.seconds });
+    }
+    tell(points, skipped, !left.length);
+    if (left.length) timer = setTimeout(slice);
+  }
+  timer = setTimeout(slice);
+  return () => clearTimeout(timer);
+}

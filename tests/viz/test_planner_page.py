@@ -1,0 +1,224 @@
+"""The planner's page computes what Python computes: bytes to the last one, seconds to the last digits of a double."""
+
+import random
+from math import isclose
+
+import pytest
+from drawing_page import element
+
+from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, estimate, step_time
+from dualpipe_lab.viz import planner_page
+from dualpipe_lab.viz.planner_page import CHOICES, START, PlannerPage, planned
+
+MODELS = list(planner_page.models())
+STATES = ("parameters", "gradients", "masters", "moments")
+NUMBERS = "planner_numbers.mjs"
+PARTS = ("layers", "ends", "logits", "working", "received")
+
+
+def drawn_choices(number, most_gpus, seed, **fixed):
+    """Choices of all controls; most of them legal."""
+    draw = random.Random(seed)
+    found = []
+    while len(found) < number:
+        choice = {name: draw.choice(values) for name, values in CHOICES.items()}
+        choice |= {"model": draw.choice(MODELS), "gpu": draw.choice(list(planner_page.gpus())), **fixed}
+        used = choice["tp"] * choice["cp"] * choice["pp"]
+        dp_size = draw.choice([1, 2, 4, 8, 16, 64])
+        choice["gpus"] = used * dp_size
+        choice["batch"] = dp_size * choice["rows"] * draw.choice([1, 2, 3, 8, 13, 32])
+        if choice["gpus"] <= most_gpus:
+            found.append(choice)
+    return found
+
+
+def python_of(choice):
+    """The library's model, plan and cluster, or its refusal."""
+    try:
+        config, plan, cluster = planned(choice)
+        plan.check(config, choice["sequence"], choice["gpus"])
+        memory = estimate(config, plan, cluster, choice["sequence"], choice["batch"], MEGATRON)
+    except ValueError as refusal:
+        return str(refusal)
+    return config, plan, cluster, memory
+
+
+def compare_memory(found, config, plan, memory, choice):
+    assert found["layers"] == list(map(len, plan.stage_layers(config))), choice
+    for rank, one in enumerate(found["memory"]):
+        places = [memory.places[rank, cp, tp] for cp in range(plan.cp) for tp in range(plan.tp)]
+        for place in places:
+            own = [*(getattr(place.states, name) for name in STATES), *(getattr(place.peak, name) for name in PARTS)]
+            own += [place.buffers, place.allocated, place.total.num_bytes, place.total.least, place.total.most]
+            names = (*STATES, *PARTS, "buffers", "allocated", "total", "least", "most")
+            assert [one[name] for name in names] == own, (choice, rank)
+            assert one["action"] == place.peak.action or plan.pp == 1, (choice, rank)
+
+
+def compare_seconds(found, config, plan, cluster, choice):
+    step = step_time(config, plan, cluster, choice["sequence"], choice["batch"], MEGATRON_TIME)
+    pairs = {"seconds": step.seconds, "pipeline": step.pipeline, "bubble": step.bubble, "mfu": step.mfu}
+    pairs |= {"fullMfu": step.full_mfu, "tokensPerSecond": step.tokens_per_second}
+    for name, value in pairs.items():
+        assert isclose(found[name], value, rel_tol=1e-12, abs_tol=1e-13), (name, found[name], value, choice)
+
+
+def test_memory_and_seconds_equal_the_library(node, amount):
+    choices = drawn_choices(amount(400, 36), 4096, seed=24)
+    legal = 0
+    for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS)[1:], strict=True):
+        expected = python_of(choice)
+        assert ("problem" in found) == isinstance(expected, str), (choice, found.get("problem"), expected)
+        if "problem" in found:
+            continue
+        config, plan, cluster, memory = expected
+        legal += 1
+        if plan.program is not None:
+            assert found["rows"] == [" ".join(map(str, row)) for row in plan.program.ranks], choice
+        compare_memory(found, config, plan, memory, choice)
+        compare_seconds(found["step"], config, plan, cluster, choice)
+    assert len(choices) / 2 < legal < len(choices)
+
+
+def test_every_model_has_the_library_s_layers_on_every_number_of_stages(node):
+    choices = [START | {"model": model, "gpus": pp, "pp": pp} for model in MODELS for pp in CHOICES["pp"]]
+    choices += [one | {"schedule": "interleaved"} for one in choices]
+    for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS)[1:], strict=True):
+        config, plan, _ = planned(choice)
+        if "problem" in found:
+            assert plan.num_stages > config.num_layers
+        else:
+            assert found["layers"] == list(map(len, plan.stage_layers(config)))
+
+
+# tp, cp, pp, dp, what else; most of them on several nodes of 8
+SENDING = [
+    ("llama3.2-1b", 1, 1, 2, 8, {"zero": 1}),  # a table on two stages
+    ("llama3.2-3b", 2, 1, 2, 1, {}),
+    ("llama3.2-1b", 1, 1, 1, 4, {"zero": 3, "schedule": "1f1b"}),
+    ("llama3.2-3b", 8, 1, 2, 1, {"schedule": "interleaved", "recompute": True}),
+    ("llama3-8b", 2, 4, 1, 2, {"zero": 2, "recompute": True}),
+    ("qwen3-8b", 4, 2, 2, 1, {"zero": 3, "schedule": "interleaved"}),
+    ("qwen3-14b", 1, 2, 4, 2, {"zero": 2, "schedule": "zero_bubble_h1"}),
+    ("llama3-70b", 1, 1, 16, 1, {"schedule": "gpipe"}),
+    ("qwen3-32b", 2, 1, 1, 1, {}),
+    ("llama3.2-1b", 1, 1, 1, 1, {}),
+]
+
+
+@pytest.mark.parametrize("case", SENDING, ids=lambda case: f"{case[0]}-{case[2]}-{case[3]}-{case[4]}")
+def test_bytes_of_every_link_equal_the_library(node, case):
+    model, tp, cp, pp, dp, more = case
+    choice = (
+        START
+        | {"zero": 0, "model": model, "tp": tp, "cp": cp, "pp": pp, "gpus": tp * cp * pp * dp, "batch": 2 * dp}
+        | more
+    )
+    (found,) = node([planner_page.facts(), choice], NUMBERS)[1:]
+    config, plan, _ = planned(choice)
+    traffic = plan.traffic(config, choice["batch"], choice["sequence"])
+    layers, node_size = traffic.parts["layers"], min(8, plan.world_size)
+    ring = [layers.sent("isend"), layers.between_nodes(node_size, "isend")]
+    names = {"pp": "pipeline", "gradients": "gradients", "norm": "norm"}
+    expected = {
+        axis: [traffic.parts[name].sent(), traffic.parts[name].between_nodes(node_size)] for axis, name in names.items()
+    }
+    expected |= {"cp": ring, "tp": [layers.sent() - ring[0], layers.between_nodes(node_size) - ring[1]]}
+    assert found["traffic"] == {axis: [str(sent - far), str(far)] for axis, (sent, far) in expected.items()}
+
+
+def test_a_start_that_the_page_does_not_offer_is_refused():
+    with pytest.raises(ValueError, match="the page has no control 'ep'; it has model, gpu, gpus"):
+        PlannerPage(ep=2)
+    with pytest.raises(ValueError, match=r"model is one of llama3-8b, .* got 'deepseek-v3'"):
+        PlannerPage(model="deepseek-v3")
+    with pytest.raises(ValueError, match="pp x cp x tp are 64 ranks, and there are 8 GPUs"):
+        PlannerPage(tp=8)
+    with pytest.raises(ValueError, match=r"a step's sequences divide among 8 data ranks x 1 microbatches, got 4"):
+        PlannerPage(pp=1, zero=3, batch=4)
+
+
+def test_without_scripts_there_are_the_figures_of_the_first_plan():
+    html = PlannerPage().to_html(script=False)
+    assert "<td>0</td><td>25.2</td><td>63.0</td><td>70.6</td>" in html
+    assert len(html) < 8_000
+
+
+@pytest.fixture
+def shown(page):
+    page.show(PlannerPage().to_html())
+    ready(page)
+    return page
+
+
+def ready(page):
+    page.wait_for_function("document.querySelector('dp-planner').isDone")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def verdict(page):
+    return page.locator("dp-planner .verdict").inner_text()
+
+
+@pytest.mark.browser
+def test_keyboard_chooses_a_plan_and_its_link_brings_it_back(shown):
+    assert verdict(shown).startswith("Fits: 5.87 s per step; rank 0 of the pipeline needs 70.6 of 85.5 GB")
+    for label, keys in (
+        ("pp: ", ["Home"]),
+        ("tp: ", ["ArrowRight", "ArrowRight"]),
+        ("batch: sequences of a step", ["ArrowLeft"]),
+    ):
+        for key in keys:
+            shown.get_by_label(label).press(key)
+    shown.get_by_label("ZeRO", exact=True).select_option("1")
+    shown.get_by_label("recompute the layers").press("Space")
+    ready(shown)
+    chosen = PlannerPage(pp=1, tp=4, batch=32, zero=1, recompute=True)
+    assert element(shown, "e.choice", "dp-planner") == chosen.start
+    most = chosen.memory.largest.total.num_bytes / 1e9
+    assert verdict(shown).startswith(f"Fits: {chosen.time.seconds:.2f} s per step; a GPU needs {most:.1f} of 85.5 GB")
+    shown.get_by_role("link", name="Link to this plan").press("Enter")
+    shown.reload()
+    ready(shown)
+    assert element(shown, "e.choice", "dp-planner") == chosen.start
+    shown.get_by_label("tp: ").press("End")
+    shown.get_by_label("pp: ").press("End")
+    ready(shown)
+    assert verdict(shown) == (
+        "Not a plan: pp 16 x cp 1 x tp 8 are 128 ranks, and there are 8 GPUs; use smaller axes or more GPUs."
+    )
+    shown.locator("dp-planner .frontier button").last.press("Enter")  # the legal plans around it are still there
+    ready(shown)
+    assert verdict(shown).startswith("Fits: ")
+    shown.evaluate("location.hash = '#plan&model=llama3-70b&tp=3'")
+    shown.wait_for_function("document.querySelector('dp-planner').choice.model === 'llama3-70b'")
+    assert (
+        shown.locator("dp-planner .share .note").inner_text() == "The address has what this page does not offer: tp=3."
+    )
+
+
+@pytest.mark.browser
+def test_a_plan_of_the_frontier_can_be_taken(shown):
+    first = shown.locator("dp-planner .frontier button").first
+    assert first.inner_text() == "4.58 s, 76.9 GB: pp 1, tp 1, ZeRO 3"
+    first.press("Enter")
+    ready(shown)
+    assert verdict(shown).startswith("Fits: 4.58 s per step")
+    assert element(shown, "e.shadowRoot.activeElement.getAttribute('aria-pressed')", "dp-planner") == "true"
+    shown.get_by_label("model").select_option("llama3-70b")
+    ready(shown)
+    assert "Does not fit: a GPU needs" in verdict(shown)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious_and_a_phone_need_not_scroll_sideways(page, theme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.show(PlannerPage(gpus=16, pp=4, cp=2, zero=1).to_html(), theme)
+    ready(page)
+    page.locator("dp-planner summary").first.click()
+    found = axe.Axe().run(page).response["violations"]
+    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    ready(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
