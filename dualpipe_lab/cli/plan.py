@@ -13,10 +13,8 @@ from dualpipe_lab.plan.model_of import model_of
 from dualpipe_lab.plan.planner import Choice, SearchResult, search
 
 _GB, _WIDTH = 10**9, 40
-_CAUTION = (
-    "Seconds are assumed: MLPerf's steps of Llama 3.1 405B took 1.4 to 1.7 times what is estimated for them.\n"
-    "Efficiencies that `train.calibrate` measured on your machine come in by --cluster."
-)
+_CAUTION = "Seconds are assumed: MLPerf's steps of Llama 3.1 405B took 1.4 to 1.7 times what is estimated for them."
+_REMEDY = "Efficiencies that `train.calibrate` measured on your machine come in by --cluster."
 _LETTERS = {  # of the bars, in the order of the figures
     "parameters": "P", "gradients": "G", "masters": "M", "moments": "V", "activations": "A", "ends": "E",
     "logits": "L", "working": "W", "received": "I", "buffers": "B", "reserve": "R",
@@ -45,13 +43,14 @@ def plan(
     """Find the fastest plans that fit, and say why the others lost; every number is an estimate."""
     machine = Cluster.of(gpu, gpus, nodes_of) if cluster is None else _of_file(cluster, gpus, nodes_of)
     config = model_of(model)
-    found = search(config, machine, length, batch, count=count, schedule_names=schedule, limit=max(count, limit))
+    found = search(config, machine, length, batch, count=min(count, limit), schedule_names=schedule, limit=limit)
     if not found.choices:
         raise ValueError(f"no plan fits: {_nearest(found)}")
     if export is not None:
         print(_exported(found.best[0], export))
         return
-    print("\n".join(_lines(found, machine, tokens, price)))
+    caution = f"{_CAUTION}\n{_REMEDY}" if cluster is None else _CAUTION
+    print("\n".join(_lines(found, machine, caution, tokens, price)))
 
 
 def _of_file(path: Path, num_ranks: int, ranks_per_node: int | None) -> Cluster:
@@ -60,10 +59,12 @@ def _of_file(path: Path, num_ranks: int, ranks_per_node: int | None) -> Cluster:
     return replace(found, num_ranks=num_ranks, ranks_per_node=ranks_per_node or min(found.ranks_per_node, num_ranks))
 
 
-def _lines(found: SearchResult, machine: Cluster, tokens: float | None, price: float | None) -> Iterator[str]:
+def _lines(
+    found: SearchResult, machine: Cluster, caution: str, tokens: float | None, price: float | None
+) -> Iterator[str]:
     yield f"{machine}"
     yield f"{found.num_plans} plans, {len(found.choices)} computed in full that fit{_end(found)}"
-    yield _CAUTION
+    yield caution
     yield ""
     for place, choice in enumerate(found.best, 1):
         yield f"{place}. {_row(choice, machine)}"
@@ -131,9 +132,9 @@ def _run(choice: Choice, tokens: float, price: float | None) -> str:
 
 
 def _nearest(found: SearchResult) -> str:
-    """Return the reason of the plan that came nearest to fitting, of those whose memory was computed."""
+    """Return the reason of the plan that came nearest to fitting; one whose states fit came nearer than any other."""
     by_memory = [lost for lost in found.lost if lost.constraint == "memory"] or list(found.lost)
-    nearest = min(by_memory, key=lambda lost: lost.num_bytes or inf)
+    nearest = min(by_memory, key=lambda lost: (lost.is_states, lost.num_bytes or inf))
     return f"{nearest.plan}: {nearest.reason}; use more ranks, or ones with more memory"
 
 

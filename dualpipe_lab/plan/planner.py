@@ -23,7 +23,6 @@ from dualpipe_lab.plan.bounds import has_pairs, least_seconds
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.estimate import Estimate, estimate, fullest_ranks
 from dualpipe_lab.plan.fields import PlanFields, is_synchronous, registered_name
-from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.kept_experts import held_model
 from dualpipe_lab.plan.kept_tensors import MEGATRON, KeepRules
 from dualpipe_lab.plan.legal import grids
@@ -31,7 +30,7 @@ from dualpipe_lab.plan.memory import RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.stage_times import StageTimes
-from dualpipe_lab.plan.states import AnyModel, model_states
+from dualpipe_lab.plan.states import AnyModel, config_of, model_states
 from dualpipe_lab.plan.step_time import StepTime, StepTimer
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME, TimeRules
 from dualpipe_lab.pp import schedules
@@ -65,7 +64,8 @@ class Lost(NamedTuple):
         constraint: memory, rule, slower, or limit.
         reason: how it failed.
         num_plans: that lost by it.
-        num_bytes: that the fullest rank needs at least, where that was computed.
+        num_bytes: that the fullest rank needs, where that was computed.
+        is_states: whether these are its states alone, which do not fit.
     """
 
     plan: Plan
@@ -73,6 +73,7 @@ class Lost(NamedTuple):
     reason: str
     num_plans: int = 1
     num_bytes: int | None = None
+    is_states: bool = False
 
     def stands_for(self, plan: PlanFields) -> bool:
         """Return whether a plan is among these."""
@@ -241,7 +242,7 @@ class _Search:
         self.shape, (self.sequence_length, self.global_batch) = shape, shape
         self.keep_rules, self.time_rules = rules
         self.memory = cluster.accelerator.memory_bytes if memory is None else memory
-        self.config: ModelConfig = model.outline if isinstance(model, GptConfig) else model
+        self.config: ModelConfig = config_of(model)
         self.works: dict[tuple[object, ...], float] = {}
         self.states: dict[tuple[object, ...], int] = {}
         self.numbers = itertools.count()
@@ -343,7 +344,7 @@ class _Search:
             least = self._least_bytes(plan)
             if least > self.memory:
                 states = f"parameters, gradients, masters and moments take {least / _GB:.0f} GB on a rank"
-                self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}", num_bytes=least))
+                self.lost.append(Lost(plan, _MEMORY, f"{states}, of {self.memory / _GB:.0f}", 1, least, is_states=True))
                 return
             problem = first_problem(plan, self.config, self.sequence_length)
             if problem is not None:
