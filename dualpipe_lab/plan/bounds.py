@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.stage_times import Seconds
-from dualpipe_lab.pp.program import F, Overlap, W
+from dualpipe_lab.pp.program import F, W
 
 
 class Shape(NamedTuple):
@@ -52,7 +52,7 @@ def shape_of(schedule: str, pp: int, chunks: int | None = None) -> Shape | None:
         counts = Counter(action.stage for action in program.actions(rank) if action.kind == F)
         shares.append(tuple((stage, count / (2 * pp)) for stage, count in sorted(counts.items())))
     is_split = any(action.kind == W for rank in range(pp) for action in program.actions(rank))
-    return Shape(tuple(shares), is_split, any(isinstance(step, Overlap) for steps in program.ranks for step in steps))
+    return Shape(tuple(shares), is_split, plan.has_pairs)
 
 
 def has_pairs(schedule: str, pp: int) -> bool:
