@@ -97,7 +97,8 @@ class Links:
         """
         spread = num_bytes * (group.per_node - 1) / group.per_node
         near = spread / self.inside.rate(num_bytes / group.per_node)
-        far = crossing_bytes / self.between.rate(crossing_bytes / (group.size / group.per_node - 1))
+        num_others = ceil(group.size / group.per_node) - 1
+        far = crossing_bytes / self.between.rate(crossing_bytes / num_others)
         return max(near + self.inside.latency, far + self.between.latency)
 
     def message(self, group: Group, num_bytes: float) -> tuple[float, float]:

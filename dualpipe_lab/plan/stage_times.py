@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import TypeAlias
 
 from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
@@ -284,7 +285,7 @@ class _TimedExperts(_Timed, ExpertTraffic):
     def _exchange_twice(self) -> None:
         group, row = self.times.groups["ep"], self.config.hidden_size * self.element
         if self.rules.by_node and group.crosses:
-            num_nodes = group.size // group.per_node
+            num_nodes = ceil(group.size / group.per_node)
             others = nodes_of_token(self.sparse, num_nodes) * (num_nodes - 1) / num_nodes
             crossing = self.slots / self.sparse.num_experts_per_token * others * row
             for _ in range(2):

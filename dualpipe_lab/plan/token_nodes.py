@@ -19,7 +19,7 @@ def nodes_of_token(config: V3MoEConfig, num_nodes: int) -> float:
     """Return the expected number of nodes with experts of a token.
 
     Args:
-        config: whose experts are spread evenly over the nodes, in their order.
+        config: whose experts are spread over the nodes as evenly as they can be, in their order.
         num_nodes: N.
 
     >>> v3 = V3MoEConfig(num_experts=256, num_experts_per_token=8, num_groups=8, num_groups_per_token=4)
@@ -27,13 +27,14 @@ def nodes_of_token(config: V3MoEConfig, num_nodes: int) -> float:
     (3.63, 1.0)
     """
     taken, per_token = config.num_groups_per_token, config.num_experts_per_token
-    here, in_group = config.num_experts // num_nodes, config.num_experts // config.num_groups
+    in_group = config.num_experts // config.num_groups
     choices = comb(config.num_groups, taken) * comb(taken * in_group, per_token)
     misses = 0
-    for first in range(0, num_nodes * here, here):
+    for node in range(num_nodes):
+        first, end = (place * config.num_experts // num_nodes for place in (node, node + 1))
         ways = Counter({(0, 0): 1})  # of choosing groups, by their number, and that of their experts here
         for start in range(0, config.num_experts, in_group):
-            common = max(0, min(first + here, start + in_group) - max(first, start))
+            common = max(0, min(end, start + in_group) - max(first, start))
             for (chosen, held), count in list(ways.items()):
                 ways[chosen + 1, held + common] += count
         misses += sum(
