@@ -80,6 +80,23 @@ def test_memory_and_seconds_equal_the_library(node, amount):
     assert len(choices) / 2 < legal < len(choices)
 
 
+IDLE = [  # at whose peak a stage keeps the activations of no microbatch, so that its received inputs count
+    {"model": "llama3-405b", "gpu": "h200", "gpus": 16, "sequence": 2048, "batch": 32, "tp": 4, "pp": 4},
+    {"model": "qwen3-8b", "gpus": 512, "sequence": 2048, "batch": 2, "rows": 2, "tp": 2, "cp": 16, "pp": 16, "zero": 3,
+     "recompute": True},
+    {"model": "qwen3-8b", "gpu": "b200", "gpus": 64, "sequence": 16384, "batch": 32, "rows": 2, "tp": 2, "cp": 4,
+     "pp": 4, "recompute": True},
+]  # fmt: skip
+
+
+def test_memory_equals_the_library_s_where_a_stage_is_idle_at_the_peak(node):
+    choices = [START | {"schedule": "interleaved"} | choice for choice in IDLE]
+    for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS)[1:], strict=True):
+        config, plan, _, memory = python_of(choice)
+        assert any(place.peak.received for place in memory.places.values())
+        compare_memory(found, config, plan, memory, choice)
+
+
 def test_every_model_has_the_library_s_layers_on_every_number_of_stages(node):
     choices = [START | {"model": model, "gpus": pp, "pp": pp} for model in MODELS for pp in CHOICES["pp"]]
     choices += [one | {"schedule": "interleaved"} for one in choices]
