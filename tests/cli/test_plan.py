@@ -45,6 +45,10 @@ def test_a_cluster_of_any_size_comes_from_a_file(tmp_path):
     text = output(*wide, "--gpus", 16, "--cluster", tmp_path / "mine.json")
     assert text.startswith("16 ranks, 2 per node, each on A100 SXM 40 GB")
     assert "stopped at its limit" in text
+    assert "train.calibrate" not in text, "who gives a file has measured"
+    few = output(*wide[:-1], 2, "--gpus", 4)
+    assert re.findall(r"^(\d)\. ", few, re.MULTILINE) == ["1", "2"]
+    assert "train.calibrate" in few
     text = output(*wide, "--gpus", 16, "--nodes-of", 8, "--cluster", tmp_path / "mine.json")
     assert text.startswith("16 ranks, 8 per node")
     refused = run(*wide, "--gpus", 3, "--cluster", tmp_path / "mine.json")
