@@ -20,7 +20,7 @@ from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.gradient_times import GradientTimes, Pass
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.products import model_flops
-from dualpipe_lab.plan.stage_times import Seconds, StageTimes
+from dualpipe_lab.plan.stage_times import Seconds, StageKind, StageTimes
 from dualpipe_lab.plan.states import AnyModel, config_of
 from dualpipe_lab.plan.time_rules import LAB_TIME, TimeRules
 from dualpipe_lab.plan.traffic import check_traffic
@@ -195,11 +195,15 @@ class StepTimer:
 
     @cached_property
     def stages(self) -> list[dict[str, Seconds]]:
-        """The seconds of F, I and W of every stage, with what ZeRO-2 and 3 do not hide."""
-        found = [self.times.of(stage) for stage in range(self.plan.num_stages)]
-        for stage, seconds in enumerate(found if self.plan.zero > 1 else ()):
-            self.sums.add_zero(stage, seconds)
-        return found
+        """The seconds of F, I and W of every stage, with what ZeRO-2 and 3 do not hide; equal stages share them."""
+        known: dict[StageKind, dict[str, Seconds]] = {}
+        for stage in range(self.plan.num_stages):
+            kind = self.times.kind(stage)
+            if kind not in known:
+                known[kind] = self.times.of(stage)
+                if self.plan.zero > 1:
+                    self.sums.add_zero(stage, known[kind])
+        return [known[self.times.kind(stage)] for stage in range(self.plan.num_stages)]
 
     @cached_property
     def cost(self) -> Cost:
