@@ -14,6 +14,7 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # at run time where they are used: the fields alone are read in milliseconds
+    from dualpipe_lab.pp.compact.builders import Placement
     from dualpipe_lab.pp.compact.program import CompactProgram
     from dualpipe_lab.pp.program import Program
     from dualpipe_lab.topology import Topology
@@ -194,12 +195,11 @@ class PlanFields:
     @property
     def num_stages(self) -> int:
         """The number of stages of the model; 1 without pp."""
-        compact = self.compact
-        return 1 if compact is None else compact.num_stages
+        return 1 if self.pp == 1 else _legal(_placement(*self._sizes)).num_stages
 
     def stages(self, pp_rank: int) -> tuple[int, ...]:
         """Return the stages of a rank of pp."""
-        return (0,) if self.pp == 1 else _stages(*self._sizes)[pp_rank]
+        return (0,) if self.pp == 1 else _legal(_placement(*self._sizes)).stages[pp_rank]
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
@@ -294,7 +294,8 @@ def _lets_choose(schedule: str) -> bool:
 
 
 class _HasStages(Protocol):
-    num_stages: int
+    @property
+    def num_stages(self) -> int: ...
 
 
 _Sizes: TypeAlias = tuple[str, int, int, int | None]  # schedule, pp, microbatches, chunks
@@ -313,6 +314,13 @@ def _compact(schedule: str, pp: int, num_microbatches: int, chunks: int | None) 
     from dualpipe_lab.pp.compact.builders import compact_build
 
     return _build(compact_build, schedule, pp, num_microbatches, chunks)
+
+
+@cache
+def _placement(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Placement | str":
+    from dualpipe_lab.pp.compact.builders import placement
+
+    return _build(placement, schedule, pp, num_microbatches, chunks)
 
 
 def _build(
@@ -342,20 +350,10 @@ def _legal(built: Built | str) -> Built:
 
 
 @cache
-def _stages(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> tuple[tuple[int, ...], ...]:
-    """Return the stages of each rank of a program."""
-    passes = _legal(_compact(schedule, pp, num_microbatches, chunks)).passes
-    stages: list[set[int]] = [set() for _ in range(pp)]
-    for rank, stage in zip(passes.rank.tolist(), passes.stage.tolist(), strict=True):
-        stages[rank].add(stage)
-    return tuple(tuple(sorted(found)) for found in stages)
-
-
-@cache
 def _holders(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> dict[int, tuple[int, ...]]:
     """Return the ranks of pp that hold each stage of a program."""
     ranks: dict[int, list[int]] = {}
-    for rank, stages in enumerate(_stages(schedule, pp, num_microbatches, chunks)):
+    for rank, stages in enumerate(_legal(_placement(schedule, pp, num_microbatches, chunks)).stages):
         for stage in stages:
             ranks.setdefault(stage, []).append(rank)
     return {stage: tuple(found) for stage, found in ranks.items()}

@@ -1,4 +1,4 @@
-"""`compact_simulate`: makespan, busy times, ends of stages and peaks of a compact program, without a record of each step.
+"""`compact_simulate`: makespan, busy times, ends of stages and peaks of a compact program, without all steps' spans.
 
 Chapter: book/pp/gpipe.  In: a `CompactProgram` and a `Cost`.  Out: a `CompactResult`.
 The timing model is that of `dualpipe_lab.pp.simulator`, and so are the numbers, to the last digit: each time is made by

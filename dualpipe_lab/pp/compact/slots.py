@@ -29,9 +29,7 @@ class Slots:
         passes: the places, from 0, of each rank's first and last steps of its stages.
     """
 
-    def __init__(
-        self, actions: Ints, rank: Ints, source: Ints, link: Ints, second: Flags, passes: "Passes"
-    ) -> None:
+    def __init__(self, actions: Ints, rank: Ints, source: Ints, link: Ints, second: Flags, passes: "Passes") -> None:
         self.actions, self.rank, self.source, self.link, self.second = actions, rank, source, link, second
         self.passes = passes
         self._classes: tuple[Work, list[int]] | None = None  # of the last simulation
