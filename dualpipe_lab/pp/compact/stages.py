@@ -17,7 +17,7 @@ class Count(NamedTuple):
 
     stage: int
     kind: str
-    count: int
+    num_actions: int
 
 
 class Passes(NamedTuple):
