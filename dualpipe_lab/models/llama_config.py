@@ -4,6 +4,7 @@ Chapter: book/tp/block.  In: sizes.  Out: checked sizes.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dualpipe_lab.tp.closed_forms import check_heads, layer_parameters
 from dualpipe_lab.tp.rope_scaling import Scaling
@@ -45,7 +46,7 @@ class LlamaConfig:
         """Features of one head."""
         return self.head_size or self.hidden_size // self.num_heads
 
-    @property
+    @cached_property
     def layer_costs(self) -> tuple[int, ...]:
         """The cost of each layer for `pp.partition`: its parameters, all of which every token uses.
 

@@ -86,7 +86,7 @@ class V3MoEConfig:
             self.rope_base, self.eps, self.qk_norm, rope_scaling=self.rope_scaling,
         )  # fmt: skip
 
-    @property
+    @cached_property
     def layer_costs(self) -> tuple[int, ...]:
         """The cost of each layer for `pp.partition`: the parameters that a token uses.
 

@@ -9,7 +9,6 @@ gradients pass all those stages again; a W may run meanwhile, and where the back
 Which stages a rank holds, and of how many microbatches, is read from a small program of the same schedule.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -42,17 +41,14 @@ def shape_of(schedule: str, pp: int, chunks: int | None = None) -> Shape | None:
     """
     plan = PlanFields(pp=pp, schedule=schedule, num_microbatches=2 * pp, chunks=chunks)
     try:
-        program = plan.program
+        compact = plan.compact
     except ValueError:
         return None
-    if program is None:
+    if compact is None:
         return Shape((((0, 1.0),),), is_split=False)
-    shares = []
-    for rank in range(pp):
-        counts = Counter(action.stage for action in program.actions(rank) if action.kind == F)
-        shares.append(tuple((stage, count / (2 * pp)) for stage, count in sorted(counts.items())))
-    is_split = any(action.kind == W for rank in range(pp) for action in program.actions(rank))
-    return Shape(tuple(shares), is_split, plan.has_pairs)
+    forwards = (sorted((stage, count) for stage, kind, count in row if kind == F) for row in compact.counts)
+    shares = tuple(tuple((stage, count / (2 * pp)) for stage, count in row) for row in forwards)
+    return Shape(shares, any(kind == W for row in compact.counts for _, kind, _ in row), compact.has_pairs)
 
 
 def has_pairs(schedule: str, pp: int) -> bool:

@@ -7,13 +7,15 @@ Elsewhere: Megatron `parallel_state.initialize_model_parallel` and `--num-layers
 torchtitan's `ParallelDims`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # at run time where they are used: the fields alone are read in milliseconds
+    from dualpipe_lab.pp.compact.builders import Placement
+    from dualpipe_lab.pp.compact.program import CompactProgram
     from dualpipe_lab.pp.program import Program
     from dualpipe_lab.topology import Topology
 
@@ -174,32 +176,40 @@ class PlanFields:
         Raises:
             ValueError: the schedule cannot have these sizes.
         """
-        if self.pp == 1:
-            return None
-        built = _build(self.schedule, self.pp, self.num_microbatches, self.chunks)
-        if isinstance(built, str):
-            raise ValueError(built)
-        return built
+        return None if self.pp == 1 else _legal(_program(*self._sizes))
+
+    @property
+    def compact(self) -> "CompactProgram | None":
+        """The same program as arrays, which a search reads.
+
+        Raises:
+            ValueError: the schedule cannot have these sizes.
+        """
+        return None if self.pp == 1 else _legal(_compact(*self._sizes))
+
+    @property
+    def _sizes(self) -> "_Sizes":
+        """What the program depends on."""
+        return self.schedule, self.pp, self.num_microbatches, self.chunks
 
     @property
     def num_stages(self) -> int:
         """The number of stages of the model; 1 without pp."""
-        program = self.program
-        return 1 if program is None else program.num_stages
+        return 1 if self.pp == 1 else _legal(_placement(*self._sizes)).num_stages
+
+    def stages(self, pp_rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank of pp."""
+        return (0,) if self.pp == 1 else _legal(_placement(*self._sizes)).stages[pp_rank]
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
-        if self.pp == 1:
-            return (0,)
-        return _holders(self.schedule, self.pp, self.num_microbatches, self.chunks)[stage]
+        return (0,) if self.pp == 1 else _holders(*self._sizes)[stage]
 
     @property
     def has_pairs(self) -> bool:
         """Whether the pipeline has overlapped pairs of a forward and a backward."""
-        from dualpipe_lab.pp.program import Overlap
-
-        program = self.program
-        return program is not None and any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
+        compact = self.compact
+        return compact is not None and compact.has_pairs
 
     def describe(self) -> dict[str, Any]:
         """Return the fields as JSON values.
@@ -283,14 +293,45 @@ def _lets_choose(schedule: str) -> bool:
     return "num_virtual_stages" in schedules.options_of(schedule)
 
 
+class _HasStages(Protocol):
+    @property
+    def num_stages(self) -> int: ...
+
+
+_Sizes: TypeAlias = tuple[str, int, int, int | None]  # schedule, pp, microbatches, chunks
+Built = TypeVar("Built", bound=_HasStages)
+
+
 @cache
-def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Program | str":
+def _program(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Program | str":
+    from dualpipe_lab.pp.schedules import build
+
+    return _build(build, schedule, pp, num_microbatches, chunks)
+
+
+@cache
+def _compact(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "CompactProgram | str":
+    from dualpipe_lab.pp.compact.builders import compact_build
+
+    return _build(compact_build, schedule, pp, num_microbatches, chunks)
+
+
+@cache
+def _placement(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Placement | str":
+    from dualpipe_lab.pp.compact.builders import placement
+
+    return _build(placement, schedule, pp, num_microbatches, chunks)
+
+
+def _build(
+    build: Callable[..., Built], schedule: str, pp: int, num_microbatches: int, chunks: int | None
+) -> Built | str:
     """Build a program with `chunks` stages per rank, or say why there is none: a search asks again and again."""
     from dualpipe_lab.pp import schedules
 
     options = {"num_virtual_stages": chunks} if chunks is not None and _lets_choose(schedule) else {}
     try:
-        program = schedules.build(schedule, pp, num_microbatches, **options)
+        program = build(schedule, pp, num_microbatches, **options)
     except ValueError as error:
         return str(error)
     if chunks is None or program.num_stages == chunks * pp:
@@ -302,15 +343,20 @@ def _build(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
     )
 
 
+def _legal(built: Built | str) -> Built:
+    if isinstance(built, str):
+        raise ValueError(built)
+    return built
+
+
 @cache
 def _holders(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> dict[int, tuple[int, ...]]:
     """Return the ranks of pp that hold each stage of a program."""
-    program = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
-    assert program is not None
-    ranks: dict[int, set[int]] = {}
-    for (stage, _), rank in program.placement.items():
-        ranks.setdefault(stage, set()).add(rank)
-    return {stage: tuple(sorted(found)) for stage, found in ranks.items()}
+    ranks: dict[int, list[int]] = {}
+    for rank, stages in enumerate(_legal(_placement(schedule, pp, num_microbatches, chunks)).stages):
+        for stage in stages:
+            ranks.setdefault(stage, []).append(rank)
+    return {stage: tuple(found) for stage, found in ranks.items()}
 
 
 def _is_count(value: object) -> bool:

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import stage_layers, stages_of
+from dualpipe_lab.models.stage_rules import stage_layers
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import TIED, Held, Part
 from dualpipe_lab.sharding import shard_slice
@@ -105,7 +105,7 @@ def gpt_parts(plan: PlanFields, config: GptConfig, pp_rank: int, tp_rank: int) -
     shares = stage_layers(config.outline, plan.num_stages, plan.layers)
     maker = _Parts(config, plan.tp, tp_rank)
     found: list[Part] = []
-    for stage in stages_of(plan.program, pp_rank):
+    for stage in plan.stages(pp_rank):
         mirror = frozenset({"mirror"}) if plan.holders(stage)[0] != pp_rank else frozenset[str]()
         units = maker.stage(len(shares[stage]), stage == 0, stage == plan.num_stages - 1)
         found += [

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers, stages_of
+from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
@@ -58,7 +58,7 @@ def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) 
     shares = stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
     maker = _Parts(plan, config, tp_rank)
     found: list[Part] = []
-    for stage in stages_of(plan.program, pp_rank):
+    for stage in plan.stages(pp_rank):
         is_mirror = plan.holders(stage)[0] != pp_rank
         ends = stage == 0, stage == plan.num_stages - 1
         for unit, (numel, kind) in maker.stage(shares[stage], *ends):

@@ -8,19 +8,21 @@ something of the same stages: a framework may hold other tensors for a stage tha
 They are few, and the same for all models and sizes of a microbatch: a search looks for them once per program.
 """
 
-from collections import Counter
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.pp.program import Action, B, F, W
+from dualpipe_lab.pp.compact.arrays import IS_B, IS_F, IS_W
+from dualpipe_lab.pp.program import Action, B, F
+
+Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 
 
 class KeptAt(NamedTuple):
     """An action, and by stage the microbatches that are kept while it runs."""
 
     action: Action
-    kept: tuple[tuple[int, int], ...]
+    kept: Kept
 
 
 def kept_counts(plan: PlanFields, pp_rank: int) -> tuple[KeptAt, ...]:
@@ -39,33 +41,36 @@ def kept_counts(plan: PlanFields, pp_rank: int) -> tuple[KeptAt, ...]:
 
 @lru_cache(maxsize=4096)
 def _of_program(schedule: str, pp: int, num_microbatches: int, chunks: int | None, pp_rank: int) -> tuple[KeptAt, ...]:
-    plan = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks)
-    assert plan.program is not None
-    kept: Counter[int] = Counter()
-    found: dict[tuple[int, str], dict[tuple[tuple[int, int], ...], KeptAt]] = {}
-    for action in plan.program.actions(pp_rank):
-        if action.kind == F:
-            kept[action.stage] += 1
-        now = tuple(sorted((+kept).items()))
-        moments = found.setdefault((action.stage, action.kind), {})
-        moments.setdefault(now, KeptAt(action, now))
-        if action.kind in (B, W):
-            kept[action.stage] -= 1
-    largest = [moment for moments in found.values() for moment in _largest(list(moments.values()))]
-    order = {action: place for place, action in enumerate(plan.program.actions(pp_rank))}
-    return tuple(sorted(largest, key=lambda moment: order[moment.action]))
+    compact = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).compact
+    assert compact is not None
+    start, end = compact.offsets[pp_rank : pp_rank + 2].tolist()
+    steps = compact.stage[start:end].tolist(), compact.kind[start:end].tolist()
+    stages, base = sorted(set(steps[0])), num_microbatches + 1
+    weight = {stage: base**place for place, stage in enumerate(stages)}
+    kept = 0  # the counts of all stages as the digits of one number
+    firsts: dict[tuple[int, int, int], int] = {}
+    for index, (stage, kind) in enumerate(zip(*steps, strict=True), start):
+        if kind == IS_F:
+            kept += weight[stage]
+        firsts.setdefault((stage, kind, kept), index)
+        if kind in (IS_B, IS_W):
+            kept -= weight[stage]
+    moments: dict[tuple[int, ...], list[tuple[Kept, int]]] = {}
+    for (stage, kind, counts), index in firsts.items():
+        digits = ((one, counts // weight[one] % base) for one in stages)
+        now = tuple((one, count) for one, count in digits if count)
+        moments.setdefault((stage, kind, *(one for one, _ in now)), []).append((now, index))
+    largest = sorted((index, now) for group in moments.values() for now, index in _largest(group))
+    return tuple(KeptAt(compact.action(index), now) for index, now in largest)
 
 
-def _largest(moments: list[KeptAt]) -> list[KeptAt]:
-    """Return those of which no other keeps at least as much of every stage."""
-    counts = [dict(moment.kept) for moment in moments]
-    return [
-        moment
-        for moment, mine in zip(moments, counts, strict=True)
-        if not any(
-            other is not mine
-            and other.keys() == mine.keys()
-            and all(other[stage] >= count for stage, count in mine.items())
-            for other in counts
-        )
-    ]
+def _largest(moments: list[tuple[Kept, int]]) -> list[tuple[Kept, int]]:
+    """Return those of which no other keeps at least as much of every stage; all keep something of the same stages.
+
+    One that keeps as much of every stage, and is another, keeps more in all, so it comes first.
+    """
+    found: list[tuple[Kept, int]] = []
+    for now, index in sorted(moments, key=lambda moment: -sum(count for _, count in moment[0])):
+        if not any(all(other[1] >= mine[1] for other, mine in zip(kept, now, strict=True)) for kept, _ in found):
+            found.append((now, index))
+    return found

@@ -14,7 +14,7 @@ The library's own rules are proven by what autograd keeps, given the rows; along
 Elsewhere: Megatron `TEGroupedMLP`, `MoEAlltoAllTokenDispatcher`; SimuMax's `moe_module`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -186,6 +186,11 @@ class Tables(NamedTuple):
     def layer(self, number: int) -> LayerTable:
         """Return the table of the layer with this number."""
         return self.sparse if number >= self.first_sparse else self.dense
+
+    def of_layers(self, numbers: Sequence[int]) -> list[LayerTable]:
+        """Return the tables of ascending layers, each once."""
+        ends = [self.layer(number) for number in (*numbers[:1], *numbers[-1:])]
+        return ends if len(ends) == 2 and ends[0] is not ends[1] else ends[:1]
 
 
 def held_model(model: AnyModel, plan: PlanFields, rules: KeepRules) -> AnyModel:

@@ -194,7 +194,7 @@ class LayerTable:
         weight = max(self.weights.values()) if self.rules.weight_gradients == "one" else 0
         return (gradients + again + gathered + weight) * self.element
 
-    @property
+    @cached_property
     def weights(self) -> dict[str, int]:
         """Elements of the weights of a layer's products on this rank, by what they are."""
         return {**self.attention_weights, **self.network_weights}

@@ -50,6 +50,7 @@ class MemoryMaker:
             self.layers[-1].append(config.num_layers)
         self.held = held_model(model, plan, rules)
         self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
+        self._known_tables: dict[tuple[int, int], Tables] = {}
 
     def places(self, every: bool = True) -> Iterator[tuple[tuple[int, int, int], RankMemory]]:
         """Yield every place along pp, cp and tp with its memory; or of cp and tp only the fullest ranks.
@@ -68,12 +69,18 @@ class MemoryMaker:
             for tp_rank in tp_ranks:
                 states, zero = self._held(pp_rank, tp_rank, stages)
                 for cp_rank in cp_ranks:
-                    length = self.lengths[cp_rank]
-                    how = self.model, self.plan, self.rules, self.num_rows, length, tp_rank, self.imbalance
-                    tables = Tables.of(*how)
+                    tables = self._tables(self.lengths[cp_rank], tp_rank)
                     peak, received = self._peak(moments, tables), self._received(stages, {}, tables)
                     place, staying = (pp_rank, cp_rank, tp_rank), self._staying(stages, tables)
                     yield place, RankMemory(*place, states, peak, zero + staying, certainty, staying + received)
+
+    def _tables(self, length: int, tp_rank: int) -> Tables:
+        """Return the tables of a place; they are the same on all ranks of pp."""
+        key = length, tp_rank
+        if key not in self._known_tables:
+            how = self.model, self.plan, self.rules, self.num_rows, length, tp_rank, self.imbalance
+            self._known_tables[key] = Tables.of(*how)
+        return self._known_tables[key]
 
     def _peak(self, moments: Sequence[KeptAt], tables: Tables) -> Peak:
         """Return what is kept at the first of the moments at which most is."""
@@ -134,7 +141,7 @@ class MemoryMaker:
         phases = [tables.dense.loss_bytes] if is_last and action.kind != W else [0]
         if is_last and is_backward:
             phases.append(tables.dense.head_bytes - logits)
-        for table in {tables.layer(number) for number in self.layers[action.stage]} if is_backward else ():
+        for table in tables.of_layers(self.layers[action.stage]) if is_backward else ():
             again = table.layer_bytes - table.stored_bytes
             phases.append(table.backward_bytes + again - (logits if is_last else 0))
         return max(phases)

@@ -30,7 +30,7 @@ from dualpipe_lab.plan.memory import RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.stage_times import StageTimes
-from dualpipe_lab.plan.states import AnyModel, config_of, model_states
+from dualpipe_lab.plan.states import AnyModel, config_of, model_states, shard_counts
 from dualpipe_lab.plan.step_time import StepTime, StepTimer
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME, TimeRules
 from dualpipe_lab.pp import schedules
@@ -333,7 +333,7 @@ class _Search:
     def _least_bytes(self, plan: Plan) -> int:
         """Return the mean bytes that the ranks of pp hold between steps."""
         flat = replace(plan, pp=1, num_microbatches=1, schedule="1f1b", overlap=False)
-        key = (flat.dp, flat.cp, flat.tp, flat.ep, flat.experts_in_data, flat.zero)
+        key = (*shard_counts(flat), flat.tp, flat.ep, flat.experts_in_data, flat.zero)
         if key not in self.states:
             self.states[key] = model_states(held_model(self.model, flat, self.keep_rules), flat).total
         return self.states[key] // plan.pp

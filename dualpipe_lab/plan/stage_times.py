@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
@@ -61,6 +61,15 @@ class Machine:
         return max(computed, self.unit.memory_seconds(num_bytes)) + self.unit.overhead
 
 
+class StageKind(NamedTuple):
+    """The layers of a stage, those with experts apart, and whether it has the embedding or the head."""
+
+    num_dense: int
+    num_sparse: int
+    is_first: bool
+    is_last: bool
+
+
 @dataclass(frozen=True)
 class StageTimes:
     """Seconds of the actions of a plan, for microbatches of one shape.
@@ -84,15 +93,23 @@ class StageTimes:
         config = config_of(self.model)
         return stage_layers(config, self.plan.num_stages, self.plan.layers, has_second(self.plan, config))
 
+    def kind(self, stage: int) -> StageKind:
+        """Return all that the seconds of a stage depend on: stages of one kind have the same."""
+        layers = self.layers[stage]
+        num_dense = self.model.num_dense_layers if isinstance(self.model, V3MoEConfig) else len(layers) + layers.start
+        dense = min(max(num_dense - layers.start, 0), len(layers))
+        return StageKind(dense, len(layers) - dense, stage == 0, stage == len(self.layers) - 1)
+
     def of(self, stage: int) -> dict[str, Seconds]:
         """Return the seconds of F, I and W of a stage, by what they are spent on."""
-        last = len(self.layers) - 1
+        kind = self.kind(stage)
         found: dict[str, Seconds] = {kind: {} for kind in "FIW"}
-        for number in self.layers[stage]:
-            _add(found, self._layer(isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers))
-        if stage == 0:
+        for is_sparse, count in ((False, kind.num_dense), (True, kind.num_sparse)):
+            for _ in range(count):
+                _add(found, self._layer(is_sparse))
+        if kind.is_first:
             _add(found, self._embedding)
-        if stage == last:
+        if kind.is_last:
             _add(found, self._head)
             if self.plan.multi_token is not None:
                 _add(found, self._second)

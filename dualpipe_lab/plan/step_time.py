@@ -10,7 +10,7 @@ calibrates them: `StepTime.calibrated`.
 Elsewhere: SimuMax `PerfLLM.analysis_cost`; calculon `Llm.run`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -20,14 +20,15 @@ from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.gradient_times import GradientTimes, Pass
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.products import model_flops
-from dualpipe_lab.plan.stage_times import Seconds, StageTimes
+from dualpipe_lab.plan.stage_times import Seconds, StageKind, StageTimes
 from dualpipe_lab.plan.states import AnyModel, config_of
 from dualpipe_lab.plan.time_rules import LAB_TIME, TimeRules
 from dualpipe_lab.plan.traffic import check_traffic
+from dualpipe_lab.pp.compact.simulator import CompactResult, compact_simulate
+from dualpipe_lab.pp.compact.stages import Count
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Overlap
-from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.timeline import Timeline
+from dualpipe_lab.timeline import Time
 
 _NANO = 10**9
 Trust = Literal["assumed", "fitted"]
@@ -194,11 +195,15 @@ class StepTimer:
 
     @cached_property
     def stages(self) -> list[dict[str, Seconds]]:
-        """The seconds of F, I and W of every stage, with what ZeRO-2 and 3 do not hide."""
-        found = [self.times.of(stage) for stage in range(self.plan.num_stages)]
-        for stage, seconds in enumerate(found if self.plan.zero > 1 else ()):
-            self.sums.add_zero(stage, seconds)
-        return found
+        """The seconds of F, I and W of every stage, with what ZeRO-2 and 3 do not hide; equal stages share them."""
+        known: dict[StageKind, dict[str, Seconds]] = {}
+        for stage in range(self.plan.num_stages):
+            kind = self.times.kind(stage)
+            if kind not in known:
+                known[kind] = self.times.of(stage)
+                if self.plan.zero > 1:
+                    self.sums.add_zero(stage, known[kind])
+        return [known[self.times.kind(stage)] for stage in range(self.plan.num_stages)]
 
     @cached_property
     def cost(self) -> Cost:
@@ -212,10 +217,10 @@ class StepTimer:
         return Cost(table["F"], table["I"], table["W"], overlap=pair, latency=latency, transfer=transfer)
 
     @cached_property
-    def timeline(self) -> Timeline | None:
-        """The simulated pipeline; None without pp."""
-        program = self.plan.program
-        return None if program is None else simulate(program, self.cost, "ns")
+    def simulated(self) -> CompactResult | None:
+        """The simulated pipeline, in nanoseconds; None without pp."""
+        compact = self.plan.compact
+        return None if compact is None else compact_simulate(compact, self.cost, by_stages=True)
 
     @cached_property
     def result(self) -> StepTime:
@@ -242,13 +247,11 @@ class StepTimer:
     @cached_property
     def _pipeline(self) -> tuple[list[float], list[float]]:
         """Return when every rank of pp ends, and how long it is busy."""
-        if self.timeline is None:
+        if self.simulated is None:
             table = self.cost.per_stage(1)
             total = self.plan.num_microbatches * (int(table["F"][0]) + int(table["B"][0])) / _NANO
             return [total], [total]
-        spans = self.timeline.spans_by_rank
-        ends = [int(rank[-1].end) / _NANO for rank in spans]
-        return ends, [sum(int(span.end - span.start) for span in rank) / _NANO for rank in spans]
+        return _seconds(self.simulated.ends), _seconds(self.simulated.busy)
 
     def _spent(self, pp_rank: int) -> dict[str, float]:
         """Return the seconds of a rank's actions by what they are spent on; of pairs, what they would be apart."""
@@ -263,13 +266,11 @@ class StepTimer:
         for one in ("I", "W") if kind == "B" else (kind,):
             yield from self.stages[stage][one].items()
 
-    def _counts(self, pp_rank: int) -> list[tuple[int, str, int]]:
-        program, counts = self.plan.program, dict[tuple[int, str], int]()
-        if program is None:
-            return [(0, kind, self.plan.num_microbatches) for kind in "FB"]
-        for stage, kind, _ in program.actions(pp_rank):
-            counts[stage, kind] = counts.get((stage, kind), 0) + 1
-        return [(stage, kind, count) for (stage, kind), count in counts.items()]
+    def _counts(self, pp_rank: int) -> Sequence[Count]:
+        compact = self.plan.compact
+        if compact is None:
+            return [Count(0, kind, self.plan.num_microbatches) for kind in "FB"]
+        return compact.counts[pp_rank]
 
     def _pair(self, pair: Overlap) -> int:
         """Return the nanoseconds of a forward and a backward at once: exchanges of experts run behind the rest."""
@@ -281,24 +282,23 @@ class StepTimer:
 
     def _passes(self, pp_rank: int) -> dict[int, tuple[Pass, Pass]]:
         """Return the first forward and the last backward of every stage of a rank."""
-        if self.timeline is None:
+        if self.simulated is None:
             end, seconds = self._pipeline[0][0], self.stages[0]
             forward = sum(seconds["F"].values())
             backward = sum(seconds["I"].values()) + sum(seconds["W"].values())
             return {0: (Pass(0.0, forward), Pass(end - backward, end))}
-        firsts, lasts = dict[int, Pass](), dict[int, Pass]()
-        for span in self.timeline.spans_by_rank[pp_rank]:
-            for stage, kind, _ in span.actions:
-                found = Pass(int(span.start) / _NANO, int(span.end) / _NANO)
-                if kind == "F":
-                    firsts.setdefault(stage, found)
-                else:
-                    lasts[stage] = found
-        return {stage: (firsts[stage], lasts[stage]) for stage in firsts}
+        return {
+            stage: (Pass(*_seconds(first)), Pass(*_seconds(last)))
+            for stage, (first, last) in self.simulated.passes[pp_rank].items()
+        }
 
     def _norm(self) -> float:
         world = Group("world", self.plan.world_size, self.times.node_size)
         return self.times.links.collective(world, 16.0, 2)
+
+
+def _seconds(times: Iterable[Time]) -> list[float]:
+    return [int(time) / _NANO for time in times]
 
 
 def _nano(seconds: float) -> int:

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
@@ -89,6 +90,18 @@ def first_peak(steps):
     return best[0], -best[1]
 
 
+def passes_of(spans):
+    """Stage by stage, when a rank's first forward and its last backward start and end, from the record of each step."""
+    firsts, lasts = {}, {}
+    for span in spans:
+        for stage, kind, _ in span.actions:
+            if kind == F:
+                firsts.setdefault(stage, (span.start, span.end))
+            else:
+                lasts[stage] = span.start, span.end
+    return [(stage, (first, lasts[stage])) for stage, first in firsts.items()]
+
+
 def check_numbers(program, cost, *compacts):
     timeline = simulate(program, cost)
     ranks = range(program.num_ranks)
@@ -97,6 +110,8 @@ def check_numbers(program, cost, *compacts):
         assert result.makespan == timeline.makespan
         assert result.busy == tuple(map(timeline.busy_time, ranks))
         assert result.idle == tuple(map(timeline.bubble_time, ranks))
+        assert result.ends == tuple(spans[-1].end for spans in timeline.spans_by_rank)
+        assert [list(one.items()) for one in result.passes] == list(map(passes_of, timeline.spans_by_rank))
         assert result.peak_activations == tuple(map(timeline.peak_activations, ranks))
         assert result.bubble_fraction == timeline.bubble_fraction
 
@@ -330,6 +345,33 @@ def test_numbers_that_numpy_does_not_hold_are_exact_too(name):
         assert result.makespan == timeline.makespan
         if float("inf") != cost.F:
             assert result.busy == tuple(map(timeline.busy_time, range(3)))
+
+
+@pytest.mark.parametrize("name", schedules.names(pairs=True))
+def test_a_price_of_pairs_by_their_stages_is_asked_once_for_each(name):
+    asked = []
+
+    def by_stages(pair):
+        asked.append((pair.forward.stage, pair.backward.stage, pair.backward.kind))
+        return 3 + pair.forward.stage + 5 * pair.backward.stage + (pair.backward.kind == "B")
+
+    for compact in map(CompactProgram.of, legal(name, [(4, 16)])):
+        cost = Cost(F=2, I=[*range(compact.num_stages)], W=3, overlap=by_stages, latency=1)
+        every = compact_simulate(compact, cost)
+        num_pairs = int(compact.second.sum())
+        assert len(asked) == num_pairs
+        asked.clear()
+        assert compact_simulate(compact, cost, by_stages=True) == every
+        assert len(asked) == len(set(asked)) <= max(0, num_pairs - 1)
+        asked.clear()
+
+
+@pytest.mark.parametrize("name", schedules.names())
+def test_counts_are_those_of_the_actions_in_their_order(name):
+    for program in legal(name, [(3, 7), (4, 8)]):
+        for rank, counts in enumerate(CompactProgram.of(program).counts):
+            found = Counter((action.stage, action.kind) for action in program.actions(rank))
+            assert list(counts) == [(*key, count) for key, count in found.items()]
 
 
 def test_costs_must_fit_the_stages():

@@ -9,7 +9,7 @@ form of the program that `schedules.build` makes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.compact.program import CompactProgram
@@ -17,6 +17,7 @@ from dualpipe_lab.pp.compact.rows import Flows, Row, dualpipe_row, flows_on_loop
 from dualpipe_lab.pp.program import check_counts
 from dualpipe_lab.pp.schedules.dualpipe import check_dualpipe
 from dualpipe_lab.pp.schedules.dualpipev import check_dualpipev
+from dualpipe_lab.pp.schedules.easy_dualpipe import check_easy_dualpipe
 from dualpipe_lab.pp.schedules.eight_steps import Flow
 from dualpipe_lab.pp.schedules.interleaved import round_sizes
 from dualpipe_lab.pp.schedules.zero_bubble_h2 import activations_held
@@ -31,6 +32,56 @@ def compact_build(name: str, num_ranks: int, num_microbatches: int, **options: A
     known = schedules.builder(name)
     made = _BUILDERS.get(known, _from_program(known))
     return made(num_ranks, num_microbatches, **options)
+
+
+class Placement(NamedTuple):
+    """The stages of each rank, in order."""
+
+    stages: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages of all ranks."""
+        return 1 + max(map(max, self.stages))
+
+
+def placement(name: str, num_ranks: int, num_microbatches: int, **options: Any) -> Placement:
+    """Return the stages that a schedule gives to each rank, with the errors of `compact_build`.
+
+    Schedules that are found by a simulation of theirs, at its price, are not built for it.
+
+    >>> placement("v_min", 2, 8).stages
+    ((0, 3), (1, 2))
+    """
+    known = schedules.builder(name)
+    if known in _PLACED:
+        return Placement(_PLACED[known](num_ranks, num_microbatches))
+    passes = compact_build(name, num_ranks, num_microbatches, **options).passes
+    found: list[set[int]] = [set() for _ in range(num_ranks)]
+    for rank, stage in zip(passes.rank.tolist(), passes.stage.tolist(), strict=True):
+        found[rank].add(stage)
+    return Placement(tuple(tuple(sorted(stages)) for stages in found))
+
+
+def _on_a_v(builder: str) -> Callable[[int, int], tuple[tuple[int, ...], ...]]:
+    def placed(num_ranks: int, num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+        check_counts(builder, num_ranks=num_ranks, num_microbatches=num_microbatches)
+        return tuple((rank, 2 * num_ranks - 1 - rank) for rank in range(num_ranks))
+
+    return placed
+
+
+def _on_two_ranks(num_ranks: int, num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+    check_easy_dualpipe(num_ranks, num_microbatches)
+    return tuple(tuple(sorted({rank, num_ranks - 1 - rank})) for rank in range(num_ranks))
+
+
+_PLACED: dict[Callable[..., Any], Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
+    schedules.zbv: _on_a_v("zbv"),
+    schedules.v_half: _on_a_v("v_half"),
+    schedules.v_min: _on_a_v("v_min"),
+    schedules.easy_dualpipe: _on_two_ranks,
+}
 
 
 @dataclass(frozen=True)

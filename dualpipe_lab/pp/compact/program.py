@@ -18,6 +18,7 @@ from dualpipe_lab.pp.compact.check import Wiring, check_work
 from dualpipe_lab.pp.compact.costs import Work, classify
 from dualpipe_lab.pp.compact.order import Execution, find_execution
 from dualpipe_lab.pp.compact.slots import Slots, number_slots
+from dualpipe_lab.pp.compact.stages import Count, Passes, count_actions, find_passes
 from dualpipe_lab.pp.program import Action, Overlap, Program, ProgramStep, actions_of
 from dualpipe_lab.pp.validation.errors import InvalidProgram
 from dualpipe_lab.pp.validation.messages import strip
@@ -81,7 +82,21 @@ class CompactProgram(ActionArrays):
     @cached_property
     def slots(self) -> Slots:
         """The actions in the order of execution, with numbered results."""
-        return number_slots(self, self.execution, self.wiring)
+        return self.slots_of(self.execution)
+
+    def slots_of(self, execution: Execution) -> Slots:
+        """Return the slots of any order of execution."""
+        return number_slots(self, execution, self.wiring, self.passes)
+
+    @cached_property
+    def counts(self) -> tuple[tuple[Count, ...], ...]:
+        """For each rank, the number of its actions by stage and kind, in the order in which it begins them."""
+        return count_actions(self)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The first forward and the last backward of each stage of each rank."""
+        return find_passes(self)
 
     @cached_property
     def peaks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""`compact_simulate`: the makespan, busy times and peaks of a compact program, without a record of every step.
+"""`compact_simulate`: makespan, busy times, ends of stages and peaks of a compact program, without all steps' spans.
 
 Chapter: book/pp/gpipe.  In: a `CompactProgram` and a `Cost`.  Out: a `CompactResult`.
 The timing model is that of `dualpipe_lab.pp.simulator`, and so are the numbers, to the last digit: each time is made by
@@ -9,19 +9,28 @@ the same additions in the same order.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.pp.compact.arrays import Ints, Numbers
 from dualpipe_lab.pp.compact.costs import Ticks, Work, classify, price
 from dualpipe_lab.pp.compact.order import Wave, find_execution
 from dualpipe_lab.pp.compact.program import CompactProgram
-from dualpipe_lab.pp.compact.slots import Slots, number_slots
+from dualpipe_lab.pp.compact.slots import Slots
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.timeline import Time
 
 _LARGEST = {int: 2**62, float: 2**53, object: -1}  # integers up to here are exact in numpy
 
-Ends: TypeAlias = tuple[list[Any], list[Any]]  # of each rank: when it is free, how long it was busy
+Interval: TypeAlias = tuple[Time, Time]  # start and end
+
+
+class _Outcome(NamedTuple):
+    """When each rank is free, how long it was busy; start and end of the steps of which they are told."""
+
+    free: list[Any]
+    busy: list[Any]
+    told: list[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -31,12 +40,17 @@ class CompactResult:
     Attributes:
         makespan: the end of the last step.
         busy: the busy time of each rank.
+        ends: the end of each rank's last step.
+        passes: for each rank, by stage, its first forward and its last backward (B, I or W): the start and the end of
+            these steps; the stages in the order of their first forwards.
         peak_activations: the largest number of activations that are live on each rank at one time.
         peak_positions: the position of the step that first reaches this number, on each rank.
     """
 
     makespan: Time
     busy: tuple[Time, ...]
+    ends: tuple[Time, ...]
+    passes: tuple[dict[int, tuple[Interval, Interval]], ...]
     peak_activations: tuple[int, ...]
     peak_positions: tuple[int, ...]
 
@@ -52,10 +66,11 @@ class CompactResult:
         return float(Fraction(total - sum(self.busy)) / total) if total else 0.0
 
 
-def compact_simulate(compact: CompactProgram, cost: Cost = UNIT_COST) -> CompactResult:
-    """Return the makespan, busy times and peaks of a compact program; every time is exact.
+def compact_simulate(compact: CompactProgram, cost: Cost = UNIT_COST, *, by_stages: bool = False) -> CompactResult:
+    """Return the makespan, busy times, ends of stages and peaks of a compact program; every time is exact.
 
-    If a cost is a fraction that is not whole, all times are fractions.
+    If a cost is a fraction that is not whole, all times are fractions.  `by_stages`: a function `cost.overlap` looks at
+    the stages and kinds of a pair alone; then it is called once for all pairs of the same ones.
     Raises InvalidProgram for a program that is incomplete or would deadlock, and ValueError for costs that do not fit
     its stages.
 
@@ -63,42 +78,63 @@ def compact_simulate(compact: CompactProgram, cost: Cost = UNIT_COST) -> Compact
     >>> result = compact_simulate(CompactProgram.of(gpipe(2, 3)))
     >>> result.makespan, result.idle, result.peak_activations, result.peak_positions
     (12, (3, 3), (3, 3), (2, 2))
+    >>> result.ends, result.passes[1]
+    ((12, 10), {1: ((1, 2), (8, 10))})
     """
     slots, waves = compact.slots, compact.execution.waves
-    work = classify(compact, each_pair=True) if callable(cost.overlap) else compact.work
+    work = classify(compact, each_pair=True) if callable(cost.overlap) and not by_stages else compact.work
     ticks = price(compact, cost, work)
     if waves and not _fits(compact, work, ticks):
-        narrow = find_execution(compact, compact.wiring.source, wide=False)
-        slots, waves = number_slots(compact, narrow, compact.wiring), None
-    ends, busy = _in_waves(compact, slots, waves, work, ticks) if waves else _in_turn(compact, slots, work, ticks)
-    makespan, all_busy = ticks.restore(max(ends)), tuple(map(ticks.restore, busy))
-    return CompactResult(makespan, all_busy, *compact.peaks)
+        slots, waves = compact.slots_of(find_execution(compact, compact.wiring.source, wide=False)), None
+    found = _in_waves(compact, slots, waves, work, ticks) if waves else _in_turn(compact, slots, work, ticks)
+    ends, busy = (tuple(map(ticks.restore, times)) for times in (found.free, found.busy))
+    return CompactResult(max(ends), busy, ends, _passes(compact, slots, ticks, found), *compact.peaks)
 
 
-def _in_turn(compact: CompactProgram, slots: Slots, work: Work, ticks: Ticks) -> Ends:
-    """Run one step at a time, each after those that it waits for; as `_Run` of the full simulator."""
+def _passes(
+    compact: CompactProgram, slots: Slots, ticks: Ticks, found: _Outcome
+) -> tuple[dict[int, tuple[Interval, Interval]], ...]:
+    """Return start and end of the first forward and the last backward, by rank and stage."""
+    of_slot = {
+        slot: (ticks.restore(start), ticks.restore(end))
+        for slot, (start, end) in zip(slots.told.tolist(), found.told, strict=True)
+    }
+    by_rank: list[dict[int, tuple[Interval, Interval]]] = [{} for _ in range(compact.num_ranks)]
+    for rank, stage, first, last in zip(*(column.tolist() for column in slots.passes), strict=True):
+        by_rank[rank][stage] = of_slot[first], of_slot[last]
+    return tuple(by_rank)
+
+
+def _in_turn(compact: CompactProgram, slots: Slots, work: Work, ticks: Ticks) -> _Outcome:
+    """Run one step at a time, each after those that it waits for; as `_Run` of the full simulator.
+
+    The last step whose times are told is the last of all, but for the second of a pair, which takes no time.
+    """
     latency, transfer = ticks.latency, ticks.transfer
-    now: list[Any] = [0] * compact.num_ranks
-    busy: list[Any] = [0] * compact.num_ranks
+    found = _Outcome([0] * compact.num_ranks, [0] * compact.num_ranks, [])
+    now, busy, told = found
     free: list[Any] = [0] * (slots.num_links + 1)
     there: list[Any] = [0]  # when the result in each slot is where it is needed
     deliver = there.append
     durations = map(ticks.of_work.__getitem__, slots.classes(work))
-    for rank, source, other, link, duration in zip(*slots.rows, durations, strict=True):
-        start = now[rank]
-        if there[source] > start:
-            start = there[source]
-        if other and there[other] > start:  # the second input of a pair
-            start = there[other]
-        now[rank] = done = start + duration
-        busy[rank] += done - start
-        if link:
-            leaves = free[link]
-            free[link] = gone = (leaves if leaves > done else done) + transfer
-            deliver(gone + latency)
-        else:
-            deliver(done)
-    return now, busy
+    steps = zip(*slots.rows, durations, strict=True)
+    for length in slots.stretches:
+        for rank, source, other, link, duration in islice(steps, length):
+            start = now[rank]
+            if there[source] > start:
+                start = there[source]
+            if other and there[other] > start:  # the second input of a pair
+                start = there[other]
+            now[rank] = done = start + duration
+            busy[rank] += done - start
+            if link:
+                leaves = free[link]
+                free[link] = gone = (leaves if leaves > done else done) + transfer
+                deliver(gone + latency)
+            else:
+                deliver(done)
+        told.append((start, done))
+    return found
 
 
 def _fits(compact: CompactProgram, work: Work, ticks: Ticks) -> bool:
@@ -107,7 +143,7 @@ def _fits(compact: CompactProgram, work: Work, ticks: Ticks) -> bool:
     return bool(largest * compact.num_actions <= _LARGEST[ticks.number])
 
 
-def _in_waves(compact: CompactProgram, slots: Slots, waves: list[Wave], work: Work, ticks: Ticks) -> Ends:
+def _in_waves(compact: CompactProgram, slots: Slots, waves: list[Wave], work: Work, ticks: Ticks) -> _Outcome:
     """Run all steps of one wave at a time."""
     import numpy as np
 
@@ -117,7 +153,9 @@ def _in_waves(compact: CompactProgram, slots: Slots, waves: list[Wave], work: Wo
     there: Any = np.zeros(compact.num_actions + 1, ticks.number)
     now: Any = np.zeros(compact.num_ranks, ticks.number)
     busy = now.copy()
-    for start, middle, end in waves:
+    told = list[tuple[Any, Any]]()
+    stops = np.searchsorted(slots.told, [wave.end for wave in waves]).tolist()
+    for (start, middle, end), stop in zip(waves, stops, strict=True):
         rank, num_pairs = slots.rank[start:middle], end - middle
         begin = np.maximum(now[rank], there[slots.source[start:middle]])
         if num_pairs:
@@ -127,7 +165,10 @@ def _in_waves(compact: CompactProgram, slots: Slots, waves: list[Wave], work: Wo
         there[start + 1 : middle + 1] = links.arrivals(done, slots.link[start:middle])
         if num_pairs:
             there[middle + 1 : end + 1] = links.arrivals(done[-num_pairs:], slots.link[middle:end])
-    return now.tolist(), busy.tolist()
+        if stop > len(told):
+            here = slots.told[len(told) : stop] - start
+            told += zip(begin[here].tolist(), done[here].tolist(), strict=True)
+    return _Outcome(now.tolist(), busy.tolist(), told)
 
 
 class _Links:

@@ -14,6 +14,7 @@ from dualpipe_lab.pp.compact.order import Execution, merge_pairs
 if TYPE_CHECKING:
     from dualpipe_lab.pp.compact.action_arrays import ActionArrays
     from dualpipe_lab.pp.compact.check import Wiring
+    from dualpipe_lab.pp.compact.stages import Passes
 
 
 class Slots:
@@ -25,10 +26,12 @@ class Slots:
         source: the slot of each action's input.
         link: the number of the link that carries each action's result; 0 for none.
         second: whether the action is the backward of a pair.
+        passes: the places, from 0, of each rank's first and last steps of its stages.
     """
 
-    def __init__(self, actions: Ints, rank: Ints, source: Ints, link: Ints, second: Flags) -> None:
+    def __init__(self, actions: Ints, rank: Ints, source: Ints, link: Ints, second: Flags, passes: "Passes") -> None:
         self.actions, self.rank, self.source, self.link, self.second = actions, rank, source, link, second
+        self.passes = passes
         self._classes: tuple[Work, list[int]] | None = None  # of the last simulation
 
     @cached_property
@@ -45,6 +48,21 @@ class Slots:
         source, other = merge_pairs(self.source, self.second, 0)
         return self.rank.tolist(), source.tolist(), other.tolist(), self.link.tolist()
 
+    @cached_property
+    def told(self) -> Ints:
+        """The places, ascending, of the steps whose start and end are told: the first and the last ones of stages."""
+        import numpy as np
+
+        return np.unique([*self.passes.first, *self.passes.last])
+
+    @cached_property
+    def stretches(self) -> list[int]:
+        """How many slots there are up to each step whose times are told, behind the one before it."""
+        import numpy as np
+
+        lengths: list[int] = np.diff(self.told, prepend=-1).tolist()
+        return lengths
+
     def classes(self, work: Work) -> list[int]:
         """Return the class of each step's cost."""
         known = self._classes
@@ -53,15 +71,16 @@ class Slots:
         return known[1]
 
 
-def number_slots(compact: "ActionArrays", execution: Execution, wiring: "Wiring") -> Slots:
+def number_slots(compact: "ActionArrays", execution: Execution, wiring: "Wiring", passes: "Passes") -> Slots:
     """Return the slots of an order of execution."""
     import numpy as np
 
     order, num = execution.actions, compact.num_actions
     slot = np.zeros(num + 1, np.int32)
     slot[order] = np.arange(1, num + 1, dtype=np.int32)
-    source = slot[wiring.source[order]]
-    return Slots(order, compact.rank[order], source, _links(compact, wiring.target)[order], compact.second[order])
+    source, link = slot[wiring.source[order]], _links(compact, wiring.target)[order]
+    passes = passes._replace(first=slot[passes.first] - 1, last=slot[passes.last] - 1)
+    return Slots(order, compact.rank[order], source, link, compact.second[order], passes)
 
 
 def _links(compact: "ActionArrays", target: Ints) -> Ints:
