@@ -33,7 +33,7 @@ function arrow(layout, index, message) {
   return [xOf(layout, message.sent), y1, xOf(layout, message.arrived), y2];
 }
 
-function paintArrow(painter, [x1, y1, x2, y2], colour, width) {
+export function paintArrow(painter, [x1, y1, x2, y2], colour, width) {
   const angle = Math.atan2(y2 - y1, x2 - x1), size = 4 + width;
   const wing = (turn) => [x2 - size * Math.cos(angle + turn), y2 - size * Math.sin(angle + turn)];
   painter.lines([[x1, y1, x2, y2]], colour, width);

@@ -63,6 +63,22 @@ export function simulate(program, costs, times = newTimes(program)) {
   return times;
 }
 
+// The steps that never run, each rank's in its order, from the time at which the last of all others has ended.  Returns
+// this time, or null for a program that runs to its end.
+export function placeRest(program, costs, { start, end }) {
+  const { order, reached, rankStart, numRanks } = program;
+  if (order.length === program.numSteps) return null;
+  const ticks = durations(program, costs), stop = order.reduce((last, step) => Math.max(last, end[step]), 0);
+  for (let rank = 0; rank < numRanks; rank++) {
+    let now = stop;
+    for (let step = reached[rank]; step < rankStart[rank + 1]; step++) {
+      start[step] = now;
+      now = end[step] = now + ticks[step];
+    }
+  }
+  return stop;
+}
+
 // Whether the page may recompute: every cost is a whole number that a double holds exactly.
 export function isExact(costs) {
   return Object.values(costs).flat().every((value) => value == null || Number.isSafeInteger(value));

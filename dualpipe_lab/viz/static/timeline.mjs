@@ -33,6 +33,36 @@ export class TimelineView extends PlayableDrawing {
     this.observe(this.scroller);
   }
 
+  // Other tracks in the same drawing, at their end: what an editor shows after each change.  Focus and zoom stay.
+  show(tracks, marks = null) {
+    this.tracks = tracks;
+    this.events = undefined;
+    const { by, memory, lanes } = viewOf({ streams: this.view.lanes }, tracks, this.view);
+    Object.assign(this.view, { by, memory, lanes, limit: this.activationLimit ?? null, path: null, hover: null, marked: [], marks });
+    this.player.time = this.view.time = this.makespan;
+    this.choices = choices(tracks, () => this.view, (part) => this.choose(part));
+    const toolbox = this.tools();
+    this.toolbox.replaceWith(toolbox);
+    this.toolbox = toolbox;
+    this.fillLegend();
+    this.status.textContent = "";
+    this.titling.textContent = namesOf(tracks);
+    this.draw();
+    this.fillTable();
+  }
+
+  // A line in the memory bands: so many live activations fit; null for none.
+  set limit(limit) {
+    this.activationLimit = limit;
+    if (this.view) this.view.limit = limit;
+  }
+
+  // What an editor points at, on top of the rows; see marks.mjs.
+  mark(marks) {
+    this.view.marks = marks;
+    this.paint();
+  }
+
   // What colours show, the memory bands, and whether streams are shown: properties like the time.
   get colourBy() {
     return this.view.by;
@@ -91,15 +121,16 @@ export class TimelineView extends PlayableDrawing {
     this.tip = make("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.status = make("div", { class: "status", role: "status" });
     this.heading = make("span", { class: "headline" });
+    this.titling = make("span", { class: "title" }, namesOf(this.tracks));
     this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
     this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
     this.choices = choices(this.tracks, () => this.view, (part) => this.choose(part));
     this.legend = legend(entriesOf(this.tracks, this.view));
     const name = namesOf(this.tracks);
     this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Timeline of ${name}` },
-      make("header", {}, make("span", { class: "title" }, name), this.heading),
+      make("header", {}, this.titling, this.heading),
       make("div", { class: "stage" }, this.scroller, this.tip), this.bar.bar, this.status,
-      make("div", { class: "foot" }, this.legend, this.tools()),
+      make("div", { class: "foot" }, this.legend, this.toolbox = this.tools()),
       ...(this.sliders ? [this.sliders.panel] : []),
       make("details", { ontoggle: () => this.fillTable() }, make("summary", {}, "Numbers and keys"), this.table,
         make("p", { class: "keys" }, KEYS)));

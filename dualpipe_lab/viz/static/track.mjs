@@ -3,7 +3,7 @@
 // Both kinds become the same flat arrays: spans (the work rank by rank, then the other streams), their parts, and messages.
 
 import { KINDS, compile } from "./program.mjs";
-import { isExact, newTimes, simulate } from "./simulate.mjs";
+import { isExact, newTimes, placeRest, simulate } from "./simulate.mjs";
 
 const WORK = new Set([...KINDS, "F&B"]);
 
@@ -13,7 +13,11 @@ export function makeTrack(spec) {
 }
 
 function fromProgram(track, spec) {
-  const program = compile(spec.rows);
+  return trackOf(track, compile(spec.rows), spec);
+}
+
+// A track of a compiled program; `stop` is the time at which a program that deadlocks comes to a halt, else null.
+export function trackOf(track, program, spec) {
   Object.assign(track, {
     program,
     numRanks: program.numRanks,
@@ -26,6 +30,7 @@ function fromProgram(track, spec) {
     words: new Map(), // span -> kind, of spans that are not pipeline work
     numWork: program.rankOf.length, // spans behind are of other streams
     streams: [],
+    isWhole: !spec.isDraft, // a draft may lack actions, or have some twice
     bytes: spec.activation_bytes,
     given: spec.costs,
     canRecompute: isExact(spec.costs),
@@ -41,11 +46,9 @@ export function recompute(track, costs) {
   track.costs = costs;
   track.lanes = undefined;
   const { start, end, left, arrived } = simulate(program, costs, track.times);
+  track.stop = placeRest(program, costs, track.times);
   Object.assign(track, { start, end });
-  track.messages ??= [...program.link.keys()].filter((part) => program.link[part] >= 0).map((part) => {
-    const src = Math.floor(program.link[part] / program.numRanks), dst = program.link[part] % program.numRanks;
-    return { src, dst, from: program.stepOf[part], to: program.stepOf[program.consumer[part]], part, toPart: program.consumer[part] };
-  });
+  track.messages ??= messagesOf(program);
   for (const message of track.messages) {
     message.sent = end[message.from];
     message.left = left[message.part];
@@ -53,6 +56,17 @@ export function recompute(track, costs) {
     message.label ??= partName(track, message.part);
   }
   measure(track);
+}
+
+// Every message that is sent and used before the program ends or comes to a halt.
+function messagesOf({ link, numRanks, stepOf, consumer, reached, rankOf }) {
+  const runs = (step) => step < reached[rankOf[step]], found = [];
+  for (let part = 0; part < link.length; part++) {
+    const from = stepOf[part], toPart = consumer[part], to = stepOf[toPart];
+    if (link[part] < 0 || !runs(from) || !runs(to)) continue;
+    found.push({ src: Math.floor(link[part] / numRanks), dst: link[part] % numRanks, from, to, part, toPart });
+  }
+  return found;
 }
 
 const time = (value) => {
@@ -179,7 +193,7 @@ export function liveActivations(track, rank, sizeOf = () => 1) {
     }
   }
   if (!sorted) changes.sort((a, b) => a[0] - b[0]);
-  for (const [, delta, key] of track.program ? [] : changes) { // a program is complete
+  for (const [, delta, key] of track.isWhole ? [] : changes) { // a valid program begins with nothing
     const now = (open.get(key) ?? 0) + delta;
     if (now < 0) count -= delta;
     else open.set(key, now);
