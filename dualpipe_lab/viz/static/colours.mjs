@@ -33,9 +33,15 @@ export function numbersBy(tracks, by) {
   const found = new Set();
   for (const track of tracks) {
     if (by === "direction") for (const direction of directionsOf(track).values()) found.add(direction);
-    else if (by !== "kind") for (const number of track[by]) found.add(number);
+    else if (by !== "kind") addNumbers(found, track[by]);
   }
   return found.size > 1 ? [...found].sort((a, b) => a - b) : [];
+}
+
+// A number that follows itself is not looked up again.
+function addNumbers(found, numbers) {
+  let last;
+  for (let i = 0; i < numbers.length; i++) if (numbers[i] !== last) found.add(last = numbers[i]);
 }
 
 export const waysOf = (tracks) => WAYS.filter((by) => by === "kind" || numbersBy(tracks, by).length);

@@ -3,7 +3,9 @@
 import { rowTop, xOf } from "./layout.mjs";
 
 export function drawMessages(painter, layout, tracks, view) {
+  const isPlaying = view.time < layout.makespan, isOne = (index) => view.path?.index === index || view.hover?.[0] === index;
   tracks.forEach((track, index) => {
+    if (!isPlaying && !view.allMessages && !isOne(index)) return;
     for (const message of track.messages) {
       const isFlying = view.time < layout.makespan && message.sent <= view.time && view.time < message.arrived;
       const isMarked = view.path?.index === index && view.path.messages.has(message);

@@ -10,7 +10,7 @@ export function draftTrack(program, costs, { name = program.name, unit = "ticks"
   if (!flat.table) return null;
   const numMicrobatches = 1 + flat.microbatch.reduce((most, one) => Math.max(most, one), -1);
   const drawn = connectParts({ ...flat, numStages: flat.width, numMicrobatches });
-  return trackOf({ name, source: "simulated", unit }, drawn, { costs: costsFor(costs, flat.width), isDraft: true });
+  return trackOf({ name, source: "simulated", unit }, drawn, { costs: costsFor(costs, flat.width) });
 }
 
 // Costs that a stage beyond the stated ones has, too: those of the last one.

@@ -12,7 +12,8 @@ export function verdictPanel(act) {
   const panel = make("div", { class: "judged" }, head, list, mend);
   const update = (result, figures) => {
     panel.classList.toggle("bad", !figures);
-    head.textContent = figures ? validText(figures) : `${plural(result.problems.length, "problem")}: it cannot run.`;
+    const what = result.phase === "memory" ? "there is no room for it" : "it cannot run";
+    head.textContent = figures ? validText(figures) : `${plural(result.total, "problem")}: ${what}.`;
     list.hidden = !result.problems.length;
     list.replaceChildren(...result.problems.map((text) => make("li", {}, text)));
     mend.hidden = !result.fix;

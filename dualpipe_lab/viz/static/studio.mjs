@@ -20,7 +20,7 @@ import { figuresPanel, verdictPanel } from "./studio-verdict.mjs";
 import { Session } from "./studio-session.mjs";
 import { check } from "./schedule-check.mjs";
 import { measures } from "./schedule-measures.mjs";
-import { makeProgram, programRows } from "./schedule-rows.mjs";
+import { makeProgram, stepText } from "./schedule-rows.mjs";
 import { STYLE } from "./style.mjs";
 
 export class StudioElement extends Drawing {
@@ -125,11 +125,11 @@ export class StudioElement extends Drawing {
     if (!track) return;
     this.fine = fine;
     const others = this.compared.map((other) => draftTrack(other.program, of(other.program.numStages), { name: other.name, unit }));
-    const tracks = [track, ...others];
-    this.timeline.limit = limit;
+    const tracks = [track, ...others], shares = [program, ...this.compared.map((other) => other.program)];
+    tracks.forEach((one, index) => (one.room = limit && (limit * shares[index].numStages) / program.numStages));
     if (!this.timeline.tracks) this.first(tracks);
     else this.timeline.show(tracks, this.marks(track));
-    this.point();
+    this.tellPlace();
   }
 
   // The element makes its parts once; from then on it shows other tracks in them.
@@ -155,13 +155,18 @@ export class StudioElement extends Drawing {
     return { chosen, cursor, drop, circle };
   }
 
-  // The words and fields for the place of the cursor.
+  // The cursor or what is chosen has changed, and nothing else.
   point() {
-    const { edit, session } = this, { rank } = session.cursor;
     this.timeline.mark(this.marks());
+    this.tellPlace();
+  }
+
+  // The words and fields for the place of the cursor.
+  tellPlace() {
+    const { edit, session } = this, { rank } = session.cursor;
     edit.here.textContent = this.actions.hereText();
     edit.rank.textContent = `rank ${rank}`;
-    if (edit.row !== this.shadowRoot.activeElement) edit.row.value = programRows(session.program)[rank] ?? "";
+    if (edit.row !== this.shadowRoot.activeElement) edit.row.value = (session.program.ranks[rank] ?? []).map(stepText).join(" ");
     edit.stage.fill([["", "rank"], ...session.program.ranks.map((_, index) => [index, index])]);
     const missing = this.actions.missing();
     edit.missing.replaceChildren(...missing.length ? [make("span", {}, "missing:")] : [],

@@ -23,9 +23,9 @@ export class TimelineView extends PlayableDrawing {
   set spec(spec) {
     this.tracks = spec.tracks.map(makeTrack);
     this.zoom = 1;
-    const view = viewOf(spec, this.tracks, this.view), isFew = this.tracks.every((track) => track.messages.length <= FEW_MESSAGES);
+    const view = viewOf(spec, this.tracks, this.view), isFew = this.tracks.every((track) => track.numMessages <= FEW_MESSAGES);
     this.view = { time: 0, allMessages: isFew && !view.lanes, ...view }; // a lane shows messages without arrows
-    this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason));
+    this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason), { ends: () => this.makespan });
     this.events = undefined;
     this.build();
     this.player.seek(spec.time ?? Infinity, "start");
@@ -38,7 +38,8 @@ export class TimelineView extends PlayableDrawing {
     this.tracks = tracks;
     this.events = undefined;
     const { by, memory, lanes } = viewOf({ streams: this.view.lanes }, tracks, this.view);
-    Object.assign(this.view, { by, memory, lanes, limit: this.activationLimit ?? null, path: null, hover: null, marked: [], marks });
+    if (tracks.some((track) => track.numMessages > FEW_MESSAGES)) this.view.allMessages = false;
+    Object.assign(this.view, { by, memory, lanes, path: null, hover: null, marked: [], marks });
     this.player.time = this.view.time = this.makespan;
     this.choices = choices(tracks, () => this.view, (part) => this.choose(part));
     const toolbox = this.tools();
@@ -49,12 +50,6 @@ export class TimelineView extends PlayableDrawing {
     this.titling.textContent = namesOf(tracks);
     this.draw();
     this.fillTable();
-  }
-
-  // A line in the memory bands: so many live activations fit; null for none.
-  set limit(limit) {
-    this.activationLimit = limit;
-    if (this.view) this.view.limit = limit;
   }
 
   // What an editor points at, on top of the rows; see marks.mjs.
@@ -145,7 +140,7 @@ export class TimelineView extends PlayableDrawing {
       this.paint();
     }, this.view.allMessages);
     return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, ...this.choices.items, this.pathButton,
-      ...(this.tracks.some((track) => track.messages.length) ? [this.messageButton] : []),
+      ...(this.tracks.some((track) => track.numMessages) ? [this.messageButton] : []),
       iconButton("out", "Zoom out", () => this.zoomBy(1 / 1.5)), iconButton("in", "Zoom in", () => this.zoomBy(1.5)),
       textButton("SVG", () => saveSvg(this.name, this.toSvg()), null, "Save as SVG"),
       textButton("PNG", () => savePng(this.name, this.toPng()), null, "Save as PNG"));

@@ -30,12 +30,14 @@ export function trackOf(track, program, spec) {
     words: new Map(), // span -> kind, of spans that are not pipeline work
     numWork: program.rankOf.length, // spans behind are of other streams
     streams: [],
-    isWhole: !spec.isDraft, // a draft may lack actions, or have some twice
     bytes: spec.activation_bytes,
     given: spec.costs,
     canRecompute: isExact(spec.costs),
     times: newTimes(program),
   });
+  // A large track has tens of thousands of messages, and most drawings of it show none: they are made when asked for.
+  Object.defineProperty(track, "messages", { get: () => (track.found ??= timedMessages(track)) });
+  track.numMessages = feedsAcross(program).length;
   recompute(track, spec.costs);
   return track;
 }
@@ -45,28 +47,28 @@ export function recompute(track, costs) {
   const { program } = track;
   track.costs = costs;
   track.lanes = undefined;
-  const { start, end, left, arrived } = simulate(program, costs, track.times);
+  const { start, end } = simulate(program, costs, track.times);
   track.stop = placeRest(program, costs, track.times);
-  Object.assign(track, { start, end });
-  track.messages ??= messagesOf(program);
-  for (const message of track.messages) {
-    message.sent = end[message.from];
-    message.left = left[message.part];
-    message.arrived = arrived[message.part];
-    message.label ??= partName(track, message.part);
-  }
+  Object.assign(track, { start, end, found: undefined });
   measure(track);
 }
 
-// Every message that is sent and used before the program ends or comes to a halt.
-function messagesOf({ link, numRanks, stepOf, consumer, reached, rankOf }) {
-  const runs = (step) => step < reached[rankOf[step]], found = [];
+// The parts whose result is sent to another rank and used there, before the program ends or comes to a halt.
+function feedsAcross({ link, stepOf, consumer, reached, rankOf }) {
+  const runs = (step) => !reached || step < reached[rankOf[step]], found = [];
   for (let part = 0; part < link.length; part++) {
-    const from = stepOf[part], toPart = consumer[part], to = stepOf[toPart];
-    if (link[part] < 0 || !runs(from) || !runs(to)) continue;
-    found.push({ src: Math.floor(link[part] / numRanks), dst: link[part] % numRanks, from, to, part, toPart });
+    if (link[part] >= 0 && runs(stepOf[part]) && runs(stepOf[consumer[part]])) found.push(part);
   }
   return found;
+}
+
+function timedMessages(track) {
+  const { program, times } = track, { link, numRanks, stepOf, consumer } = program;
+  return feedsAcross(program).map((part) => ({
+    src: Math.floor(link[part] / numRanks), dst: link[part] % numRanks, from: stepOf[part], to: stepOf[consumer[part]],
+    part, toPart: consumer[part], sent: times.end[stepOf[part]], left: times.left[part], arrived: times.arrived[part],
+    label: partName(track, part),
+  }));
 }
 
 const time = (value) => {
@@ -106,6 +108,7 @@ function fromRecord(track, spec) {
   });
   track.hasNames = spans.some((_, span) => ownLabel(track, span));
   track.messages = recordedMessages(track, spec.messages);
+  track.numMessages = track.messages.length;
   measure(track);
   return track;
 }
@@ -158,8 +161,8 @@ function measure(track) {
   track.busy = Array.from({ length: numRanks }, (_, rank) => busyTime(track, rankStart[rank], rankStart[rank + 1]));
   const idle = track.busy.reduce((sum, busy) => sum + track.makespan - busy, 0);
   track.bubble = track.makespan ? idle / (numRanks * track.makespan) : 0;
-  track.live = Array.from({ length: numRanks }, (_, rank) => liveActivations(track, rank));
-  track.peak = track.live.map((live) => live.peak);
+  track.live = new Array(numRanks); // made when asked for, see liveOf
+  track.peak = Array.from(track.live, (_, rank) => (track.program ? peakInOrder(track, rank) : liveOf(track, rank).peak));
   track.shortest = Infinity;
   for (let span = 0; span < end.length; span++) {
     const length = end[span] - track.start[span];
@@ -175,6 +178,19 @@ function busyTime(track, first, last) {
     reached = track.end[span];
   }
   return total;
+}
+
+// The live activations of a rank over time.
+export const liveOf = (track, rank) => (track.live[rank] ??= liveActivations(track, rank));
+
+// A program's steps follow one another, so their order alone tells how many are held at most.
+function peakInOrder({ rankStart, firstPart, kind }, rank) {
+  let held = 0, peak = 0;
+  for (let part = firstPart[rankStart[rank]]; part < firstPart[rankStart[rank + 1]]; part++) {
+    if (kind[part] === 0) peak = Math.max(peak, ++held);
+    else if (kind[part] !== 2) held = Math.max(held - 1, 0);
+  }
+  return peak;
 }
 
 // Held from the start of F to the end of B or W.  At one time the changes count in the order of the rank's spans.  What
@@ -193,7 +209,7 @@ export function liveActivations(track, rank, sizeOf = () => 1) {
     }
   }
   if (!sorted) changes.sort((a, b) => a[0] - b[0]);
-  for (const [, delta, key] of track.isWhole ? [] : changes) { // a valid program begins with nothing
+  for (const [, delta, key] of track.program ? [] : changes) { // a program begins with nothing
     const now = (open.get(key) ?? 0) + delta;
     if (now < 0) count -= delta;
     else open.set(key, now);
@@ -201,7 +217,7 @@ export function liveActivations(track, rank, sizeOf = () => 1) {
   const times = [0], counts = [count];
   let peak = count;
   for (const [at, delta] of changes) {
-    count += delta;
+    count = Math.max(count + delta, 0); // a draft may end what it never began
     peak = Math.max(peak, count);
     if (times[times.length - 1] === at) counts[counts.length - 1] = count;
     else { times.push(at); counts.push(count); }

@@ -1,1 +1,0 @@
-export const explainStart = () => ({ text: "stub" });
