@@ -1,4 +1,4 @@
-"""Programs on which the studio's core has to say what the library says: the registry's, and broken ones by seeded edits."""
+"""Programs on which the studio's core has to say what the library says: the registry's, and some broken by edits."""
 
 import random
 from itertools import chain
@@ -134,6 +134,17 @@ def move_stage(rng, rows, row):
     rng.choice(rows).extend(moved)
 
 
+def move_cell(rng, rows, row):
+    """All work of one stage on one microbatch to another rank: the microbatch takes a route of its own."""
+    stage, _, microbatch = actions_of(rng.choice(row))[0]
+    moved = [step for step in row if isinstance(step, Action) and (step.stage, step.microbatch) == (stage, microbatch)]
+    row[:] = [step for step in row if step not in moved]
+    target = rng.choice(rows)
+    places = sorted(rng.randint(0, len(target)) for _ in moved)
+    for offset, (place, step) in enumerate(zip(places, moved, strict=True)):
+        target.insert(place + offset, step)
+
+
 def pair_up(rng, rows, row):
     """Pair a forward with a backward of its rank, mostly a near one; or take a pair apart."""
     pairs = [at for at, step in enumerate(row) if isinstance(step, Overlap)]
@@ -157,7 +168,7 @@ def split(rng, rows, row):
 
 
 EDITS = (move, move, move, swap, swap, delete, delete_many, duplicate, misdirect, change, move_stage, pair_up, split)
-EDITS += (move, swap, move, pair_up)  # most edits leave the work complete, so that there are deadlocks
+EDITS += (move, swap, move, pair_up, move_cell)  # most edits leave the work complete, so that there are deadlocks
 
 
 def broken(number, seed, ranks=range(1, 6), microbatches=(1, 2, 3, 4, 6, 8)):

@@ -1,7 +1,7 @@
 // The fix of a deadlock: the action to move, each move tried; as dualpipe_lab/pp/validation/deadlock_fix.py.
 //
-// A move is {rank, position, step, target}: `step` is the row's step at `position`, or one half of a pair there; `target`
-// is its position in the row after the move.
+// A move is {rank, position, step, target}: `step` is the row's step at `position`, or one half of a pair there;
+// `target` is its position in the row after the move.
 
 import { stepAt, withRow } from "./schedule-flat.mjs";
 import { isPair, stepActions, stepText, withRanks } from "./schedule-rows.mjs";
@@ -80,7 +80,7 @@ function tried(flat, move) {
 const numRun = ({ firstPart, rankStart }, { reached }) =>
   reached.reduce((sum, step, rank) => sum + firstPart[step] - firstPart[rankStart[rank]], 0);
 
-// The move that ends the deadlock of a run that got stuck, or the first of several: a move with {words, isEnough, text}.
+// The move that ends the deadlock of a run that got stuck, or the first of several; with {words, isEnough, text}.
 export function findFix(flat, run, cycle = smallestCycle(flat, run)) {
   let best = null, most = numRun(flat, run);
   for (const move of candidates(flat, cycle)) {

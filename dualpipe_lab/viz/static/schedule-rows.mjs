@@ -144,11 +144,12 @@ export function parseStep(token, where = () => "") {
   const match = PAIR_TEXT.exec(token);
   if (match) {
     const [stage, microbatch, otherStage, other] = [1, 2, 3, 5].map((at) => readIndex(match[at], where));
-    return { forward: { stage, kind: "F", microbatch }, backward: { stage: otherStage, kind: match[4], microbatch: other } };
+    const backward = { stage: otherStage, kind: match[4], microbatch: other };
+    return { forward: { stage, kind: "F", microbatch }, backward };
   }
   throw new Error(
-    `${where()}${pythonQuoted(token)} is not an action; write stage, kind and microbatch, such as 2F0 or 1RECV_F3 (kinds ` +
-    `${KIND_WORDS}), or an overlapped pair, such as (0F7;7B3)OVERLAP_F_B`,
+    `${where()}${pythonQuoted(token)} is not an action; write stage, kind and microbatch, such as 2F0 or 1RECV_F3 ` +
+    `(kinds ${KIND_WORDS}), or an overlapped pair, such as (0F7;7B3)OVERLAP_F_B`,
   );
 }
 
