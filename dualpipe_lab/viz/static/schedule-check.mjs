@@ -15,7 +15,7 @@
 //                {rank, position, step, target, words, isEnough, text}; `applyMove` of schedule-fix.mjs makes it.
 //                `step` is the row's step, or one half of the pair there; `target` counts in the row after the move
 //   flat         for a valid schedule, its flat arrays with feeds, links and order, as `compile` of program.mjs makes
-//                them: `makeTrack({..., program: flat, costs})` draws them, `simulate(flat, costs)` times them
+//                them: `simulate(flat, costs)` times them
 // }
 // The checks run in this order; as in Python, a later one runs only if the earlier ones found nothing.
 // `inFlight`: the most activations that any rank may hold, or one bound per rank.

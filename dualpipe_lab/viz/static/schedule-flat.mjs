@@ -98,7 +98,7 @@ export function findPart({ table, sparse, width }, stage, kind, microbatch) {
 
 // Which parts are the first ones of their action: all, unless an action runs again.
 export function firstParts(flat) {
-  const all = Array.from({ length: flat.numParts }, (_, part) => part);
+  const all = Int32Array.from(flat.stepOf.keys());
   return flat.hasTwice ? all.filter((part) => firstOf(flat, part) === part) : all;
 }
 

@@ -16,7 +16,7 @@ const ACTION_TEXT = /^([0-9]+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)([0-9]+)$/;
 const PAIR_TEXT = /^\(([0-9]+)F([0-9]+);([0-9]+)([BI])([0-9]+)\)OVERLAP_F_B$/;
 // What Python's str.split, str.strip and \s take for white space; JavaScript's set differs.
 const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
-const SPACES = new RegExp(`${SPACE}+`);
+const TOKEN_TEXT = new RegExp(`[^${SPACE.slice(1)}+`, "g");
 const LEADING = new RegExp(`^${SPACE}+`);
 const TRAILING = new RegExp(`${SPACE}+$`);
 const ROW_LABEL = new RegExp(`^${SPACE}*rank${SPACE}+([0-9]+)${SPACE}*:`);
@@ -122,9 +122,13 @@ function parseRow(rank, row, budget) {
     row = row.slice(label[0].length);
   }
   const steps = [];
-  for (const token of row.split(SPACES)) {
-    if (!token) continue; // before the first and behind the last token
-    steps.push(parseStep(token, () => `rank ${rank}, position ${steps.length}: `));
+  for (let at = 0; at < row.length;) {
+    at = readQuickly(row, at, steps);
+    TOKEN_TEXT.lastIndex = at;
+    const token = TOKEN_TEXT.exec(row);
+    if (!token) break;
+    steps.push(parseStep(token[0], () => `rank ${rank}, position ${steps.length}: `));
+    at = TOKEN_TEXT.lastIndex;
   }
   takeSteps(budget, steps.length);
   return steps;
@@ -137,8 +141,6 @@ export function takeSteps(budget, number) {
 
 // A step from its text.  `where()`: what an Error's text begins with.
 export function parseStep(token, where = () => "") {
-  const quick = quickAction(token);
-  if (quick) return quick;
   const action = ACTION_TEXT.exec(token);
   if (action) return { stage: readIndex(action[1], where), kind: action[2], microbatch: readIndex(action[3], where) };
   const match = PAIR_TEXT.exec(token);
@@ -155,17 +157,27 @@ export function parseStep(token, where = () => "") {
 
 const PLAIN_KINDS = { 70: "F", 66: "B", 73: "I", 87: "W" }; // by the code of the letter
 
-// A plain action with short indexes, without a regular expression: nearly every token of a program.
-function quickAction(token) {
-  const { length } = token;
-  let at = 0, stage = 0, microbatch = 0;
-  for (let digit; at < 9 && (digit = token.charCodeAt(at) - 48) >= 0 && digit <= 9; at++) stage = stage * 10 + digit;
-  const kind = PLAIN_KINDS[token.charCodeAt(at)], first = ++at;
-  if (kind === undefined || at === 1 || at >= length || length - at > 9) return undefined;
-  for (let digit; at < length && (digit = token.charCodeAt(at) - 48) >= 0 && digit <= 9; at++) {
-    microbatch = microbatch * 10 + digit;
+// Read plain actions with short indexes, nearly all of a program's text, without a regular expression.  Returns the
+// place of the first token that is something else, or the end.
+function readQuickly(row, at, steps) {
+  const { length } = row;
+  while (at < length) {
+    let code = row.charCodeAt(at), next = at, stage = 0, microbatch = 0;
+    if (code === 32) {
+      at++;
+      continue;
+    }
+    for (; code >= 48 && code <= 57; code = row.charCodeAt(++next)) stage = stage * 10 + code - 48;
+    const kind = PLAIN_KINDS[code], middle = next + 1;
+    if (kind === undefined || next === at || next - at > 9) return at;
+    for (code = row.charCodeAt(++next); code >= 48 && code <= 57; code = row.charCodeAt(++next)) {
+      microbatch = microbatch * 10 + code - 48;
+    }
+    if (next === middle || next - middle > 9 || (next < length && code !== 32)) return at;
+    steps.push({ stage, kind, microbatch });
+    at = next;
   }
-  return at === length && at > first ? { stage, kind, microbatch } : undefined;
+  return at;
 }
 
 function readIndex(digits, where) {

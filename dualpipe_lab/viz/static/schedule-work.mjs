@@ -88,7 +88,7 @@ function explainRepeats(flat, problems) {
 
 function explainKinds(flat, problems) {
   for (let step = 0; step < flat.numSteps; step++) {
-    const part = flat.firstPart[step], [kind, second] = flat.kind.subarray(part, part + 2);
+    const part = flat.firstPart[step], kind = flat.kind[part], second = flat.kind[part + 1];
     const hasTwo = flat.firstPart[step + 1] - part === 2;
     const isFine = hasTwo ? kind === 0 && (second === 1 || second === 2) : kind !== OTHER_KIND;
     if (isFine) continue;
@@ -145,18 +145,38 @@ function explainOrder(flat, early, late, problems) {
 const ascending = (a, b) => a - b;
 
 function explainMissing(flat, parts, problems) {
-  const work = parts.filter((part) => flat.kind[part] !== OTHER_KIND);
-  const cells = new Map(); // microbatch -> stage -> the kinds that it has, one bit each
-  for (const part of work) {
-    const microbatch = flat.microbatch[part], stage = flat.stage[part];
-    if (!cells.has(microbatch)) cells.set(microbatch, new Map());
-    const row = cells.get(microbatch);
-    row.set(stage, (row.get(stage) ?? 0) | (1 << flat.kind[part]));
+  const cells = flat.table ? denseCells(flat, parts) : sparseCells(flat, parts);
+  const stages = [...cells.stages].sort(ascending), microbatches = [...cells.rows.keys()].sort(ascending);
+  explainGaps("stages", cells.stages, flat.numStages, problems);
+  explainGaps("microbatches", cells.rows, flat.numMicrobatches, problems);
+  for (const microbatch of microbatches) {
+    explainLacks(flat, stages, microbatch, cells.rows.get(microbatch), problems);
   }
-  const stages = [...new Set(work.map((part) => flat.stage[part]))].sort(ascending);
-  explainGaps("stages", new Set(stages), flat.numStages, problems);
-  explainGaps("microbatches", cells, flat.numMicrobatches, problems);
-  for (const microbatch of [...cells.keys()].sort(ascending)) explainLacks(flat, stages, microbatch, cells, problems);
+}
+
+// The stages that have work; and for each microbatch with work, the kinds of each stage, one bit each.
+function sparseCells({ stage, kind, microbatch }, parts) {
+  const stages = new Set(), rows = new Map();
+  for (const part of parts) {
+    if (kind[part] === OTHER_KIND) continue;
+    stages.add(stage[part]);
+    if (!rows.has(microbatch[part])) rows.set(microbatch[part], new Map());
+    const row = rows.get(microbatch[part]);
+    row.set(stage[part], (row.get(stage[part]) ?? 0) | (1 << kind[part]));
+  }
+  return { stages, rows };
+}
+
+function denseCells({ stage, kind, microbatch, width, table }, parts) {
+  const kinds = new Uint8Array(table.length / 4), stages = new Set(), rows = new Map();
+  for (const part of parts) kinds[microbatch[part] * width + stage[part]] |= 1 << kind[part];
+  for (let start = 0; start < kinds.length; start += width) {
+    const row = new Map();
+    for (let own = 0; own < width; own++) if (kinds[start + own]) row.set(own, kinds[start + own]);
+    for (const own of stages.size < width ? row.keys() : []) stages.add(own);
+    if (row.size) rows.set(start / width, row);
+  }
+  return { stages, rows };
 }
 
 function explainGaps(what, present, count, problems) {
@@ -169,8 +189,8 @@ function explainGaps(what, present, count, problems) {
 }
 
 // One problem for each way in which stages lack work on one microbatch, in the order of the words.
-function explainLacks(flat, stages, microbatch, cells, problems) {
-  const row = cells.get(microbatch), groups = new Map(); // what is lacking -> {stages, count}
+function explainLacks(flat, stages, microbatch, row, problems) {
+  const groups = new Map(); // what is lacking -> {stages, count}
   for (const [stage, kinds] of row) {
     const lack = LACKS[kinds];
     if (!lack) continue;

@@ -9,11 +9,11 @@ const WORK = new Set([...KINDS, "F&B"]);
 
 export function makeTrack(spec) {
   const track = { name: spec.name, source: spec.source, unit: spec.unit };
-  return spec.rows || spec.program ? fromProgram(track, spec) : fromRecord(track, spec);
+  return spec.rows ? fromProgram(track, spec) : fromRecord(track, spec);
 }
 
 function fromProgram(track, spec) {
-  const program = spec.program ?? compile(spec.rows); // a schedule that was checked is compiled already
+  const program = compile(spec.rows);
   Object.assign(track, {
     program,
     numRanks: program.numRanks,
