@@ -14,7 +14,7 @@ from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 from dualpipe_lab.viz import bundle
 
 RANKS, MICROBATCHES = range(1, 7), (1, 2, 3, 4, 6, 8, 12)
-MODULES = ("check", "measures", "explain")
+MODULES = ("check", "measures", "explain", "csv", "edits")
 
 
 def registry(ranks=RANKS, microbatches=MICROBATCHES):

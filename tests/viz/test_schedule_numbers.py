@@ -150,7 +150,7 @@ def test_orders_that_readers_make_have_the_library_s_numbers(core):
 def test_costs_that_are_not_exact_are_refused(core, costs, words):
     unit = {"F": 1, "I": 1, "W": 1, "B": None, "overlap": None, "latency": 0, "transfer": 0}
     said = core.evaluate(
-        """([rows, costs]) => { try { measures(parseProgram(rows), costs); } catch (error) { return error.message; } }""",
+        "([rows, costs]) => { try { measures(parseProgram(rows), costs); } catch ({ message }) { return message; } }",
         [["0F0 0B0", "1F0 1B0"], unit | costs],
     )
     assert said.startswith(words)

@@ -9,9 +9,9 @@ import { simulate } from "./simulate.mjs";
 import { partText, placeOfStep, stepAt } from "./schedule-flat.mjs";
 import { stepText } from "./schedule-rows.mjs";
 
-// {start, end, pause, text, chain}: `pause` is the wait before the step, null if it starts at time 0 or as its rank becomes
-// free; `text` says it in one sentence; `chain` lists {rank, position, by} from time 0 to the step, where `by` is how
-// the step before it holds it up: "rank", "message", or "link" for a message that queued; "" for the first.
+// {start, end, pause, text, chain}: `pause` is the wait before the step, null if it starts at time 0 or when its rank
+// is free; `text` says it in one sentence; `chain` lists {rank, position, by} from time 0 to the step, where `by` is
+// how the step before it holds it up: "rank", "message", or "link" for a message that queued; "" for the first.
 export const explainStart = (program, costs, rank, position) =>
   whyStart(program, simulate(validFlat(program), costs), { rank, position });
 

@@ -7,7 +7,7 @@
 //   stored       the most stages of which a rank stores the weights
 //   messages     how many messages there are                links         [{src, dst, number}], of each directed link
 //   busiest      {ticks, rank}: the work of the busiest rank
-//   bound        {ticks, reason, rank}: no order of the actions on their ranks is quicker, with `inFlight` as in `check`
+//   bound        {ticks, reason, rank}: what no order of these actions on these ranks beats, within `inFlight`
 // }
 // `costs` as for `simulate`, in whole numbers.  An Error for an invalid schedule says its problems.
 

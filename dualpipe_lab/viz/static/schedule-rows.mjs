@@ -15,10 +15,10 @@ const KIND_WORDS = ["F", "B", "I", "W", ...MESSAGE_WORDS].join(" ");
 const ACTION_TEXT = /^([0-9]+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)([0-9]+)$/;
 const PAIR_TEXT = /^\(([0-9]+)F([0-9]+);([0-9]+)([BI])([0-9]+)\)OVERLAP_F_B$/;
 // What Python's str.split, str.strip and \s take for white space; JavaScript's set differs.
-const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
+export const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
 const TOKEN_TEXT = new RegExp(`[^${SPACE.slice(1)}+`, "g");
+const ONE_SPACE = new RegExp(SPACE);
 const LEADING = new RegExp(`^${SPACE}+`);
-const TRAILING = new RegExp(`${SPACE}+$`);
 const ROW_LABEL = new RegExp(`^${SPACE}*rank${SPACE}+([0-9]+)${SPACE}*:`);
 const LINE_END = /\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]/; // where Python's str.splitlines ends a line
 const HEADER_LINE = /^# (.*): \d+ ranks, \d+ stages, \d+ microbatches$/;
@@ -75,7 +75,13 @@ export function programText(program) {
   return [header, ...programRows(program).map((row, rank) => trimEnd(`rank ${rank}: ${row}`))].join("\n");
 }
 
-const trimEnd = (text) => text.replace(TRAILING, "");
+// A loop: a regular expression for the end takes quadratic time where a text has many spaces inside.
+export function trimEnd(text) {
+  let end = text.length;
+  while (end && ONE_SPACE.test(text[end - 1])) end--;
+  return text.slice(0, end);
+}
+
 export const trimSpace = (text) => trimEnd(text.replace(LEADING, ""));
 
 // A program from its full text or from one row per rank; an Error with Python's sentence for what is not a program.
@@ -113,7 +119,8 @@ export function stripped(name, rows, numDirections = null) {
   return makeProgram(name, kept, { ...program, notes });
 }
 
-function parseRow(rank, row, budget) {
+// One rank's row of text, with or without its label.
+export function parseRow(rank, row, budget = { steps: MOST_STEPS }) {
   const label = ROW_LABEL.exec(row);
   if (label) {
     if (Number(label[1]) !== rank) {
