@@ -18,14 +18,17 @@ export function newTimes(program) {
 
 const perStage = (value, numStages) => (Array.isArray(value) ? value : new Array(numStages).fill(value));
 
+// Ticks of F, B, I and W, each as one list over the stages.
+export function stageTicks(costs, numStages) {
+  const [forward, inputs, weights] = ["F", "I", "W"].map((letter) => perStage(costs[letter], numStages));
+  const whole = costs.B == null ? inputs.map((ticks, stage) => ticks + weights[stage]) : perStage(costs.B, numStages);
+  return [forward, whole, inputs, weights];
+}
+
 // Ticks of every step.  `costs`: {F, I, W, B, overlap, latency, transfer}; F, I, W, B one number or one per stage, B null
 // for I + W; overlap one number, one per pair in order of rank and position, or null for the sum of both parts.
 export function durations(program, costs) {
-  const { numSteps, numStages, firstPart, stage, kind } = program;
-  const table = { F: 0, I: 0, W: 0 };
-  for (const letter of ["F", "I", "W"]) table[letter] = perStage(costs[letter], numStages);
-  const whole = table.I.map((ticks, s) => ticks + table.W[s]);
-  const byKind = [table.F, costs.B == null ? whole : perStage(costs.B, numStages), table.I, table.W];
+  const { numSteps, numStages, firstPart, stage, kind } = program, byKind = stageTicks(costs, numStages);
   const ticks = new Float64Array(numSteps);
   for (let step = 0, pair = 0; step < numSteps; step++) {
     const part = firstPart[step];
