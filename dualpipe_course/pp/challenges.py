@@ -109,7 +109,7 @@ DUALPIPE = Challenge(
     "dualpipe",
     "Beat DualPipe",
     "On 4 ranks with 8 microbatches DualPipe stores two copies of the model, holds 5 activations, and takes 26 ticks. "
-    "Here a stage is half as large: DualPipe's numbers are 10 activations and 52 ticks. Store one copy, and be quicker.",
+    "Here a stage is half as large: that makes 10 activations and 52 ticks. Store one copy, and be quicker.",
     ranks=4, stages=8, microbatches=8,
     start=("", "", "", ""),
     best=51, least=8, bound=51, goal=51, in_flight=10,

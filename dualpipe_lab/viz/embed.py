@@ -51,7 +51,7 @@ def image(svg: str, words: str) -> str:
 
 
 def inline_script(own: str | None = None) -> str:
-    """Return the <script> element that every notebook output includes; with `own`, that of the "studio", there are two."""
+    """Return the <script> element that every notebook output includes; with `own`, such as "studio", two of them."""
     more = f"{_OPEN}{own_script(own)}{_CLOSE}\n" if own else ""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
 

@@ -109,19 +109,30 @@ class Studio:
         self.program = variant(start[0]).build(*start[1:])
 
     @cached_property
-    def variants(self) -> dict[str, Variant]:
-        """The schedules of the registry by name; an asynchronous one computes another gradient, so it is left out."""
-        return {name: variant(name) for name in schedules.names(synchronous=True)}
+    def programs(self) -> dict[str, tuple[Variant, Program]]:
+        """Each schedule of the registry, and its program of the smallest size that it has.
+
+        Left out are an asynchronous one, which computes another gradient, and one that has none of the sizes.
+        """
+        found = {}
+        for name in schedules.names(synchronous=True):
+            if program := self._smallest(one := variant(name)):
+                found[name] = one, program
+        return found
 
     @property
     def spec(self) -> dict[str, Any]:
         """The specification that the element <dp-studio> reads."""
-        names = {name: one.title(self._any(one)) for name, one in self.variants.items()}
-        directions = {name: self._any(one).num_directions for name, one in self.variants.items()}
-        programs = packed(rows_by_size(self.variants, self.ranks, self.microbatches))
-        sizes = {"ranks": self.ranks, "microbatches": self.microbatches, "start": list(self.start)}
-        challenges = [one.spec for one in self.challenges]
-        return {"titles": names, "directions": directions, **sizes, "challenges": challenges, "programs": programs}
+        variants = {name: one for name, (one, _) in self.programs.items()}
+        return {
+            "titles": {name: one.title(program) for name, (one, program) in self.programs.items()},
+            "directions": {name: program.num_directions for name, (_, program) in self.programs.items()},
+            "ranks": self.ranks,
+            "microbatches": self.microbatches,
+            "start": list(self.start),
+            "challenges": [one.spec for one in self.challenges],
+            "programs": packed(rows_by_size(variants, self.ranks, self.microbatches)),
+        }
 
     def to_html(self, script: bool = True) -> str:
         """Return the element around a picture of the first program, for readers without scripts."""
@@ -135,12 +146,11 @@ class Studio:
     def __str__(self) -> str:
         return str(self.program)
 
-    def _any(self, one: Variant) -> Program:
-        """Return a program of a schedule, of the first size that it has."""
+    def _smallest(self, one: Variant) -> Program | None:
         for num_ranks in self.ranks:
             for num_microbatches in self.microbatches:
                 try:
                     return one.build(num_ranks, num_microbatches)
                 except ValueError:
                     continue
-        raise ValueError(f"{one.name} has no program at any of these sizes; give more ranks or microbatches")
+        return None

@@ -52,7 +52,11 @@ def test_files_are_pages():
 def test_both_forms_are_javascript(tmp_path):
     if shutil.which("node") is None:
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium runs the same text")
-    scripts = {"classic.js": bundle.classic_script(), "planner.js": bundle.own_script("planner"), "studio.js": bundle.own_script("studio")}
+    scripts = {
+        "classic.js": bundle.classic_script(),
+        "planner.js": bundle.own_script("planner"),
+        "studio.js": bundle.own_script("studio"),
+    }
     for name, text in (scripts | {"widget.mjs": bundle.widget_module()}).items():
         (tmp_path / name).write_text(text)
         subprocess.run(["node", "--check", str(tmp_path / name)], check=True, timeout=30)

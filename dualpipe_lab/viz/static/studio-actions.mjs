@@ -131,8 +131,13 @@ export class Actions extends EditActions {
     return this.later(navigator.clipboard.writeText(text).then(() => this.studio.say("copied")));
   }
 
+  // The rows as the notebook's answer cell takes them.
+  answer() {
+    return answerText(this.session.program);
+  }
+
   copyRows() {
-    return this.copy(answerText(this.session.program));
+    return this.copy(this.answer());
   }
 
   later(promise) {

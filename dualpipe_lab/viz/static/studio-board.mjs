@@ -98,7 +98,7 @@ export class Board {
     const found = this.meaning(key, altKey, shiftKey, isCommand);
     if (!found) return;
     event.preventDefault();
-    event.stopPropagation();
+    event.stopImmediatePropagation(); // the drawing listens at the same place
     this.act(...found);
   }
 

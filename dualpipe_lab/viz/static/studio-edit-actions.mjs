@@ -31,8 +31,9 @@ export class EditActions {
     if (isRange && before.rank === rank) {
       const [low, high] = [Math.min(before.position, position), Math.max(before.position, position)];
       session.choose([...session.chosen, ...session.program.ranks[rank].slice(low, high + 1)]);
+      session.isKept = true;
     } else if (isPressed && !isMore && session.here && !session.chosen.has(session.here)) session.choose([session.here]);
-    else if (!isPressed && !isMore) session.choose([]);
+    else if (!isPressed && !session.isKept) session.choose([]);
     this.studio.point();
   }
 

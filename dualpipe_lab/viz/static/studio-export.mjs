@@ -19,33 +19,35 @@ export function pythonText({ program, costs }) {
   const { numStages, numMicrobatches, numDirections } = program;
   const rows = programRows(program).map((row) => `    ${quoted(row)},`).join("\n");
   const given = Object.entries(costs).filter(([, value]) => value != null).map(([key, value]) => `${key}=${pythonValue(value)}`);
-  return `import torch
-from torch.nn.functional import mse_loss
-
-import dualpipe_lab as lab
-from dualpipe_lab import pp
-
-ROWS = [
-${rows}
-]
-steps = pp.Program.parse(${quoted(program.name)}, ROWS).ranks
-program = pp.Program(${quoted(program.name)}, steps, num_stages=${numStages}, num_microbatches=${numMicrobatches}, num_directions=${pythonValue(numDirections)})
-print(pp.simulate(program, pp.Cost(${given.join(", ")})))
-
-
-def train(rank, world_size):
-    torch.manual_seed(0)  # the same model and data on every rank
-    model = [torch.nn.Linear(8, 8).double() for _ in range(program.num_stages)]
-    inputs, targets = torch.randn(2, program.num_microbatches, 4, 8, dtype=torch.float64)
-    mine = {action.stage: model[action.stage] for action in program.actions(rank)}
-    runtime = lab.PipelineRuntime(program, mine, mse_loss, sum_mirrors=True)
-    result = runtime.step(list(inputs), list(targets))
-    return {microbatch: float(loss) for microbatch, loss in result.losses.items()}
-
-
-if __name__ == "__main__":
-    print(lab.launch(train, program.num_ranks))  # the losses by microbatch, on the ranks that have them
-`;
+  return [
+    "import torch",
+    "from torch.nn.functional import mse_loss",
+    "",
+    "import dualpipe_lab as lab",
+    "from dualpipe_lab import pp",
+    "",
+    "ROWS = [",
+    rows,
+    "]",
+    `steps = pp.Program.parse(${quoted(program.name)}, ROWS).ranks`,
+    `program = pp.Program(${quoted(program.name)}, steps, num_stages=${numStages}, num_microbatches=${numMicrobatches}, num_directions=${pythonValue(numDirections)})`,
+    `print(pp.simulate(program, pp.Cost(${given.join(", ")})))`,
+    "",
+    "",
+    "def train(rank, world_size):",
+    "    torch.manual_seed(0)  # the same model and data on every rank",
+    "    model = [torch.nn.Linear(8, 8).double() for _ in range(program.num_stages)]",
+    "    inputs, targets = torch.randn(2, program.num_microbatches, 4, 8, dtype=torch.float64)",
+    "    mine = {action.stage: model[action.stage] for action in program.actions(rank)}",
+    "    runtime = lab.PipelineRuntime(program, mine, mse_loss, sum_mirrors=True)",
+    "    result = runtime.step(list(inputs), list(targets))",
+    "    return {microbatch: float(loss) for microbatch, loss in result.losses.items()}",
+    "",
+    "",
+    "if __name__ == \"__main__\":",
+    "    print(lab.launch(train, program.num_ranks))  # the losses by microbatch, on the ranks that have them",
+    "",
+  ].join("\n");
 }
 
 // A form that a program does not have is told in its place.
@@ -69,7 +71,7 @@ export function exportPanel(act) {
   });
   const link = make("a", { hidden: true });
   const save = (ending, text, type) => download(fileName(session.program.name, ending), new Blob([text()], { type }));
-  const show = () => {
+  const show = () => { // writing a large schedule takes time, so it is written where it can be seen
     isTyped = false;
     if (session && panel.closest("details")?.open) area.value = written(form.select.value, session);
   };

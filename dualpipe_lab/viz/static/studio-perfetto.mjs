@@ -2,6 +2,7 @@
 
 import { KINDS } from "./program.mjs";
 import { draftTrack } from "./studio-track.mjs";
+import { liveOf } from "./track.mjs";
 import { stepText } from "./schedule-rows.mjs";
 
 export function perfettoTrace({ program, costs }) {
@@ -38,7 +39,7 @@ function arrowOf(track, { src, dst, from, to, label }, id) {
 }
 
 function countersOf(track, rank) {
-  const rows = [["live activations", "activations", track.live[rank]], ["pending weight gradients", "due", pendingOf(track, rank)]];
+  const rows = [["live activations", "activations", liveOf(track, rank)], ["pending weight gradients", "due", pendingOf(track, rank)]];
   return rows.filter(([, , steps]) => steps.peak > 0).flatMap(([name, key, { times, counts }]) =>
     times.map((ts, i) => ({ ph: "C", name, pid: rank, ts, args: { [key]: counts[i] } }))
       .filter((_, i) => !i || counts[i] !== counts[i - 1]));

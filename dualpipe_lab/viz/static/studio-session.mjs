@@ -69,7 +69,9 @@ export class Session {
     return this.program.ranks[this.cursor.rank]?.[this.cursor.position];
   }
 
+  // `isMore`: in addition to what is chosen, or no longer if it is.  Such a choice stays while the cursor moves.
   choose(steps, isMore = false) {
+    this.isKept = isMore && steps.length > 0;
     if (!isMore) this.chosen = new Set(steps);
     else for (const step of steps) this.chosen[this.chosen.has(step) ? "delete" : "add"](step);
   }

@@ -1,16 +1,20 @@
 // A program of the studio as a track of the timeline, whether it can run or not.
 
 import { connectParts } from "./program.mjs";
+import { check } from "./schedule-check.mjs";
 import { flatten } from "./schedule-flat.mjs";
 import { trackOf } from "./track.mjs";
 
 // null for a program whose indexes are too large to draw; the verdict tells which they are.
 export function draftTrack(program, costs, { name = program.name, unit = "ticks" } = {}) {
-  const flat = flatten(program);
+  const drawn = check(program).flat ?? asFarAsItRuns(flatten(program));
+  return drawn && trackOf({ name, source: "simulated", unit }, drawn, { costs: costsFor(costs, drawn.numStages) });
+}
+
+function asFarAsItRuns(flat) {
   if (!flat.table) return null;
   const numMicrobatches = 1 + flat.microbatch.reduce((most, one) => Math.max(most, one), -1);
-  const drawn = connectParts({ ...flat, numStages: flat.width, numMicrobatches });
-  return trackOf({ name, source: "simulated", unit }, drawn, { costs: costsFor(costs, flat.width) });
+  return connectParts({ ...flat, numStages: flat.width, numMicrobatches });
 }
 
 // Costs that a stage beyond the stated ones has, too: those of the last one.

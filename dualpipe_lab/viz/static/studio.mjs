@@ -75,8 +75,9 @@ export class StudioElement extends Drawing {
     this.frame = make("section", { class: "dp studio", "aria-label": "Schedule studio" },
       this.begin.bar, this.puzzles.task, this.timeline, this.verdict.panel, this.message, this.edit.panel,
       section("Numbers", true, this.numbers.panel), section("Costs and memory", false, this.costs.panel),
-      section("Compare", false, this.comparing.panel), section("Text, link, files", false, this.exporting.panel),
+      section("Compare", false, this.comparing.panel), this.texts = section("Text, link, files", false, this.exporting.panel),
       ...(this.spec.challenges.length ? [section("Challenges", true, this.puzzles.panel)] : []));
+    this.texts.addEventListener("toggle", () => this.exporting.show());
     root.replaceChildren(make("style", {}, STYLE + STUDIO_STYLE), this.frame);
   }
 
@@ -112,13 +113,15 @@ export class StudioElement extends Drawing {
     this.exporting.update(session, this.figures);
     this.puzzles.update(session, this.result, this.figures);
     this.comparing.update(session, this.compared);
-    this.draw();
+    this.picture();
     this.took = performance.now() - begun;
     this.dispatchEvent(new CustomEvent("dp-studio", { bubbles: true, detail: this.took }));
   }
 
-  draw() {
-    if (!this.session) return;
+  // The page is wider or darker: the timeline sees to itself.
+  draw() {}
+
+  picture() {
     const { program, costs, limit } = this.session;
     const { fine, of } = axisCosts(costs, program.numStages, this.compared.map((other) => other.program.numStages));
     const unit = fine > 1 ? `ticks/${fine}` : "ticks", track = draftTrack(program, of(program.numStages), { unit });
