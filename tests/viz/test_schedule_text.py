@@ -134,7 +134,7 @@ HOSTILE = {
     "' '.repeat(3_999_990) + 'x'": "rank 0, position 0: 'x' is not an action",
     "'\\n'.repeat(3_999_900) + '<img src=x onerror=alert(1)>'": "rank 0, position 0: '<img' is not an action",
     "'0F0 '.repeat(900_000)": "it has more than 262144 steps; use fewer ranks or microbatches",
-    "'0F0\\n'.repeat(900_000)": "it has 900000 ranks; the studio reads at most 1024",
+    "'0F0\\n'.repeat(900_000)": "it has more than 1024 ranks, the most that the studio reads",
     "'0F0 12345678901234567890B0'": "rank 0, position 1: the index 12345678901234567890 has 20 digits; number stages",
     "'rank 12345678901234567890: 0F0'": "row 0 is labelled rank 12345678901234567890; list the rows in rank order",
     "'rank ' + '1'.repeat(9_999) + ': 0F0'": "row 0 is labelled rank 1111",

@@ -4,7 +4,7 @@
 // torch adds its sends and receives when it loads the file.
 
 import { check } from "./schedule-check.mjs";
-import { checkSize, MOST_RANKS, MOST_STEPS, parseStep, pythonQuoted, SPACE, stepText, stripped, takeSteps, trimEnd,
+import { checkRanks, checkSize, MOST_STEPS, parseStep, pythonQuoted, SPACE, stepText, stripped, takeSteps, trimEnd,
   trimSpace } from "./schedule-rows.mjs";
 
 const NO_STEP = /^[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)$/;
@@ -42,7 +42,6 @@ function checkHomes({ name }, { numParts, kind, stage, stepOf, rankOf }) {
 export function readCsv(text, name = "CSV") {
   checkSize(text.length);
   const rows = csvRows(trimEnd(text.replace(/^\ufeff/, "")));
-  if (rows.length > MOST_RANKS) throw new Error(`it has ${rows.length} ranks; the studio reads at most ${MOST_RANKS}`);
   const budget = { steps: MOST_STEPS };
   return stripped(name, rows.map((cells, rank) => stepsOfCells(cells, rank, budget)), 1);
 }
@@ -83,7 +82,7 @@ function csvRows(text) {
     }
     if (state === "quoted") continue; // the cell goes on in the next line
     if (!isBlank) endCell();
-    rows.push(cells);
+    checkRanks(rows.push(cells));
     cells = [];
   }
   if (cells.length || state !== "start") rows.push([...cells, cell]);
