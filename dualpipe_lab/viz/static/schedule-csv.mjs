@@ -1,10 +1,11 @@
 // A schedule as the CSV of torch.distributed.pipelining, and back; the page's half of dualpipe_lab/pp/torch_csv.py.
 //
-// One row per rank, no header, an empty cell for an idle slot; F, B, I, W and pairs, as Python's form "compute_only":
-// torch adds its sends and receives when it loads the file.
+// One row per rank, no header, an empty cell for an idle slot.  Form "compute_only" has F, B, I, W and pairs: torch
+// adds its sends and receives when it loads the file.  "compute_comms" has those too, and the reductions of gradients.
 
 import { check } from "./schedule-check.mjs";
-import { checkSize, MOST_RANKS, MOST_STEPS, parseStep, pythonQuoted, SPACE, stepText, stripped, takeSteps, trimEnd,
+import { loweredRows } from "./schedule-lower.mjs";
+import { checkRanks, checkSize, MOST_STEPS, parseStep, pythonQuoted, SPACE, stepText, stripped, takeSteps, trimEnd,
   trimSpace } from "./schedule-rows.mjs";
 
 const NO_STEP = /^[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)$/;
@@ -14,7 +15,10 @@ const MOST_SPACED = 1000; // a longer cell is no action, with or without spaces
 const CSV_LINE = /[^\r\n]*(?:\r\n|\r|\n|$)/g;
 
 // The CSV of a valid schedule; an Error for an invalid one and for one that torch cannot express.
-export function writeCsv(program) {
+export function writeCsv(program, form = "compute_only") {
+  if (form !== "compute_only" && form !== "compute_comms") {
+    throw new Error(`there is no CSV form ${pythonQuoted(String(form))}; use 'compute_only' or 'compute_comms'`);
+  }
   const { isValid, flat, text } = check(program);
   if (!isValid) throw new Error(text);
   checkHomes(program, flat);
@@ -23,7 +27,8 @@ export function writeCsv(program) {
     if (!split) continue;
     throw new Error(`torch overlaps a forward with a whole backward only, not ${stepText(split)}; use B in the pair`);
   }
-  return program.ranks.map((row) => `${row.map(stepText).join(",")}\n`).join("");
+  const rows = form === "compute_only" ? program.ranks.map((row) => row.map(stepText)) : loweredRows(program, flat);
+  return rows.map((row) => `${row.join(",")}\n`).join("");
 }
 
 function checkHomes({ name }, { numParts, kind, stage, stepOf, rankOf }) {
@@ -42,7 +47,6 @@ function checkHomes({ name }, { numParts, kind, stage, stepOf, rankOf }) {
 export function readCsv(text, name = "CSV") {
   checkSize(text.length);
   const rows = csvRows(trimEnd(text.replace(/^\ufeff/, "")));
-  if (rows.length > MOST_RANKS) throw new Error(`it has ${rows.length} ranks; the studio reads at most ${MOST_RANKS}`);
   const budget = { steps: MOST_STEPS };
   return stripped(name, rows.map((cells, rank) => stepsOfCells(cells, rank, budget)), 1);
 }
@@ -83,7 +87,7 @@ function csvRows(text) {
     }
     if (state === "quoted") continue; // the cell goes on in the next line
     if (!isBlank) endCell();
-    rows.push(cells);
+    checkRanks(rows.push(cells));
     cells = [];
   }
   if (cells.length || state !== "start") rows.push([...cells, cell]);

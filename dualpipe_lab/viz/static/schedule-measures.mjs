@@ -14,7 +14,6 @@
 import { isExact, simulate } from "./simulate.mjs";
 import { lowerBound } from "./schedule-bounds.mjs";
 import { check } from "./schedule-check.mjs";
-import { stepActions } from "./schedule-rows.mjs";
 
 export function measures(program, costs, inFlight = null) {
   const { isValid, flat, text } = check(program);
@@ -27,7 +26,7 @@ export function measures(program, costs, inFlight = null) {
   return {
     times, makespan, idle, ...ranks, ...linksOfFlat(flat),
     bubble: total ? idle.reduce((sum, ticks) => sum + ticks, 0) / total : 0,
-    stored: Math.max(...program.ranks.map((row) => new Set(row.flatMap(stepActions).map(({ stage }) => stage)).size)),
+    stored: mostStored(flat),
     busiest: { ticks: ranks.busy[busiest], rank: busiest }, bound: lowerBound(flat, costs, inFlight),
   };
 }
@@ -72,12 +71,25 @@ function ranksOfTimes({ numRanks, rankStart, firstPart, kind }, { start, end }) 
   return found;
 }
 
-function linksOfFlat({ numRanks, numParts, link }) {
-  const counts = new Map();
-  for (let part = 0; part < numParts; part++) {
-    if (link[part] >= 0) counts.set(link[part], (counts.get(link[part]) ?? 0) + 1);
+function mostStored({ numRanks, numStages, rankStart, firstPart, stage }) {
+  const seen = new Int32Array(numStages).fill(-1); // the last rank that was found to run each stage
+  let most = 0;
+  for (let rank = 0; rank < numRanks; rank++) {
+    let number = 0;
+    for (let part = firstPart[rankStart[rank]]; part < firstPart[rankStart[rank + 1]]; part++) {
+      if (seen[stage[part]] !== rank) number++;
+      seen[stage[part]] = rank;
+    }
+    most = Math.max(most, number);
   }
-  const links = [...counts].sort(([a], [b]) => a - b).map(([key, number]) =>
-    ({ src: Math.floor(key / numRanks), dst: key % numRanks, number }));
+  return most;
+}
+
+function linksOfFlat({ numRanks, numParts, link }) {
+  const counts = new Int32Array(numRanks * numRanks), links = [];
+  for (let part = 0; part < numParts; part++) if (link[part] >= 0) counts[link[part]]++;
+  counts.forEach((number, key) => {
+    if (number) links.push({ src: Math.floor(key / numRanks), dst: key % numRanks, number });
+  });
   return { links, messages: links.reduce((sum, { number }) => sum + number, 0) };
 }

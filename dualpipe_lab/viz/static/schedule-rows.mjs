@@ -20,7 +20,7 @@ const TOKEN_TEXT = new RegExp(`[^${SPACE.slice(1)}+`, "g");
 const ONE_SPACE = new RegExp(SPACE);
 const LEADING = new RegExp(`^${SPACE}+`);
 const ROW_LABEL = new RegExp(`^${SPACE}*rank${SPACE}+([0-9]+)${SPACE}*:`);
-const LINE_END = /\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]/; // where Python's str.splitlines ends a line
+const FULL_LINE = /[^\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+/g; // not empty; ends where Python's str.splitlines ends it
 const HEADER_LINE = /^# (.*): \d+ ranks, \d+ stages, \d+ microbatches$/;
 
 // A program from its rows of steps.  Counts default to one more than the largest index, as in Python.
@@ -88,16 +88,28 @@ export const trimSpace = (text) => trimEnd(text.replace(LEADING, ""));
 // Without a name it takes that of the header, if the text has one.  Sends and receives are left out, as `strip` does.
 export function parseProgram(text, name) {
   checkSize(typeof text === "string" ? text.length : text.reduce((sum, row) => sum + row.length, 0));
-  let rows = text;
-  if (typeof text === "string") {
-    const lines = text.split(LINE_END);
-    rows = lines.map((line) => line.replace(LEADING, "")).filter((line) => line && line[0] !== "#");
-    const header = name == null && HEADER_LINE.exec(lines.find((line) => line.replace(LEADING, "")) ?? "");
-    if (header) name = header[1];
-  }
-  if (rows.length > MOST_RANKS) throw new Error(`it has ${rows.length} ranks; the studio reads at most ${MOST_RANKS}`);
+  const { rows, header } = typeof text === "string" ? linesOfText(text) : { rows: text, header: "" };
   const budget = { steps: MOST_STEPS };
-  return stripped(name ?? "schedule", rows.map((row, rank) => parseRow(rank, row, budget)));
+  checkRanks(rows.length);
+  const named = name ?? HEADER_LINE.exec(header)?.[1] ?? "schedule";
+  return stripped(named, rows.map((row, rank) => parseRow(rank, row, budget)));
+}
+
+// The lines that are rows, and the first of all lines.
+function linesOfText(text) {
+  const rows = [];
+  let header = null;
+  for (const [line] of text.matchAll(FULL_LINE)) {
+    const row = line.replace(LEADING, "");
+    if (!row) continue;
+    header ??= line;
+    if (row[0] !== "#") checkRanks(rows.push(row));
+  }
+  return { rows, header };
+}
+
+export function checkRanks(number) {
+  if (number > MOST_RANKS) throw new Error(`it has more than ${MOST_RANKS} ranks, the most that the studio reads`);
 }
 
 export function checkSize(length) {
