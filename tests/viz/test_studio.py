@@ -257,7 +257,7 @@ def test_every_export_is_read_back(page, name, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(studio(page, "e.exporting.area.value"))
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
-    assert f"simulated: {pp.simulate(program, cost).makespan} ticks" in ran.stdout
+    assert f"{pp.simulate(program, cost).makespan} ticks\n" in ran.stdout
     losses = re.findall(r"(\d+): (\d\.\d+)", ran.stdout.splitlines()[-1])
     assert sorted(int(microbatch) for microbatch, _ in losses) == [0, 1, 2, 3]
 
