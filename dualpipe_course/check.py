@@ -50,6 +50,7 @@ TOPICS = {
     "dualpipe_copies": "pp.dualpipe_copies",
     "v_shapes": "pp.v_shapes",
     "two_towers": "pp.two_towers",
+    "studio": "pp.studio",
     "all_to_all": "ep.all_to_all",
     "async_all_to_all": "ep.async_all_to_all",
     "smoe": "ep.smoe",

@@ -6,6 +6,8 @@ from .live.play import Play as Play
 from .widget import TimelineWidget as TimelineWidget
 from .explorer import Explorer as Explorer
 from .planner_page import PlannerPage as PlannerPage
+from .studio import Studio as Studio
+from .studio import Challenge as Challenge
 from .plots import plot_timelines as plot_timelines
 from .plots import timeline_png as timeline_png
 from .lanes import Lanes as Lanes

@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib import resources
 
 ENTRY = "register.mjs"
-PLANNER = "register-planner.mjs"
+_OWN = {"planner": "registerPlanner", "studio": "registerStudio"}  # elements with scripts of their own
 _WIDGET = "widget.mjs"
 _LIVE = "live-model.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
@@ -28,9 +28,9 @@ def classic_script() -> str:
 
 
 @cache
-def planner_script() -> str:
-    """Return the script that defines the planner, which needs the other one before it."""
-    return f"(() => {{\n{_joined(PLANNER)}registerPlanner();\n}})();\n"
+def own_script(name: str) -> str:
+    """Return the script of the "planner" or the "studio", which needs the classic one before it."""
+    return f"(() => {{\n{_joined(f'register-{name}.mjs')}{_OWN[name]}();\n}})();\n"
 
 
 @cache
@@ -50,9 +50,9 @@ def script_name() -> str:
     return f"dualpipe-lab-{_hash(classic_script())}.js"
 
 
-def planner_name() -> str:
-    """Return the file name of the planner's script."""
-    return f"dualpipe-lab-planner-{_hash(planner_script())}.js"
+def own_name(name: str) -> str:
+    """Return the file name of the script of the "planner" or the "studio"."""
+    return f"dualpipe-lab-{name}-{_hash(own_script(name))}.js"
 
 
 def _hash(text: str) -> str:

@@ -10,7 +10,7 @@ themselves or in a twin, or to none; the page starts with none.
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -58,8 +58,7 @@ class Explorer:
     @cached_property
     def programs(self) -> dict[str, dict[str, list[str] | str]]:
         """The rows of every program, or the reason why there is none: name -> "ranks microbatches" -> rows."""
-        sizes = [(p, m) for p in self.ranks for m in self.microbatches]
-        return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in self.variants.items()}
+        return rows_by_size(self.variants, self.ranks, self.microbatches)
 
     @property
     def twins(self) -> dict[str, str]:
@@ -71,11 +70,9 @@ class Explorer:
     @property
     def spec(self) -> dict[str, Any]:
         """The specification that the element <dp-explorer> reads."""
-        text = json.dumps(self.programs, separators=(",", ":"), ensure_ascii=False)
-        packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
         titles = {name: self._title(name, one) for name, one in self.variants.items()}
         sizes = {"ranks": self.ranks, "microbatches": self.microbatches, "start": list(self.start)}
-        return {"titles": titles, "twins": self.twins, **sizes, "programs": packed}
+        return {"titles": titles, "twins": self.twins, **sizes, "programs": packed(self.programs)}
 
     def rows(self) -> list[Score]:
         """Return the scores at the first size, fastest first, with costs 1, free messages and no pairs."""
@@ -118,6 +115,20 @@ class Explorer:
             if not isinstance(self.programs[name][f"{p} {m}"], str):
                 return one.title(one.build(p, m))
         return name
+
+
+def rows_by_size(
+    variants: Mapping[str, Variant], ranks: Sequence[int], microbatches: Sequence[int]
+) -> dict[str, dict[str, list[str] | str]]:
+    """Return the rows of every program, or the reason why there is none: name -> "ranks microbatches" -> rows."""
+    sizes = [(p, m) for p in ranks for m in microbatches]
+    return {name: {f"{p} {m}": _rows(one, p, m) for p, m in sizes} for name, one in variants.items()}
+
+
+def packed(programs: Mapping[str, Any]) -> str:
+    """Return what `rows_by_size` made as text that a page unpacks: JSON, compressed, in base 64."""
+    text = json.dumps(programs, separators=(",", ":"), ensure_ascii=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _rows(one: Variant, num_ranks: int, num_microbatches: int) -> list[str] | str:

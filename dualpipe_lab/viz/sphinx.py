@@ -1,8 +1,8 @@
 """A Sphinx extension: the pages of a book share one copy of the script instead of one copy per output.
 
 In: pages whose outputs contain drawings, fresh or from the execution cache.  Out: the same pages without inline copies,
-and a classic script under `_static`, or two where there is a planner; they work from file:// too.  Enable it with
-`extensions: [dualpipe_lab.viz.sphinx]`; without it the pages work as well and are larger.
+and a classic script under `_static`, or two where there is a planner or a studio; they work from file:// too.  Enable
+it with `extensions: [dualpipe_lab.viz.sphinx]`; without it the pages work as well and are larger.
 """
 
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from dualpipe_lab.viz.bundle import classic_script, planner_name, planner_script, script_name
-from dualpipe_lab.viz.embed import has_elements, has_planner, without_scripts
+from dualpipe_lab.viz.bundle import classic_script, own_name, own_script, script_name
+from dualpipe_lab.viz.embed import OWN_SCRIPT, has_elements, own_scripts, without_scripts
 
 
 def write_script(app: Sphinx) -> None:
@@ -20,8 +20,9 @@ def write_script(app: Sphinx) -> None:
         return
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in ((script_name(), classic_script()), (planner_name(), planner_script())):
-        (folder / name).write_text(text, encoding="utf-8")
+    (folder / script_name()).write_text(classic_script(), encoding="utf-8")
+    for name in OWN_SCRIPT.values():
+        (folder / own_name(name)).write_text(own_script(name), encoding="utf-8")
 
 
 def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
@@ -30,8 +31,8 @@ def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any],
     if has_elements(body):
         context["body"] = without_scripts(body)
         app.add_js_file(script_name(), loading_method="defer")
-    if has_planner(body):
-        app.add_js_file(planner_name(), loading_method="defer")
+    for name in own_scripts(body):
+        app.add_js_file(own_name(name), loading_method="defer")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_no_two_modules_define_the_same_name():
 
 
 def test_only_a_page_with_a_planner_carries_its_script():
-    both = inline_script(planner=True)
+    both = inline_script("planner")
     assert both.startswith(inline_script())
     assert "PlannerElement" in both
     assert "PlannerElement" not in inline_script()
@@ -52,7 +52,11 @@ def test_files_are_pages():
 def test_both_forms_are_javascript(tmp_path):
     if shutil.which("node") is None:
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium runs the same text")
-    scripts = {"classic.js": bundle.classic_script(), "planner.js": bundle.planner_script()}
+    scripts = {
+        "classic.js": bundle.classic_script(),
+        "planner.js": bundle.own_script("planner"),
+        "studio.js": bundle.own_script("studio"),
+    }
     for name, text in (scripts | {"widget.mjs": bundle.widget_module()}).items():
         (tmp_path / name).write_text(text)
         subprocess.run(["node", "--check", str(tmp_path / name)], check=True, timeout=30)
@@ -121,7 +125,7 @@ def test_sphinx_pages_share_one_copy(tmp_path):
     application.Sphinx(source, source, out, out / "doctrees", "html", status=None, freshenv=True).build()
     page, plain = ((out / name).read_text(encoding="utf-8") for name in ("index.html", "plain.html"))
     assert page.count("<dp-timeline ") == 2
-    assert bundle.planner_name() not in page
+    assert bundle.own_name("planner") not in page
     assert "data-dualpipe-lab" not in page
     assert page.count(bundle.script_name()) == 1
     assert bundle.script_name() not in plain

@@ -77,7 +77,8 @@ def lower_bound(program: Program, cost: Cost, in_flight: int | Sequence[int] | N
     limits = in_flight if isinstance(in_flight, Sequence) else [in_flight] * program.num_ranks
     found = []
     for rank, cells in enumerate(_cells(program, cost)):
-        num_cells = sum(cell.number for cell in cells)
+        if not (num_cells := sum(cell.number for cell in cells)):
+            continue  # a rank without stages bounds nothing
         limit = limits[rank]
         limit = num_cells if limit is None else min(limit, num_cells)
         found += [Bound(_work(cells, limit, cost.overlap), "work", rank), Bound(_memory(cells, limit), "memory", rank)]

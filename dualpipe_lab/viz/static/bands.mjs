@@ -2,13 +2,13 @@
 
 import { xOf } from "./layout.mjs";
 import { axisStep } from "./scale.mjs";
-import { liveActivations } from "./track.mjs";
+import { liveActivations, liveOf } from "./track.mjs";
 
 const BYTES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
 
 // What a rank holds over time: {times, counts, peak}, in bytes where the size of an activation is known.
 export function heldBy(track, rank) {
-  if (track.bytes == null) return track.live[rank];
+  if (track.bytes == null) return liveOf(track, rank);
   if (track.heldAt !== track.live) Object.assign(track, { held: [], heldAt: track.live });
   const sizeOf = (stage) => (Array.isArray(track.bytes) ? track.bytes[stage] : track.bytes);
   return (track.held[rank] ??= liveActivations(track, rank, sizeOf));
@@ -31,7 +31,9 @@ export function memoryUnit(track) {
   return BYTES.find(([divisor]) => most >= divisor) ?? BYTES.at(-1);
 }
 
-const mostHeld = (track) => Math.max(...track.live.map((_, rank) => heldBy(track, rank).peak), 1);
+// The top of the scale: the most that a rank holds, or the activations for which it has room (`track.room`), if known.
+const mostHeld = (track) =>
+  Math.max(...track.peak.map((peak, rank) => (track.bytes == null ? peak : heldBy(track, rank).peak)), track.room ?? 0, 1);
 
 const shorten = (value) => String(Number(value.toFixed(value < 10 ? 2 : 1)));
 
@@ -81,6 +83,9 @@ export function drawBands(painter, layout, tracks, view) {
       const base = bands.top + row * (bands.height + bands.gap) + bands.height;
       const points = stairs(layout, track, heldBy(track, rank), base, (bands.height - 4) / most);
       if (points.length) painter.area([[points[0][0], base], ...points, [points.at(-1)[0], base]], painter.theme.live);
+      if (track.room == null) return;
+      const y = Math.round(base - (track.room / most) * (bands.height - 4)) + 0.5;
+      painter.lines([[layout.left, y, layout.left + layout.room, y]], painter.theme.accent, 1.5);
     });
   });
 }

@@ -6,7 +6,7 @@ import { endOf, isMessage, lanesOf, messageOf, startOf } from "./lanes.mjs";
 import { KINDS } from "./program.mjs";
 import { inView, isOverview, rowTop, xOf } from "./layout.mjs";
 import { drawOverview } from "./overview.mjs";
-import { isWait, ownLabel } from "./track.mjs";
+import { isWait, liveOf, ownLabel } from "./track.mjs";
 
 const LETTER = 6.3; // px, width of a letter at size 11
 
@@ -170,8 +170,8 @@ function drawLive(painter, layout, track, index) {
   const most = Math.max(...track.peak, 1), { cell, strip } = layout.row;
   for (let rank = 0; rank < track.numRanks; rank++) {
     const base = rowTop(layout, index, rank) + cell + layout.tracks[index].below + strip;
-    if (!track.live[rank].peak) continue;
-    const points = stairs(layout, track, track.live[rank], base, (strip - 1) / most);
+    if (!track.peak[rank]) continue;
+    const points = stairs(layout, track, liveOf(track, rank), base, (strip - 1) / most);
     if (points.length) painter.area([[points[0][0], base], ...points, [points.at(-1)[0], base]], painter.theme.live);
   }
 }

@@ -16,7 +16,7 @@ export function numbersTable(caption, { head, rows }) {
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...cells("td", row)))));
 }
 
-const fileName = (name, ending) => `${name.replace(/[^\w-]+/g, "-").replace(/^-|-$/g, "").toLowerCase() || "drawing"}.${ending}`;
+export const fileName = (name, ending) => `${name.replace(/[^\w-]+/g, "-").replace(/^-|-$/g, "").toLowerCase() || "drawing"}.${ending}`;
 
 // `scene(painter)` paints; `size` is [width, height].
 export function svgText(scene, [width, height], theme, title, description) {

@@ -33,9 +33,18 @@ export function numbersBy(tracks, by) {
   const found = new Set();
   for (const track of tracks) {
     if (by === "direction") for (const direction of directionsOf(track).values()) found.add(direction);
-    else if (by !== "kind") for (const number of track[by]) found.add(number);
+    else if (by !== "kind") for (const number of distinct(track, by)) found.add(number);
   }
   return found.size > 1 ? [...found].sort((a, b) => a - b) : [];
+}
+
+// The numbers of a track, found once; one that follows itself is not looked up again.
+function distinct(track, by) {
+  const known = (track.distinct ??= {}), numbers = track[by];
+  if (known[by]) return known[by];
+  const found = (known[by] = new Set());
+  for (let i = 0, last; i < numbers.length; i++) if (numbers[i] !== last) found.add(last = numbers[i]);
+  return found;
 }
 
 export const waysOf = (tracks) => WAYS.filter((by) => by === "kind" || numbersBy(tracks, by).length);

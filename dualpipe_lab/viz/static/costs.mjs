@@ -29,7 +29,7 @@ function isUsed(tracks, key) {
   const has = (kind) => tracks.some((track) => track.program.kind.includes(kind));
   if (key === "overlap") return tracks.some(({ program }) => program.numSteps < program.stage.length);
   if (key === "B") return tracks.some((track) => track.given.B != null) && has(1);
-  if (key === "latency" || key === "transfer") return tracks.some((track) => track.messages.length);
+  if (key === "latency" || key === "transfer") return tracks.some((track) => track.numMessages);
   return key === "F" || has(1) || has(2);
 }
 

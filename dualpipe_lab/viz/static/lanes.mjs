@@ -17,7 +17,12 @@ export function lanesOf(track) {
   return (track.lanes ??= findLanes(track));
 }
 
-export const hasLanes = (track) => track.streams.length > 0 || track.messages.some((message) => message.arrived > message.left);
+export const hasLanes = (track) => track.streams.length > 0 || hasFlights(track);
+
+// A program's messages all take as long, so none of them has to be made to know it.
+const hasFlights = (track) => (track.program
+  ? track.numMessages > 0 && track.costs.latency + track.costs.transfer > 0
+  : track.messages.some((message) => message.arrived > message.left));
 
 function findLanes(track) {
   const bars = new Map(track.streams.map((name) => [name, newRows(track)]));

@@ -10,7 +10,7 @@ const NAMES = ["forward", "backward", "backward, input", "backward, weights"];
 // [sign, words, style, class] each.
 export function entriesOf(tracks, { by = "kind", memory = "none", lanes = false } = {}) {
   const entries = by === "kind" ? kindsOf(tracks) : coloursBy(tracks, by);
-  const hasOthers = lanes && tracks.some((track) => track.messages.some(({ label }) => !/^\d+[FBIW]\d+$/.test(label)));
+  const hasOthers = lanes && tracks.some((track) => !track.program && track.messages.some(({ label }) => !/^\d+[FBIW]\d+$/.test(label)));
   if (hasOthers) entries.push(["", "message", `background:${CELLS.collective[0]}`]);
   const hasPairs = tracks.some((track) => track.stage.length > track.rankOf.length - track.words.size);
   if (hasPairs) entries.push(["", "overlapped pair", by === "kind" ? "background:linear-gradient(#0072b2 50%,#e69f00 50%)" : "", "pair"]);

@@ -3,7 +3,9 @@
 import { rowTop, xOf } from "./layout.mjs";
 
 export function drawMessages(painter, layout, tracks, view) {
+  const isPlaying = view.time < layout.makespan, isOne = (index) => view.path?.index === index || view.hover?.[0] === index;
   tracks.forEach((track, index) => {
+    if (!isPlaying && !view.allMessages && !isOne(index)) return;
     for (const message of track.messages) {
       const isFlying = view.time < layout.makespan && message.sent <= view.time && view.time < message.arrived;
       const isMarked = view.path?.index === index && view.path.messages.has(message);
@@ -33,7 +35,7 @@ function arrow(layout, index, message) {
   return [xOf(layout, message.sent), y1, xOf(layout, message.arrived), y2];
 }
 
-function paintArrow(painter, [x1, y1, x2, y2], colour, width) {
+export function paintArrow(painter, [x1, y1, x2, y2], colour, width) {
   const angle = Math.atan2(y2 - y1, x2 - x1), size = 4 + width;
   const wing = (turn) => [x2 - size * Math.cos(angle + turn), y2 - size * Math.sin(angle + turn)];
   painter.lines([[x1, y1, x2, y2]], colour, width);

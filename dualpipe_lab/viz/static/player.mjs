@@ -7,13 +7,13 @@ const PACE = { least: 3, most: 14, perEvent: 0.16 }; // seconds from start to en
 
 export class Player {
   // `events()`: the times at which something changes, in order, the first 0 and the last the end.
-  // With `glides`, a step forward is played instead of jumped.
-  constructor(events, changed, { pace = PACE, glides = false } = {}) {
-    Object.assign(this, { events, changed, pace, glides, time: 0, playing: false, speed: 1, limit: Infinity });
+  // With `glides`, a step forward is played instead of jumped.  `ends()`: the last event, where it is known without the others.
+  constructor(events, changed, { pace = PACE, glides = false, ends = () => this.events().at(-1) } = {}) {
+    Object.assign(this, { events, changed, pace, glides, ends, time: 0, playing: false, speed: 1, limit: Infinity });
   }
 
   get end() {
-    return this.events().at(-1);
+    return this.ends();
   }
 
   seek(time, reason = "seek") {

@@ -43,9 +43,17 @@ export function compile(rows) {
   };
   for (let rank = 0; rank < rows.length; rank++) program.rankOf.fill(rank, rankStart[rank], rankStart[rank + 1]);
   for (let step = 0; step < program.numSteps; step++) program.stepOf.fill(step, firstPart[step], firstPart[step + 1]);
-  findFeeds(program);
-  program.order = feasibleOrder(program);
+  connectParts(program);
+  const stuck = program.reached.findIndex((step, rank) => step < rankStart[rank + 1]);
+  if (stuck >= 0) throw new Error(`the program would deadlock: rank ${stuck} waits forever`);
   return program;
+}
+
+// Adds to a program's arrays what feeds what, and an order in which it runs.  If it deadlocks, `order` ends early, and
+// `reached` tells before which step each rank stands.
+export function connectParts(program) {
+  findFeeds(program);
+  return Object.assign(program, feasibleOrder(program));
 }
 
 // feed[part]: the part whose result it takes, or -1.  Messages are the feeds that cross ranks.
@@ -75,7 +83,7 @@ function findFeeds(program) {
 
 // Every step after those it waits for; ranks advance as far as they can, as in a run without a clock.
 function feasibleOrder(program) {
-  const { numSteps, numRanks, firstPart, rankStart, rankOf, feed, stepOf } = program;
+  const { numSteps, numRanks, firstPart, rankStart, feed, stepOf } = program;
   const order = new Int32Array(numSteps), done = new Uint8Array(numSteps);
   const next = rankStart.slice(0, numRanks), waiting = new Map();
   const runnable = Array.from({ length: numRanks }, (_, rank) => rank);
@@ -100,9 +108,5 @@ function feasibleOrder(program) {
       waiting.delete(step);
     }
   }
-  if (length < numSteps) {
-    const stuck = rankOf[next.findIndex((step, rank) => step < rankStart[rank + 1]) >= 0 ? done.indexOf(0) : 0];
-    throw new Error(`the program would deadlock: rank ${stuck} waits forever`);
-  }
-  return order;
+  return { order: order.subarray(0, length), reached: next };
 }

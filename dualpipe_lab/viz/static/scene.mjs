@@ -2,8 +2,8 @@
 
 import { drawBandScales, drawBands } from "./bands.mjs";
 import { drawCell, drawRows, secondStage } from "./cells.mjs";
-import { endOf, startOf } from "./lanes.mjs";
-import { placeOf, rowTop, xOf } from "./layout.mjs";
+import { rowTop, xOf } from "./layout.mjs";
+import { drawMarks, drawStops, outline } from "./marks.mjs";
 import { drawMessages } from "./messages.mjs";
 import { axisStep, brief, number, percent, unitOf } from "./scale.mjs";
 
@@ -21,9 +21,11 @@ export function drawScene(painter, layout, tracks, view, rows = () => drawRows(p
   if (now > left) painter.clip(left, 0, now - left, height, bands);
   if (now < left + room) painter.clip(now, 0, left + room - now, height, bands, 0.28);
   painter.clip(left, 0, room, height, () => {
+    drawStops(painter, layout, tracks);
     if (view.path) drawPath(painter, layout, tracks, view);
     drawMessages(painter, layout, tracks, view);
     drawHover(painter, layout, tracks, view);
+    if (view.marks) drawMarks(painter, layout, tracks, view.marks);
   });
   if (view.time < layout.makespan) drawPlayhead(painter, layout, view.time);
 }
@@ -31,7 +33,7 @@ export function drawScene(painter, layout, tracks, view, rows = () => drawRows(p
 function drawAxis(painter, layout, tracks) {
   const { left, room, makespan, perTime } = layout, { theme } = painter;
   const [divisor, unit] = unitOf(tracks[0].unit, makespan);
-  const step = axisStep((makespan * room) / layout.plot / divisor, room / 56) * divisor;
+  const step = Math.max(axisStep((makespan * room) / layout.plot / divisor, room / 56) * divisor, 1); // ticks are whole
   const bottom = layout.tracks.at(-1).bottom, grid = [];
   for (let time = 0; time <= makespan * 1.0001; time += step) {
     const x = left + time * perTime - layout.scroll;
@@ -93,13 +95,6 @@ function drawPath(painter, layout, tracks, view) {
     outline(painter, layout, track, index, span, painter.theme.accent, 1.6);
   }
   for (const [text, x, y, size, fill] of labels) painter.text(text, x, y, { size, fill, align: "center" });
-}
-
-function outline(painter, layout, track, index, span, stroke, width) {
-  const place = placeOf(layout, track, index, span), x = xOf(layout, startOf(track, span));
-  if (!place) return;
-  const length = Math.max((endOf(track, span) - startOf(track, span)) * layout.perTime, 1);
-  painter.frame(x + 0.5, place[0] - 0.5, Math.max(length - 1, 0.5), place[1] + 1, stroke, width);
 }
 
 function drawHover(painter, layout, tracks, view) {

@@ -18,14 +18,17 @@ export function newTimes(program) {
 
 const perStage = (value, numStages) => (Array.isArray(value) ? value : new Array(numStages).fill(value));
 
+// Ticks of F, B, I and W, each as one list over the stages.
+export function stageTicks(costs, numStages) {
+  const [forward, inputs, weights] = ["F", "I", "W"].map((letter) => perStage(costs[letter], numStages));
+  const whole = costs.B == null ? inputs.map((ticks, stage) => ticks + weights[stage]) : perStage(costs.B, numStages);
+  return [forward, whole, inputs, weights];
+}
+
 // Ticks of every step.  `costs`: {F, I, W, B, overlap, latency, transfer}; F, I, W, B one number or one per stage, B null
 // for I + W; overlap one number, one per pair in order of rank and position, or null for the sum of both parts.
 export function durations(program, costs) {
-  const { numSteps, numStages, firstPart, stage, kind } = program;
-  const table = { F: 0, I: 0, W: 0 };
-  for (const letter of ["F", "I", "W"]) table[letter] = perStage(costs[letter], numStages);
-  const whole = table.I.map((ticks, s) => ticks + table.W[s]);
-  const byKind = [table.F, costs.B == null ? whole : perStage(costs.B, numStages), table.I, table.W];
+  const { numSteps, numStages, firstPart, stage, kind } = program, byKind = stageTicks(costs, numStages);
   const ticks = new Float64Array(numSteps);
   for (let step = 0, pair = 0; step < numSteps; step++) {
     const part = firstPart[step];
@@ -61,6 +64,22 @@ export function simulate(program, costs, times = newTimes(program)) {
     }
   }
   return times;
+}
+
+// The steps that never run, each rank's in its order, from the time at which the last of all others has ended.  Returns
+// this time, or null for a program that runs to its end.
+export function placeRest(program, costs, { start, end }) {
+  const { order, reached, rankStart, numRanks } = program;
+  if (order.length === program.numSteps) return null;
+  const ticks = durations(program, costs), stop = order.reduce((last, step) => Math.max(last, end[step]), 0);
+  for (let rank = 0; rank < numRanks; rank++) {
+    let now = stop;
+    for (let step = reached[rank]; step < rankStart[rank + 1]; step++) {
+      start[step] = now;
+      now = end[step] = now + ticks[step];
+    }
+  }
+  return stop;
 }
 
 // Whether the page may recompute: every cost is a whole number that a double holds exactly.

@@ -23,14 +23,39 @@ export class TimelineView extends PlayableDrawing {
   set spec(spec) {
     this.tracks = spec.tracks.map(makeTrack);
     this.zoom = 1;
-    const view = viewOf(spec, this.tracks, this.view), isFew = this.tracks.every((track) => track.messages.length <= FEW_MESSAGES);
+    const view = viewOf(spec, this.tracks, this.view), isFew = this.tracks.every((track) => track.numMessages <= FEW_MESSAGES);
     this.view = { time: 0, allMessages: isFew && !view.lanes, ...view }; // a lane shows messages without arrows
-    this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason));
+    this.player = new Player(() => (this.events ??= eventsOf(this.tracks)), (reason) => this.moved(reason), { ends: () => this.makespan });
     this.events = undefined;
     this.build();
     this.player.seek(spec.time ?? Infinity, "start");
     if (spec.selection) this.selection = spec.selection;
     this.observe(this.scroller);
+  }
+
+  // Other tracks in the same drawing, at their end: what an editor shows after each change.  Focus and zoom stay.
+  show(tracks, marks = null) {
+    this.tracks = tracks;
+    this.events = undefined;
+    const { by, memory, lanes } = viewOf({ streams: this.view.lanes }, tracks, this.view);
+    if (tracks.some((track) => track.numMessages > FEW_MESSAGES)) this.view.allMessages = false;
+    Object.assign(this.view, { by, memory, lanes, path: null, hover: null, marked: [], marks });
+    this.player.time = this.view.time = this.makespan;
+    this.choices = choices(tracks, () => this.view, (part) => this.choose(part));
+    const toolbox = this.tools();
+    this.toolbox.replaceWith(toolbox);
+    this.toolbox = toolbox;
+    this.fillLegend();
+    this.status.textContent = "";
+    this.titling.textContent = namesOf(tracks);
+    this.draw();
+    this.fillTable();
+  }
+
+  // What an editor points at, on top of the rows; see marks.mjs.
+  mark(marks) {
+    this.view.marks = marks;
+    this.paint();
   }
 
   // What colours show, the memory bands, and whether streams are shown: properties like the time.
@@ -91,15 +116,16 @@ export class TimelineView extends PlayableDrawing {
     this.tip = make("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.status = make("div", { class: "status", role: "status" });
     this.heading = make("span", { class: "headline" });
+    this.titling = make("span", { class: "title" }, namesOf(this.tracks));
     this.table = make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Numbers" });
     this.sliders = this.movable.length ? costPanel(this.movable, (key, value) => this.changeCost(key, value), () => this.reset()) : null;
     this.choices = choices(this.tracks, () => this.view, (part) => this.choose(part));
     this.legend = legend(entriesOf(this.tracks, this.view));
     const name = namesOf(this.tracks);
     this.frame = make("section", { class: this.children.length ? "dp pictured" : "dp", "aria-label": `Timeline of ${name}` },
-      make("header", {}, make("span", { class: "title" }, name), this.heading),
+      make("header", {}, this.titling, this.heading),
       make("div", { class: "stage" }, this.scroller, this.tip), this.bar.bar, this.status,
-      make("div", { class: "foot" }, this.legend, this.tools()),
+      make("div", { class: "foot" }, this.legend, this.toolbox = this.tools()),
       ...(this.sliders ? [this.sliders.panel] : []),
       make("details", { ontoggle: () => this.fillTable() }, make("summary", {}, "Numbers and keys"), this.table,
         make("p", { class: "keys" }, KEYS)));
@@ -114,7 +140,7 @@ export class TimelineView extends PlayableDrawing {
       this.paint();
     }, this.view.allMessages);
     return make("div", { class: "tools", role: "group", "aria-label": "Drawing" }, ...this.choices.items, this.pathButton,
-      ...(this.tracks.some((track) => track.messages.length) ? [this.messageButton] : []),
+      ...(this.tracks.some((track) => track.numMessages) ? [this.messageButton] : []),
       iconButton("out", "Zoom out", () => this.zoomBy(1 / 1.5)), iconButton("in", "Zoom in", () => this.zoomBy(1.5)),
       textButton("SVG", () => saveSvg(this.name, this.toSvg()), null, "Save as SVG"),
       textButton("PNG", () => savePng(this.name, this.toPng()), null, "Save as PNG"));

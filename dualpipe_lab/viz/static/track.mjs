@@ -3,7 +3,7 @@
 // Both kinds become the same flat arrays: spans (the work rank by rank, then the other streams), their parts, and messages.
 
 import { KINDS, compile } from "./program.mjs";
-import { isExact, newTimes, simulate } from "./simulate.mjs";
+import { isExact, newTimes, placeRest, simulate } from "./simulate.mjs";
 
 const WORK = new Set([...KINDS, "F&B"]);
 
@@ -13,7 +13,11 @@ export function makeTrack(spec) {
 }
 
 function fromProgram(track, spec) {
-  const program = compile(spec.rows);
+  return trackOf(track, compile(spec.rows), spec);
+}
+
+// A track of a compiled program; `stop` is the time at which a program that deadlocks comes to a halt, else null.
+export function trackOf(track, program, spec) {
   Object.assign(track, {
     program,
     numRanks: program.numRanks,
@@ -31,6 +35,9 @@ function fromProgram(track, spec) {
     canRecompute: isExact(spec.costs),
     times: newTimes(program),
   });
+  // A large track has tens of thousands of messages, and most drawings of it show none: they are made when asked for.
+  Object.defineProperty(track, "messages", { get: () => (track.found ??= timedMessages(track)) });
+  track.numMessages = feedsAcross(program).length;
   recompute(track, spec.costs);
   return track;
 }
@@ -40,19 +47,28 @@ export function recompute(track, costs) {
   const { program } = track;
   track.costs = costs;
   track.lanes = undefined;
-  const { start, end, left, arrived } = simulate(program, costs, track.times);
-  Object.assign(track, { start, end });
-  track.messages ??= [...program.link.keys()].filter((part) => program.link[part] >= 0).map((part) => {
-    const src = Math.floor(program.link[part] / program.numRanks), dst = program.link[part] % program.numRanks;
-    return { src, dst, from: program.stepOf[part], to: program.stepOf[program.consumer[part]], part, toPart: program.consumer[part] };
-  });
-  for (const message of track.messages) {
-    message.sent = end[message.from];
-    message.left = left[message.part];
-    message.arrived = arrived[message.part];
-    message.label ??= partName(track, message.part);
-  }
+  const { start, end } = simulate(program, costs, track.times);
+  track.stop = placeRest(program, costs, track.times);
+  Object.assign(track, { start, end, found: undefined });
   measure(track);
+}
+
+// The parts whose result is sent to another rank and used there, before the program ends or comes to a halt.
+function feedsAcross({ link, stepOf, consumer, reached, rankOf }) {
+  const runs = (step) => !reached || step < reached[rankOf[step]], found = [];
+  for (let part = 0; part < link.length; part++) {
+    if (link[part] >= 0 && runs(stepOf[part]) && runs(stepOf[consumer[part]])) found.push(part);
+  }
+  return found;
+}
+
+function timedMessages(track) {
+  const { program, times } = track, { link, numRanks, stepOf, consumer } = program;
+  return feedsAcross(program).map((part) => ({
+    src: Math.floor(link[part] / numRanks), dst: link[part] % numRanks, from: stepOf[part], to: stepOf[consumer[part]],
+    part, toPart: consumer[part], sent: times.end[stepOf[part]], left: times.left[part], arrived: times.arrived[part],
+    label: partName(track, part),
+  }));
 }
 
 const time = (value) => {
@@ -92,6 +108,7 @@ function fromRecord(track, spec) {
   });
   track.hasNames = spans.some((_, span) => ownLabel(track, span));
   track.messages = recordedMessages(track, spec.messages);
+  track.numMessages = track.messages.length;
   measure(track);
   return track;
 }
@@ -144,8 +161,8 @@ function measure(track) {
   track.busy = Array.from({ length: numRanks }, (_, rank) => busyTime(track, rankStart[rank], rankStart[rank + 1]));
   const idle = track.busy.reduce((sum, busy) => sum + track.makespan - busy, 0);
   track.bubble = track.makespan ? idle / (numRanks * track.makespan) : 0;
-  track.live = Array.from({ length: numRanks }, (_, rank) => liveActivations(track, rank));
-  track.peak = track.live.map((live) => live.peak);
+  track.live = new Array(numRanks); // made when asked for, see liveOf
+  track.peak = Array.from(track.live, (_, rank) => (track.program ? peakInOrder(track, rank) : liveOf(track, rank).peak));
   track.shortest = Infinity;
   for (let span = 0; span < end.length; span++) {
     const length = end[span] - track.start[span];
@@ -161,6 +178,19 @@ function busyTime(track, first, last) {
     reached = track.end[span];
   }
   return total;
+}
+
+// The live activations of a rank over time.
+export const liveOf = (track, rank) => (track.live[rank] ??= liveActivations(track, rank));
+
+// A program's steps follow one another, so their order alone tells how many are held at most.
+function peakInOrder({ rankStart, firstPart, kind }, rank) {
+  let held = 0, peak = 0;
+  for (let part = firstPart[rankStart[rank]]; part < firstPart[rankStart[rank + 1]]; part++) {
+    if (kind[part] === 0) peak = Math.max(peak, ++held);
+    else if (kind[part] !== 2) held = Math.max(held - 1, 0);
+  }
+  return peak;
 }
 
 // Held from the start of F to the end of B or W.  At one time the changes count in the order of the rank's spans.  What
@@ -179,7 +209,7 @@ export function liveActivations(track, rank, sizeOf = () => 1) {
     }
   }
   if (!sorted) changes.sort((a, b) => a[0] - b[0]);
-  for (const [, delta, key] of track.program ? [] : changes) { // a program is complete
+  for (const [, delta, key] of track.program ? [] : changes) { // a program begins with nothing
     const now = (open.get(key) ?? 0) + delta;
     if (now < 0) count -= delta;
     else open.set(key, now);
@@ -187,7 +217,7 @@ export function liveActivations(track, rank, sizeOf = () => 1) {
   const times = [0], counts = [count];
   let peak = count;
   for (const [at, delta] of changes) {
-    count += delta;
+    count = Math.max(count + delta, 0); // a draft may end what it never began
     peak = Math.max(peak, count);
     if (times[times.length - 1] === at) counts[counts.length - 1] = count;
     else { times.push(at); counts.push(count); }

@@ -1,0 +1,161 @@
+// What a reader can do in the studio besides editing, by name: begin, compare, explain, give costs, read, save, solve.
+
+import { answerText, challengeProgram } from "./studio-challenges.mjs";
+import { MOST_COMPARED, axisCosts } from "./studio-compare.mjs";
+import { EditActions } from "./studio-edit-actions.mjs";
+import { MOST_TICKS, UNIT_TICKS, linkOf, unpackSession } from "./studio-link.mjs";
+import { spanOfStep } from "./studio-track.mjs";
+import { readCsv } from "./schedule-csv.mjs";
+import { explainStart } from "./schedule-explain.mjs";
+import { makeProgram, parseProgram } from "./schedule-rows.mjs";
+
+export class Actions extends EditActions {
+  load({ program, costs, limit }, words) {
+    const { session } = this;
+    if (costs) session.costs = costs;
+    if (limit !== undefined) session.limit = limit;
+    session.begin(program, words);
+    this.studio.compared = [];
+    this.studio.puzzles.current = null;
+    this.studio.refresh();
+    this.studio.say(program.notes?.join(" ") ?? "");
+  }
+
+  start({ name, ranks, microbatches }) {
+    const { spec } = this.studio;
+    const program = name ? this.studio.registered(name, ranks, microbatches)
+      : makeProgram("my schedule", Array.from({ length: ranks }, () => []), { numStages: ranks, numMicrobatches: microbatches, numDirections: 1 });
+    this.load({ program }, name ? spec.titles[name] : "an empty schedule");
+  }
+
+  undo() {
+    this.session.undo();
+    this.studio.refresh();
+  }
+
+  redo() {
+    this.session.redo();
+    this.studio.refresh();
+  }
+
+  mode() {
+    const { board, begin } = this.studio;
+    board.isEditing = !board.isEditing;
+    begin.update(this.session, board.isEditing);
+    this.studio.timeline.canvas.style.touchAction = board.isEditing ? "pan-y" : "auto";
+    this.studio.point();
+  }
+
+  // Why the step under the cursor starts when it does: words, and the path that leads to it in the drawing.
+  explain() {
+    const { session, studio } = this, { rank, position } = session.cursor;
+    if (!session.here) throw new Error("choose an action to explain first");
+    if (!studio.figures) throw new Error("only a schedule that can run has times to explain; mend it first");
+    const { text } = explainStart(session.program, session.costs, rank, position);
+    studio.timeline.select([0, spanOfStep(studio.timeline.tracks[0], rank, position)]);
+    studio.say(text);
+  }
+
+  cost({ key, value }) {
+    this.session.costs = { ...this.session.costs, [key]: value };
+    this.studio.refresh();
+  }
+
+  costs({ key, text }) {
+    const { session } = this, values = text.trim() ? text.trim().split(/[\s,]+/).map(Number) : [];
+    if (!values.length) return;
+    const { numStages } = session.program;
+    if (!values.every((value) => Number.isInteger(value) && value >= 0 && value <= MOST_TICKS)) {
+      throw new Error(`${key} of each stage: whole numbers from 0 to ${MOST_TICKS}, such as ${Array(numStages).fill(1).join(" ")}`);
+    }
+    if (values.length !== numStages) throw new Error(`${key} lists ${values.length} stages, the program has ${numStages}; give one per stage`);
+    this.cost({ key, value: values });
+  }
+
+  unitCosts() {
+    this.session.costs = { ...UNIT_TICKS };
+    this.studio.refresh();
+  }
+
+  limit(value) {
+    if (value !== null && (!Number.isInteger(value) || value < 1)) throw new Error(`the room is a whole number of at least 1, got ${value}`);
+    this.session.limit = value;
+    this.studio.refresh();
+    if (value !== null && this.studio.timeline.memory === "none") this.studio.timeline.memory = true; // to see the limit
+  }
+
+  compare(name) {
+    const { session } = this, { program } = session;
+    const other = this.studio.registered(name, program.ranks.length, program.numMicrobatches);
+    this.addCompared(other.name, other);
+  }
+
+  keep() {
+    this.addCompared(`${this.session.program.name}, kept`, this.session.program);
+  }
+
+  addCompared(name, program) {
+    const { compared } = this.studio;
+    if (compared.length >= MOST_COMPARED) throw new Error(`one axis holds the draft and ${MOST_COMPARED} others; remove one first`);
+    axisCosts(this.session.costs, this.session.program.numStages, [program.numStages]);
+    compared.push({ name, program });
+    this.studio.refresh();
+  }
+
+  uncompare(index) {
+    this.studio.compared.splice(index, 1);
+    this.studio.refresh();
+  }
+
+  readText(text) {
+    const isCsv = /^[^#\n]*,/m.test(text);
+    this.load({ program: isCsv ? readCsv(text) : parseProgram(text) }, "a text");
+  }
+
+  openFile(file) {
+    return this.later(file.text().then((text) => {
+      if (file.name.endsWith(".json")) this.load(unpackSession(text), file.name);
+      else this.readText(text);
+    }));
+  }
+
+  link() {
+    return this.later(linkOf(this.session, location.href).then((address) => {
+      const { link } = this.studio.exporting;
+      Object.assign(link, { href: address, textContent: `a link of ${address.length} characters`, hidden: false });
+      navigator.clipboard?.writeText(address).catch(() => {});
+    }));
+  }
+
+  copy(text) {
+    return this.later(navigator.clipboard.writeText(text).then(() => this.studio.say("copied")));
+  }
+
+  // The rows as the notebook's answer cell takes them.
+  answer() {
+    return answerText(this.session.program);
+  }
+
+  copyRows() {
+    return this.copy(this.answer());
+  }
+
+  later(promise) {
+    return (this.studio.waiting = promise.catch((error) => this.studio.say(error.message, true)));
+  }
+
+  challenge(index) {
+    const challenge = this.studio.spec.challenges[index] ?? null;
+    if (challenge) {
+      const costs = { ...UNIT_TICKS, ...challenge.costs };
+      this.load({ program: challengeProgram(challenge), costs, limit: challenge.in_flight }, challenge.title);
+    }
+    this.studio.puzzles.current = challenge;
+    this.studio.refresh();
+  }
+
+  forget() {
+    this.studio.puzzles.forget();
+    this.studio.refresh();
+  }
+}

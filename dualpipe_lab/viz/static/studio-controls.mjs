@@ -1,0 +1,121 @@
+// The studio's controls: where to begin, what to change, costs.  Each is a labelled native input.
+
+import { make, textButton } from "./dom.mjs";
+
+export const section = (title, isOpen, ...children) =>
+  make("details", { open: isOpen, class: "section" }, make("summary", {}, title), make("div", { class: "inside" }, ...children));
+
+export function field(words, input, output = null) {
+  return make("label", { class: "field" }, make("span", {}, words), input, ...(output ? [output] : []));
+}
+
+export function menu(words, options, change) {
+  const select = make("select", { "aria-label": words, onchange: () => change(select.value) });
+  const fill = (entries) => select.replaceChildren(...entries.map(([value, text]) => make("option", { value }, text)));
+  fill(options);
+  return { select, fill };
+}
+
+export function textField(words, attributes, commit) {
+  const input = make("input", { type: "text", spellcheck: "false", autocomplete: "off", "aria-label": words, ...attributes });
+  input.addEventListener("keydown", (event) => event.key === "Enter" && commit(input.value));
+  return input;
+}
+
+// `spec`: titles of schedules and their sizes.  `act` is what the studio does.
+export function startControls(spec, act) {
+  const [name, ranks, microbatches] = spec.start;
+  const schedule = menu("Schedule", [...Object.entries(spec.titles), ["", "nothing"]], () => act("start", chosen()));
+  const sizes = {
+    ranks: menu("Ranks", spec.ranks.map((count) => [count, count]), () => act("start", chosen())),
+    microbatches: menu("Microbatches", spec.microbatches.map((count) => [count, count]), () => act("start", chosen())),
+  };
+  schedule.select.value = name;
+  sizes.ranks.select.value = ranks;
+  sizes.microbatches.select.value = microbatches;
+  const chosen = () => ({ name: schedule.select.value, ranks: Number(sizes.ranks.select.value),
+    microbatches: Number(sizes.microbatches.select.value) });
+  const undo = textButton("Undo", () => act("undo"), null, "Undo (Ctrl+Z)");
+  const redo = textButton("Redo", () => act("redo"), null, "Redo (Ctrl+Y)");
+  const explaining = textButton("Explain and play", () => act("mode"), false);
+  const bar = make("div", { class: "row" },
+    field("start from", schedule.select), field("ranks", sizes.ranks.select), field("microbatches", sizes.microbatches.select),
+    make("span", { class: "gap" }), undo, redo, explaining);
+  const update = (session, isEditing) => {
+    undo.disabled = !session.canUndo;
+    redo.disabled = !session.canRedo;
+    explaining.setAttribute("aria-pressed", String(!isEditing));
+  };
+  return { bar, update, chosen };
+}
+
+const TOOLS = [
+  ["left", "◀", "Move to the left (Alt+Left)", ["shift", { ranks: 0, places: -1 }]],
+  ["right", "▶", "Move to the right (Alt+Right)", ["shift", { ranks: 0, places: 1 }]],
+  ["up", "▲", "Move to the rank above (Alt+Up)", ["shift", { ranks: -1, places: 0 }]],
+  ["down", "▼", "Move to the rank below (Alt+Down)", ["shift", { ranks: 1, places: 0 }]],
+  ["pair", "Pair", "Make a pair of the two that are chosen (P)", ["pair"]],
+  ["unpair", "Unpair", "Take a pair apart (U)", ["unpair"]],
+  ["split", "Split B", "Split B into I and W (S)", ["split"]],
+  ["join", "Join I, W", "Join I and W to B (J)", ["join"]],
+  ["delete", "Delete", "Delete what is chosen (Delete)", ["delete"]],
+  ["explain", "Why not earlier?", "Why the chosen one cannot start earlier (Enter)", ["explain"]],
+];
+
+// What to do with what is chosen, a row to type, and an action to put in.
+export function editControls(act) {
+  const buttons = TOOLS.map(([name, label, words, command]) =>
+    [name, make("button", { type: "button", class: "text tool", "aria-label": words, title: words, onclick: () => act(...command) }, label)]);
+  const stage = menu("Move the stage of the chosen action to a rank", [], (value) => value && act("stage", Number(value)));
+  const token = textField("An action to put in, such as 1F2", { size: 8, placeholder: "1F2" }, (text) => act("insert", text));
+  const row = textField("The row of the chosen rank", { class: "wide" }, (text) => act("retype", text));
+  row.addEventListener("change", () => act("retype", row.value));
+  const rank = make("span", {}, "rank 0"), missing = make("div", { class: "missing", role: "group", "aria-label": "Actions that are missing" });
+  const here = make("div", { class: "here", role: "status", "aria-live": "polite" });
+  const panel = make("div", { class: "edit" }, here,
+    make("div", { class: "row", role: "group", "aria-label": "Change" }, ...buttons.map(([, button]) => button),
+      field("stage to", stage.select),
+      field("put in", token), textButton("Put in", () => act("insert", token.value))),
+    make("label", { class: "field rowtext" }, rank, row), missing);
+  return { panel, buttons: Object.fromEntries(buttons), stage, token, row, rank, missing, here };
+}
+
+const COSTS = [
+  ["F", 0, 12, "ticks of a forward"], ["I", 0, 12, "ticks of a backward for the input"],
+  ["W", 0, 12, "ticks of a backward for the weights"], ["overlap", 0, 36, "ticks of an overlapped pair"],
+  ["latency", 0, 12, "ticks a message flies"], ["transfer", 0, 12, "ticks a message occupies its link"],
+];
+const COST_LABELS = { overlap: "F&B" };
+
+// Sliders for all stages at once; a text field for numbers that differ between stages.
+export function costControls(act) {
+  const rows = COSTS.map(([key, min, max, words]) => {
+    const label = COST_LABELS[key] ?? key;
+    const input = make("input", { type: "range", min, max, step: 1, "aria-label": `${label}: ${words}`, title: words });
+    const output = make("output");
+    input.addEventListener("input", () => act("cost", { key, value: Number(input.value) }));
+    const perStage = key.length > 1 ? null : textField(`${label} of each stage`, { size: 7, title: "one number per stage, such as 1 1 2 1" },
+      (text) => act("costs", { key, text }));
+    perStage?.addEventListener("change", () => act("costs", { key, text: perStage.value }));
+    return [key, { input, output, perStage, row: make("div", { class: "cost" }, make("span", {}, label), input, output, ...(perStage ? [perStage] : [])) }];
+  });
+  const limit = make("input", { type: "number", min: 1, max: 4096, "aria-label": "Live activations that each rank has room for" });
+  limit.addEventListener("change", () => act("limit", limit.value === "" ? null : Number(limit.value)));
+  const both = make("button", { type: "button", class: "text", onclick: () => act("unitCosts") }, "All costs 1");
+  const panel = make("div", { class: "costs" }, ...rows.map(([, row]) => row.row), field("room for activations", limit), both);
+  const update = ({ costs, limit: room }) => {
+    for (const [key, { input, output, perStage }] of rows) {
+      const value = costs[key], isList = Array.isArray(value);
+      const shown = value == null ? pairTicks(costs) : isList ? Math.max(...value) : value;
+      input.value = shown;
+      input.style.setProperty("--done", `${(100 * shown) / input.max}%`);
+      output.textContent = value == null ? "F + B" : isList ? "own" : String(value);
+      input.setAttribute("aria-valuetext", output.textContent);
+      if (perStage && perStage !== perStage.getRootNode().activeElement) perStage.value = isList ? value.join(" ") : "";
+    }
+    limit.value = room ?? "";
+  };
+  return { panel, update };
+}
+
+const pairTicks = ({ F, I, W }) => [F, I, W].map((value) => (Array.isArray(value) ? Math.max(...value) : value)).reduce((a, b) => a + b);

@@ -1,0 +1,63 @@
+"""What the browser tests do with a studio."""
+
+from drawing_page import element
+
+from dualpipe_course.pp.challenges import CHALLENGES
+from dualpipe_lab.viz import Studio
+
+STEP = "(s => s.forward ? `(${s.forward.stage}F${s.forward.microbatch};${s.backward.stage}${s.backward.kind}${s.backward.microbatch})OVERLAP_F_B` : `${s.stage}${s.kind}${s.microbatch}`)"  # noqa: E501
+READY = "document.querySelector('dp-studio')?.timeline?.tracks"
+
+
+def open_studio(page, start=("1f1b", 4, 8), theme="light", challenges=()):
+    page.show(Studio(start, challenges, ranks=(2, 3, 4), microbatches=(2, 4, 8)).to_html(), theme)
+    page.wait_for_function(READY)
+    return page
+
+
+def with_challenges(page, theme="light"):
+    return open_studio(page, theme=theme, challenges=CHALLENGES)
+
+
+def studio(page, expression):
+    """The value of a JavaScript expression, in which e is the studio."""
+    return element(page, expression, "dp-studio")
+
+
+def act(page, name, detail=None):
+    page.evaluate("([name, detail]) => document.querySelector('dp-studio').act(name, detail)", [name, detail])
+
+
+def verdict(page):
+    return page.locator("dp-studio .verdict").inner_text()
+
+
+def message(page):
+    return studio(page, "e.message.textContent")
+
+
+def rows(page):
+    return studio(page, "e.session.program.ranks.map((row) => row.map(stepName).join(' '))".replace("stepName", STEP))
+
+
+def board(page):
+    return page.locator("dp-studio .scroll")
+
+
+def press(page, *keys):
+    for key in keys:
+        board(page).press(key)
+
+
+def cell(page, rank, position):
+    """The middle of a cell on the screen."""
+    return page.evaluate(
+        """([rank, position]) => {
+            const e = document.querySelector('dp-studio').timeline, [track] = e.tracks, { layout } = e.screen;
+            const span = track.rankStart[rank] + position, box = e.canvas.getBoundingClientRect();
+            const time = (track.start[span] + track.end[span]) / 2;
+            const top = layout.tracks[0].top + rank * layout.tracks[0].pitch;
+            return [box.x + layout.left + time * layout.perTime - layout.scroll, box.y + top + layout.row.cell / 2];
+        }""",
+        [rank, position],
+    )
