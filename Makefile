@@ -51,7 +51,7 @@ test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that d
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(REPLAY) solutions
 
-test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one of every second file)
+test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one of every third file)
 	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"
 	@$(BIN)/python -m pytest -q $(SHARED) --stand-in=$(STAND_IN) $(PYTEST_ARGS) $(addprefix tests/,dp tp cp pp ep)
 

@@ -26,7 +26,7 @@ def pytest_addoption(parser):
         choices=("all", "drawn"),
         nargs="?",
         const="all",
-        help="run launches on the stand-in for NCCL: of all tests, or of the first that launches in every second file",
+        help="run launches on the stand-in for NCCL: of all tests, or of the first that launches in every third file",
     )
 
 

@@ -29,6 +29,7 @@ BEYOND_THE_MAP = {
     "pp/dualpipe-overlap.md",
     "pp/dualpipev.md",
     "pp/explorer.md",
+    "pp/studio.md",
     "pp/interleaved.md",
     "pp/two-towers.md",
     "pp/one-f-one-b.md",

@@ -28,7 +28,7 @@ def classic_script() -> str:
 
 
 @cache
-def own_script(name: str) -> str:
+def element_script(name: str) -> str:
     """Return the script of the "planner" or the "studio", which needs the classic one before it."""
     return f"(() => {{\n{_joined(f'register-{name}.mjs')}{_OWN[name]}();\n}})();\n"
 
@@ -50,9 +50,9 @@ def script_name() -> str:
     return f"dualpipe-lab-{_hash(classic_script())}.js"
 
 
-def own_name(name: str) -> str:
+def element_script_name(name: str) -> str:
     """Return the file name of the script of the "planner" or the "studio"."""
-    return f"dualpipe-lab-{name}-{_hash(own_script(name))}.js"
+    return f"dualpipe-lab-{name}-{_hash(element_script(name))}.js"
 
 
 def _hash(text: str) -> str:

@@ -12,11 +12,11 @@ from html import escape
 from typing import Any
 
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.viz.bundle import classic_script, own_script
+from dualpipe_lab.viz.bundle import classic_script, element_script
 from dualpipe_lab.viz.spec import Spec, timeline_spec
 
-OWN_SCRIPT = {"dp-planner": "planner", "dp-studio": "studio"}  # elements that few pages have
-TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", *OWN_SCRIPT)
+ELEMENT_SCRIPT = {"dp-planner": "planner", "dp-studio": "studio"}  # elements that few pages have
+TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", *ELEMENT_SCRIPT)
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
 # An <img> keeps the page's text colour out of the picture: it gets a light ground, readable in dark pages too.
@@ -39,7 +39,7 @@ def timeline_html(*timelines: Timeline, script: bool = True, **options: Any) -> 
 def element(tag: str, spec: Spec, picture: str, script: bool = True) -> str:
     """Return one element around its static picture."""
     data = escape(json.dumps(spec, separators=(",", ":"), ensure_ascii=False), quote=False).replace("'", "&#39;")
-    return f"<{tag} data-spec='{data}'>{picture}</{tag}>\n" + (inline_script(OWN_SCRIPT.get(tag)) if script else "")
+    return f"<{tag} data-spec='{data}'>{picture}</{tag}>\n" + (inline_script(ELEMENT_SCRIPT.get(tag)) if script else "")
 
 
 def image(svg: str, words: str) -> str:
@@ -50,9 +50,9 @@ def image(svg: str, words: str) -> str:
     return f'<img alt="{escape(words, quote=True)}" style="max-width:100%" src="data:image/svg+xml,{grounded}">'
 
 
-def inline_script(own: str | None = None) -> str:
-    """Return the <script> element that every notebook output includes; with `own`, such as "studio", two of them."""
-    more = f"{_OPEN}{own_script(own)}{_CLOSE}\n" if own else ""
+def inline_script(element: str | None = None) -> str:
+    """Return the <script> element that every notebook output includes; `element`="studio" adds its own."""
+    more = f"{_OPEN}{element_script(element)}{_CLOSE}\n" if element else ""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
 
 
@@ -66,9 +66,9 @@ def has_elements(html: str) -> bool:
     return any(f"<{tag} " in html for tag in TAGS)
 
 
-def own_scripts(html: str) -> list[str]:
+def element_scripts(html: str) -> list[str]:
     """Return which of them have scripts of their own, such as "planner"."""
-    return [name for tag, name in OWN_SCRIPT.items() if f"<{tag} " in html]
+    return [name for tag, name in ELEMENT_SCRIPT.items() if f"<{tag} " in html]
 
 
 def page(body: str, title: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from dualpipe_lab.viz.bundle import classic_script, own_name, own_script, script_name
-from dualpipe_lab.viz.embed import OWN_SCRIPT, has_elements, own_scripts, without_scripts
+from dualpipe_lab.viz.bundle import classic_script, element_script, element_script_name, script_name
+from dualpipe_lab.viz.embed import ELEMENT_SCRIPT, element_scripts, has_elements, without_scripts
 
 
 def write_script(app: Sphinx) -> None:
@@ -21,8 +21,8 @@ def write_script(app: Sphinx) -> None:
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / script_name()).write_text(classic_script(), encoding="utf-8")
-    for name in OWN_SCRIPT.values():
-        (folder / own_name(name)).write_text(own_script(name), encoding="utf-8")
+    for name in ELEMENT_SCRIPT.values():
+        (folder / element_script_name(name)).write_text(element_script(name), encoding="utf-8")
 
 
 def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
@@ -31,8 +31,8 @@ def share_script(app: Sphinx, page: str, template: str, context: dict[str, Any],
     if has_elements(body):
         context["body"] = without_scripts(body)
         app.add_js_file(script_name(), loading_method="defer")
-    for name in own_scripts(body):
-        app.add_js_file(own_name(name), loading_method="defer")
+    for name in element_scripts(body):
+        app.add_js_file(element_script_name(name), loading_method="defer")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

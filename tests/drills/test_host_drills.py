@@ -39,7 +39,7 @@ def wait_for_step(job, step, rank=0):
     assert wait_until(lambda: notes.exists() and f" step {step} " in notes.read_text(), PATIENCE)
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_whatever_is_killed_is_explained_and_goes_on_with_equal_weights(victim, phase, site):

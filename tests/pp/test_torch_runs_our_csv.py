@@ -78,7 +78,7 @@ def train_in_torch(program, path, form):
 
 
 @pytest.mark.on_gloo("torch's runtime is the peer, and its buffers are on the CPU")
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
 @pytest.mark.parametrize("program", exportable(), ids=lambda program: program.name)
 def test_one_step_in_torch_has_the_gradients_of_a_single_process(program, form, tmp_path):

@@ -84,7 +84,7 @@ def take_over():
 
 
 def draw(items):
-    """One test of every second file, unless kept on GLOO: the middle case of the first that launches ranks itself.
+    """One test of every third file, unless kept on GLOO: the middle case of the first that launches ranks itself.
 
     A test marked slow is drawn only where the file has no other.  The files are drawn with a fixed seed.
     """
@@ -96,5 +96,5 @@ def draw(items):
         name, cases = drawn.setdefault(item.path, (function, []))
         if name is function:
             cases.append(item)
-    left = sorted(drawn, key=lambda path: random.Random(path.name).random())[: -(-len(drawn) // 2)]
+    left = sorted(drawn, key=lambda path: random.Random(path.name).random())[: -(-len(drawn) // 3)]
     return [cases[len(cases) // 2] for path, (_, cases) in drawn.items() if path in left]

@@ -2,7 +2,7 @@
 
 import { KINDS } from "../../dualpipe_lab/viz/static/program.mjs";
 import { criticalPath } from "../../dualpipe_lab/viz/static/path.mjs";
-import { makeTrack } from "../../dualpipe_lab/viz/static/track.mjs";
+import { liveOf, makeTrack } from "../../dualpipe_lab/viz/static/track.mjs";
 
 const spansOf = (track) => Array.from(track.rankOf, (rank, span) => {
   const parts = [];
@@ -20,7 +20,7 @@ export function numbersOf(spec) {
     makespan: track.makespan,
     busy: track.busy,
     peak: track.peak,
-    live: track.live.map(({ times, counts }) => times.map((time, i) => [time, counts[i]])),
+    live: track.busy.map((_, rank) => liveOf(track, rank)).map(({ times, counts }) => times.map((time, i) => [time, counts[i]])),
     path: criticalPath(track).spans,
   };
 }

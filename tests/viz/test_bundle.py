@@ -54,8 +54,8 @@ def test_both_forms_are_javascript(tmp_path):
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium runs the same text")
     scripts = {
         "classic.js": bundle.classic_script(),
-        "planner.js": bundle.own_script("planner"),
-        "studio.js": bundle.own_script("studio"),
+        "planner.js": bundle.element_script("planner"),
+        "studio.js": bundle.element_script("studio"),
     }
     for name, text in (scripts | {"widget.mjs": bundle.widget_module()}).items():
         (tmp_path / name).write_text(text)
@@ -125,7 +125,7 @@ def test_sphinx_pages_share_one_copy(tmp_path):
     application.Sphinx(source, source, out, out / "doctrees", "html", status=None, freshenv=True).build()
     page, plain = ((out / name).read_text(encoding="utf-8") for name in ("index.html", "plain.html"))
     assert page.count("<dp-timeline ") == 2
-    assert bundle.own_name("planner") not in page
+    assert bundle.element_script_name("planner") not in page
     assert "data-dualpipe-lab" not in page
     assert page.count(bundle.script_name()) == 1
     assert bundle.script_name() not in plain

@@ -288,11 +288,11 @@ def test_the_challenges_are_solved_with_all_stars_and_the_notebook_accepts_them(
     assert check.studio.mend.about.kind == "puzzle"
 
 
-@pytest.mark.parametrize("index", range(len(CHALLENGES)), ids=[one.name for one in CHALLENGES])
-def test_no_challenge_starts_solved(page, index):
+def test_no_challenge_starts_solved(page):
     with_challenges(page)
-    act(page, "challenge", index)
-    assert page.locator("dp-studio .judgement").inner_text().startswith("Not yet: ")
+    for index in range(len(CHALLENGES)):
+        act(page, "challenge", index)
+        assert page.locator("dp-studio .judgement").inner_text().startswith("Not yet: ")
 
 
 def test_others_are_compared_on_one_axis_with_the_same_costs(page):

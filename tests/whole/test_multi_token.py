@@ -89,7 +89,7 @@ def run_cuts(cuts):
 
 @pytest.mark.slow
 def test_every_axis_has_the_gradients_of_one_process(some):
-    cuts = some(CUTS, 4)
+    cuts = some(CUTS, 2)
 
     def fn(rank, world_size):
         return run_cuts(cuts)

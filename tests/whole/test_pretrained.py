@@ -97,7 +97,7 @@ CUTS = {
 }
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", ["llama", "qwen3, tied"])
 def test_every_cut_reads_the_same_weights_and_writes_them_back_bitwise(folders, kind, cut, tmp_path):
@@ -136,7 +136,7 @@ def trained_on_ranks(rank, world_size, axes, schedule, num_microbatches, folder)
     return step(model)
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", ["llama 3.1", "qwen3, tied"])
 @pytest.mark.parametrize("cut", TRAINED)
 def test_every_cut_has_the_loss_and_the_gradients_of_transformers(folders, cut, kind):

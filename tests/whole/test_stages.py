@@ -52,7 +52,7 @@ def runs(config, axes, names=("1f1b",), num_microbatches=4, edp=None, over=("dp"
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, V3], ids=["llama", "v3"])
 def test_every_schedule_has_the_gradients_of_one_process(config, some):
-    names = some(SYNCHRONOUS, 8)
+    names = some(SYNCHRONOUS, 5)
 
     def fn(rank, world_size):
         return runs(config, [("pp", 2)], names)
@@ -99,7 +99,7 @@ def run_cuts(cuts, kinds=KINDS):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", CUTS)
 def test_every_axis_has_the_gradients_of_one_process(model, some):
-    cuts = some(CUTS[model], 4)
+    cuts = some(CUTS[model], 3)
 
     def fn(rank, world_size):
         return run_cuts(cuts)
