@@ -341,3 +341,50 @@ def test_a_finger_moves_a_cell(browser, tmp_path):
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     assert rows(page)[0] == "0F1 0F0 0B0 0B1"
     context.close()
+
+
+def test_a_press_explains_while_the_drawing_plays(page):
+    open_studio(page)
+    page.get_by_role("button", name="Explain and play").click()
+    page.mouse.click(*cell(page, 1, 0))
+    assert message(page) == "1F0 starts at 1: rank 1 waits 1 tick before 1F0 for the activation of 0F0 from rank 0"
+    assert studio(page, "e.timeline.selection") == "1F0"
+    press(page, "Home")
+    assert studio(page, "e.timeline.time") == 0
+    page.get_by_role("button", name="Explain and play").click()
+    press(page, "Delete")
+    assert rows(page)[1].startswith("1F1")
+
+
+def test_a_stage_may_be_on_two_ranks_where_the_reader_says_so(page):
+    program = schedules.build("dualpipe", 2, 4)
+    open_studio(page, ("1f1b", 2, 4))
+    for rank, row in enumerate(program.rows()):
+        act(page, "point", {"rank": rank, "position": 0})
+        act(page, "retype", row)
+    assert not verdict(page).startswith("Valid")
+    page.locator("dp-studio summary", has_text="Costs and memory").click()
+    page.get_by_label("On how many ranks a stage may be").select_option("two ranks")
+    assert verdict(page).startswith("Valid: 12 ticks")
+    act(page, "undo")
+    assert page.get_by_label("On how many ranks a stage may be").input_value() == "1"
+
+
+def test_costs_of_each_stage_are_typed_and_a_limit_is_drawn(page):
+    open_studio(page, ("1f1b", 2, 4))
+    page.locator("dp-studio summary", has_text="Costs and memory").click()
+    field = page.get_by_label("W of each stage")
+    field.fill("1 3")
+    field.press("Enter")
+    assert studio(page, "e.figures.makespan") == pp.simulate(schedules.build("1f1b", 2, 4), Cost(W=[1, 3])).makespan
+    field.fill("1 2 3")
+    field.press("Enter")
+    assert message(page) == "W lists 3 stages, the program has 2; give one per stage"
+    room = page.get_by_label("Live activations that each rank has room for")
+    room.fill("1")
+    room.press("Tab")
+    assert verdict(page) == "1 problem: there is no room for it."
+    assert studio(page, "e.result.problems") == [
+        "rank 0, position 1: 0F1 makes it hold 2 activations, the bound is 1; run a backward first"
+    ]
+    assert studio(page, "e.timeline.tracks[0].room") == 1

@@ -4,7 +4,7 @@ import { answerText, challengeProgram } from "./studio-challenges.mjs";
 import { MOST_COMPARED, axisCosts } from "./studio-compare.mjs";
 import { EditActions } from "./studio-edit-actions.mjs";
 import { MOST_TICKS, UNIT_TICKS, linkOf, unpackSession } from "./studio-link.mjs";
-import { spanOfStep } from "./studio-track.mjs";
+import { spanOfStep, stepOfSpan } from "./studio-track.mjs";
 import { readCsv } from "./schedule-csv.mjs";
 import { explainStart } from "./schedule-explain.mjs";
 import { makeProgram, parseProgram } from "./schedule-rows.mjs";
@@ -54,6 +54,16 @@ export class Actions extends EditActions {
     const { text } = explainStart(session.program, session.costs, rank, position);
     studio.timeline.select([0, spanOfStep(studio.timeline.tracks[0], rank, position)]);
     studio.say(text);
+  }
+
+  // The same for what was pressed while the drawing explains: it has shown the path already.
+  explainPath() {
+    const { view, tracks } = this.studio.timeline, { index, spans } = view.path ?? {};
+    if (index !== 0 || !this.studio.figures) return;
+    const { rank, position } = stepOfSpan(tracks[0], spans.at(-1));
+    Object.assign(this.session.cursor, { rank, position });
+    this.studio.say(explainStart(this.session.program, this.session.costs, rank, position).text);
+    this.studio.tellPlace();
   }
 
   cost({ key, value }) {

@@ -22,6 +22,7 @@ export class Board {
     const { scroller, canvas } = this.timeline, on = (event, handle) =>
       scroller.addEventListener(event, (given) => this.isEditing && handle(given), true);
     scroller.setAttribute("role", "application");
+    scroller.setAttribute("aria-label", "Schedule editor: arrows move the cursor, space chooses, Alt and arrows move an action");
     on("keydown", (event) => this.pressed(event));
     on("pointerdown", (event) => this.down(event));
     on("pointermove", (event) => this.move(event));

@@ -101,9 +101,13 @@ export function costControls(act) {
   });
   const limit = make("input", { type: "number", min: 1, max: 4096, "aria-label": "Live activations that each rank has room for" });
   limit.addEventListener("change", () => act("limit", limit.value === "" ? null : Number(limit.value)));
+  const copies = menu("On how many ranks a stage may be", [["1", "one rank"], ["2", "two ranks"], ["", "any"]],
+    (value) => act("copies", value ? Number(value) : null));
   const both = make("button", { type: "button", class: "text", onclick: () => act("unitCosts") }, "All costs 1");
-  const panel = make("div", { class: "costs" }, ...rows.map(([, row]) => row.row), field("room for activations", limit), both);
-  const update = ({ costs, limit: room }) => {
+  const panel = make("div", { class: "costs" }, ...rows.map(([, row]) => row.row), field("room for activations", limit),
+    field("a stage is on", copies.select), both);
+  const update = ({ costs, limit: room, program }) => {
+    copies.select.value = program.numDirections > 2 ? "" : program.numDirections ?? "";
     for (const [key, { input, output, perStage }] of rows) {
       const value = costs[key], isList = Array.isArray(value);
       const shown = value == null ? pairTicks(costs) : isList ? Math.max(...value) : value;

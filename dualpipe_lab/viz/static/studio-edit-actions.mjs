@@ -5,7 +5,7 @@ import { spanOfStep } from "./studio-track.mjs";
 import { insertStep, joinBackward, moveStage, moveSteps, pairSteps, removeSteps, replaceRow, shiftSteps, splitBackward,
   unpairStep } from "./schedule-edits.mjs";
 import { applyMove } from "./schedule-fix.mjs";
-import { parseStep, stepActions, stepText } from "./schedule-rows.mjs";
+import { makeProgram, parseStep, stepActions, stepText } from "./schedule-rows.mjs";
 
 const MOST_MISSING = 24, MOST_CELLS = 4096;
 
@@ -123,6 +123,12 @@ export class EditActions {
     if (!place) throw new Error("choose an action of the stage first");
     const [{ stage }] = stepActions(session.program.ranks[place[0]][place[1]]);
     this.change(moveStage(session.program, stage, rank), `move stage ${stage} to rank ${rank}`);
+  }
+
+  // On how many ranks a stage may be: 1, 2 (as in DualPipe, with two copies of its weights), or null for any number.
+  copies(numDirections) {
+    const { program } = this.session, where = { 1: "one rank", 2: "two ranks" }[numDirections] ?? "any number of ranks";
+    this.change(makeProgram(program.name, program.ranks, { ...program, numDirections }), `stages on ${where}`);
   }
 
   insert(text) {

@@ -141,6 +141,7 @@ export class StudioElement extends Drawing {
     this.timeline.spec = { tracks: [{ name: track.name, source: "simulated", unit: "ticks", rows: [], costs: track.costs }] };
     this.timeline.sliders?.panel.remove();
     this.board.listen();
+    this.timeline.addEventListener("dp-selection", ({ detail }) => detail && !this.board.isEditing && this.act("explainPath"));
     this.timeline.show(tracks, this.marks(track));
   }
 
