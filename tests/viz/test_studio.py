@@ -363,7 +363,7 @@ def test_a_stage_may_be_on_two_ranks_where_the_reader_says_so(page):
         act(page, "point", {"rank": rank, "position": 0})
         act(page, "retype", row)
     assert not verdict(page).startswith("Valid")
-    page.locator("dp-studio summary", has_text="Costs and memory").click()
+    page.locator("dp-studio summary", has_text="Size, costs and memory").click()
     page.get_by_label("On how many ranks a stage may be").select_option("two ranks")
     assert verdict(page).startswith("Valid: 12 ticks")
     act(page, "undo")
@@ -372,7 +372,7 @@ def test_a_stage_may_be_on_two_ranks_where_the_reader_says_so(page):
 
 def test_costs_of_each_stage_are_typed_and_a_limit_is_drawn(page):
     open_studio(page, ("1f1b", 2, 4))
-    page.locator("dp-studio summary", has_text="Costs and memory").click()
+    page.locator("dp-studio summary", has_text="Size, costs and memory").click()
     field = page.get_by_label("W of each stage")
     field.fill("1 3")
     field.press("Enter")
@@ -388,3 +388,25 @@ def test_costs_of_each_stage_are_typed_and_a_limit_is_drawn(page):
         "rank 0, position 1: 0F1 makes it hold 2 activations, the bound is 1; run a backward first"
     ]
     assert studio(page, "e.timeline.tracks[0].room") == 1
+
+
+def test_costs_of_each_stage_follow_the_number_of_stages_and_refuse_another_order(page):
+    open_studio(page, ("1f1b", 2, 2))
+    act(page, "costs", {"key": "F", "text": "1 4"})
+    act(page, "point", {"rank": 1, "position": 0})
+    act(page, "retype", "1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1")
+    assert not verdict(page).startswith("Valid: ")
+    act(page, "size", {"numStages": 3})
+    assert studio(page, "e.session.costs.F") == [1, 4, 4]
+    assert verdict(page).startswith("Valid: ")
+    act(page, "size", {"numStages": 5000})
+    assert message(page) == "a schedule has 1 to 4096 stages and microbatches, got 5000"
+    act(page, "undo")
+    act(page, "undo")
+    act(page, "unitCosts")
+    act(page, "compare", "zbv")
+    act(page, "costs", {"key": "F", "text": "1 4 4"})
+    assert message(page).startswith("F lists 3 stages, the program has 2")
+    act(page, "costs", {"key": "F", "text": "1 4"})
+    assert message(page) == ("costs differ between the 2 stages, and another order has 4; give all stages one cost")
+    assert studio(page, "e.session.costs.F") == 1

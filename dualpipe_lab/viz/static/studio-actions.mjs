@@ -67,7 +67,9 @@ export class Actions extends EditActions {
   }
 
   cost({ key, value }) {
-    this.session.costs = { ...this.session.costs, [key]: value };
+    const { session, studio } = this, costs = { ...session.costs, [key]: value };
+    axisCosts(costs, session.program.numStages, studio.compared.map(({ program }) => program.numStages)); // or it says why not
+    session.costs = costs;
     this.studio.refresh();
   }
 

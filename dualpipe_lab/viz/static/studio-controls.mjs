@@ -80,6 +80,7 @@ export function editControls(act) {
   return { panel, buttons: Object.fromEntries(buttons), stage, token, row, rank, missing, here };
 }
 
+export const MOST_COUNT = 4096;
 const COSTS = [
   ["F", 0, 12, "ticks of a forward"], ["I", 0, 12, "ticks of a backward for the input"],
   ["W", 0, 12, "ticks of a backward for the weights"], ["overlap", 0, 36, "ticks of an overlapped pair"],
@@ -99,14 +100,17 @@ export function costControls(act) {
     perStage?.addEventListener("change", () => act("costs", { key, text: perStage.value }));
     return [key, { input, output, perStage, row: make("div", { class: "cost" }, make("span", {}, label), input, output, ...(perStage ? [perStage] : [])) }];
   });
-  const limit = make("input", { type: "number", min: 1, max: 4096, "aria-label": "Live activations that each rank has room for" });
-  limit.addEventListener("change", () => act("limit", limit.value === "" ? null : Number(limit.value)));
+  const limit = countField("Live activations that each rank has room for", (value) => act("limit", value));
+  const stages = countField("Number of stages", (value) => act("size", { numStages: value }));
+  const microbatches = countField("Number of microbatches", (value) => act("size", { numMicrobatches: value }));
   const copies = menu("On how many ranks a stage may be", [["1", "one rank"], ["2", "two ranks"], ["", "any"]],
     (value) => act("copies", value ? Number(value) : null));
   const both = make("button", { type: "button", class: "text", onclick: () => act("unitCosts") }, "All costs 1");
-  const panel = make("div", { class: "costs" }, ...rows.map(([, row]) => row.row), field("room for activations", limit),
+  const panel = make("div", { class: "costs" }, ...rows.map(([, row]) => row.row), field("stages", stages), field("microbatches", microbatches), field("room for activations", limit),
     field("a stage is on", copies.select), both);
   const update = ({ costs, limit: room, program }) => {
+    stages.value = program.numStages;
+    microbatches.value = program.numMicrobatches;
     copies.select.value = program.numDirections > 2 ? "" : program.numDirections ?? "";
     for (const [key, { input, output, perStage }] of rows) {
       const value = costs[key], isList = Array.isArray(value);
@@ -120,6 +124,12 @@ export function costControls(act) {
     limit.value = room ?? "";
   };
   return { panel, update };
+}
+
+function countField(words, change) {
+  const input = make("input", { type: "number", min: 1, max: MOST_COUNT, "aria-label": words });
+  input.addEventListener("change", () => change(input.value === "" ? null : Number(input.value)));
+  return input;
 }
 
 const pairTicks = ({ F, I, W }) => [F, I, W].map((value) => (Array.isArray(value) ? Math.max(...value) : value)).reduce((a, b) => a + b);

@@ -1,6 +1,7 @@
 // What a reader does to the rows: pointing and editing, by name; each takes what it needs as `detail`.
 
 import { number } from "./scale.mjs";
+import { MOST_COUNT } from "./studio-controls.mjs";
 import { spanOfStep } from "./studio-track.mjs";
 import { insertStep, joinBackward, moveStage, moveSteps, pairSteps, removeSteps, replaceRow, shiftSteps, splitBackward,
   unpairStep } from "./schedule-edits.mjs";
@@ -123,6 +124,16 @@ export class EditActions {
     if (!place) throw new Error("choose an action of the stage first");
     const [{ stage }] = stepActions(session.program.ranks[place[0]][place[1]]);
     this.change(moveStage(session.program, stage, rank), `move stage ${stage} to rank ${rank}`);
+  }
+
+  // How many stages and microbatches the schedule should have; what is missing then, the verdict says.
+  size(counts) {
+    const { program } = this.session, [count] = Object.values(counts);
+    if (!Number.isInteger(count) || count < 1 || count > MOST_COUNT) {
+      throw new Error(`a schedule has 1 to ${MOST_COUNT} stages and microbatches, got ${count ?? "nothing"}`);
+    }
+    const { numStages, numMicrobatches } = { ...program, ...counts };
+    this.change(makeProgram(program.name, program.ranks, { ...program, ...counts }), `${numStages} stages, ${numMicrobatches} microbatches`);
   }
 
   // On how many ranks a stage may be: 1, 2 (as in DualPipe, with two copies of its weights), or null for any number.

@@ -17,8 +17,8 @@ function asFarAsItRuns(flat) {
   return connectParts({ ...flat, numStages: flat.width, numMicrobatches });
 }
 
-// Costs that a stage beyond the stated ones has, too: those of the last one.
-function costsFor(costs, numStages) {
+// Costs per stage for another number of stages: one that is new has those of the last one.
+export function costsFor(costs, numStages) {
   const fitted = Object.entries(costs).map(([key, value]) =>
     [key, Array.isArray(value) ? Array.from({ length: numStages }, (_, stage) => value[stage] ?? value.at(-1)) : value]);
   return Object.fromEntries(fitted);

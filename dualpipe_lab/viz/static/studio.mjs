@@ -15,7 +15,7 @@ import { axisCosts, comparePanel } from "./studio-compare.mjs";
 import { exportPanel } from "./studio-export.mjs";
 import { UNIT_TICKS, sessionOfLink } from "./studio-link.mjs";
 import { STUDIO_STYLE } from "./studio-style.mjs";
-import { draftTrack, spanOfStep } from "./studio-track.mjs";
+import { costsFor, draftTrack, spanOfStep } from "./studio-track.mjs";
 import { figuresPanel, verdictPanel } from "./studio-verdict.mjs";
 import { Session } from "./studio-session.mjs";
 import { check } from "./schedule-check.mjs";
@@ -74,7 +74,7 @@ export class StudioElement extends Drawing {
     this.message = make("p", { class: "message", role: "status" });
     this.frame = make("section", { class: "dp studio", "aria-label": "Schedule studio" },
       this.begin.bar, this.puzzles.task, this.timeline, this.verdict.panel, this.message, this.edit.panel,
-      section("Numbers", true, this.numbers.panel), section("Costs and memory", false, this.costs.panel),
+      section("Numbers", true, this.numbers.panel), section("Size, costs and memory", false, this.costs.panel),
       section("Compare", false, this.comparing.panel), this.texts = section("Text, link, files", false, this.exporting.panel),
       ...(this.spec.challenges.length ? [section("Challenges", true, this.puzzles.panel)] : []));
     this.texts.addEventListener("toggle", () => this.exporting.show());
@@ -101,7 +101,8 @@ export class StudioElement extends Drawing {
 
   // The verdict, the numbers and the picture of the present version.
   refresh() {
-    const begun = performance.now(), { session } = this, { program, costs } = session;
+    const begun = performance.now(), { session } = this, { program } = session;
+    const costs = (session.costs = costsFor(session.costs, program.numStages));
     this.result = check(program, { inFlight: session.limit });
     const canRun = this.result.flat !== null;
     if (this.figures) this.earlier = this.figures; // of the last version that could run
