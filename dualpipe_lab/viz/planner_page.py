@@ -4,8 +4,8 @@ Chapter: book/whole/plan-your-run.  In: a first choice.  Out: HTML with controls
 Python sends facts alone, about 4 kB: sizes of models, numbers of accelerators and links, and the rules of Megatron.
 The page computes the same estimate as `plan.estimate(..., MEGATRON)`, `plan.step_time(..., MEGATRON_TIME)` and
 `Plan.traffic`: equal bytes, and seconds that differ in the last digits of a double.
-What the page offers is less than what the library computes: Llama and Qwen3 without experts, numbers of ranks that are
-powers of two, nodes of 8, bfloat16, sequence parallelism wherever tp is above 1, zigzag order along cp, four schedules.
+What the page offers is less than what the library computes: Llama and Qwen3 without experts, bfloat16, sequence
+parallelism wherever tp is above 1, zigzag order along cp, four schedules.
 """
 
 from collections.abc import Mapping
@@ -30,23 +30,25 @@ from dualpipe_lab.plan.time_rules import MEGATRON_TIME
 from dualpipe_lab.viz.embed import element
 
 _GB = 10**9
-_POWERS = tuple(2**power for power in range(15))
-_NODE = 8
-CHOICES: dict[str, tuple[Any, ...]] = {  # what each control offers, beside models and accelerators
-    "gpus": _POWERS,
-    "slower": _POWERS[:6],
-    "sequence": tuple(2**power for power in range(11, 18)),
-    "batch": _POWERS[:13],
-    "rows": _POWERS[:4],
-    "tp": _POWERS[:4],
-    "cp": _POWERS[:5],
-    "pp": _POWERS[:5],
+_POWERS = tuple(2**power for power in range(18))
+NUMBERS: dict[str, tuple[tuple[int, ...], int]] = {  # where the sliders stop, and the largest number of the field
+    "gpus": (_POWERS[:15], 2**17),
+    "node": ((1, 2, 4, 8, 16, 32, 64, 72), 1024),
+    "slower": (_POWERS[:6], 1000),
+    "sequence": (_POWERS[11:], 2**20),
+    "batch": (_POWERS[:13], 2**17),
+    "rows": (_POWERS[:4], 1024),
+    "tp": (_POWERS[:4], 128),
+    "cp": (_POWERS[:5], 1024),
+    "pp": (_POWERS[:5], 128),
+}
+CHOICES: dict[str, tuple[Any, ...]] = {  # what each other control offers, beside models and accelerators
     "schedule": ("1f1b", "gpipe", "zero_bubble_h1", "interleaved"),
     "zero": (0, 1, 2, 3),
     "recompute": (False, True),
 }
 START: dict[str, Any] = {
-    "model": "llama3-8b", "gpu": "h100", "gpus": 8, "slower": 1, "sequence": 8192, "batch": 64, "rows": 1,
+    "model": "llama3-8b", "gpu": "h100", "gpus": 8, "node": 8, "slower": 1, "sequence": 8192, "batch": 64, "rows": 1,
     "tp": 1, "cp": 1, "pp": 8, "schedule": "1f1b", "zero": 0, "recompute": False,
 }  # fmt: skip
 
@@ -66,19 +68,17 @@ class PlannerPage:
     """
 
     def __init__(self, **start: Any) -> None:
-        self.start = START | start
-        offered = {"model": tuple(models()), "gpu": tuple(gpus()), **CHOICES}
+        usual = {"node": gpus()[start["gpu"]].ranks_per_node} if start.get("gpu") in gpus() else {}
+        self.start = START | usual | start
         for name, value in self.start.items():
-            if name not in offered:
-                raise ValueError(f"the page has no control {name!r}; it has {', '.join(offered)}")
-            if value not in offered[name]:
-                raise ValueError(f"{name} is one of {', '.join(map(str, offered[name]))}, got {value!r}")
+            _check_offered(name, value)
         _ = self.memory, self.time
 
     @property
     def spec(self) -> dict[str, Any]:
         """The specification that the element reads."""
-        return {**facts(), "choices": CHOICES, "start": self.start}
+        marks, most = ({name: both[place] for name, both in NUMBERS.items()} for place in (0, 1))
+        return {**facts(), "choices": marks | CHOICES, "most": most, "start": self.start}
 
     @cached_property
     def memory(self) -> Estimate:
@@ -118,6 +118,18 @@ class PlannerPage:
         return f"<table><caption>{escape(str(self))}; GB</caption>{head}{rows}</table>"
 
 
+def _check_offered(name: str, value: Any) -> None:
+    """Refuse a control or a value that the page does not have."""
+    offered = {"model": tuple(models()), "gpu": tuple(gpus()), **CHOICES}
+    if name not in START:
+        raise ValueError(f"the page has no control {name!r}; it has {', '.join(START)}")
+    if name not in NUMBERS:
+        if value not in offered[name]:
+            raise ValueError(f"{name} is one of {', '.join(map(str, offered[name]))}, got {value!r}")
+    elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= NUMBERS[name][1]:
+        raise ValueError(f"{name} is a whole number from 1 to {NUMBERS[name][1]}, got {value!r}")
+
+
 def planned(choice: Mapping[str, Any]) -> tuple[LlamaConfig, Plan, Cluster]:
     """Return model, plan and cluster of a choice.
 
@@ -129,7 +141,7 @@ def planned(choice: Mapping[str, Any]) -> tuple[LlamaConfig, Plan, Cluster]:
     if choice["gpus"] % used:
         raise ValueError(f"pp x cp x tp are {used} ranks, and there are {choice['gpus']} GPUs; use smaller axes")
     dp_size = choice["gpus"] // used
-    cluster = Cluster.of(choice["gpu"], choice["gpus"])
+    cluster = Cluster.of(choice["gpu"], choice["gpus"], choice["node"])
     between = replace(cluster.between, bandwidth=cluster.between.bandwidth / choice["slower"])
     axes = {"pp": choice["pp"], "dp": dp_size, "cp": choice["cp"], "tp": choice["tp"]}
     plan = Plan(
@@ -152,8 +164,8 @@ def models() -> dict[str, LlamaConfig]:
 
 
 def gpus() -> dict[str, Cluster]:
-    """Return the accelerators in nodes of 8, with their links."""
-    return {name: Cluster.of(name, _NODE) for name, known in CLUSTERS.items() if known[1] == _NODE}
+    """Return the accelerators with their links, in one node of the usual size."""
+    return {name: Cluster.of(name, known[1]) for name, known in CLUSTERS.items()}
 
 
 def facts() -> dict[str, Any]:

@@ -96,29 +96,34 @@ export const rowsOf = (ranks) => ranks.map((actions) => actions.map(([stage, kin
 
 // What the reader chose, with what follows; `problem` is the rule that it breaks, or null.
 export function planOf(facts, choice) {
-  const { gpus, tp, cp, pp, schedule, zero, rows, batch, sequence } = choice;
+  const { gpus, node, tp, cp, pp, schedule, rows, batch, sequence } = choice;
   const model = facts.models[choice.model], card = facts.gpus[choice.gpu], dp = gpus / (tp * cp * pp);
   const count = batch / (dp * rows), numStages = pp * stagesPerRank(schedule, pp), copies = dp * cp;
-  const plan = { ...choice, model, card, dp, count, numStages, copies, node: Math.min(card.node, gpus) };
+  const plan = { ...choice, model, card, dp, count, numStages, copies, node: Math.min(node, gpus) };
   plan.tokens = rows * (sequence / cp); // of a microbatch on one rank
   plan.between = tp > 1 ? plan.tokens / tp : plan.tokens; // of these, between the layers
   plan.heads = model.heads / tp;
-  plan.keyHeads = model.keyHeads / tp;
-  plan.ffn = model.ffn / tp;
-  plan.vocabulary = model.vocabulary / tp;
+  plan.keyHeads = Math.max(Math.floor(model.keyHeads / tp), 1);
+  plan.keyCopies = Math.max(Math.floor(tp / model.keyHeads), 1); // ranks of tp with the same key heads
+  plan.ffn = Math.ceil(model.ffn / tp); // on the first rank of tp, whose shards are the largest
+  plan.vocabulary = Math.ceil(model.vocabulary / tp);
   plan.boundary = plan.between * model.hidden * ELEMENT_BYTES;
   plan.problem = problemOf(plan);
   if (!plan.problem) {
     plan.layers = layerCounts(model, numStages);
-    plan.parts = Array.from({ length: pp }, (_, rank) => partsAt(plan, rank));
+    plan.parts = Array.from({ length: pp }, (_, rank) => partsAt(plan, rank, 0));
   }
   return plan;
 }
 
-function problemOf({ gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model }) {
+function problemOf(plan) {
+  const { gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model } = plan;
+  if (gpus % plan.node) return `${gpus} GPUs do not fill nodes of ${plan.node}; use ${Math.ceil(gpus / plan.node) * plan.node} GPUs`;
   if (!Number.isInteger(dp)) {
     return `pp ${pp} x cp ${cp} x tp ${tp} are ${tp * cp * pp} ranks, and there are ${gpus} GPUs; use smaller axes or more GPUs`;
   }
+  const heads = headProblem(model, tp) ?? sequenceProblem(plan);
+  if (heads) return heads;
   if (numStages > model.layers) return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
   if (zero && copies === 1) {
     return `ZeRO-${zero} shards over the ranks of dp and cp that copy a weight, got one; use ZeRO-0, or a smaller tp or pp`;
@@ -130,31 +135,51 @@ function problemOf({ gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, num
   return null;
 }
 
+function headProblem({ heads, keyHeads }, tp) {
+  if (heads % tp) return `${heads} heads do not divide among ${tp} ranks of tp; use a tp that divides them`;
+  if (keyHeads % tp && tp % keyHeads) {
+    return `key heads divide among the ranks of tp, or ranks among key heads, got ${keyHeads} for tp ${tp}; use another tp`;
+  }
+  return null;
+}
+
+function sequenceProblem({ sequence, cp, tp }) {
+  if (sequence % (2 * cp)) return `cp shares a sequence out in ${2 * cp} equal chunks, got ${sequence} tokens; use a multiple of ${2 * cp * tp}`;
+  if ((sequence / cp) % tp) return `tp shares out the ${sequence / cp} tokens of a rank evenly, got tp ${tp}; use a multiple of ${2 * cp * tp}`;
+  return null;
+}
+
 // The stages of a rank of pp.
 export const stagesAt = (plan, rank) =>
   Array.from({ length: plan.numStages / plan.pp }, (_, chunk) => rank + chunk * plan.pp);
 
 // ---- parameters
 
+// The shard of a dimension on a rank of tp: the last ones may be smaller, or empty.
+const shardOf = (length, tp, tpRank) => Math.max(0, Math.min(Math.ceil(length / tp), length - tpRank * Math.ceil(length / tp)));
+
 // The parameters of a rank of pp in the order of its modules: {stage, unit of ZeRO-3, numel, kind of its bucket}.
-function partsAt(plan, rank) {
+export function partsAt(plan, rank, tpRank) {
+  const sharded = plan.tp > 1 ? "tp" : "", layer = layerParts(plan, sharded, tpRank);
   return stagesAt(plan, rank).flatMap((stage) => {
     const { hidden, tied } = plan.model, isFirst = stage === 0, isLast = stage === plan.numStages - 1;
-    const sharded = plan.tp > 1 ? "tp" : "", isOne = tied && isFirst && isLast;
-    const table = { numel: plan.vocabulary * hidden, kind: sharded };
+    const isOne = tied && isFirst && isLast;
+    const table = { numel: shardOf(plan.model.vocabulary, plan.tp, tpRank) * hidden, kind: sharded };
     const shared = { ...table, kind: `${sharded} tied` }, norm = { numel: hidden, kind: "" };
     const units = isFirst ? [[tied && !isOne ? shared : table]] : [];
-    for (let layer = 0; layer < plan.layers[stage]; layer++) units.push(layerParts(plan, sharded));
+    for (let number = 0; number < plan.layers[stage]; number++) units.push(layer);
     const copy = { ...table, kind: `${sharded} tied replica` };
     if (isLast) units.push([norm], tied ? (isFirst ? [] : [copy]) : [table]);
     return units.flatMap((parts, unit) => parts.map((part) => ({ ...part, stage, unit: isOne ? 0 : unit })));
   });
 }
 
-function layerParts({ model, heads, keyHeads, ffn }, sharded) {
+function layerParts({ model, heads, tp, keyHeads, keyCopies }, sharded, tpRank) {
   const { hidden, headSize, qkNorm } = model, norm = { numel: hidden, kind: "" };
-  const product = (width) => ({ numel: width * hidden, kind: sharded });
-  const [query, key, network] = [heads * headSize, keyHeads * headSize, ffn].map(product);
+  const product = (width, kind = sharded) => ({ numel: width * hidden, kind });
+  const query = product(heads * headSize), network = product(shardOf(model.ffn, tp, tpRank));
+  const isCopy = keyCopies > 1 && tpRank % keyCopies > 0; // another rank of tp has the same key heads
+  const key = product(keyHeads * headSize, `${Math.min(tp, model.keyHeads) > 1 ? "tp" : ""}${isCopy ? " replica" : ""}`);
   const small = { numel: headSize, kind: "" };
   return [norm, query, key, key, query, ...(qkNorm ? [small, small] : []), norm, network, network, network];
 }

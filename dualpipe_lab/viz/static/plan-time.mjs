@@ -38,12 +38,14 @@ function linksOf({ card, slower }) {
   return [card.inside, { ...card.between, bandwidth: card.between.bandwidth / slower }];
 }
 
+const roundsOf = (size) => 32 - Math.clz32(size - 1); // the logarithm to the base of 2, rounded up
+
 function collective(plan, { size, perNode }, bytes, passes = 1) {
   if (size === 1) return 0;
   const [inside, between] = linksOf(plan), crosses = perNode < size;
   const rate = crosses ? Math.min(rateOf(inside, bytes), perNode * rateOf(between, bytes)) : rateOf(inside, bytes);
   const latency = crosses ? between.latency : inside.latency;
-  return passes * ((bytes * (size - 1)) / size / rate + Math.ceil(Math.log2(size)) * latency);
+  return passes * ((bytes * (size - 1)) / size / rate + roundsOf(size) * latency);
 }
 
 function message(plan, { size, perNode }, bytes) {
@@ -96,11 +98,13 @@ function callsOf(plan) {
   const hop = (bytes) => add(...message(plan, cp, plan.rows * (plan.sequence / plan.cp) * 2 * plan.keyHeads * model.headSize * bytes));
   const ring = (count, bytes, before = 0) => Array.from({ length: count }, () => hop(bytes)).reduce((all, part) => all + part, before);
   const once = plan.cp > 1 ? ring(plan.cp - 1, ELEMENT_BYTES) : 0;
+  const { keyCopies } = plan, sameKeys = { size: keyCopies, perNode: Math.min(tp.perNode, keyCopies) };
+  const keys = keyCopies > 1 ? [0, 1].map(() => collective(plan, sameKeys, model.hidden * model.headSize * ELEMENT_BYTES, 2)) : [];
   const norms = model.qkNorm ? [0, 1].map(() => collective(plan, tp, model.headSize * 4, 2)) : [];
   const loss = (numbers) => collective(plan, tp, numbers * tokens * 4, 2);
   return {
     layer: { F: { tp: add(gather(), sum(), gather(), sum()), cp: once },
-      I: { tp: add(gather(), gather(), sum(), gather(), ...norms, gather(), sum()), cp: plan.cp > 1 ? ring(plan.cp, 4, once) : 0 } },
+      I: { tp: add(gather(), gather(), sum(), gather(), ...norms, gather(), sum(), ...keys), cp: plan.cp > 1 ? ring(plan.cp, 4, once) : 0 } },
     embedding: { F: { tp: sum(), cp: 0 }, I: { tp: gather(), cp: 0 } },
     head: { F: { tp: add(gather(), loss(1), loss(2)), cp: 0 }, I: { tp: add(gather(), sum()), cp: 0 } },
   };

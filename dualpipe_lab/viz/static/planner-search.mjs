@@ -27,8 +27,16 @@ export function resultOf(facts, choice) {
   return { plan, ranks, memory, fullest, bytes, step: stepOf(facts, plan, ranks), fits: bytes <= plan.card.memory };
 }
 
+// Of an axis every number up to the largest mark that divides the GPUs, and the chosen one; of the others all values.
+function valuesOf(name, marks, choice) {
+  if (typeof choice[name] !== "number" || name === "zero") return marks;
+  const all = Array.from({ length: marks.at(-1) }, (_, place) => place + 1).filter((value) => choice.gpus % value === 0);
+  return all.includes(choice[name]) ? all : [...all, choice[name]];
+}
+
 export function gridOf(choices, choice) {
-  return GRID.reduce((found, name) => found.flatMap((one) => choices[name].map((value) => ({ ...one, [name]: value }))), [choice]);
+  return GRID.reduce((found, name) =>
+    found.flatMap((one) => valuesOf(name, choices[name], choice).map((value) => ({ ...one, [name]: value }))), [choice]);
 }
 
 export const isSame = (one, other) => Object.keys(one).every((name) => one[name] === other[name]);

@@ -42,7 +42,7 @@ export class PlannerElement extends Drawing {
 
   start(spec) {
     this.spec = spec;
-    this.offered = { model: Object.keys(spec.models), gpu: Object.keys(spec.gpus), ...spec.choices };
+    this.offered = { model: Object.keys(spec.models), gpu: Object.keys(spec.gpus), ...spec.choices, ...spec.most };
     this.build();
     this.choice = spec.start;
     this.fromAddress();
@@ -207,14 +207,14 @@ export class PlannerElement extends Drawing {
   }
 
   fillTraffic() {
-    const { gpus, pp, tp, copies, cp } = this.result.plan, used = { tp: tp > 1, cp: cp > 1, pp: pp > 1, gradients: copies > 1, norm: gpus > 1 };
+    const { gpus, node, pp, tp, copies, cp } = this.result.plan, used = { tp: tp > 1, cp: cp > 1, pp: pp > 1, gradients: copies > 1, norm: gpus > 1 };
     const size = (bytes) => sizeText(Number(bytes) / gpus), sum = (place) => Object.values(this.sent).reduce((all, one) => all + one[place], 0n);
     const rows = Object.entries(this.sent).filter(([axis]) => used[axis])
       .map(([axis, [inside, between]]) => [AXES[axis], size(inside), size(between)]);
     if (!rows.length) return this.traffic.replaceChildren(make("p", { class: "note" }, "One GPU sends nothing."));
     rows.push(["all", size(sum(0)), size(sum(1))]);
     const head = ["bytes that a GPU sends, on average", "inside a node", "between nodes"];
-    return this.traffic.replaceChildren(numbersTable(`${gpus} GPUs, ${Math.min(8, gpus)} in a node`, { head, rows }));
+    return this.traffic.replaceChildren(numbersTable(`${gpus} GPUs, ${node} in a node`, { head, rows }));
   }
 
   // The schedule in this plan's own nanoseconds; sliders for its costs would contradict the plan.

@@ -1,0 +1,79 @@
+// How many links of the groups of ranks leave a node: for groups of any size on nodes of any size.
+//
+// A group is `size` ranks that lie `stride` apart.  Position p of its ring sends to p + 1 (a gather) or to p - 1 (a sum).
+
+// Of the groups that begin at `firsts`: their number, by position how many links up and down leave a node, and how many
+// ordered pairs of ranks lie on two nodes.
+function countLinks(node, firsts, size, stride) {
+  const up = new Array(size).fill(0), down = new Array(size).fill(0), nodes = new Array(size);
+  let pairs = 0;
+  for (const first of firsts) {
+    let run = 0;
+    pairs += size * size;
+    for (let place = 0; place < size; place++) {
+      nodes[place] = Math.floor((first + place * stride) / node);
+      run = place && nodes[place] === nodes[place - 1] ? run + 1 : 1;
+      pairs -= 2 * run - 1; // on one node, the rank with itself among them
+    }
+    for (let place = 0; place < size; place++) {
+      up[place] += Number(nodes[place] !== nodes[(place + 1) % size]);
+      down[place] += Number(nodes[place] !== nodes[(place + size - 1) % size]);
+    }
+  }
+  return { groups: firsts.length, size, up, down, pairs };
+}
+
+// The links of all groups of so many ranks, for each rank of pp.
+export function linksOfGroups({ gpus, pp, node }, size, stride) {
+  const block = gpus / pp;
+  return Array.from({ length: pp }, (_, rank) => {
+    const firsts = [];
+    for (let first = rank * block; first < (rank + 1) * block; first++) {
+      if (Math.floor(first / stride) % size === 0) firsts.push(first);
+    }
+    return countLinks(node, firsts, size, stride);
+  });
+}
+
+// The links of the ranks with copies of the weights at one place along pp and tp.
+export function linksOfCopies({ gpus, pp, tp, copies, node }, rank, tpRank) {
+  return countLinks(node, [rank * (gpus / pp) + tpRank], copies, tp);
+}
+
+// Bytes that all ranks send in a step, inside of nodes and between them, by what sends them.  Totals of large clusters
+// exceed 2^53, so they are BigInt.
+export class LinkBytes {
+  constructor(axes) {
+    this.found = Object.fromEntries(axes.map((axis) => [axis, [0n, 0n]]));
+  }
+
+  add(axis, all, between) {
+    this.found[axis][0] += all - between;
+    this.found[axis][1] += between;
+  }
+
+  // Every rank of every group sends so many bytes to the next one in the ring; `times` as often.
+  ring(axis, { groups, size, up }, bytes, times = 1) {
+    const each = BigInt(bytes) * BigInt(times), crossing = up.reduce((sum, count) => sum + count, 0);
+    if (size > 1) this.add(axis, each * BigInt(groups * size), each * BigInt(crossing));
+  }
+
+  gather(axis, links, shard, times = 1) {
+    this.ring(axis, links, shard * (links.size - 1), times);
+  }
+
+  // A sum over the ring, in chunks of equal size but for the last ones: position p leaves out those at p + 1 and p + 2.
+  allReduce(axis, { groups, size, down }, numel, element, times = 1) {
+    const each = Math.ceil(numel / size), repeat = BigInt(times) * BigInt(element);
+    const chunk = (place) => Math.max(0, Math.min(each, numel - (place % size) * each));
+    const crossing = down.reduce((sum, count, place) =>
+      (count ? sum + BigInt(count) * BigInt(2 * numel - chunk(place + 1) - chunk(place + 2)) : sum), 0n);
+    this.add(axis, repeat * BigInt(groups) * BigInt(2 * numel) * BigInt(size - 1), repeat * crossing);
+  }
+
+  // Every rank sends a shard to every other one.
+  scatter(axis, { groups, size, pairs }, bytes, times = 1) {
+    const shard = BigInt(bytes / size) * BigInt(times);
+    this.add(axis, shard * BigInt(groups * size * (size - 1)), shard * BigInt(pairs));
+  }
+}
