@@ -5,7 +5,7 @@ Python sends facts alone, about 4 kB: sizes of models, numbers of accelerators a
 The page computes the same estimate as `plan.estimate(..., MEGATRON)`, `plan.step_time(..., MEGATRON_TIME)` and
 `Plan.traffic`: equal bytes, and seconds that differ in the last digits of a double.
 What the page offers is less than what the library computes: Llama and Qwen3 without experts, bfloat16, sequence
-parallelism wherever tp is above 1, zigzag order along cp, four schedules.
+parallelism wherever tp is above 1, zigzag order along cp.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,11 @@ from dualpipe_lab.plan.model_of import model_of
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.step_time import StepTime, step_time
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME
+from dualpipe_lab.pp import schedules
 from dualpipe_lab.viz.embed import element
 
 _GB = 10**9
+_PASSES = 2**14  # as in static/plan-model.mjs
 _POWERS = tuple(2**power for power in range(18))
 NUMBERS: dict[str, tuple[tuple[int, ...], int]] = {  # where the sliders stop, and the largest number of the field
     "gpus": (_POWERS[:15], 2**17),
@@ -43,7 +45,7 @@ NUMBERS: dict[str, tuple[tuple[int, ...], int]] = {  # where the sliders stop, a
     "pp": (_POWERS[:5], 128),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {  # what each other control offers, beside models and accelerators
-    "schedule": ("1f1b", "gpipe", "zero_bubble_h1", "interleaved"),
+    "schedule": tuple(schedules.names(synchronous=True)),
     "zero": (0, 1, 2, 3),
     "recompute": (False, True),
 }
@@ -148,7 +150,19 @@ def planned(choice: Mapping[str, Any]) -> tuple[LlamaConfig, Plan, Cluster]:
         **axes, num_microbatches=max(1, choice["batch"] // (dp_size * choice["rows"])), schedule=choice["schedule"],
         zero=choice["zero"], recompute=choice["recompute"], sequence_parallel=choice["tp"] > 1, precision="bfloat16",
     )  # fmt: skip
+    _check_passes(plan)
     return config, plan, replace(cluster, between=between)
+
+
+def _check_passes(plan: Plan) -> None:
+    """Refuse a plan with more microbatches than the page computes within 100 ms; a schedule may refuse them first."""
+    passes = plan.num_microbatches * plan.pp
+    if passes <= _PASSES:
+        passes = plan.num_microbatches * plan.num_stages
+    if passes > _PASSES:
+        raise ValueError(
+            f"the page computes {_PASSES} passes of microbatches through stages, got {passes}; use larger microbatches"
+        )
 
 
 def models() -> dict[str, LlamaConfig]:

@@ -1,11 +1,13 @@
 """The planner's page computes what Python computes: bytes to the last one, seconds to the last digits of a double."""
 
 import random
+from contextlib import suppress
 from math import isclose
 
 import pytest
 from drawing_page import element
 
+from dualpipe_lab import schedules
 from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, estimate, step_time
 from dualpipe_lab.viz import planner_page
 from dualpipe_lab.viz.planner_page import CHOICES, NUMBERS, START, PlannerPage, planned
@@ -41,6 +43,10 @@ ODD = {  # numbers that are no powers of two
     "slower": (1, 3), "sequence": (4800, 6144, 7680, 9999, 46080), "rows": (1, 3, 5), "tp": (1, 2, 3, 5, 8, 16, 24, 40),
     "cp": (1, 3, 5, 6), "pp": (1, 3, 5, 6, 7, 10), "node": (3, 4, 6, 12, 16, 36, 72),
 }  # fmt: skip
+
+
+def rows_of(program):
+    return [" ".join(str(step).removesuffix("OVERLAP_F_B") for step in row) for row in program.ranks]
 
 
 def python_of(choice):
@@ -87,10 +93,23 @@ def test_memory_and_seconds_equal_the_library(node, amount):
         config, plan, memory, step = expected
         legal += 1
         if plan.program is not None:
-            assert found["rows"] == [" ".join(map(str, row)) for row in plan.program.ranks], choice
+            assert found["rows"] == rows_of(plan.program), choice
         compare_memory(found, config, plan, memory, choice)
         compare_seconds(found["step"], step, choice)
     assert len(choices) / 3 < legal < len(choices)
+
+
+def test_programs_equal_the_library_on_a_grid(node):
+    expected = {}
+    for name in CHOICES["schedule"]:
+        for pp in range(2, 9):
+            for count in (*range(1, 2 * pp + 3), 4 * pp, 4 * pp + 2):
+                with suppress(ValueError):  # sizes that the schedule refuses
+                    expected[name, pp, count] = rows_of(schedules.build(name, pp, count))
+    assert len({name for name, _, _ in expected}) == 15
+    (found,) = node([{"programs": [list(sizes) for sizes in expected]}], NUMBERS_OF_PAGE)
+    for sizes, rows in zip(expected, found, strict=True):
+        assert rows == expected[sizes], sizes
 
 
 IDLE = [  # at whose peak a stage keeps the activations of no microbatch, so that its received inputs count
@@ -137,6 +156,13 @@ SENDING = [
     ("qwen3-8b", 16, 1, 1, 3, {"zero": 1, "node": 12}),  # two ranks of tp with the same key heads
     ("qwen3-14b", 40, 1, 1, 2, {"sequence": 10240, "node": 16, "zero": 2}),  # shards of the vocabulary of two sizes
     ("llama3.2-1b", 4, 1, 3, 3, {"node": 18, "zero": 3}),
+    ("llama3.2-1b", 1, 1, 4, 2, {"schedule": "dualpipe", "zero": 2, "node": 4, "batch": 16}),  # copies of stages
+    ("llama3.2-3b", 2, 1, 2, 3, {"schedule": "dualpipe", "zero": 3, "node": 4, "batch": 12}),
+    ("llama3-8b", 1, 1, 6, 1, {"schedule": "easy_dualpipe", "node": 3}),
+    ("llama3.2-1b", 1, 2, 2, 2, {"schedule": "dualpipev", "zero": 1, "batch": 8}),
+    ("llama3.2-3b", 1, 1, 3, 2, {"schedule": "zbv", "zero": 3, "node": 2}),
+    ("qwen3-8b", 1, 1, 4, 1, {"schedule": "v_half"}),
+    ("qwen3-8b", 2, 1, 2, 1, {"schedule": "paired_interleaved", "recompute": True}),
 ]
 
 
@@ -168,6 +194,8 @@ def test_a_start_that_the_page_does_not_offer_is_refused():
         PlannerPage(model="deepseek-v3")
     with pytest.raises(ValueError, match=r"gpus is a whole number from 1 to 131072, got 8\.5"):
         PlannerPage(gpus=8.5)
+    with pytest.raises(ValueError, match="the page computes 16384 passes of microbatches through stages, got 16392"):
+        PlannerPage(batch=2049)
     with pytest.raises(ValueError, match="pp x cp x tp are 64 ranks, and there are 8 GPUs"):
         PlannerPage(tp=8)
     with pytest.raises(ValueError, match=r"a step's sequences divide among 8 data ranks x 1 microbatches, got 4"):

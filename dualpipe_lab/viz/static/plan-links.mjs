@@ -2,11 +2,11 @@
 //
 // A group is `size` ranks that lie `stride` apart.  Position p of its ring sends to p + 1 (a gather) or to p - 1 (a sum).
 
-// Of the groups that begin at `firsts`: their number, by position how many links up and down leave a node, and how many
-// ordered pairs of ranks lie on two nodes.
+// Of the groups that begin at `firsts`: their number, by position how many links down leave a node, all of them, and how
+// many ordered pairs of ranks lie on two nodes.
 function countLinks(node, firsts, size, stride) {
-  const up = new Array(size).fill(0), down = new Array(size).fill(0), nodes = new Array(size);
-  let pairs = 0;
+  const down = new Array(size).fill(0), nodes = new Array(size);
+  let pairs = 0, crossing = 0;
   for (const first of firsts) {
     let run = 0;
     pairs += size * size;
@@ -16,11 +16,12 @@ function countLinks(node, firsts, size, stride) {
       pairs -= 2 * run - 1; // on one node, the rank with itself among them
     }
     for (let place = 0; place < size; place++) {
-      up[place] += Number(nodes[place] !== nodes[(place + 1) % size]);
-      down[place] += Number(nodes[place] !== nodes[(place + size - 1) % size]);
+      const crosses = Number(nodes[place] !== nodes[(place + size - 1) % size]);
+      down[place] += crosses;
+      crossing += crosses; // as many as up
     }
   }
-  return { groups: firsts.length, size, up, down, pairs };
+  return { groups: firsts.length, size, down, crossing, pairs };
 }
 
 // The links of all groups of so many ranks, for each rank of pp.
@@ -53,8 +54,8 @@ export class LinkBytes {
   }
 
   // Every rank of every group sends so many bytes to the next one in the ring; `times` as often.
-  ring(axis, { groups, size, up }, bytes, times = 1) {
-    const each = BigInt(bytes) * BigInt(times), crossing = up.reduce((sum, count) => sum + count, 0);
+  ring(axis, { groups, size, crossing }, bytes, times = 1) {
+    const each = BigInt(bytes) * BigInt(times);
     if (size > 1) this.add(axis, each * BigInt(groups * size), each * BigInt(crossing));
   }
 
@@ -63,12 +64,13 @@ export class LinkBytes {
   }
 
   // A sum over the ring, in chunks of equal size but for the last ones: position p leaves out those at p + 1 and p + 2.
-  allReduce(axis, { groups, size, down }, numel, element, times = 1) {
+  allReduce(axis, { groups, size, down, crossing }, numel, element, times = 1) {
     const each = Math.ceil(numel / size), repeat = BigInt(times) * BigInt(element);
     const chunk = (place) => Math.max(0, Math.min(each, numel - (place % size) * each));
-    const crossing = down.reduce((sum, count, place) =>
-      (count ? sum + BigInt(count) * BigInt(2 * numel - chunk(place + 1) - chunk(place + 2)) : sum), 0n);
-    this.add(axis, repeat * BigInt(groups) * BigInt(2 * numel) * BigInt(size - 1), repeat * crossing);
+    const sent = (place) => BigInt(2 * numel - chunk(place + 1) - chunk(place + 2));
+    const far = numel % size === 0 ? BigInt(crossing) * sent(0) :
+      down.reduce((sum, count, place) => (count ? sum + BigInt(count) * sent(place) : sum), 0n);
+    if (size > 1) this.add(axis, repeat * BigInt(groups) * BigInt(2 * numel) * BigInt(size - 1), repeat * far);
   }
 
   // Every rank sends a shard to every other one.

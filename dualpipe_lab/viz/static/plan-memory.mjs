@@ -3,7 +3,8 @@
 // With T tokens on a rank, T' between the layers (T / tp under sequence parallelism), h, f and d the hidden size, the
 // network's width and a head's size; `rules` are those of `estimate(..., MEGATRON)`.
 
-import { ELEMENT_BYTES, STATE_BYTES, buffersOf, stagesAt } from "./plan-model.mjs";
+import { ELEMENT_BYTES, STATE_BYTES, buffersOf } from "./plan-model.mjs";
+import { stagesAt } from "./plan-schedules.mjs";
 
 const sumOf = (numbers) => numbers.reduce((sum, value) => sum + value, 0);
 
@@ -47,7 +48,12 @@ function stayingAt(plan, rules, stages) {
   return (weights + head) * ELEMENT_BYTES + rules.workspace;
 }
 
-function peakOf(plan, table, stages, actions) {
+// Every action of some steps, of a pair the forward first.
+function* actionsIn(steps) {
+  for (const step of steps) for (let at = 0; at < step.length; at += 3) yield at || step.length > 3 ? step.slice(at, at + 3) : step;
+}
+
+function peakOf(plan, table, stages, steps) {
   const kept = new Map(), count = new Map(stages.map((stage) => [stage, keptBy(plan, table, stage)]));
   const working = new Map(), held = [0, 0, 0];
   let best = { total: 0, layers: 0, ends: 0, logits: 0, working: 0, received: 0, action: "" };
@@ -55,7 +61,7 @@ function peakOf(plan, table, stages, actions) {
     kept.set(stage, (kept.get(stage) ?? 0) + sign);
     count.get(stage).forEach((bytes, part) => { held[part] += sign * bytes; });
   };
-  for (const [stage, kind, microbatch] of actions) {
+  for (const [stage, kind, microbatch] of actionsIn(steps)) {
     if (kind === "F") hold(stage, 1);
     const key = `${stage}${kind}`;
     if (!working.has(key)) working.set(key, workingOf(plan, table, stage, kind));
@@ -86,12 +92,12 @@ function zeroBuffers(plan, buffers) {
   return largest * (STATE_BYTES.gradients + (plan.zero === 3 ? STATE_BYTES.parameters : 0));
 }
 
-// One entry for each rank of pp; `ranks` are its actions (`actionsOf`).
+// One entry for each rank of pp; `ranks` are its steps (`stepsOf`).
 export function memoryOfRanks(facts, plan, ranks) {
   const { rules } = facts, table = tableOfLayer(plan, rules);
-  return ranks.map((actions, rank) => {
+  return ranks.map((steps, rank) => {
     const stages = stagesAt(plan, rank), flat = buffersOf(plan, plan.parts[rank]), states = statesOf(plan, flat);
-    const peak = peakOf(plan, table, stages, actions);
+    const peak = peakOf(plan, table, stages, steps);
     const buffers = zeroBuffers(plan, flat) + stayingAt(plan, rules, stages);
     const allocated = sumOf(Object.values(states)) + peak.total + buffers;
     const [least, reserve, most] = rules.share.map((share, i) => Math.trunc(share * allocated) + rules.outside[i]);

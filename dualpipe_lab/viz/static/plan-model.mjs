@@ -1,9 +1,12 @@
-// A plan for a dense model: is it legal, which layers and parameters has each rank, in which order does it work.
+// A plan for a dense model: is it legal, which layers and parameters has each rank.
 //
 // The rules of dualpipe_lab/plan/rules.py, pp/partition.py and plan/gradient_traffic.py, for what the page offers: Llamas
 // and Qwen3, numbers of ranks that are powers of two, bfloat16, sequence parallelism wherever tp is above 1.
 
+import { SCHEDULES, holdersOf, stagesAt, stagesPerRank } from "./plan-schedules.mjs";
+
 export const ELEMENT_BYTES = 2; // of a number in bfloat16
+const MOST_PASSES = 2 ** 14; // of microbatches through stages: what the page computes within 100 ms
 export const STATE_BYTES = { parameters: 2, gradients: 4, masters: 4, moments: 8 };
 const BUCKET_BYTES = 25 * 2 ** 20;
 
@@ -40,57 +43,6 @@ function comesFirst(counts, others) {
 function layerSize({ hidden, ffn, heads, keyHeads, headSize }) {
   return (2 * heads + 2 * keyHeads) * headSize * hidden + 3 * ffn * hidden + 2 * hidden;
 }
-
-// ---- schedules
-
-export const SCHEDULES = { "1f1b": "1F1B", gpipe: "GPipe", zero_bubble_h1: "ZB-H1", interleaved: "Interleaved 1F1B" };
-export const stagesPerRank = (schedule, pp) => (schedule === "interleaved" && pp > 1 ? 2 : 1);
-
-// One rank after the other: its actions as [stage, kind, microbatch].
-export function actionsOf(schedule, pp, count) {
-  if (pp === 1) return [Array.from({ length: count }, (_, m) => [[0, "F", m], [0, "B", m]]).flat()];
-  return Array.from({ length: pp }, (_, rank) => {
-    if (schedule === "gpipe") return ["F", "B"].flatMap((kind) => Array.from({ length: count }, (_, m) => [rank, kind, m]));
-    const chunks = stagesPerRank(schedule, pp), rounds = roundSizes(pp, count);
-    const [forwards, backwards] = loopCells(rank, pp, rounds, chunks);
-    if (schedule === "interleaved") return inPhases(forwards, backwards, (chunks - 1) * rounds[0] + 2 * (pp - 1 - rank), null);
-    return inPhases(forwards, backwards, pp - 1 - rank, schedule === "zero_bubble_h1" ? rank : null);
-  });
-}
-
-function roundSizes(pp, count) {
-  const rounds = Math.max(1, Math.floor(count / pp)), size = Math.floor(count / rounds), larger = count % rounds;
-  return Array.from({ length: rounds }, (_, place) => size + (place < larger));
-}
-
-function loopCells(rank, pp, rounds, chunks) {
-  const stages = Array.from({ length: chunks }, (_, chunk) => rank + chunk * pp), forwards = [], backwards = [];
-  let done = 0;
-  for (const size of rounds) {
-    const microbatches = Array.from({ length: size }, (_, m) => done + m);
-    for (const stage of stages) for (const m of microbatches) forwards.push([stage, m]);
-    for (const stage of [...stages].reverse()) for (const m of microbatches) backwards.push([stage, m]);
-    done += size;
-  }
-  return [forwards, backwards];
-}
-
-// Warm-up, steady state, cool-down; `delay`: after how many further I a W follows, null for whole backwards.
-function inPhases(forwards, backwards, warmup, delay) {
-  const first = Math.min(warmup, forwards.length), waiting = [];
-  const steps = forwards.slice(0, first).map(([stage, m]) => [stage, "F", m]);
-  backwards.forEach(([stage, m], index) => {
-    const next = forwards[first + index];
-    if (next) steps.push([next[0], "F", next[1]]);
-    steps.push([stage, delay === null ? "B" : "I", m]);
-    if (delay === null) return;
-    waiting.push([stage, "W", m]);
-    if (waiting.length > delay) steps.push(waiting.shift());
-  });
-  return [...steps, ...waiting];
-}
-
-export const rowsOf = (ranks) => ranks.map((actions) => actions.map(([stage, kind, m]) => `${stage}${kind}${m}`).join(" "));
 
 // ---- the plan
 
@@ -132,8 +84,13 @@ function problemOf(plan) {
     return `${batch} sequences do not divide among ${dp} data ranks and microbatches of ${rows}; ` +
       `use a batch of ${dp * rows} or more, or smaller microbatches`;
   }
-  return null;
+  if (isLong(plan)) {
+    return `the page computes ${MOST_PASSES} passes of microbatches through stages, got ${count} x ${numStages}; use larger microbatches`;
+  }
+  return pp > 1 ? SCHEDULES[plan.schedule].rule?.(pp, count) ?? null : null;
 }
+
+export const isLong = ({ count, numStages }) => count * numStages > MOST_PASSES;
 
 function headProblem({ heads, keyHeads }, tp) {
   if (heads % tp) return `${heads} heads do not divide among ${tp} ranks of tp; use a tp that divides them`;
@@ -149,14 +106,16 @@ function sequenceProblem({ sequence, cp, tp }) {
   return null;
 }
 
-// The stages of a rank of pp.
-export const stagesAt = (plan, rank) =>
-  Array.from({ length: plan.numStages / plan.pp }, (_, chunk) => rank + chunk * plan.pp);
-
 // ---- parameters
 
 // The shard of a dimension on a rank of tp: the last ones may be smaller, or empty.
 const shardOf = (length, tp, tpRank) => Math.max(0, Math.min(Math.ceil(length / tp), length - tpRank * Math.ceil(length / tp)));
+
+const isKeyCopy = ({ keyCopies }, tpRank) => keyCopies > 1 && tpRank % keyCopies > 0; // of the rank before it on tp
+
+// What the sizes of the parameters on a rank of tp depend on.
+export const shapeAt = (plan, tpRank) =>
+  `${shardOf(plan.model.vocabulary, plan.tp, tpRank)} ${shardOf(plan.model.ffn, plan.tp, tpRank)} ${isKeyCopy(plan, tpRank)}`;
 
 // The parameters of a rank of pp in the order of its modules: {stage, unit of ZeRO-3, numel, kind of its bucket}.
 export function partsAt(plan, rank, tpRank) {
@@ -170,16 +129,17 @@ export function partsAt(plan, rank, tpRank) {
     for (let number = 0; number < plan.layers[stage]; number++) units.push(layer);
     const copy = { ...table, kind: `${sharded} tied replica` };
     if (isLast) units.push([norm], tied ? (isFirst ? [] : [copy]) : [table]);
-    return units.flatMap((parts, unit) => parts.map((part) => ({ ...part, stage, unit: isOne ? 0 : unit })));
+    const mark = holdersOf(plan, stage)[0] === rank ? "" : " mirror"; // of a stage that another rank has too
+    return units.flatMap((parts, unit) => parts.map((part) => ({ ...part, kind: part.kind + mark, stage, unit: isOne ? 0 : unit })));
   });
 }
 
-function layerParts({ model, heads, tp, keyHeads, keyCopies }, sharded, tpRank) {
+function layerParts(plan, sharded, tpRank) {
+  const { model, heads, tp, keyHeads } = plan;
   const { hidden, headSize, qkNorm } = model, norm = { numel: hidden, kind: "" };
   const product = (width, kind = sharded) => ({ numel: width * hidden, kind });
   const query = product(heads * headSize), network = product(shardOf(model.ffn, tp, tpRank));
-  const isCopy = keyCopies > 1 && tpRank % keyCopies > 0; // another rank of tp has the same key heads
-  const key = product(keyHeads * headSize, `${Math.min(tp, model.keyHeads) > 1 ? "tp" : ""}${isCopy ? " replica" : ""}`);
+  const key = product(keyHeads * headSize, `${Math.min(tp, model.keyHeads) > 1 ? "tp" : ""}${isKeyCopy(plan, tpRank) ? " replica" : ""}`);
   const small = { numel: headSize, kind: "" };
   return [norm, query, key, key, query, ...(qkNorm ? [small, small] : []), norm, network, network, network];
 }
@@ -189,7 +149,7 @@ export function buffersOf(plan, parts) {
   const groups = plan.zero === 3 ? unitsOf(parts) : bucketsOf(parts);
   return groups.map((group) => {
     const numel = group.reduce((sum, part) => sum + part.numel, 0), shard = Math.ceil(numel / plan.copies);
-    return { numel, shard, padded: shard * plan.copies, kind: group[0].kind, stages: [...new Set(group.map((part) => part.stage))] };
+    return { numel, shard, padded: shard * plan.copies, kind: group[0].kind, parts: group, stages: [...new Set(group.map((part) => part.stage))] };
   });
 }
 

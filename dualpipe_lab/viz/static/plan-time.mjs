@@ -1,57 +1,15 @@
-// The seconds of a step: plan/stage_times.py, call_times.py, gradient_times.py and step_time.py with MEGATRON_TIME.
+// The seconds of a step: plan/stage_times.py, gradient_times.py and step_time.py with MEGATRON_TIME.
 //
 // Seconds are assumed: they rest on efficiencies and overlaps that other people measured, which `facts` brings along.
 
-import { ELEMENT_BYTES, STATE_BYTES, rowsOf } from "./plan-model.mjs";
-import { compile } from "./program.mjs";
+import { callsOf, collective, groupOf, message, partAt } from "./plan-calls.mjs";
+import { ELEMENT_BYTES, STATE_BYTES } from "./plan-model.mjs";
+import { holdersOf } from "./plan-schedules.mjs";
+import { KINDS, compileParts } from "./program.mjs";
 import { newTimes, simulate } from "./simulate.mjs";
 
 const NANO = 1e9, UPDATE_BYTES = 30, LAYER_KERNELS = 6, HEAD_KERNELS = 4;
 const total = (seconds) => Object.values(seconds).reduce((sum, value) => sum + value, 0);
-
-// An efficiency: a number, or points [size, part of the peak], linear in log(size) between them.
-export function partAt(points, size) {
-  const above = points.findIndex(([from]) => from > size);
-  if (above === 0 || above < 0) return points.at(above < 0 ? -1 : 0)[1];
-  const [[low, first], [high, second]] = [points[above - 1], points[above]];
-  return first + (second - first) * (Math.log(size / low) / Math.log(high / low));
-}
-
-// ---- links
-
-// Ranks along some axes: how many, and how many of them share a node.
-export function groupOf(plan, axes) {
-  let size = 1, perNode = 1, stride = 1;
-  for (const axis of ["tp", "cp", "dp", "pp"]) {
-    if (axes.includes(axis)) {
-      size *= plan[axis];
-      perNode *= Math.min(plan[axis], Math.max(1, Math.floor(plan.node / stride)));
-    }
-    stride *= plan[axis];
-  }
-  return { size, perNode };
-}
-
-const rateOf = (link, bytes) => link.bandwidth * partAt(link.efficiency, bytes);
-
-function linksOf({ card, slower }) {
-  return [card.inside, { ...card.between, bandwidth: card.between.bandwidth / slower }];
-}
-
-const roundsOf = (size) => 32 - Math.clz32(size - 1); // the logarithm to the base of 2, rounded up
-
-function collective(plan, { size, perNode }, bytes, passes = 1) {
-  if (size === 1) return 0;
-  const [inside, between] = linksOf(plan), crosses = perNode < size;
-  const rate = crosses ? Math.min(rateOf(inside, bytes), perNode * rateOf(between, bytes)) : rateOf(inside, bytes);
-  const latency = crosses ? between.latency : inside.latency;
-  return passes * ((bytes * (size - 1)) / size / rate + roundsOf(size) * latency);
-}
-
-function message(plan, { size, perNode }, bytes) {
-  const [inside, between] = linksOf(plan), link = perNode < size ? between : inside;
-  return [bytes / rateOf(link, bytes), link.latency];
-}
 
 // ---- stages
 
@@ -88,28 +46,6 @@ function headWork({ model, tokens, between, vocabulary }) {
   };
 }
 
-// Seconds along tp and cp of a part's calls, forward and backward.
-function callsOf(plan) {
-  const { tokens, between, model } = plan, tp = groupOf(plan, ["tp"]), cp = groupOf(plan, ["cp"]), isSharded = plan.tp > 1;
-  const wide = tokens * model.hidden * ELEMENT_BYTES;
-  const gather = () => (isSharded ? collective(plan, tp, between * model.hidden * ELEMENT_BYTES * plan.tp) : 0);
-  const sum = () => collective(plan, tp, wide, isSharded ? 1 : 2);
-  const add = (...parts) => parts.reduce((all, part) => all + part, 0);
-  const hop = (bytes) => add(...message(plan, cp, plan.rows * (plan.sequence / plan.cp) * 2 * plan.keyHeads * model.headSize * bytes));
-  const ring = (count, bytes, before = 0) => Array.from({ length: count }, () => hop(bytes)).reduce((all, part) => all + part, before);
-  const once = plan.cp > 1 ? ring(plan.cp - 1, ELEMENT_BYTES) : 0;
-  const { keyCopies } = plan, sameKeys = { size: keyCopies, perNode: Math.min(tp.perNode, keyCopies) };
-  const keys = keyCopies > 1 ? [0, 1].map(() => collective(plan, sameKeys, model.hidden * model.headSize * ELEMENT_BYTES, 2)) : [];
-  const norms = model.qkNorm ? [0, 1].map(() => collective(plan, tp, model.headSize * 4, 2)) : [];
-  const loss = (numbers) => collective(plan, tp, numbers * tokens * 4, 2);
-  return {
-    layer: { F: { tp: add(gather(), sum(), gather(), sum()), cp: once },
-      I: { tp: add(gather(), gather(), sum(), gather(), ...norms, gather(), sum(), ...keys), cp: plan.cp > 1 ? ring(plan.cp, 4, once) : 0 } },
-    embedding: { F: { tp: sum(), cp: 0 }, I: { tp: gather(), cp: 0 } },
-    head: { F: { tp: add(gather(), loss(1), loss(2)), cp: 0 }, I: { tp: add(gather(), sum()), cp: 0 } },
-  };
-}
-
 // Seconds of F, I and W of a part of a stage, by what they are spent on.
 function secondsOf(facts, plan, work, calls, isLayer) {
   const { card } = plan, rules = facts.time;
@@ -142,7 +78,7 @@ function stageSeconds(facts, plan, parts) {
     for (let number = 0; number < count; number++) addTo(found, layer);
     if (stage === 0) addTo(found, first);
     if (stage === plan.numStages - 1) addTo(found, last);
-    if (plan.zero > 1) addZero(plan, found, parts[stage % plan.pp].filter((part) => part.stage === stage));
+    if (plan.zero > 1) addZero(plan, found, parts[holdersOf(plan, stage)[0]].filter((part) => part.stage === stage));
     return found;
   });
 }
@@ -167,8 +103,17 @@ function addZero(plan, seconds, parts) {
   seconds.I.zero = Math.max(0, gather + sumSeconds(plan, numelOf(parts)) - backward);
 }
 
+// The two copies of a stage exchange their gradients.
+function mirrorSeconds(plan, rank, parts) {
+  const numel = numelOf(parts.filter(({ stage }) => holdersOf(plan, stage).some((holder) => holder !== rank)));
+  if (!numel) return 0;
+  const [transfer, latency] = message(plan, groupOf(plan, ["pp"]), (numel * STATE_BYTES.gradients) / (plan.zero > 1 ? plan.copies : 1));
+  return transfer + latency;
+}
+
 // By how much sums and gathers make a rank's step longer: both run behind its actions as far as these allow it.
-function exposedSeconds(plan, parts, passes, end) {
+function exposedSeconds(plan, rank, { passes, end }) {
+  const parts = plan.parts[rank];
   const stages = Object.keys(passes).map(Number), numel = (stage) => numelOf(parts.filter((part) => part.stage === stage));
   const units = (stage) => plan.layers[stage] + (stage === 0) + (stage === plan.numStages - 1);
   let now = 0, late = 0;
@@ -183,7 +128,7 @@ function exposedSeconds(plan, parts, passes, end) {
     now = Math.max(now, start + (stop - start) / units(stage)) + seconds;
     now = Math.max(now, stop + seconds / units(stage));
   }
-  return late + Math.max(0, now - end);
+  return mirrorSeconds(plan, rank, parts) + late + Math.max(0, now - end);
 }
 
 // ---- the step
@@ -191,11 +136,23 @@ function exposedSeconds(plan, parts, passes, end) {
 const nano = (seconds) => Math.round(seconds * NANO);
 const programs = new Map(); // compiled, by schedule and sizes: the same for all models
 
+function partsOfSteps(ranks) {
+  const parts = [], firstPart = [], rankStart = [0];
+  for (const steps of ranks) {
+    for (const step of steps) {
+      firstPart.push(parts.length);
+      for (let at = 0; at < step.length; at += 3) parts.push([step[at], KINDS.indexOf(step[at + 1]), step[at + 2]]);
+    }
+    rankStart.push(firstPart.length);
+  }
+  return { parts, firstPart: [...firstPart, parts.length], rankStart };
+}
+
 function programOf(plan, ranks) {
   const key = `${plan.schedule} ${plan.pp} ${plan.count}`;
   if (!programs.has(key)) {
     if (programs.size > 60) programs.clear();
-    programs.set(key, compile(rowsOf(ranks)));
+    programs.set(key, compileParts(partsOfSteps(ranks)));
   }
   return programs.get(key);
 }
@@ -207,16 +164,18 @@ function pipelineOf(plan, ranks, costs, stages) {
     return [{ end, busy: end, passes: { 0: { first: [0, total(stages[0].F)], last: [end - backward, end] } } }];
   }
   const program = programOf(plan, ranks), { start, end } = simulate(program, costs, newTimes(program));
-  return ranks.map((actions, rank) => {
+  return ranks.map((steps, rank) => {
     const passes = {}, from = program.rankStart[rank];
     let busy = 0;
-    actions.forEach(([stage, kind], place) => {
+    steps.forEach((step, place) => {
       const span = [start[from + place] / NANO, end[from + place] / NANO];
       busy += end[from + place] - start[from + place];
-      if (kind === "F") (passes[stage] ??= { first: span });
-      else passes[stage].last = span;
+      for (let at = 0; at < step.length; at += 3) {
+        if (step[at + 1] === "F") (passes[step[at]] ??= { first: span });
+        else passes[step[at]].last = span;
+      }
     });
-    return { end: end[from + actions.length - 1] / NANO, busy: busy / NANO, passes };
+    return { end: end[from + steps.length - 1] / NANO, busy: busy / NANO, passes };
   });
 }
 
@@ -236,7 +195,7 @@ export function stepOf(facts, plan, ranks) {
   const [transfer, latency] = plan.pp > 1 ? message(plan, groupOf(plan, ["pp"]), plan.boundary).map(nano) : [0, 0];
   const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap: null, latency, transfer };
   const pipeline = pipelineOf(plan, ranks, costs, stages);
-  const last = Math.max(...pipeline.map(({ end, passes }, rank) => end + exposedSeconds(plan, parts[rank], passes, end)));
+  const last = Math.max(...pipeline.map((one, rank) => one.end + exposedSeconds(plan, rank, one)));
   const update = Math.max(...parts.map((own) => memorySeconds(plan, Math.floor(numelOf(own) / (plan.zero ? plan.copies : 1)) * UPDATE_BYTES)));
   const norm = collective(plan, { size: plan.gpus, perNode: plan.node }, 16, 2), seconds = last + norm + update;
   const span = Math.max(...pipeline.map(({ end }) => end)), busiest = Math.max(...pipeline.map(({ busy }) => busy));

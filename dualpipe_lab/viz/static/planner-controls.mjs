@@ -1,7 +1,7 @@
 // The planner's controls: drop-downs, sliders and fields for numbers, each a labelled native input.
 
 import { make } from "./dom.mjs";
-import { SCHEDULES } from "./plan-model.mjs";
+import { SCHEDULES } from "./plan-schedules.mjs";
 import { gigabytes } from "./planner-pictures.mjs";
 
 const ZERO = ["off", "1: Adam's state", "2: and gradients", "3: and weights"];
@@ -53,7 +53,7 @@ export function plannerControls({ models, gpus, choices, most }, change, reset) 
     model: menuOf("model", "model", Object.keys(models).map((name) => [name, name]), change),
     gpu: menuOf("gpu", "GPU", Object.entries(gpus).map(([name, card]) => [name, `${card.name}, ${gigabytes(card.memory)} GB`]),
       ({ gpu }) => change({ gpu, node: gpus[gpu].node })), // with the nodes that are usual for it
-    schedule: menuOf("schedule", "schedule", choices.schedule.map((name) => [name, SCHEDULES[name]]), change),
+    schedule: menuOf("schedule", "schedule", choices.schedule.map((name) => [name, SCHEDULES[name].title]), change),
     zero: menuOf("zero", "ZeRO", choices.zero.map((stage) => [stage, ZERO[stage]]), change),
   };
   const sliders = Object.fromEntries(Object.keys(SLIDERS).map((name) => [name, sliderOf(name, choices[name], most[name], change)]));

@@ -1,18 +1,19 @@
 // Plans around the chosen one: every tp, pp, stage of ZeRO, with and without recomputation; time against memory.
 
-import { actionsOf, planOf } from "./plan-model.mjs";
 import { memoryOfRanks } from "./plan-memory.mjs";
+import { isLong, planOf } from "./plan-model.mjs";
+import { stepsOf } from "./plan-schedules.mjs";
 import { stepOf } from "./plan-time.mjs";
 
 export const GRID = ["tp", "pp", "zero", "recompute"];
-const MOST_ACTIONS = 60_000, SLICE_MS = 12;
-const lists = new Map(); // of actions, by schedule and sizes
+const SLICE_MS = 12;
+const lists = new Map(); // of steps, by schedule and sizes
 
 function listsOf({ schedule, pp, count }) {
   const key = `${schedule} ${pp} ${count}`;
   if (!lists.has(key)) {
     if (lists.size > 60) lists.clear();
-    lists.set(key, actionsOf(schedule, pp, count));
+    lists.set(key, stepsOf(schedule, pp, count));
   }
   return lists.get(key);
 }
@@ -59,9 +60,8 @@ export function searchGrid(facts, choices, choice, tell) {
     const end = performance.now() + SLICE_MS;
     while (left.length && performance.now() < end) {
       const next = left.shift(), plan = planOf(facts, next);
-      if (plan.problem) continue;
-      if (plan.count * plan.numStages * 2 > MOST_ACTIONS) {
-        skipped++;
+      if (plan.problem) {
+        skipped += Number(isLong(plan));
         continue;
       }
       const { bytes, fits, step } = resultOf(facts, next);

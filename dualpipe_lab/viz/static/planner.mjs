@@ -11,7 +11,7 @@ import { choiceOf, hashOf } from "./planner-link.mjs";
 import { MEMORY_PARTS, frontierPicture, gigabytes, memoryBars, partBytes } from "./planner-pictures.mjs";
 import { frontierOf, gridKey, isSame, resultOf, searchGrid } from "./planner-search.mjs";
 import { PLANNER_STYLE } from "./planner-style.mjs";
-import { SCHEDULES, rowsOf } from "./plan-model.mjs";
+import { SCHEDULES, rowsOf } from "./plan-schedules.mjs";
 import { trafficOf } from "./plan-traffic.mjs";
 import { percent } from "./scale.mjs";
 import { STYLE } from "./style.mjs";
@@ -188,7 +188,7 @@ export class PlannerElement extends Drawing {
     }
     const mine = points.find((one) => isSame(one.choice, chosen)), fitting = points.filter((one) => one.fits).length;
     const shown = found.length > MOST_LISTED ? `the fastest ${MOST_LISTED} of ${found.length} plans of the frontier` : "the frontier";
-    const left = this.skipped ? ` ${this.skipped} plans with more than 60,000 actions are left out.` : "";
+    const left = this.skipped ? ` ${this.skipped} plans with too many microbatches for the page are left out.` : "";
     this.around.textContent = !points.length ? "No pp, tp and ZeRO make a legal plan of these sizes." :
       `${points.length} legal plans with these sizes: every pp, tp and ZeRO, with and without recomputation; ${fitting} fit. ` +
       `A disc fits, a circle does not; the line is the frontier${mine ? ", the ring is this plan" : ""}. Below: ${shown}.${left}`;
@@ -219,10 +219,10 @@ export class PlannerElement extends Drawing {
 
   // The schedule in this plan's own nanoseconds; sliders for its costs would contradict the plan.
   fillTimeline() {
-    const { plan, ranks, step } = this.result, length = ranks.reduce((sum, actions) => sum + actions.length, 0);
+    const { plan, ranks, step } = this.result, length = ranks.reduce((sum, steps) => sum + steps.length, 0);
     this.timeline.hidden = length > MOST_DRAWN;
-    this.long.textContent = this.timeline.hidden ? `${length} actions are not drawn; larger microbatches or more data ranks make fewer.` : "";
-    const name = plan.pp > 1 ? SCHEDULES[plan.schedule] : "One stage", drawn = JSON.stringify([plan.pp, plan.schedule, plan.count, step.costs]);
+    this.long.textContent = this.timeline.hidden ? `${length} steps are not drawn; larger microbatches or more data ranks make fewer.` : "";
+    const name = plan.pp > 1 ? SCHEDULES[plan.schedule].title : "One stage", drawn = JSON.stringify([plan.pp, plan.schedule, plan.count, step.costs]);
     if (this.timeline.hidden || drawn === this.drawn) return;
     this.drawn = drawn;
     this.timeline.spec = { tracks: [{ name, source: "simulated", unit: "ns", rows: rowsOf(ranks), costs: step.costs }] };
