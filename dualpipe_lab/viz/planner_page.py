@@ -1,11 +1,12 @@
-"""The planner's page: memory, seconds and bytes of a plan for a dense model, on a page without a kernel.
+"""The planner's page: memory, seconds and bytes of a plan for a model, on a page without a kernel.
 
 Chapter: book/whole/plan-your-run.  In: a first choice.  Out: HTML with controls, bars, a timeline, tables, a frontier.
 Python sends facts alone, about 4 kB: sizes of models, numbers of accelerators and links, and the rules of Megatron.
 The page computes the same estimate as `plan.estimate(..., MEGATRON)`, `plan.step_time(..., MEGATRON_TIME)` and
 `Plan.traffic`: equal bytes, and seconds that differ in the last digits of a double.
-What the page offers is less than what the library computes: Llama and Qwen3 without experts, bfloat16, sequence
-parallelism wherever tp is above 1, zigzag order along cp.
+What the page offers is less than what the library computes: known models but GPTs, balanced routing, experts within the
+data ranks, no second token, the usual stages per rank, bfloat16, sequence parallelism wherever tp is above 1, zigzag
+order along cp, ZeRO without hybrid.
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,13 @@ from html import escape
 from typing import Any
 
 from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.accelerators import CLUSTERS
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.efficiency import Efficiency
 from dualpipe_lab.plan.estimate import Estimate, estimate
+from dualpipe_lab.plan.gpt_config import GptConfig
 from dualpipe_lab.plan.hardware import LinkClass
 from dualpipe_lab.plan.kept_tensors import MEGATRON
 from dualpipe_lab.plan.known_models import KNOWN_MODELS
@@ -42,16 +46,18 @@ NUMBERS: dict[str, tuple[tuple[int, ...], int]] = {  # where the sliders stop, a
     "rows": (_POWERS[:4], 1024),
     "tp": (_POWERS[:4], 128),
     "cp": (_POWERS[:5], 1024),
+    "ep": (_POWERS[:7], 256),
     "pp": (_POWERS[:5], 128),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {  # what each other control offers, beside models and accelerators
     "schedule": tuple(schedules.names(synchronous=True)),
     "zero": (0, 1, 2, 3),
     "recompute": (False, True),
+    "overlap": (False, True),
 }
 START: dict[str, Any] = {
     "model": "llama3-8b", "gpu": "h100", "gpus": 8, "node": 8, "slower": 1, "sequence": 8192, "batch": 64, "rows": 1,
-    "tp": 1, "cp": 1, "pp": 8, "schedule": "1f1b", "zero": 0, "recompute": False,
+    "tp": 1, "cp": 1, "pp": 8, "ep": 1, "schedule": "1f1b", "zero": 0, "recompute": False, "overlap": False,
 }  # fmt: skip
 
 
@@ -132,7 +138,7 @@ def _check_offered(name: str, value: Any) -> None:
         raise ValueError(f"{name} is a whole number from 1 to {NUMBERS[name][1]}, got {value!r}")
 
 
-def planned(choice: Mapping[str, Any]) -> tuple[LlamaConfig, Plan, Cluster]:
+def planned(choice: Mapping[str, Any]) -> tuple[ModelConfig, Plan, Cluster]:
     """Return model, plan and cluster of a choice.
 
     Raises:
@@ -148,7 +154,8 @@ def planned(choice: Mapping[str, Any]) -> tuple[LlamaConfig, Plan, Cluster]:
     axes = {"pp": choice["pp"], "dp": dp_size, "cp": choice["cp"], "tp": choice["tp"]}
     plan = Plan(
         **axes, num_microbatches=max(1, choice["batch"] // (dp_size * choice["rows"])), schedule=choice["schedule"],
-        zero=choice["zero"], recompute=choice["recompute"], sequence_parallel=choice["tp"] > 1, precision="bfloat16",
+        zero=choice["zero"], recompute=choice["recompute"], overlap=choice["overlap"], ep=choice["ep"],
+        experts_in_data=choice["ep"] > 1, sequence_parallel=choice["tp"] > 1, precision="bfloat16",
     )  # fmt: skip
     _check_passes(plan)
     return config, plan, replace(cluster, between=between)
@@ -165,14 +172,14 @@ def _check_passes(plan: Plan) -> None:
         )
 
 
-def models() -> dict[str, LlamaConfig]:
-    """Return the models without experts; of equal sizes the first."""
-    found: dict[str, LlamaConfig] = {}
-    sizes = set()
+def models() -> dict[str, ModelConfig]:
+    """Return the models that the page offers, all but GPTs; of equal sizes the first."""
+    found: dict[str, ModelConfig] = {}
+    sizes: list[dict[str, Any]] = []
     for name in KNOWN_MODELS:
         config = model_of(name)
-        if isinstance(config, LlamaConfig) and (size := tuple(_sizes(config).values())) not in sizes:
-            sizes.add(size)
+        if not isinstance(config, GptConfig) and (size := _sizes(config)) not in sizes:
+            sizes.append(size)
             found[name] = config
     return found
 
@@ -190,9 +197,11 @@ def facts() -> dict[str, Any]:
     """
     rules = {
         "scale": MEGATRON.scale_bytes, "ids": MEGATRON.ids_bytes, "logit": MEGATRON.logit_bytes,
-        "loss": MEGATRON.loss_bytes, "workspace": MEGATRON.workspace_bytes, "share": SHARE, "outside": OUTSIDE_BYTES,
+        "loss": MEGATRON.loss_bytes, "workspace": MEGATRON.workspace_bytes,
+        "expertWorkspace": MEGATRON.expert_workspace_bytes, "share": SHARE, "outside": OUTSIDE_BYTES,
     }  # fmt: skip
     time = {"attention": list(map(_points, MEGATRON_TIME.attention)), "tensorHidden": MEGATRON_TIME.tensor_hidden}
+    time["pairFactor"] = MEGATRON_TIME.pair_factor
     return {
         "models": {name: _sizes(config) for name, config in models().items()},
         "gpus": {name: _card(cluster) for name, cluster in gpus().items()},
@@ -201,12 +210,33 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _sizes(config: LlamaConfig) -> dict[str, Any]:
-    return {
-        "vocabulary": config.vocabulary_size, "hidden": config.hidden_size, "ffn": config.ffn_size,
-        "layers": config.num_layers, "heads": config.num_heads, "keyHeads": config.num_kv_heads,
-        "headSize": config.size_of_head, "qkNorm": config.qk_norm, "tied": config.tied,
+def _sizes(config: ModelConfig) -> dict[str, Any]:
+    dense = config if isinstance(config, LlamaConfig) else config.dense
+    found = {
+        "vocabulary": dense.vocabulary_size, "hidden": dense.hidden_size, "ffn": dense.ffn_size,
+        "layers": dense.num_layers, "heads": dense.num_heads, "keyHeads": dense.num_kv_heads,
+        "headSize": dense.size_of_head, "qkNorm": dense.qk_norm, "tied": dense.tied,
     }  # fmt: skip
+    return found if isinstance(config, LlamaConfig) else found | _expert_sizes(config)
+
+
+def _expert_sizes(config: V3MoEConfig) -> dict[str, Any]:
+    """Return what a model with experts has on top; the page has no loss of a router and no queries without a latent."""
+    experts = {
+        "count": config.num_experts, "perToken": config.num_experts_per_token, "ffn": config.expert_ffn_size,
+        "shared": config.num_shared_experts, "dense": config.num_dense_layers, "normalise": config.normalise,
+        "sigmoid": config.scoring == "sigmoid",
+    }  # fmt: skip
+    assert config.balance == 0.0
+    if config.latent is None:
+        return {"experts": experts}
+    sizes = config.latent
+    assert sizes.query_rank is not None
+    latent = {
+        "query": sizes.query_rank, "kv": sizes.kv_rank, "content": sizes.content, "position": sizes.position,
+        "value": sizes.value,
+    }  # fmt: skip
+    return {"experts": experts, "latent": latent}
 
 
 def _card(cluster: Cluster) -> dict[str, Any]:

@@ -12,7 +12,7 @@ function numbersOfPlan(facts, choice) {
   const plan = planOf(facts, choice);
   if (plan.problem) return { problem: plan.problem };
   const ranks = stepsOf(plan.schedule, plan.pp, plan.count);
-  const traffic = Object.entries(trafficOf(plan)).map(([axis, bytes]) => [axis, bytes.map(String)]);
+  const traffic = Object.entries(trafficOf(plan, ranks)).map(([axis, bytes]) => [axis, bytes.map(String)]);
   return { layers: plan.layers, rows: rowsOf(ranks), memory: memoryOfRanks(facts, plan, ranks),
     step: stepOf(facts, plan, ranks), traffic: Object.fromEntries(traffic) };
 }

@@ -7,12 +7,13 @@ from math import isclose
 import pytest
 from drawing_page import element
 
-from dualpipe_lab import schedules
+from dualpipe_lab import models, schedules
 from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, estimate, step_time
 from dualpipe_lab.viz import planner_page
 from dualpipe_lab.viz.planner_page import CHOICES, NUMBERS, START, PlannerPage, planned
 
 MODELS = list(planner_page.models())
+SPARSE = [name for name, config in planner_page.models().items() if not isinstance(config, models.LlamaConfig)]
 STATES = ("parameters", "gradients", "masters", "moments")
 NUMBERS_OF_PAGE = "planner_numbers.mjs"
 PARTS = ("layers", "ends", "logits", "working", "received")
@@ -28,8 +29,12 @@ def drawn_choices(number, most_gpus, seed, **fixed):
             values |= ODD
         choice = {name: draw.choice(several) for name, several in values.items()}
         choice |= {"model": draw.choice(MODELS), "gpu": draw.choice(list(planner_page.gpus())), **fixed}
+        if choice["model"] not in SPARSE and draw.random() < 0.95:
+            choice |= {"ep": 1, "overlap": False}
+        if choice["overlap"] and draw.random() < 0.8:
+            choice["schedule"] = draw.choice(["dualpipe", "dualpipev", "paired_1f1b", "paired_interleaved"])
         used = choice["tp"] * choice["cp"] * choice["pp"]
-        dp_size = draw.choice([1, 2, 3, 4, 8, 9, 16, 64])
+        dp_size = draw.choice([1, 2, 3, 4, 8, 9, 16, 64]) * (choice["ep"] if draw.random() < 0.5 else 1)
         choice["gpus"] = used * dp_size
         choice["batch"] = dp_size * choice["rows"] * draw.choice([1, 2, 3, 8, 13, 32])
         if choice["gpus"] % choice["node"] and draw.random() < 0.9:
@@ -163,6 +168,15 @@ SENDING = [
     ("llama3.2-3b", 1, 1, 3, 2, {"schedule": "zbv", "zero": 3, "node": 2}),
     ("qwen3-8b", 1, 1, 4, 1, {"schedule": "v_half"}),
     ("qwen3-8b", 2, 1, 2, 1, {"schedule": "paired_interleaved", "recompute": True}),
+    ("mixtral-8x7b", 2, 1, 2, 4, {"ep": 4, "zero": 1, "recompute": True}),
+    ("mixtral-8x7b", 1, 3, 1, 4, {"ep": 2, "zero": 3, "sequence": 1542, "node": 6}),  # rows that no number divides
+    ("qwen3-30b-a3b", 8, 1, 1, 2, {"ep": 2, "zero": 2}),
+    ("qwen3-30b-a3b", 1, 1, 4, 2, {"ep": 2, "zero": 3, "schedule": "zero_bubble_h1", "batch": 16}),
+    ("qwen3-30b-a3b", 1, 1, 2, 4, {"ep": 4, "zero": 3, "schedule": "zbv", "batch": 16, "node": 4}),
+    ("deepseek-v3", 2, 2, 2, 2, {"ep": 4, "zero": 0}),
+    ("deepseek-v3", 1, 1, 4, 4, {"ep": 2, "zero": 2, "schedule": "dualpipe", "batch": 32, "overlap": True, "recompute": True}),
+    ("deepseek-v3", 2, 1, 2, 4, {"ep": 4, "zero": 3, "schedule": "dualpipe", "batch": 16, "overlap": True, "node": 8}),
+    ("mixtral-8x7b", 1, 1, 2, 2, {"ep": 2, "zero": 3, "schedule": "paired_1f1b", "batch": 12, "overlap": True}),
 ]
 
 
@@ -179,19 +193,21 @@ def test_bytes_of_every_link_equal_the_library(node, case):
     traffic = plan.traffic(config, choice["batch"], choice["sequence"])
     layers, node_size = traffic.parts["layers"], min(choice["node"], plan.world_size)
     ring = [layers.sent("isend"), layers.between_nodes(node_size, "isend")]
-    names = {"pp": "pipeline", "gradients": "gradients", "norm": "norm"}
+    rows = [layers.sent("all_to_all_single"), layers.between_nodes(node_size, "all_to_all_single")]
+    names = {"pp": "pipeline", "gradients": "gradients", "norm": "norm", "routers": "routers"}
     expected = {
         axis: [traffic.parts[name].sent(), traffic.parts[name].between_nodes(node_size)] for axis, name in names.items()
     }
-    expected |= {"cp": ring, "tp": [layers.sent() - ring[0], layers.between_nodes(node_size) - ring[1]]}
+    along_tp = [layers.sent() - ring[0] - rows[0], layers.between_nodes(node_size) - ring[1] - rows[1]]
+    expected |= {"cp": ring, "ep": rows, "tp": along_tp}
     assert found["traffic"] == {axis: [str(sent - far), str(far)] for axis, (sent, far) in expected.items()}
 
 
 def test_a_start_that_the_page_does_not_offer_is_refused():
-    with pytest.raises(ValueError, match="the page has no control 'ep'; it has model, gpu, gpus, node"):
-        PlannerPage(ep=2)
-    with pytest.raises(ValueError, match=r"model is one of llama3-8b, .* got 'deepseek-v3'"):
-        PlannerPage(model="deepseek-v3")
+    with pytest.raises(ValueError, match="the page has no control 'hybrid'; it has model, gpu, gpus, node"):
+        PlannerPage(hybrid=True)
+    with pytest.raises(ValueError, match=r"model is one of llama3-8b, .* got 'gpt3-175b'"):
+        PlannerPage(model="gpt3-175b")
     with pytest.raises(ValueError, match=r"gpus is a whole number from 1 to 131072, got 8\.5"):
         PlannerPage(gpus=8.5)
     with pytest.raises(ValueError, match="the page computes 16384 passes of microbatches through stages, got 16392"):

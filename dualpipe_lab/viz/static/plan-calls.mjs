@@ -25,6 +25,13 @@ export function groupOf(plan, axes) {
   return { size, perNode };
 }
 
+// The ranks of ep, innermost in those of dp and cp; and those with copies of the same experts.
+export function expertGroups(plan) {
+  const data = groupOf(plan, ["dp", "cp"]), { ep } = plan;
+  return [{ size: ep, perNode: Math.min(ep, data.perNode) },
+    ep === 1 ? data : { size: data.size / ep, perNode: Math.max(1, Math.floor(data.perNode / ep)) }];
+}
+
 const rateOf = (link, bytes) => link.bandwidth * partAt(link.efficiency, bytes);
 
 function linksOf({ card, slower }) {
@@ -46,26 +53,86 @@ export function message(plan, { size, perNode }, bytes) {
   return [bytes / rateOf(link, bytes), link.latency];
 }
 
+// Every rank has so many bytes for all ranks together.
+function allToAll(plan, { size, perNode }, bytes) {
+  if (size === 1) return 0;
+  const [inside, between] = linksOf(plan), each = bytes / size, near = (each * (perNode - 1)) / rateOf(inside, each) + inside.latency;
+  return perNode === size ? near : Math.max(near, (each * (size - perNode)) / rateOf(between, each) + between.latency);
+}
+
 // ---- the calls of stages
 
-// Seconds along tp and cp of a part's calls, forward and backward.
-export function callsOf(plan) {
-  const { tokens, between, model } = plan, tp = groupOf(plan, ["tp"]), cp = groupOf(plan, ["cp"]), isSharded = plan.tp > 1;
-  const wide = tokens * model.hidden * ELEMENT_BYTES;
-  const gather = () => (isSharded ? collective(plan, tp, between * model.hidden * ELEMENT_BYTES * plan.tp) : 0);
-  const sum = () => collective(plan, tp, wide, isSharded ? 1 : 2);
-  const add = (...parts) => parts.reduce((all, part) => all + part, 0);
-  const hop = (bytes) => add(...message(plan, cp, plan.rows * (plan.sequence / plan.cp) * 2 * plan.keyHeads * model.headSize * bytes));
-  const ring = (count, bytes, before = 0) => Array.from({ length: count }, () => hop(bytes)).reduce((all, part) => all + part, before);
-  const once = plan.cp > 1 ? ring(plan.cp - 1, ELEMENT_BYTES) : 0;
-  const { keyCopies } = plan, sameKeys = { size: keyCopies, perNode: Math.min(tp.perNode, keyCopies) };
-  const keys = keyCopies > 1 ? [0, 1].map(() => collective(plan, sameKeys, model.hidden * model.headSize * ELEMENT_BYTES, 2)) : [];
-  const norms = model.qkNorm ? [0, 1].map(() => collective(plan, tp, model.headSize * 4, 2)) : [];
-  const loss = (numbers) => collective(plan, tp, numbers * tokens * 4, 2);
-  return {
-    layer: { F: { tp: add(gather(), sum(), gather(), sum()), cp: once },
-      I: { tp: add(gather(), gather(), sum(), gather(), ...norms, gather(), sum(), ...keys), cp: plan.cp > 1 ? ring(plan.cp, 4, once) : 0 } },
-    embedding: { F: { tp: sum(), cp: 0 }, I: { tp: gather(), cp: 0 } },
-    head: { F: { tp: add(gather(), loss(1), loss(2)), cp: 0 }, I: { tp: add(gather(), sum()), cp: 0 } },
+const FULL = 4; // bytes of a number in 32 bits
+
+export const sendsLatents = ({ model: { latent, headSize }, cp, heads }) =>
+  Boolean(latent) && cp > 1 && latent.kv + latent.position < 2 * heads * Math.max(headSize, latent.value);
+
+// Bytes of a hop on the ring of cp, for numbers of so many bytes: keys and values, or a shorter latent.
+export function hopBytes(plan, element) {
+  const { model, tokens, keyHeads } = plan, { latent, headSize } = model;
+  return tokens * (sendsLatents(plan) ? latent.kv + latent.position : 2 * keyHeads * headSize) * element;
+}
+
+// Calls of a layer: ["gather" or "sum", numbers per token], ["reduce", numbers, bytes of each], ["keys"] among the ranks of
+// tp with the same key heads, ["norm"], ["ring"], ["count"] of rows for experts and ["exchange"] of these rows.
+export function layerCalls(plan, isSparse) {
+  const { model, tokens } = plan, { hidden, headSize, latent } = model;
+  const [gather, sum] = ["gather", "sum"].map((name) => (width = hidden) => [name, width]), both = (width) => [gather(width), sum(width)];
+  const shared = isSparse && plan.sharedWidth ? [["reduce", tokens * hidden, ELEMENT_BYTES]] : [];
+  const exchanges = [["exchange"], ["exchange"]], ring = [["ring"]];
+  const ffn = isSparse
+    ? { F: [gather(), ["count"], ...exchanges, ...shared], I: [gather(), ...exchanges, ...shared] }
+    : { F: both(), I: [gather(), ...both()] };
+  const norms = model.qkNorm ? [["reduce", headSize, FULL], ["reduce", headSize, FULL]] : [];
+  const attention = latent ? latentCalls(plan, both, gather, sum) : {
+    F: [gather(), ...ring, sum()],
+    I: [gather(), ...ring, ...norms, ...both(), ...(plan.keyCopies > 1 ? [["keys"], ["keys"]] : [])],
   };
+  const forward = [...attention.F, ...ffn.F];
+  return {
+    F: forward, I: [...ffn.I, ["norm"], ...attention.I, ["norm"]],
+    again: isSparse && plan.overlap ? [...attention.F, gather()] : forward, // overlapped experts are not run again
+  };
+}
+
+function latentCalls(plan, both, gather, sum) {
+  const { hidden, latent } = plan.model, { query, kv, position } = latent;
+  const copied = [hidden * query, query, hidden * (kv + position), kv]; // weights that every rank of tp holds
+  return {
+    F: [gather(query), gather(kv), gather(position), ["ring"], sum()],
+    I: [gather(), ["ring"], ...both(query), ...(sendsLatents(plan) ? [sum(kv)] : both(kv)), sum(position),
+      ...(plan.tp > 1 ? copied.map((numel, place) => ["reduce", numel, place % 2 ? FULL : ELEMENT_BYTES]) : [])],
+  };
+}
+
+// Calls of the two ends of the model.
+export function endCalls({ tokens, model: { hidden } }) {
+  return {
+    embedding: { F: [["sum", hidden]], I: [["gather", hidden]] },
+    head: {
+      F: [["gather", hidden], ["reduce", tokens, FULL], ["reduce", 2 * tokens, FULL]],
+      I: [["gather", hidden], ["sum", hidden], ["norm"]],
+    },
+  };
+}
+
+// Seconds along tp, cp and ep of the calls of a forward or backward.
+export function secondsOfCalls(plan, calls, isBackward) {
+  const { model, tokens, between, cp } = plan, tp = groupOf(plan, ["tp"]), [ep] = expertGroups(plan), found = { tp: 0, cp: 0, ep: 0 };
+  const sameKeys = { size: plan.keyCopies, perNode: Math.min(tp.perNode, plan.keyCopies) };
+  const hop = (element) => message(plan, groupOf(plan, ["cp"]), hopBytes(plan, element)).reduce((sum, part) => sum + part, 0);
+  const rows = Math.floor((plan.slots * model.hidden * ELEMENT_BYTES) / plan.ep) * plan.ep;
+  const secondsOf = {
+    gather: (width) => collective(plan, tp, between * width * ELEMENT_BYTES * plan.tp),
+    sum: (width) => collective(plan, tp, tokens * width * ELEMENT_BYTES),
+    reduce: (numel, element) => collective(plan, tp, numel * element, 2),
+    keys: () => collective(plan, sameKeys, model.hidden * model.headSize * ELEMENT_BYTES, 2),
+    norm: () => 0, // once per step
+    ring: () => (cp > 1 ? (cp - 1) * hop(ELEMENT_BYTES) + (isBackward ? cp * hop(FULL) : 0) : 0),
+    count: () => allToAll(plan, ep, model.experts.count * 8),
+    exchange: () => allToAll(plan, ep, rows),
+  };
+  const axes = { ring: "cp", count: "ep", exchange: "ep" };
+  for (const [name, ...sizes] of calls) found[axes[name] ?? "tp"] += secondsOf[name](...sizes);
+  return found;
 }

@@ -2,10 +2,10 @@
 //
 // A group is `size` ranks that lie `stride` apart.  Position p of its ring sends to p + 1 (a gather) or to p - 1 (a sum).
 
-// Of the groups that begin at `firsts`: their number, by position how many links down leave a node, all of them, and how
-// many ordered pairs of ranks lie on two nodes.
+// Of the groups that begin at `firsts`: their number, by position how many links down leave a node, all of them, how many
+// ordered pairs of ranks lie on two nodes, and by position how many of the others do.
 function countLinks(node, firsts, size, stride) {
-  const down = new Array(size).fill(0), nodes = new Array(size);
+  const down = new Array(size).fill(0), apart = down.slice(), nodes = new Array(size);
   let pairs = 0, crossing = 0;
   for (const first of firsts) {
     let run = 0;
@@ -20,8 +20,12 @@ function countLinks(node, firsts, size, stride) {
       down[place] += crosses;
       crossing += crosses; // as many as up
     }
+    for (let from = 0, to = 0; from < size; from = to) {
+      while (to < size && nodes[to] === nodes[from]) to++;
+      for (let place = from; place < to; place++) apart[place] += size - (to - from);
+    }
   }
-  return { groups: firsts.length, size, down, crossing, pairs };
+  return { groups: firsts.length, size, down, crossing, pairs, apart };
 }
 
 // The links of all groups of so many ranks, for each rank of pp.
@@ -36,9 +40,10 @@ export function linksOfGroups({ gpus, pp, node }, size, stride) {
   });
 }
 
-// The links of the ranks with copies of the weights at one place along pp and tp.
-export function linksOfCopies({ gpus, pp, tp, copies, node }, rank, tpRank) {
-  return countLinks(node, [rank * (gpus / pp) + tpRank], copies, tp);
+// The links of the ranks with copies of the weights at one place along pp and tp; of experts, `ep` groups of them.
+export function linksOfCopies({ gpus, pp, tp, copies, node }, rank, tpRank, ep = 1) {
+  const firsts = Array.from({ length: ep }, (_, place) => rank * (gpus / pp) + place * tp + tpRank);
+  return countLinks(node, firsts, copies / ep, tp * ep);
 }
 
 // Bytes that all ranks send in a step, inside of nodes and between them, by what sends them.  Totals of large clusters
@@ -77,5 +82,11 @@ export class LinkBytes {
   scatter(axis, { groups, size, pairs }, bytes, times = 1) {
     const shard = BigInt(bytes / size) * BigInt(times);
     this.add(axis, shard * BigInt(groups * size * (size - 1)), shard * BigInt(pairs));
+  }
+
+  // Every rank sends `blocks[p]` bytes to the rank at position p, and as many as it has there back to each other one.
+  exchange(axis, { groups, size, apart }, blocks, times) {
+    const sum = blocks.reduce((all, block) => all + block, 0), far = blocks.reduce((all, block, place) => all + BigInt(block) * BigInt(apart[place]), 0n);
+    this.add(axis, 2n * BigInt(times) * BigInt(groups * (size - 1)) * BigInt(sum), 2n * BigInt(times) * far);
   }
 }

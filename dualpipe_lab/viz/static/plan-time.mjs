@@ -2,22 +2,23 @@
 //
 // Seconds are assumed: they rest on efficiencies and overlaps that other people measured, which `facts` brings along.
 
-import { callsOf, collective, groupOf, message, partAt } from "./plan-calls.mjs";
-import { ELEMENT_BYTES, STATE_BYTES } from "./plan-model.mjs";
+import { collective, endCalls, expertGroups, groupOf, layerCalls, message, partAt, secondsOfCalls } from "./plan-calls.mjs";
+import { ELEMENT_BYTES, STATE_BYTES, sizesOf } from "./plan-model.mjs";
+import { isOfExperts } from "./plan-parts.mjs";
 import { holdersOf } from "./plan-schedules.mjs";
 import { KINDS, compileParts } from "./program.mjs";
 import { newTimes, simulate } from "./simulate.mjs";
 
-const NANO = 1e9, UPDATE_BYTES = 30, LAYER_KERNELS = 6, HEAD_KERNELS = 4;
+const NANO = 1e9, UPDATE_BYTES = 30, LAYER_KERNELS = 6, EXPERT_KERNELS = 6, HEAD_KERNELS = 4;
 const total = (seconds) => Object.values(seconds).reduce((sum, value) => sum + value, 0);
 
 // ---- stages
 
 const memorySeconds = ({ card }, bytes) => bytes / (card.memoryBandwidth * partAt(card.memoryEfficiency, bytes));
 
-function productSeconds(plan, [rows, inner, outer]) {
-  const { card } = plan, flops = 2 * rows * inner * outer, bytes = (rows * inner + inner * outer + rows * outer) * ELEMENT_BYTES;
-  return Math.max(flops / (card.peak * partAt(card.efficiency, flops)), memorySeconds(plan, bytes)) + card.overhead;
+function productSeconds(plan, [rows, inner, outer, times = 1]) {
+  const { card } = plan, flops = 2 * rows * inner * outer, bytes = (rows * inner + inner * outer + rows * outer) * times * ELEMENT_BYTES;
+  return Math.max((flops * times) / (card.peak * partAt(card.efficiency, flops)), memorySeconds(plan, bytes)) + card.overhead;
 }
 
 // Pairs of a query and a key that the slowest rank of a ring computes for one sequence, in zigzag order.
@@ -26,15 +27,31 @@ export function causalPairs(length, cp) {
   return (size * (size + 1)) / 2 + (cp - 1) * Math.floor((size * size) / 2);
 }
 
+function attentionProducts({ model, tokens, between, heads, keyHeads }) {
+  const { hidden, headSize, latent } = model;
+  if (!latent) return [[tokens, hidden, (heads + 2 * keyHeads) * headSize], [tokens, heads * headSize, hidden]];
+  const { query, kv, position, content, value } = latent;
+  return [[between, hidden, query], [between, hidden, kv + position], [tokens, query, heads * headSize],
+    [tokens, kv, heads * (content + value)], [tokens, heads * value, hidden]];
+}
+
+// A router, experts with equally many rows, and the shared expert.
+function expertProducts({ model, tokens, between, slots, shared, ep }) {
+  const { hidden, experts } = model, here = experts.count / ep, each = Math.ceil(slots / here);
+  return [[between, hidden, experts.count], [each, hidden, 2 * experts.ffn, here], [each, experts.ffn, hidden, here],
+    ...(shared ? [[tokens, hidden, 2 * shared], [tokens, shared, hidden]] : [])];
+}
+
 // The products of a layer, its attention and what the rest moves; the same of the last norm, head and loss.
-function layerWork(plan) {
-  const { model, tokens, between, heads, keyHeads, ffn } = plan, { hidden, headSize } = model;
-  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize + 3 * tokens * ffn) * ELEMENT_BYTES;
+function layerWork(plan, isSparse) {
+  const { model, tokens, between, heads, keyHeads, ffn, slots, shared } = plan, { hidden, headSize, latent, experts } = model;
+  const network = isSparse ? expertProducts(plan) : [[tokens, hidden, 2 * ffn], [tokens, ffn, hidden]];
+  const moved = isSparse ? 3 * tokens * shared + slots * (4 * hidden + 3 * experts.ffn) : 3 * tokens * ffn;
+  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize + moved) * ELEMENT_BYTES;
   return {
-    products: [[tokens, hidden, (heads + 2 * keyHeads) * headSize], [tokens, heads * headSize, hidden],
-      [tokens, hidden, 2 * ffn], [tokens, ffn, hidden]],
-    core: 2 * plan.rows * causalPairs(plan.sequence, plan.cp) * heads * 2 * headSize,
-    forward: bytes, backward: 2 * bytes, kernels: LAYER_KERNELS,
+    products: [...attentionProducts(plan), ...network],
+    core: 2 * plan.rows * causalPairs(plan.sequence, plan.cp) * heads * (headSize + (latent ? latent.value : headSize)),
+    forward: bytes, backward: 2 * bytes, kernels: LAYER_KERNELS + (isSparse ? EXPERT_KERNELS : 0),
   };
 }
 
@@ -54,8 +71,8 @@ function secondsOf(facts, plan, work, calls, isLayer) {
     const part = partAt(rules.attention[Number(kind === "I")], plan.sequence), flops = work.core * factor;
     const attention = flops ? flops / (card.peak * part) + card.overhead : 0;
     const elementwise = memorySeconds(plan, bytes) + work.kernels * launches * card.overhead;
-    const { tp, cp } = calls[kind];
-    found[kind] = { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention) };
+    const { tp, cp, ep } = secondsOfCalls(plan, calls[kind], kind === "I");
+    found[kind] = { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention), ep };
   }
   if (plan.recompute && isLayer) found.I.again = total(found.F);
   return found;
@@ -68,14 +85,15 @@ function addTo(sums, part) {
 }
 
 function stageSeconds(facts, plan, parts) {
-  const calls = callsOf(plan), rows = 2 * plan.tokens * plan.model.hidden * ELEMENT_BYTES;
+  const ends = endCalls(plan), rows = 2 * plan.tokens * plan.model.hidden * ELEMENT_BYTES;
   const embedding = { products: [], core: 0, forward: rows, backward: 2 * rows, kernels: 0 };
-  const layer = secondsOf(facts, plan, layerWork(plan), calls.layer, true);
-  const first = secondsOf(facts, plan, embedding, calls.embedding, false);
-  const last = secondsOf(facts, plan, headWork(plan), calls.head, false);
+  const layers = (plan.model.experts ? [false, true] : [false]).map((isSparse) =>
+    secondsOf(facts, plan, layerWork(plan, isSparse), layerCalls(plan, isSparse), true));
+  const first = secondsOf(facts, plan, embedding, ends.embedding, false);
+  const last = secondsOf(facts, plan, headWork(plan), ends.head, false);
   return plan.layers.map((count, stage) => {
     const found = { F: {}, I: {}, W: {} };
-    for (let number = 0; number < count; number++) addTo(found, layer);
+    for (let number = 0; number < count; number++) addTo(found, layers[Number(number >= plan.dense[stage])]);
     if (stage === 0) addTo(found, first);
     if (stage === plan.numStages - 1) addTo(found, last);
     if (plan.zero > 1) addZero(plan, found, parts[holdersOf(plan, stage)[0]].filter((part) => part.stage === stage));
@@ -87,20 +105,29 @@ function stageSeconds(facts, plan, parts) {
 
 const numelOf = (parts) => parts.reduce((sum, part) => sum + part.numel, 0);
 
-function sumSeconds(plan, numel) {
-  return numel ? collective(plan, groupOf(plan, ["dp", "cp"]), numel * STATE_BYTES.gradients, plan.zero === 0 ? 2 : 1) : 0;
+// Of dense parameters and of experts, the ranks with copies and the elements.
+function numelsOf(plan, parts) {
+  const groups = [groupOf(plan, ["dp", "cp"]), expertGroups(plan)[1]];
+  return groups.map((group, kind) => [group, numelOf(parts.filter((part) => Number(isOfExperts(part)) === kind))]);
 }
 
-// As in the library: experts, of which there are none here, have a gather of their own, of no bytes.
-function gatherSeconds(plan, numel) {
-  const group = groupOf(plan, ["dp", "cp"]);
-  return collective(plan, group, numel * STATE_BYTES.parameters) + collective(plan, group, 0);
+function sumSeconds(plan, parts) {
+  return numelsOf(plan, parts).reduce((sum, [group, numel]) =>
+    sum + (numel ? collective(plan, group, numel * STATE_BYTES.gradients, plan.zero === 0 ? 2 : 1) : 0), 0);
+}
+
+const gatherSeconds = (plan, parts) =>
+  numelsOf(plan, parts).reduce((sum, [group, numel]) => sum + collective(plan, group, numel * STATE_BYTES.parameters), 0);
+
+function updateSeconds(plan, parts) {
+  const numel = numelsOf(plan, parts).reduce((sum, [{ size }, all]) => sum + Math.floor(all / (plan.zero ? size : 1)), 0);
+  return memorySeconds(plan, numel * UPDATE_BYTES);
 }
 
 function addZero(plan, seconds, parts) {
-  const gather = plan.zero === 3 ? gatherSeconds(plan, numelOf(parts)) : 0, backward = total(seconds.I) + total(seconds.W);
+  const gather = plan.zero === 3 ? gatherSeconds(plan, parts) : 0, backward = total(seconds.I) + total(seconds.W);
   seconds.F.zero = Math.max(0, gather - total(seconds.F));
-  seconds.I.zero = Math.max(0, gather + sumSeconds(plan, numelOf(parts)) - backward);
+  seconds.I.zero = Math.max(0, gather + sumSeconds(plan, parts) - backward);
 }
 
 // The two copies of a stage exchange their gradients.
@@ -114,17 +141,17 @@ function mirrorSeconds(plan, rank, parts) {
 // By how much sums and gathers make a rank's step longer: both run behind its actions as far as these allow it.
 function exposedSeconds(plan, rank, { passes, end }) {
   const parts = plan.parts[rank];
-  const stages = Object.keys(passes).map(Number), numel = (stage) => numelOf(parts.filter((part) => part.stage === stage));
+  const stages = Object.keys(passes).map(Number), own = (stage) => parts.filter((part) => part.stage === stage);
   const units = (stage) => plan.layers[stage] + (stage === 0) + (stage === plan.numStages - 1);
   let now = 0, late = 0;
   for (const stage of [...stages].sort((a, b) => passes[a].first[0] - passes[b].first[0])) {
     const [start, stop] = passes[stage].first;
-    now += plan.zero === 1 || plan.zero === 2 ? gatherSeconds(plan, numel(stage)) : 0;
+    now += plan.zero === 1 || plan.zero === 2 ? gatherSeconds(plan, own(stage)) : 0;
     late = Math.max(late, now - (stop - (stop - start) / units(stage)));
   }
   now = 0;
   for (const stage of [...stages].sort((a, b) => passes[a].last[1] - passes[b].last[1])) {
-    const [start, stop] = passes[stage].last, seconds = plan.zero < 2 ? sumSeconds(plan, numel(stage)) : 0;
+    const [start, stop] = passes[stage].last, seconds = plan.zero < 2 ? sumSeconds(plan, own(stage)) : 0;
     now = Math.max(now, start + (stop - start) / units(stage)) + seconds;
     now = Math.max(now, stop + seconds / units(stage));
   }
@@ -181,22 +208,35 @@ function pipelineOf(plan, ranks, costs, stages) {
 
 // FLOPs of forward and backward of one sequence, with causal pairs or all.
 function modelFlops({ model, sequence }, causal) {
-  const { heads, keyHeads, ffn, vocabulary } = model;
-  const one = { model, heads, keyHeads, ffn, vocabulary, sequence, rows: 1, cp: 1, tokens: sequence, between: sequence };
+  const one = { model, ...sizesOf(model, sequence, 1), sequence, rows: 1, cp: 1, ep: 1 }, numDense = model.experts?.dense ?? model.layers;
   const pairs = causal ? 1 : (2 * sequence) / (sequence + 1);
   const flops = ({ products, core }) =>
-    3 * products.reduce((sum, [rows, inner, outer]) => sum + 2 * rows * inner * outer, 0) + 3 * core * pairs;
-  return model.layers * flops(layerWork(one)) + flops(headWork(one));
+    3 * products.reduce((sum, [rows, inner, outer, times = 1]) => sum + 2 * rows * inner * outer * times, 0) + 3 * core * pairs;
+  const sparse = numDense < model.layers ? (model.layers - numDense) * flops(layerWork(one, true)) : 0;
+  return numDense * flops(layerWork(one, false)) + sparse + flops(headWork(one));
+}
+
+// Nanoseconds of every overlapped pair, rank by rank: exchanges of experts run behind the rest.
+function pairSeconds(facts, ranks, stages) {
+  const spent = ([stage, kind]) => (kind === "B" ? ["I", "W"] : [kind]).flatMap((one) => Object.entries(stages[stage][one]));
+  return ranks.flat().filter((step) => step.length > 3).map((step) => {
+    let exchanges = 0, others = 0;
+    for (const [name, seconds] of [...spent(step), ...spent(step.slice(3))]) {
+      if (name === "ep") exchanges += seconds;
+      else others += seconds;
+    }
+    return nano(Math.max(exchanges, others) * (exchanges ? facts.time.pairFactor : 1));
+  });
 }
 
 export function stepOf(facts, plan, ranks) {
   const { parts } = plan, stages = stageSeconds(facts, plan, parts);
   const table = (kind) => stages.map((one) => nano(total(one[kind])));
   const [transfer, latency] = plan.pp > 1 ? message(plan, groupOf(plan, ["pp"]), plan.boundary).map(nano) : [0, 0];
-  const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap: null, latency, transfer };
+  const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap: plan.overlap ? pairSeconds(facts, ranks, stages) : null, latency, transfer };
   const pipeline = pipelineOf(plan, ranks, costs, stages);
   const last = Math.max(...pipeline.map((one, rank) => one.end + exposedSeconds(plan, rank, one)));
-  const update = Math.max(...parts.map((own) => memorySeconds(plan, Math.floor(numelOf(own) / (plan.zero ? plan.copies : 1)) * UPDATE_BYTES)));
+  const update = Math.max(...parts.map((own) => updateSeconds(plan, own)));
   const norm = collective(plan, { size: plan.gpus, perNode: plan.node }, 16, 2), seconds = last + norm + update;
   const span = Math.max(...pipeline.map(({ end }) => end)), busiest = Math.max(...pipeline.map(({ busy }) => busy));
   const mfu = (causal) => (plan.batch * modelFlops(plan, causal)) / seconds / (plan.card.peak * plan.gpus);

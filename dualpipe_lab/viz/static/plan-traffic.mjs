@@ -1,36 +1,56 @@
 // Bytes that all ranks send in a step, inside of nodes and between them, by what sends them: plan/traffic.py, summed over
 // the groups of each kind instead of rank by rank.
 
-import { ELEMENT_BYTES, STATE_BYTES, buffersOf, partsAt, shapeAt } from "./plan-model.mjs";
+import { ELEMENT_BYTES, STATE_BYTES, countsAt } from "./plan-model.mjs";
+import { buffersOf, isOfExperts, partsAt, shapeAt } from "./plan-parts.mjs";
 import { holdersOf, stagesAt } from "./plan-schedules.mjs";
+import { endCalls, hopBytes, layerCalls } from "./plan-calls.mjs";
 import { LinkBytes, linksOfCopies, linksOfGroups } from "./plan-links.mjs";
 
-const FLOAT_BYTES = 4, NUMBER = 8, AXES_OF_BYTES = ["tp", "cp", "pp", "gradients", "norm"];
+const FLOAT_BYTES = 4, NUMBER = 8, AXES_OF_BYTES = ["tp", "cp", "ep", "pp", "gradients", "norm", "routers"];
 
-// Calls along tp and cp of all forwards and backwards.
+// Calls along tp, cp and ep of all forwards and backwards.
 function enterLayers(sent, plan) {
-  const { model, tp, cp, count, numStages, keyCopies } = plan, again = plan.recompute ? 1 : 0;
-  const alongTp = linksOfGroups(plan, tp, 1), alongCp = linksOfGroups(plan, cp, tp), alongCopies = linksOfGroups(plan, keyCopies, 1);
-  const hop = plan.rows * (plan.sequence / cp) * 2 * plan.keyHeads * model.headSize;
-  plan.layers.forEach((number, stage) => holdersOf(plan, stage).forEach((rank, _, { length }) => {
-    const each = count / length;
-    if (tp > 1) enterTensor(sent, plan, alongTp[rank], { each, number, again, isFirst: stage === 0, isLast: stage === numStages - 1 });
-    if (keyCopies > 1) sent.allReduce("tp", alongCopies[rank], model.hidden * model.headSize, ELEMENT_BYTES, 2 * number * each);
-    if (cp > 1) sent.ring("cp", alongCp[rank], hop * (ELEMENT_BYTES * (cp - 1) * (2 + again) + FLOAT_BYTES * cp), number * each);
+  const { tp, cp, ep, numStages, keyCopies } = plan, ends = endCalls(plan), kinds = plan.model.experts ? [false, true] : [false];
+  const calls = kinds.map((isSparse) => layerCalls(plan, isSparse)), along = [[tp, 1], [cp, tp], [ep, tp], [keyCopies, 1]].map((group) => linksOfGroups(plan, ...group));
+  plan.layers.forEach((_, stage) => holdersOf(plan, stage).forEach((rank, __, { length }) => {
+    const each = plan.count / length, [tpLinks, cpLinks, epLinks, keyLinks] = along.map((links) => links[rank]);
+    const links = { tp: tpLinks, cp: cpLinks, ep: epLinks, keys: keyLinks };
+    const enter = (list, times, isBackward) => list.forEach((call) => enterCall(sent, plan, links, call, times * each, isBackward));
+    countsAt(plan, stage).forEach((number, kind) => {
+      if (!number) return;
+      enter(calls[kind].F, number, false);
+      enter(calls[kind].I, number, true);
+      if (plan.recompute) enter(calls[kind].again, number, false);
+      if (kind && ep > 1) enterRows(sent, plan, epLinks, number, each);
+    });
+    for (const end of [...(stage === 0 ? ["embedding"] : []), ...(stage === numStages - 1 ? ["head"] : [])]) {
+      enter(ends[end].F, 1, false);
+      enter(ends[end].I, 1, true);
+    }
   }));
 }
 
-function enterTensor(sent, plan, links, { each, number, again, isFirst, isLast }) {
-  const { model, tokens, between } = plan, { hidden, headSize } = model;
-  const gather = (times) => sent.gather("tp", links, between * hidden * ELEMENT_BYTES, times * each);
-  const sum = (times) => sent.scatter("tp", links, tokens * hidden * ELEMENT_BYTES, times * each);
-  const reduce = (numel, times) => sent.allReduce("tp", links, numel, FLOAT_BYTES, times * each);
-  gather(number * (6 + 2 * again));
-  sum(number * (4 + 2 * again));
-  reduce(hidden, 2 * number);
-  if (model.qkNorm) reduce(headSize, 2 * number);
-  if (isFirst) (sum(1), gather(1));
-  if (isLast) (gather(2), reduce(tokens, 1), reduce(2 * tokens, 1), sum(1), reduce(hidden, 1));
+function enterCall(sent, plan, links, [name, one, other], times, isBackward) {
+  const { model, tokens, between, cp, ep } = plan;
+  if (name === "gather") sent.gather("tp", links.tp, between * one * ELEMENT_BYTES, times);
+  if (name === "sum") sent.scatter("tp", links.tp, tokens * one * ELEMENT_BYTES, times);
+  if (name === "reduce") sent.allReduce("tp", links.tp, one, other, times);
+  if (name === "norm") sent.allReduce("tp", links.tp, model.hidden, FLOAT_BYTES, times);
+  if (name === "keys") sent.allReduce("tp", links.keys, model.hidden * model.headSize, ELEMENT_BYTES, times);
+  if (name === "count") sent.scatter("ep", links.ep, model.experts.count * NUMBER, times);
+  if (name === "ring" && cp > 1) {
+    const bytes = (cp - 1) * hopBytes(plan, ELEMENT_BYTES) + (isBackward ? cp * hopBytes(plan, FLOAT_BYTES) : 0);
+    sent.ring("cp", links.cp, bytes, times);
+  }
+}
+
+// Rows to experts and back, in forward and backward: of a step, spread over the experts as evenly as they can be.
+function enterRows(sent, plan, links, number, each) {
+  const { experts, hidden } = plan.model, here = experts.count / plan.ep;
+  const slots = plan.tokens * experts.perToken * each, share = Math.floor(slots / experts.count), more = slots % experts.count;
+  const blocks = Array.from({ length: plan.ep }, (_, place) => here * share + Math.max(0, Math.min(here, more - place * here)));
+  sent.exchange("ep", links, blocks, number * (plan.recompute && !plan.overlap ? 3 : 2) * hidden * ELEMENT_BYTES);
 }
 
 // From each rank of one place along pp to its like at another; `tpRank`: only from those, if it is not null.
@@ -68,48 +88,89 @@ function buffersAt(plan, rank, tpRank) {
 }
 
 // Sums over the ranks with copies and gathers of weights, of every flat buffer, and the sum of a tied table.
-function enterGradients(sent, plan) {
-  const { zero, pp, tp } = plan, { parameters, gradients } = STATE_BYTES;
+function enterGradients(sent, plan, ranks) {
+  const { zero, pp, tp, ep } = plan, { parameters, gradients } = STATE_BYTES;
   const ends = [0, plan.numStages - 1].map((stage) => String(holdersOf(plan, stage))), each = plan.count / holdersOf(plan, 0).length;
   for (let rank = 0; rank < pp; rank++) {
+    const gathers = zero === 3 ? gathersOf(plan, ranks[rank], each) : null;
     for (let tpRank = 0; tpRank < tp; tpRank++) {
-      const links = linksOfCopies(plan, rank, tpRank), all = { padded: 0, shard: 0 }, inStages = { padded: 0, shard: 0 };
-      for (const { numel, shard, padded, kind, stages } of buffersAt(plan, rank, tpRank)) {
-        for (const [sums, times] of [[all, 1], [inStages, stages.length]]) {
-          sums.padded += padded * times;
-          sums.shard += shard * times;
-        }
+      const links = [1, ep].map((size) => linksOfCopies(plan, rank, tpRank, size));
+      const sums = links.map(() => ({ padded: 0, shard: 0, inStages: 0, gathered: 0 }));
+      for (const buffer of buffersAt(plan, rank, tpRank)) {
+        const { numel, shard, padded, kind, stages } = buffer, sum = sums[Number(isOfExperts(buffer))];
+        sum.padded += padded;
+        sum.shard += shard;
+        sum.inStages += padded * stages.length;
+        sum.gathered += gathers ? shard * gathers(buffer) : 0;
         const isTied = kind.includes("tied") && ends[0] !== ends[1]; // the other end of the pipeline has the table too
         if (isTied) enterHops(sent, plan, "gradients", rank, pp - 1 - rank, (zero ? shard : numel) * gradients, tpRank);
       }
-      if (zero === 3) sent.gather("gradients", links, inStages.shard * parameters, 2 * each);
-      if (zero > 1) sent.scatter("gradients", links, inStages.padded * gradients, each);
-      if (zero === 0) sent.allReduce("gradients", links, all.padded, gradients);
-      if (zero === 1) sent.scatter("gradients", links, all.padded * gradients);
-      if (zero === 1 || zero === 2) sent.gather("gradients", links, all.shard * parameters);
+      sums.forEach(({ padded, shard, inStages, gathered }, kind) => {
+        if (zero === 3) sent.gather("gradients", links[kind], gathered * parameters);
+        if (zero > 1) sent.scatter("gradients", links[kind], inStages * gradients, each);
+        if (zero === 0) sent.allReduce("gradients", links[kind], padded, gradients);
+        if (zero === 1) sent.scatter("gradients", links[kind], padded * gradients);
+        if (zero === 1 || zero === 2) sent.gather("gradients", links[kind], shard * parameters);
+      });
+      enterRouters(sent, plan, links[0], rank, tpRank);
     }
   }
 }
 
-// The two copies of a stage exchange their gradients: all of them, or each rank its shard of ZeRO-2 and 3.
+// How often a unit of ZeRO-3 is gathered: for every forward and backward, once for a pair with both halves of one stage, and
+// for a W of its own again where a router computes its weight, with the unit before it.
+function gathersOf(plan, steps, each) {
+  const shared = new Map(), splits = new Map(), add = (counts, stage, number) => counts.set(stage, (counts.get(stage) ?? 0) + number);
+  steps.forEach((step, place) => {
+    const [stage, kind, m, other] = step, before = steps[place - 1];
+    if (plan.overlap && stage === other) add(shared, stage, 1);
+    if (kind !== "W") return;
+    const isOne = !plan.overlap && stage === 0 && before?.[0] === 0 && before[1] === "I" && before[2] === m && before.length === 3;
+    add(splits, stage, isOne ? 0 : 1); // a plain stage 0 runs both as one
+  });
+  const again = ({ stage, unit }) => {
+    const first = plan.dense[stage] + Number(stage === 0), last = plan.layers[stage] + Number(stage === 0); // units with a router
+    if (plan.overlap) return stage === 0 || first < last;
+    return first < last && unit >= first - 1 && unit < last;
+  };
+  return (buffer) => 2 * each - (shared.get(buffer.stage) ?? 0) + (again(buffer) ? splits.get(buffer.stage) ?? 0 : 0);
+}
+
+// The loads of the experts of all routers of a rank, once per step, also between two copies of a stage.
+function enterRouters(sent, plan, links, rank, tpRank) {
+  const { experts } = plan.model;
+  if (!experts) return;
+  const numbers = stagesAt(plan, rank).map((stage) => [stage, countsAt(plan, stage)[1] * experts.count]);
+  sent.allReduce("routers", links, numbers.reduce((sum, [, number]) => sum + number, 0), NUMBER);
+  for (const [stage, number] of numbers) {
+    for (const other of holdersOf(plan, stage)) if (other !== rank) enterHops(sent, plan, "routers", rank, other, number * NUMBER, tpRank);
+  }
+}
+
+// The two copies of a stage exchange their gradients: all of them, or each rank its shards of ZeRO-2 and 3.
 function enterMirrors(sent, plan) {
   const { pp, tp, zero, copies } = plan, stride = plan.gpus / pp, nodeOf = (rank) => Math.floor(rank / plan.node);
   for (let rank = 0; rank < pp; rank++) {
     for (const stage of stagesAt(plan, rank)) {
       for (const other of holdersOf(plan, stage).filter((one) => one !== rank)) {
         for (let tpRank = 0; tpRank < tp; tpRank++) {
-          const buffers = buffersAt(plan, rank, tpRank), heldBy = (copy) => buffers.reduce((sum, one) => sum + heldOf(one, copy, stage), 0);
-          const numel = buffers.reduce((sum, one) => sum + heldOf({ ...one, shard: one.numel }, 0, stage), 0);
           const crossing = Array.from({ length: copies }, (_, copy) => copy).filter((copy) =>
             nodeOf(rank * stride + copy * tp + tpRank) !== nodeOf(other * stride + copy * tp + tpRank));
-          const isShared = zero > 1 && crossing.length % copies > 0; // some shards cross, and some do not
-          const far = isShared ? crossing.reduce((sum, copy) => sum + heldBy(copy), 0) : numel * (zero > 1 ? crossing.length / copies : crossing.length);
-          const bytes = (held) => BigInt(held) * BigInt(STATE_BYTES.gradients);
-          sent.add("gradients", bytes(numel) * BigInt(zero > 1 ? 1 : copies), bytes(far));
+          for (const buffer of buffersAt(plan, rank, tpRank)) enterMirror(sent, plan, buffer, stage, crossing);
         }
       }
     }
   }
+}
+
+// One buffer; `crossing`: the ranks with copies whose mirror is on another node.  Of experts every place along ep has others.
+function enterMirror(sent, { zero, copies, ep }, buffer, stage, crossing) {
+  const numel = heldOf({ ...buffer, shard: buffer.numel }, 0, stage), places = buffer.copies < copies ? ep : 1;
+  const all = numel * (zero > 1 ? places : copies), bytes = (held) => BigInt(held) * BigInt(STATE_BYTES.gradients);
+  const share = (copy) => (zero > 1 ? heldOf(buffer, Math.floor(copy / places), stage) : numel);
+  const isEven = !crossing.length || crossing.length === copies;
+  const far = isEven ? (crossing.length ? all : 0) : crossing.reduce((sum, copy) => sum + share(copy), 0);
+  sent.add("gradients", bytes(all), bytes(far));
 }
 
 // The elements of a stage in the shard that one of the ranks with copies has of a buffer.
@@ -129,12 +190,12 @@ function enterNorm(sent, plan) {
   sent.allReduce("norm", links, 2, NUMBER);
 }
 
-// [bytes inside of nodes, bytes between them] of tp, cp, pp, gradients and norm.
-export function trafficOf(plan) {
+// [bytes inside of nodes, bytes between them] of tp, cp, ep, pp, gradients, norm and routers.
+export function trafficOf(plan, ranks) {
   const sent = new LinkBytes(AXES_OF_BYTES);
   enterLayers(sent, plan);
   enterPipeline(sent, plan);
-  enterGradients(sent, plan);
+  enterGradients(sent, plan, ranks);
   enterMirrors(sent, plan);
   enterNorm(sent, plan);
   return sent.found;

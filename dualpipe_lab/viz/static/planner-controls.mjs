@@ -15,6 +15,7 @@ const SLIDERS = {
   pp: ["pp", "ranks along the pipeline"],
   tp: ["tp", "ranks that share each layer, with sequence parallelism"],
   cp: ["cp", "ranks that share each sequence"],
+  ep: ["ep", "ranks of dp and cp that share the experts"],
 };
 
 // A slider over the usual values, and a field beside it for any whole number.
@@ -50,7 +51,8 @@ function menuOf(name, label, entries, change) {
 // Returns {panel, update(choice)}; `change(part)` is told what the reader chose.
 export function plannerControls({ models, gpus, choices, most }, change, reset) {
   const menus = {
-    model: menuOf("model", "model", Object.keys(models).map((name) => [name, name]), change),
+    model: menuOf("model", "model", Object.keys(models).map((name) => [name, name]),
+      ({ model }) => change(models[model].experts ? { model } : { model, ep: 1, overlap: false })),
     gpu: menuOf("gpu", "GPU", Object.entries(gpus).map(([name, card]) => [name, `${card.name}, ${gigabytes(card.memory)} GB`]),
       ({ gpu }) => change({ gpu, node: gpus[gpu].node })), // with the nodes that are usual for it
     schedule: menuOf("schedule", "schedule", choices.schedule.map((name) => [name, SCHEDULES[name].title]), change),
@@ -58,16 +60,19 @@ export function plannerControls({ models, gpus, choices, most }, change, reset) 
   };
   const sliders = Object.fromEntries(Object.keys(SLIDERS).map((name) => [name, sliderOf(name, choices[name], most[name], change)]));
   const box = make("input", { type: "checkbox", onchange: (event) => change({ recompute: event.target.checked }) });
+  const overlap = make("input", { type: "checkbox", onchange: (event) => change({ overlap: event.target.checked }) });
   const rows = (all, names) => names.map((name) => all[name].row);
   const part = (title, ...children) => make("fieldset", {}, make("legend", {}, title), make("div", { class: "group" }, ...children));
   const panel = make("div", { class: "choose" },
     part("Model and step", menus.model.row, ...rows(sliders, ["sequence", "batch", "rows"])),
     part("Cluster", menus.gpu.row, ...rows(sliders, ["gpus", "node", "slower"])),
-    part("Plan", ...rows(menus, ["schedule", "zero"]), ...rows(sliders, ["pp", "tp", "cp"]),
-      make("label", { class: "box" }, box, "recompute the layers in the backward")));
+    part("Plan", ...rows(menus, ["schedule", "zero"]), ...rows(sliders, ["pp", "tp", "cp", "ep"]),
+      make("label", { class: "box" }, box, "recompute the layers in the backward"),
+      make("label", { class: "box" }, overlap, "overlap experts of a forward and a backward")));
   const update = (choice) => {
     for (const [name, control] of Object.entries({ ...menus, ...sliders })) control.show(choice[name]);
     box.checked = choice.recompute;
+    overlap.checked = choice.overlap;
   };
   return { panel, update, reset: make("button", { type: "button", class: "text", onclick: reset }, "Reset") };
 }

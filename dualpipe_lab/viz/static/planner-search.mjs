@@ -1,11 +1,11 @@
-// Plans around the chosen one: every tp, pp, stage of ZeRO, with and without recomputation; time against memory.
+// Plans around the chosen one: every tp, pp, ep, stage of ZeRO, with and without recomputation; time against memory.
 
 import { memoryOfRanks } from "./plan-memory.mjs";
 import { isLong, planOf } from "./plan-model.mjs";
 import { stepsOf } from "./plan-schedules.mjs";
 import { stepOf } from "./plan-time.mjs";
 
-export const GRID = ["tp", "pp", "zero", "recompute"];
+export const GRID = ["tp", "pp", "ep", "zero", "recompute"];
 const SLICE_MS = 12;
 const lists = new Map(); // of steps, by schedule and sizes
 
@@ -35,8 +35,8 @@ function valuesOf(name, marks, choice) {
   return all.includes(choice[name]) ? all : [...all, choice[name]];
 }
 
-export function gridOf(choices, choice) {
-  return GRID.reduce((found, name) =>
+export function gridOf(choices, choice, hasExperts) {
+  return GRID.filter((name) => name !== "ep" || hasExperts).reduce((found, name) =>
     found.flatMap((one) => valuesOf(name, choices[name], choice).map((value) => ({ ...one, [name]: value }))), [choice]);
 }
 
@@ -54,7 +54,7 @@ export function frontierOf(points) {
 
 // Compute the grid in slices, so that controls stay quick; `tell(points, left out, done)` after each slice.  Returns how to stop.
 export function searchGrid(facts, choices, choice, tell) {
-  const left = gridOf(choices, choice), points = [];
+  const left = gridOf(choices, choice, Boolean(facts.models[choice.model].experts)), points = [];
   let timer, skipped = 0;
   function slice() {
     const end = performance.now() + SLICE_MS;
