@@ -9,7 +9,7 @@ from drawing_page import element
 
 from dualpipe_lab import models, schedules
 from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, estimate, step_time
-from dualpipe_lab.viz import planner_page
+from dualpipe_lab.viz import bundle, planner_page
 from dualpipe_lab.viz.planner_page import CHOICES, NUMBERS, START, PlannerPage, planned
 
 MODELS = list(planner_page.models())
@@ -174,7 +174,8 @@ SENDING = [
     ("qwen3-30b-a3b", 1, 1, 4, 2, {"ep": 2, "zero": 3, "schedule": "zero_bubble_h1", "batch": 16}),
     ("qwen3-30b-a3b", 1, 1, 2, 4, {"ep": 4, "zero": 3, "schedule": "zbv", "batch": 16, "node": 4}),
     ("deepseek-v3", 2, 2, 2, 2, {"ep": 4, "zero": 0}),
-    ("deepseek-v3", 1, 1, 4, 4, {"ep": 2, "zero": 2, "schedule": "dualpipe", "batch": 32, "overlap": True, "recompute": True}),
+    ("deepseek-v3", 1, 1, 4, 4, {"ep": 2, "zero": 2, "schedule": "dualpipe", "batch": 32, "overlap": True}),
+    ("qwen3-30b-a3b", 1, 1, 2, 2, {"schedule": "dualpipev", "batch": 8, "overlap": True, "recompute": True}),
     ("deepseek-v3", 2, 1, 2, 4, {"ep": 4, "zero": 3, "schedule": "dualpipe", "batch": 16, "overlap": True, "node": 8}),
     ("mixtral-8x7b", 1, 1, 2, 2, {"ep": 2, "zero": 3, "schedule": "paired_1f1b", "batch": 12, "overlap": True}),
 ]
@@ -201,6 +202,10 @@ def test_bytes_of_every_link_equal_the_library(node, case):
     along_tp = [layers.sent() - ring[0] - rows[0], layers.between_nodes(node_size) - ring[1] - rows[1]]
     expected |= {"cp": ring, "ep": rows, "tp": along_tp}
     assert found["traffic"] == {axis: [str(sent - far), str(far)] for axis, (sent, far) in expected.items()}
+
+
+def test_the_planner_s_script_is_light():
+    assert len(bundle.planner_script().encode()) < 120_000
 
 
 def test_a_start_that_the_page_does_not_offer_is_refused():
