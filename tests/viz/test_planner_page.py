@@ -168,6 +168,7 @@ SENDING = [
     ("llama3.2-3b", 1, 1, 3, 2, {"schedule": "zbv", "zero": 3, "node": 2}),
     ("qwen3-8b", 1, 1, 4, 1, {"schedule": "v_half"}),
     ("qwen3-8b", 2, 1, 2, 1, {"schedule": "paired_interleaved", "recompute": True}),
+    ("llama3.2-1b", 1, 1, 1, 5, {"node": 1}),  # every link of the norm's ring, whose chunks differ, leaves a node
     ("mixtral-8x7b", 2, 1, 2, 4, {"ep": 4, "zero": 1, "recompute": True}),
     ("mixtral-8x7b", 1, 3, 1, 4, {"ep": 2, "zero": 3, "sequence": 1542, "node": 6}),  # rows that no number divides
     ("qwen3-30b-a3b", 8, 1, 1, 2, {"ep": 2, "zero": 2}),
