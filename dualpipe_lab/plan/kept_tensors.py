@@ -195,6 +195,11 @@ class LayerTable:
         return (gradients + again + gathered + weight) * self.element
 
     @property
+    def working_bytes(self) -> int:
+        """What a layer's backward takes above what is stored of it: with recomputation all of the layer is back."""
+        return self.backward_bytes + self.layer_bytes - self.stored_bytes
+
+    @property
     def weights(self) -> dict[str, int]:
         """Elements of the weights of a layer's products on this rank, by what they are."""
         return {**self.attention_weights, **self.network_weights}

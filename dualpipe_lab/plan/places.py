@@ -135,8 +135,7 @@ class MemoryMaker:
         if is_last and is_backward:
             phases.append(tables.dense.head_bytes - logits)
         for table in {tables.layer(number) for number in self.layers[action.stage]} if is_backward else ():
-            again = table.layer_bytes - table.stored_bytes
-            phases.append(table.backward_bytes + again - (logits if is_last else 0))
+            phases.append(table.working_bytes - (logits if is_last else 0))
         return max(phases)
 
     def _held(self, pp_rank: int, tp_rank: int, stages: set[int]) -> tuple[ModelStates, int]:
