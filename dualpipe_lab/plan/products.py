@@ -112,12 +112,48 @@ class RankWork:
         num_kernels = _LAYER_KERNELS + _EXPERT_KERNELS * is_sparse
         return Work((*self._attention(), *network), self._core_flops, forward, 2 * forward, num_kernels)
 
-    def again(self, number: int) -> Work:
-        """Return what recomputation repeats of a layer's forward: of overlapped experts only what is before them."""
+    def again(self, number: int, parts: frozenset[str] = frozenset()) -> Work:
+        """Return what the backward repeats of a layer's forward.
+
+        Where the plan recomputes layers, all of it, of overlapped experts only what is before them; else these parts.
+        """
+        if not self.plan.recompute:
+            return self._again_of(number, parts)
         if not (self.plan.overlap and self._is_sparse(number)):
             return self.layer(number)
         products = [*self._attention(), self._router()]
         return Work(tuple(products), self._core_flops, self._norm_bytes + self._rotation_bytes, 0, _LAYER_KERNELS)
+
+    def _again_of(self, number: int, parts: frozenset[str]) -> Work:
+        """Return the work of parts of a layer, by the names of `KeepRules.recomputes`."""
+        is_sparse, tokens, element = self._is_sparse(number), self.num_tokens, self._element
+        ups = tuple(one for one in self._attention() if one.name in ("queries", "keys and values"))
+        found = {
+            "core_attn": Work((), self._core_flops),
+            "layernorm": Work((), 0, 4 * self._shared * self.sizes.hidden_size * element, 0, 2),
+            "mla_up_proj": Work(ups, 0, self._rotation_bytes if ups else 0, 0, len(ups) // 2),
+        }
+        if is_sparse:
+            assert isinstance(self.model, V3MoEConfig)
+            found["moe_act"] = Work((), 0, 3 * self.slots * self.model.expert_ffn_size * element, 0, 1)
+        else:
+            found["mlp"] = Work(tuple(self._network(self.sizes.ffn_size)), 0, self._network_bytes(False), 0, 1)
+        return sum((work for part, work in found.items() if part in parts), Work())
+
+    def core_products(self, is_forward: bool) -> tuple[Product, ...]:
+        """Return the products of unfused attention, which computes all pairs: scores and values, or their gradients."""
+        keys, latent, config = self.sequence_length, getattr(self.model, "latent", None), self.sizes
+        widths = (config.size_of_head,) * 2 if latent is None else (latent.key, latent.value)
+        times, queries = self.num_rows * config.num_heads // self.plan.tp, -(-keys // self.plan.cp)
+        scores = Product("scores", queries, widths[0], keys, times)
+        values = Product("values", queries, keys, widths[1], times)
+        return (scores, values) if is_forward else (scores, scores, values, values)
+
+    def score_bytes(self, is_forward: bool) -> int:
+        """Return what softmax and dropout of unfused attention read and write: 1 byte of a mask, and numbers."""
+        numbers = 4 if is_forward else 5  # softmax: 2, or 3 with its output and two gradients; dropout: 2
+        scores = self.num_rows * -(-self.sequence_length // self.plan.cp) * self.sequence_length
+        return scores * (self.sizes.num_heads // self.plan.tp) * (numbers * self._element + 1)
 
     def head(self) -> Work:
         """Return the work of the last norm, the head and the loss."""

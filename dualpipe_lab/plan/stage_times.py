@@ -90,7 +90,7 @@ class StageTimes:
         last = len(self.layers) - 1
         found: dict[str, Seconds] = {kind: {} for kind in "FIW"}
         for number in self.layers[stage]:
-            _add(found, self._layer(isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers))
+            _add(found, self.layer(number))
         if stage == 0:
             _add(found, self._embedding)
         if stage == last:
@@ -148,6 +148,10 @@ class StageTimes:
     def _layers_by_kind(self) -> dict[bool, dict[str, Seconds]]:
         return {}
 
+    def layer(self, number: int) -> dict[str, Seconds]:
+        """Return the seconds of F, I and W of a layer."""
+        return self._layer(isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers)
+
     def _layer(self, is_sparse: bool) -> dict[str, Seconds]:
         known = self._layers_by_kind
         if is_sparse not in known:
@@ -157,10 +161,14 @@ class StageTimes:
                 lambda traffic: traffic.layer_forward(number),
                 lambda traffic: traffic.layer_backward(number),
             )
-            if self.plan.recompute:
-                again = self._pass("F", self.work.again(number), lambda traffic: traffic.layer_again(number))
+            if self.plan.recompute or self.rules.recomputes:
+                again = self._pass("F", self.work.again(number, self.rules.recomputes), self._calls_again(number))
                 found["I"]["again"] = sum(again.values())
         return known[is_sparse]
+
+    def _calls_again(self, number: int) -> Callable[[StageTraffic], None]:
+        """Return what enters the calls of a layer that is run again; those of parts of it are left out."""
+        return (lambda traffic: traffic.layer_again(number)) if self.plan.recompute else _no_calls
 
     @cached_property
     def _embedding(self) -> dict[str, Seconds]:
@@ -180,7 +188,7 @@ class StageTimes:
             lambda traffic: second_backward(traffic, number, has_table=self.plan.num_stages > 1),
         )
         if self.plan.recompute:  # the backward's calls have those of what is run again
-            again = self._pass("F", self.work.second_again(), lambda traffic: None)
+            again = self._pass("F", self.work.second_again(), _no_calls)
             found["I"]["again"] = sum(again.values())
         return found
 
@@ -205,6 +213,9 @@ class StageTimes:
         """Return the seconds of attention between its products; backward a kernel computes 5 products instead of 2."""
         if not flops:
             return 0.0
+        if self.rules.core == "unfused":
+            products = sum(self.machine.product(one, self.element) for one in self.work.core_products(is_forward))
+            return products + self.machine.unit.memory_seconds(self.work.score_bytes(is_forward))
         peak = Machine(self.cluster, self.plan.precision).peak
         part_of_peak = self.rules.attention_at(self.sequence_length)[not is_forward]
         return flops * (1.0 if is_forward else 2.5) / (peak * part_of_peak) + self.cluster.accelerator.overhead
@@ -234,6 +245,10 @@ def _add(total: dict[str, Seconds], part: dict[str, Seconds]) -> None:
     for kind, seconds in part.items():
         for name, value in seconds.items():
             total[kind][name] = total[kind].get(name, 0.0) + value
+
+
+def _no_calls(traffic: StageTraffic) -> None:
+    """Enter nothing."""
 
 
 def _timed(times: StageTimes, calls: CallTimes) -> StageTraffic:
