@@ -8,8 +8,8 @@ With t tokens that a rank routes, S = t k slots, R rows that its experts receive
   weighs           outputs: S h b, the outputs of all k experts, and S weights; products: R weights
   routes           order and inverse of slots and rows; nodes of this library hold them also where layers are recomputed
   shared expert    gate and up 2 T f_s b / tp, and their product, where it is kept
-  overlap          recomputation repeats only what is before the exchanges: the layer's input, weights and routes stay, the
-                   shared expert's input, and all that the experts keep
+  overlap          recomputation repeats only what is before the exchanges: the layer's input, weights and routes
+                   stay, the shared expert's input, and all that the experts keep
 R is S on average, whatever ep is: a rank has fewer experts and receives the tokens of more ranks.  Here every rank of
 ep sends as many tokens, so the fullest has `imbalance` S rows, at most min(k, E / ep) for each token of all ep ranks.
 The library's own rules are proven by what autograd keeps, given the rows; along with them Megatron's are assumed.

@@ -126,7 +126,7 @@ class RankWork:
 
     def _again_of(self, number: int, parts: frozenset[str]) -> Work:
         """Return the work of parts of a layer, by the names of `KeepRules.recomputes`."""
-        is_sparse, tokens, element = self._is_sparse(number), self.num_tokens, self._element
+        is_sparse, element = self._is_sparse(number), self._element
         ups = tuple(one for one in self._attention() if one.name in ("queries", "keys and values"))
         found = {
             "core_attn": Work((), self._core_flops),

@@ -67,7 +67,7 @@ class Held:
 
 
 def counted(config, plan, length):
-    """In a rank: by stage, the bytes held behind the forward of a microbatch, experts' rows, FLOPs that are repeated."""
+    """In a rank: by stage, bytes held behind the forward of a microbatch, experts' rows, FLOPs that are repeated."""
     trainer = Trainer(
         config, plan, Options(sequence_length=length, global_batch=plan.data_size * plan.num_microbatches)
     )

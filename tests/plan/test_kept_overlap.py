@@ -20,8 +20,8 @@ ALL = {"num_experts_per_token": 4, "num_groups": 1, "num_groups_per_token": 1, "
 CONFIGS = [replace(MLA, **ALL), replace(QWEN, **ALL), replace(V3, **ALL, normalise=False, num_shared_experts=2)]
 AGAIN = {"recompute": True}
 FIELDS = [
-    {}, {"precision": "bfloat16"}, AGAIN, AGAIN | {"precision": "bfloat16"}, AGAIN | {"layers": (1, 2), "loss_chunk": 3},
-    AGAIN | {"tp": 2, "sequence_parallel": True}, AGAIN | {"tp": 2}, AGAIN | {"cp": 2}, AGAIN | {"ep": 2},
+    {}, {"precision": "bfloat16"}, AGAIN, AGAIN | {"precision": "bfloat16"},
+    AGAIN | {"layers": (1, 2), "loss_chunk": 3}, AGAIN | {"tp": 2, "sequence_parallel": True}, AGAIN | {"tp": 2}, AGAIN | {"cp": 2}, AGAIN | {"ep": 2},
 ]  # fmt: skip
 PLANS = [lab.Plan(**PAIRS | fields) for fields in FIELDS]
 
