@@ -21,7 +21,8 @@ CONFIGS = [replace(MLA, **ALL), replace(QWEN, **ALL), replace(V3, **ALL, normali
 AGAIN = {"recompute": True}
 FIELDS = [
     {}, {"precision": "bfloat16"}, AGAIN, AGAIN | {"precision": "bfloat16"},
-    AGAIN | {"layers": (1, 2), "loss_chunk": 3}, AGAIN | {"tp": 2, "sequence_parallel": True}, AGAIN | {"tp": 2}, AGAIN | {"cp": 2}, AGAIN | {"ep": 2},
+    AGAIN | {"layers": (1, 2), "loss_chunk": 3}, AGAIN | {"tp": 2, "sequence_parallel": True},
+    AGAIN | {"tp": 2}, AGAIN | {"cp": 2}, AGAIN | {"ep": 2},
 ]  # fmt: skip
 PLANS = [lab.Plan(**PAIRS | fields) for fields in FIELDS]
 

@@ -1,7 +1,7 @@
 """Korthikanti's four GPTs on A100 80 GB: activations of the first stage and seconds of a step.
 
 Chapter: book/whole/predictions.  Sequences of 2,048, a vocabulary of 51,200, tp 8, three interleaved stages of a rank
-for two of the models; selective recomputation is with sequence parallelism.  Attention is unfused and writes all scores.
+for two of the models; selective recomputation is with sequence parallelism.  Attention is unfused: it writes scores.
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), tables 3 to 5; figure 1, a plot of what the paper's formulas say, as
 calculon-ai/calculon validation.py, commit caa4b11f, has read it off.
 """
