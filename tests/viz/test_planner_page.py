@@ -1,6 +1,7 @@
 """The planner's page computes what Python computes: bytes to the last one, seconds to the last digits of a double."""
 
 import random
+from collections import Counter
 from contextlib import suppress
 from math import isclose
 
@@ -93,15 +94,52 @@ def test_memory_and_seconds_equal_the_library(node, amount):
     for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS_OF_PAGE)[1:], strict=True):
         expected = python_of(choice)
         assert ("problem" in found) == isinstance(expected, str), (choice, found.get("problem"), expected)
-        if "problem" in found:
-            continue
-        config, plan, memory, step = expected
-        legal += 1
-        if plan.program is not None:
-            assert found["rows"] == rows_of(plan.program), choice
-        compare_memory(found, config, plan, memory, choice)
-        compare_seconds(found["step"], step, choice)
+        if "problem" not in found:
+            legal += 1
+            compare(found, expected, choice)
     assert len(choices) / 3 < legal < len(choices)
+
+
+def compare(found, expected, choice):
+    config, plan, memory, step = expected
+    if plan.program is not None:
+        assert found["rows"] == rows_of(plan.program), choice
+    compare_memory(found, config, plan, memory, choice)
+    compare_seconds(found["step"], step, choice)
+
+
+def overlapped_choices(number, seed, **fixed):
+    """Plans with overlapped experts, most of them legal."""
+    draw = random.Random(seed)
+    for _ in range(number):
+        choice = {name: draw.choice(several) for name, several in OVERLAPPED.items()}
+        dp_size = choice["ep"] * draw.choice([1, 3])
+        choice["gpus"] = choice["tp"] * choice["cp"] * choice["pp"] * dp_size
+        choice["node"] = draw.choice([1, choice["tp"] * choice["cp"] * choice["pp"], choice["gpus"]])
+        choice["batch"] = dp_size * choice["rows"] * 2 * choice["pp"] * draw.choice([1, 2, 3])
+        yield START | choice | {"overlap": True} | fixed
+
+
+OVERLAPPED = {
+    "model": SPARSE, "gpu": ("h100", "b200"), "sequence": (1536, 4608, 7680), "rows": (1, 2, 3), "tp": (1, 2, 4),
+    "cp": (1, 2, 3), "pp": (2, 4, 6), "ep": (2, 4, 8), "zero": (0, 1, 2, 3),
+    "schedule": ("dualpipe", "dualpipev", "paired_1f1b", "paired_interleaved", "paired_zero_bubble_h1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_overlapped_experts_equal_the_library(node, amount, recompute):
+    choices = list(overlapped_choices(amount(300, 40), 25, recompute=recompute))
+    peaks = Counter()
+    for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS_OF_PAGE)[1:], strict=True):
+        expected = python_of(choice)
+        assert ("problem" in found) == isinstance(expected, str), (choice, found.get("problem"), expected)
+        if "problem" not in found:
+            compare(found, expected, choice)
+            peaks[max(found["memory"], key=lambda one: one["allocated"])["action"][1]] += 1
+    assert sum(peaks.values()) > len(choices) / 2  # others have fewer experts than ranks
+    assert peaks["B"]
+    assert peaks["F"]
 
 
 def test_programs_equal_the_library_on_a_grid(node):

@@ -7,50 +7,72 @@ import { ELEMENT_BYTES, STATE_BYTES, countsAt } from "./plan-model.mjs";
 import { buffersOf, partsAt } from "./plan-parts.mjs";
 import { stagesAt } from "./plan-schedules.mjs";
 
+const SUM_BYTES = 4, INDEX_BYTES = 8; // of scores and sums in 32 bits, of an order of rows
 const sumOf = (numbers) => numbers.reduce((sum, value) => sum + value, 0);
 
-// What attention keeps of heads, with or without norms of each; of latents, the log-sum-exp of the kernel with both.
-function headBytes({ model, tokens, between, heads, keyHeads }, rules) {
-  const { hidden, headSize, qkNorm, latent } = model, sums = heads * tokens * 4, input = between * hidden * ELEMENT_BYTES;
-  const perHead = tokens * headSize * ELEMENT_BYTES;
+// What attention keeps: its input, heads with or without norms of each, or latents, and the kernel's log-sum-exp.
+function attentionBytes({ model, tokens, heads, keyHeads, between, boundary }, rules) {
+  const { headSize, qkNorm, latent } = model, perHead = tokens * headSize * ELEMENT_BYTES;
+  const sums = heads * tokens * SUM_BYTES;
   if (!latent) {
     const norms = qkNorm ? (heads + keyHeads) * (perHead + tokens * rules.scale) : 0;
-    return input + norms + 2 * heads * perHead + 2 * keyHeads * perHead + sums;
+    return boundary + norms + 2 * (heads + keyHeads) * perHead + sums;
   }
   const { query, kv, position, value } = latent, each = heads * tokens * ELEMENT_BYTES;
   const latents = between * ((2 * query + kv + position + kv) * ELEMENT_BYTES + 2 * rules.scale);
-  return input + latents + each * (2 * headSize + 2 * value) + sums;
+  return boundary + latents + each * (2 * headSize + 2 * value) + sums;
 }
 
-const INDEX = 8, NUMBER_BYTES = 4; // of an order of rows, of a router's score
+// What the router keeps up to its choice of experts.
+function routerBytes({ model: { experts }, between, slots }) {
+  const { normalise, sigmoid, count } = experts;
+  const scores = normalise || sigmoid ? slots * (normalise && sigmoid ? 2 : 1) : between * count;
+  return scores * SUM_BYTES + slots * INDEX_BYTES;
+}
 
-// What router, experts and shared expert keep.
-function expertBytes({ model, tokens, between, slots, shared, ep, tp }) {
-  const { experts, hidden } = model, rows = rowsAtExperts({ experts, between, slots, ep, tp });
-  const scores = experts.normalise || experts.sigmoid ? slots * (experts.normalise && experts.sigmoid ? 2 : 1) : between * experts.count;
-  const router = (scores + rows) * NUMBER_BYTES + slots * INDEX + 2 * (slots + rows) * INDEX + experts.count * INDEX;
-  return router + rows * (hidden + 3 * experts.ffn) * ELEMENT_BYTES + 3 * tokens * shared * ELEMENT_BYTES;
+// What is kept from that choice on: weights and order of rows, experts and shared expert.
+function exchangedBytes({ model: { experts, hidden }, tokens, slots, shared }, rows) {
+  const routes = (2 * (slots + rows) + experts.count) * INDEX_BYTES;
+  const inner = rows * (hidden + 3 * experts.ffn) + 3 * tokens * shared;
+  return rows * SUM_BYTES + routes + inner * ELEMENT_BYTES;
 }
 
 // Rows that the experts of a rank receive where all experts have as many.
-function rowsAtExperts({ experts, between, slots, ep, tp }) {
-  return Math.min(slots, between * ep * tp * Math.min(experts.perToken, Math.floor(experts.count / (ep * tp))));
+function rowsAtExperts({ model: { experts }, between, slots, ep, tp }) {
+  const places = ep * tp;
+  return Math.min(slots, between * places * Math.min(experts.perToken, Math.floor(experts.count / places)));
+}
+
+// Of a layer without experts: what it keeps, and what its backward takes above that, run again or not.
+function denseLayer({ model: { hidden }, tokens, between, ffn, tp, recompute, boundary }, around) {
+  const layer = around + 3 * tokens * ffn * ELEMENT_BYTES, stored = recompute ? boundary : layer;
+  const gathered = tp > 1 ? tokens * hidden : 0;
+  return { stored, working: (between * hidden + 3 * tokens * ffn + gathered) * ELEMENT_BYTES + layer - stored };
+}
+
+// Of one with experts; overlapped, it repeats only what is before the exchanges, when the experts' tensors are gone.
+function sparseLayer(plan, around, attention) {
+  const { model: { hidden, experts }, recompute, overlap, boundary } = plan, rows = rowsAtExperts(plan);
+  const exchanged = exchangedBytes(plan, rows), layer = around + routerBytes(plan) + exchanged;
+  const backward = boundary + rows * (hidden + 3 * experts.ffn) * ELEMENT_BYTES;
+  if (recompute && overlap) {
+    const stored = boundary * (experts.shared ? 2 : 1) + exchanged; // with the shared expert's input
+    return { stored, working: Math.max(backward, layer - stored - exchanged + boundary + attention) };
+  }
+  const stored = recompute ? boundary : layer;
+  return { stored, working: backward + layer - stored };
 }
 
 // What one rank keeps and works with for one microbatch; `layers`: of a dense one, and of one with experts.
 function tableOfLayer(plan, rules) {
-  const { model, tokens, between, ffn, vocabulary } = plan, { hidden, experts } = model;
-  const norm = between * (hidden * ELEMENT_BYTES + rules.scale), input = between * hidden * ELEMENT_BYTES;
-  const around = 2 * norm + headBytes(plan, rules) + input, logits = tokens * vocabulary, gathered = plan.tp > 1 ? tokens * hidden : 0;
-  const layerOf = (layer, backward) => ({ layer, stored: plan.recompute ? plan.boundary : layer, backward: backward * ELEMENT_BYTES });
-  const layers = [layerOf(around + 3 * tokens * ffn * ELEMENT_BYTES, between * hidden + 3 * tokens * ffn + gathered)];
-  if (experts) {
-    const rows = rowsAtExperts({ ...plan, experts });
-    layers.push(layerOf(around + expertBytes(plan), between * hidden + rows * (hidden + 3 * experts.ffn)));
-  }
+  const { model: { hidden, experts }, tokens, between, vocabulary, boundary } = plan, logits = tokens * vocabulary;
+  const norm = boundary + between * rules.scale, attention = attentionBytes(plan, rules);
+  const around = 2 * norm + attention + boundary; // all but the network behind its input
   return {
-    layers, ids: tokens * rules.ids, end: norm + input,
+    layers: [denseLayer(plan, around), ...(experts ? [sparseLayer(plan, around, attention)] : [])],
+    ids: tokens * rules.ids, end: norm + boundary,
     logits: logits * rules.logit, loss: logits * rules.loss, head: (logits + 2 * tokens * hidden) * ELEMENT_BYTES,
+    outputs: plan.overlap ? [boundary, logits * ELEMENT_BYTES] : [0, 0], // to the backward; of logits their gradient
   };
 }
 
@@ -60,7 +82,7 @@ const isLastStage = (plan, stage) => stage === plan.numStages - 1;
 function keptBy(plan, table, stage) {
   const isLast = isLastStage(plan, stage), counts = countsAt(plan, stage);
   return [table.layers.reduce((sum, { stored }, kind) => sum + counts[kind] * stored, 0),
-    (stage === 0 ? table.ids : 0) + (isLast ? table.end : 0), isLast ? table.logits : 0];
+    (stage === 0 ? table.ids : 0) + (isLast ? table.end : 0) + table.outputs[Number(isLast)], isLast ? table.logits : 0];
 }
 
 // What an action takes while it runs: the loss, the head, which frees the logits, or a layer, perhaps run again.
@@ -69,7 +91,7 @@ function workingOf(plan, table, stage, kind) {
   if (kind === "B" || kind === "I") {
     if (isLast) phases.push(table.head - freed);
     table.layers.forEach((one, place) => {
-      if (countsAt(plan, stage)[place]) phases.push(one.backward + one.layer - one.stored - freed);
+      if (countsAt(plan, stage)[place]) phases.push(one.working - freed);
     });
   }
   return Math.max(...phases);

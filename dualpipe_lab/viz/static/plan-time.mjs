@@ -42,17 +42,34 @@ function expertProducts({ model, tokens, between, slots, shared, ep }) {
     ...(shared ? [[tokens, hidden, 2 * shared], [tokens, shared, hidden]] : [])];
 }
 
-// The products of a layer, its attention and what the rest moves; the same of the last norm, head and loss.
+// What runs before a layer's network: its attention, and what norms, residual sums and rotations move.
+function attentionWork(plan) {
+  const { model: { hidden, headSize, latent }, tokens, between, heads, keyHeads } = plan;
+  const widths = headSize + (latent ? latent.value : headSize);
+  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize) * ELEMENT_BYTES;
+  return {
+    products: attentionProducts(plan), core: 2 * plan.rows * causalPairs(plan.sequence, plan.cp) * heads * widths,
+    forward: bytes, backward: 2 * bytes, kernels: LAYER_KERNELS,
+  };
+}
+
+// Of a layer: products, attention and bytes that the rest moves forward and backward, and kernels of it; the same of the last norm, head and loss.
 function layerWork(plan, isSparse) {
-  const { model, tokens, between, heads, keyHeads, ffn, slots, shared } = plan, { hidden, headSize, latent, experts } = model;
+  const { model: { hidden, experts }, tokens, ffn, slots, shared } = plan, before = attentionWork(plan);
   const network = isSparse ? expertProducts(plan) : [[tokens, hidden, 2 * ffn], [tokens, ffn, hidden]];
   const moved = isSparse ? 3 * tokens * shared + slots * (4 * hidden + 3 * experts.ffn) : 3 * tokens * ffn;
-  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize + moved) * ELEMENT_BYTES;
+  const bytes = before.forward + moved * ELEMENT_BYTES;
   return {
-    products: [...attentionProducts(plan), ...network],
-    core: 2 * plan.rows * causalPairs(plan.sequence, plan.cp) * heads * (headSize + (latent ? latent.value : headSize)),
-    forward: bytes, backward: 2 * bytes, kernels: LAYER_KERNELS + (isSparse ? EXPERT_KERNELS : 0),
+    products: [...before.products, ...network], core: before.core,
+    forward: bytes, backward: 2 * bytes, kernels: before.kernels + (isSparse ? EXPERT_KERNELS : 0),
   };
+}
+
+// What recomputation repeats of it: of overlapped experts only what is before their exchanges.
+function workAgain(plan, isSparse) {
+  if (!isSparse || !plan.overlap) return layerWork(plan, isSparse);
+  const before = attentionWork(plan), [router] = expertProducts(plan);
+  return { ...before, products: [...before.products, router] };
 }
 
 function headWork({ model, tokens, between, vocabulary }) {
@@ -63,18 +80,27 @@ function headWork({ model, tokens, between, vocabulary }) {
   };
 }
 
-// Seconds of F, I and W of a part of a stage, by what they are spent on.
-function secondsOf(facts, plan, work, calls, isLayer) {
-  const { card } = plan, rules = facts.time;
-  const products = work.products.reduce((sum, product) => sum + productSeconds(plan, product), 0), found = { W: { products } };
-  for (const [kind, factor, bytes, launches] of [["F", 1, work.forward, 1], ["I", 2.5, work.backward, 2]]) {
-    const part = partAt(rules.attention[Number(kind === "I")], plan.sequence), flops = work.core * factor;
-    const attention = flops ? flops / (card.peak * part) + card.overhead : 0;
-    const elementwise = memorySeconds(plan, bytes) + work.kernels * launches * card.overhead;
-    const { tp, cp, ep } = secondsOfCalls(plan, calls[kind], kind === "I");
-    found[kind] = { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention), ep };
-  }
-  if (plan.recompute && isLayer) found.I.again = total(found.F);
+// Seconds of one pass through a part of a stage, F or I, by what they are spent on.  The backward of attention's kernel
+// computes 5 products instead of 2.
+function passSeconds({ time: rules }, plan, work, calls, isBackward) {
+  const { card } = plan, part = partAt(rules.attention[Number(isBackward)], plan.sequence);
+  const products = work.products.reduce((sum, product) => sum + productSeconds(plan, product), 0);
+  const attention = work.core ? (work.core * (isBackward ? 2.5 : 1)) / (card.peak * part) + card.overhead : 0;
+  const moved = memorySeconds(plan, isBackward ? work.backward : work.forward);
+  const elementwise = moved + work.kernels * (isBackward ? 2 : 1) * card.overhead;
+  const { tp, cp, ep } = secondsOfCalls(plan, calls, isBackward);
+  return { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention), ep };
+}
+
+// Seconds of F, I and W of a part of a stage.
+function secondsOf(facts, plan, work, calls) {
+  const F = passSeconds(facts, plan, work, calls.F, false), I = passSeconds(facts, plan, work, calls.I, true);
+  return { F, I, W: { products: F.products } };
+}
+
+function layerSeconds(facts, plan, isSparse) {
+  const calls = layerCalls(plan, isSparse), found = secondsOf(facts, plan, layerWork(plan, isSparse), calls);
+  if (plan.recompute) found.I.again = total(passSeconds(facts, plan, workAgain(plan, isSparse), calls.again, false));
   return found;
 }
 
@@ -87,10 +113,8 @@ function addTo(sums, part) {
 function stageSeconds(facts, plan, parts) {
   const ends = endCalls(plan), rows = 2 * plan.tokens * plan.model.hidden * ELEMENT_BYTES;
   const embedding = { products: [], core: 0, forward: rows, backward: 2 * rows, kernels: 0 };
-  const layers = (plan.model.experts ? [false, true] : [false]).map((isSparse) =>
-    secondsOf(facts, plan, layerWork(plan, isSparse), layerCalls(plan, isSparse), true));
-  const first = secondsOf(facts, plan, embedding, ends.embedding, false);
-  const last = secondsOf(facts, plan, headWork(plan), ends.head, false);
+  const layers = (plan.model.experts ? [false, true] : [false]).map((isSparse) => layerSeconds(facts, plan, isSparse));
+  const first = secondsOf(facts, plan, embedding, ends.embedding), last = secondsOf(facts, plan, headWork(plan), ends.head);
   return plan.layers.map((count, stage) => {
     const found = { F: {}, I: {}, W: {} };
     for (let number = 0; number < count; number++) addTo(found, layers[Number(number >= plan.dense[stage])]);
