@@ -56,7 +56,8 @@ export function message(plan, { size, perNode }, bytes) {
 // Every rank has so many bytes for all ranks together.
 function allToAll(plan, { size, perNode }, bytes) {
   if (size === 1) return 0;
-  const [inside, between] = linksOf(plan), each = bytes / size, near = (each * (perNode - 1)) / rateOf(inside, each) + inside.latency;
+  const [inside, between] = linksOf(plan), each = bytes / size;
+  const near = (each * (perNode - 1)) / rateOf(inside, each) + inside.latency;
   return perNode === size ? near : Math.max(near, (each * (size - perNode)) / rateOf(between, each) + between.latency);
 }
 
@@ -76,51 +77,64 @@ export function hopBytes(plan, element) {
 // Calls of a layer: ["gather" or "sum", numbers per token], ["reduce", numbers, bytes of each], ["keys"] among the ranks of
 // tp with the same key heads, ["norm"], ["ring"], ["count"] of rows for experts and ["exchange"] of these rows.
 export function layerCalls(plan, isSparse) {
-  const { model, tokens } = plan, { hidden, headSize, latent } = model;
-  const [gather, sum] = ["gather", "sum"].map((name) => (width = hidden) => [name, width]), both = (width) => [gather(width), sum(width)];
-  const shared = isSparse && plan.sharedWidth ? [["reduce", tokens * hidden, ELEMENT_BYTES]] : [];
-  const exchanges = [["exchange"], ["exchange"]], ring = [["ring"]];
-  const ffn = isSparse
-    ? { F: [gather(), ["count"], ...exchanges, ...shared], I: [gather(), ...exchanges, ...shared] }
-    : { F: both(), I: [gather(), ...both()] };
-  const norms = model.qkNorm ? [["reduce", headSize, FULL], ["reduce", headSize, FULL]] : [];
-  const attention = latent ? latentCalls(plan, both, gather, sum) : {
-    F: [gather(), ...ring, sum()],
-    I: [gather(), ...ring, ...norms, ...both(), ...(plan.keyCopies > 1 ? [["keys"], ["keys"]] : [])],
-  };
-  const forward = [...attention.F, ...ffn.F];
+  const attention = plan.model.latent ? latentCalls(plan) : headCalls(plan);
+  const network = isSparse ? expertCalls(plan) : networkCalls(plan), forward = [...attention.F, ...network.F];
   return {
-    F: forward, I: [...ffn.I, ["norm"], ...attention.I, ["norm"]],
-    again: isSparse && plan.overlap ? [...attention.F, gather()] : forward, // overlapped experts are not run again
+    F: forward, I: [...network.I, ["norm"], ...attention.I, ["norm"]],
+    again: isSparse && plan.overlap ? [...attention.F, gather(plan.model.hidden)] : forward, // not the experts
   };
 }
 
-function latentCalls(plan, both, gather, sum) {
-  const { hidden, latent } = plan.model, { query, kv, position } = latent;
-  const copied = [hidden * query, query, hidden * (kv + position), kv]; // weights that every rank of tp holds
+const gather = (width) => ["gather", width], sum = (width) => ["sum", width];
+
+function headCalls({ model: { hidden, headSize, qkNorm }, keyCopies }) {
+  const norms = qkNorm ? [["reduce", headSize, FULL], ["reduce", headSize, FULL]] : [];
+  const keys = keyCopies > 1 ? [["keys"], ["keys"]] : [];
   return {
-    F: [gather(query), gather(kv), gather(position), ["ring"], sum()],
-    I: [gather(), ["ring"], ...both(query), ...(sendsLatents(plan) ? [sum(kv)] : both(kv)), sum(position),
-      ...(plan.tp > 1 ? copied.map((numel, place) => ["reduce", numel, place % 2 ? FULL : ELEMENT_BYTES]) : [])],
+    F: [gather(hidden), ["ring"], sum(hidden)],
+    I: [gather(hidden), ["ring"], ...norms, gather(hidden), sum(hidden), ...keys],
   };
+}
+
+function latentCalls(plan) {
+  const { hidden, latent: { query, kv, position } } = plan.model;
+  const copied = [hidden * query, query, hidden * (kv + position), kv]; // weights that every rank of tp holds
+  const sums = plan.tp > 1 ? copied.map((numel, place) => ["reduce", numel, place % 2 ? FULL : ELEMENT_BYTES]) : [];
+  const unfolded = sendsLatents(plan) ? [] : [gather(kv)]; // the latent, where keys and values travel
+  return {
+    F: [gather(query), gather(kv), gather(position), ["ring"], sum(hidden)],
+    I: [gather(hidden), ["ring"], gather(query), sum(query), ...unfolded, sum(kv), sum(position), ...sums],
+  };
+}
+
+const networkCalls = ({ model: { hidden } }) => ({
+  F: [gather(hidden), sum(hidden)], I: [gather(hidden), gather(hidden), sum(hidden)],
+});
+
+function expertCalls({ model: { hidden }, tokens, sharedWidth }) {
+  const shared = sharedWidth ? [["reduce", tokens * hidden, ELEMENT_BYTES]] : [], exchanges = [["exchange"], ["exchange"]];
+  return { F: [gather(hidden), ["count"], ...exchanges, ...shared], I: [gather(hidden), ...exchanges, ...shared] };
 }
 
 // Calls of the two ends of the model.
 export function endCalls({ tokens, model: { hidden } }) {
   return {
-    embedding: { F: [["sum", hidden]], I: [["gather", hidden]] },
+    embedding: { F: [sum(hidden)], I: [gather(hidden)] },
     head: {
-      F: [["gather", hidden], ["reduce", tokens, FULL], ["reduce", 2 * tokens, FULL]],
-      I: [["gather", hidden], ["sum", hidden], ["norm"]],
+      F: [gather(hidden), ["reduce", tokens, FULL], ["reduce", 2 * tokens, FULL]],
+      I: [gather(hidden), sum(hidden), ["norm"]],
     },
   };
 }
 
 // Seconds along tp, cp and ep of the calls of a forward or backward.
 export function secondsOfCalls(plan, calls, isBackward) {
-  const { model, tokens, between, cp } = plan, tp = groupOf(plan, ["tp"]), [ep] = expertGroups(plan), found = { tp: 0, cp: 0, ep: 0 };
+  const { model, tokens, between, cp } = plan, tp = groupOf(plan, ["tp"]), [ep] = expertGroups(plan);
   const sameKeys = { size: plan.keyCopies, perNode: Math.min(tp.perNode, plan.keyCopies) };
-  const hop = (element) => message(plan, groupOf(plan, ["cp"]), hopBytes(plan, element)).reduce((sum, part) => sum + part, 0);
+  const hop = (element) => {
+    const [transfer, latency] = message(plan, groupOf(plan, ["cp"]), hopBytes(plan, element));
+    return transfer + latency;
+  };
   const rows = Math.floor((plan.slots * model.hidden * ELEMENT_BYTES) / plan.ep) * plan.ep;
   const secondsOf = {
     gather: (width) => collective(plan, tp, between * width * ELEMENT_BYTES * plan.tp),
@@ -132,7 +146,7 @@ export function secondsOfCalls(plan, calls, isBackward) {
     count: () => allToAll(plan, ep, model.experts.count * 8),
     exchange: () => allToAll(plan, ep, rows),
   };
-  const axes = { ring: "cp", count: "ep", exchange: "ep" };
+  const axes = { ring: "cp", count: "ep", exchange: "ep" }, found = { tp: 0, cp: 0, ep: 0 };
   for (const [name, ...sizes] of calls) found[axes[name] ?? "tp"] += secondsOf[name](...sizes);
   return found;
 }

@@ -86,7 +86,8 @@ export class LinkBytes {
 
   // Every rank sends `blocks[p]` bytes to the rank at position p, and as many as it has there back to each other one.
   exchange(axis, { groups, size, apart }, blocks, times) {
-    const sum = blocks.reduce((all, block) => all + block, 0), far = blocks.reduce((all, block, place) => all + BigInt(block) * BigInt(apart[place]), 0n);
-    this.add(axis, 2n * BigInt(times) * BigInt(groups * (size - 1)) * BigInt(sum), 2n * BigInt(times) * far);
+    const sum = blocks.reduce((all, block) => all + block, 0), twice = 2n * BigInt(times);
+    const far = blocks.reduce((all, block, place) => all + BigInt(block) * BigInt(apart[place]), 0n);
+    this.add(axis, twice * BigInt(groups * (size - 1)) * BigInt(sum), twice * far);
   }
 }

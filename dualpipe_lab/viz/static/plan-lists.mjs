@@ -60,6 +60,12 @@ function tickByTick(pp, count, rule, interval = 0) {
 
 // ---- building blocks
 
+// By tick, then by kind, then by stage.
+function isBefore([tick, kind, stage], [otherTick, otherKind, otherStage]) {
+  if (tick !== otherTick) return tick < otherTick;
+  return kind === otherKind ? stage < otherStage : kind < otherKind;
+}
+
 // The earliest F or I of the block that can start, W if there is none; a stage holds at most its limit.
 const pickOf = ({ forwards, inputs }, limits) => (now, rank) => {
   let best = null;
@@ -68,7 +74,7 @@ const pickOf = ({ forwards, inputs }, limits) => (now, rank) => {
     for (const [kind, ticks, isFree] of wishes) {
       if (!isFree || !now.can(kind, stage)) continue;
       const wish = [ticks[stage] + INTERVAL * now.started[kind][stage], kind, stage];
-      if (!best || wish[0] < best[0] || (wish[0] === best[0] && (kind < best[1] || (kind === best[1] && stage < best[2])))) best = wish;
+      if (!best || isBefore(wish, best)) best = wish;
     }
   }
   return best ? best.slice(1) : now.weightGradient(rank);

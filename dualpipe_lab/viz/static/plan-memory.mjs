@@ -4,7 +4,7 @@
 // network's width and a head's size; `rules` are those of `estimate(..., MEGATRON)`.
 
 import { ELEMENT_BYTES, STATE_BYTES, countsAt } from "./plan-model.mjs";
-import { buffersOf, partsAt } from "./plan-parts.mjs";
+import { buffersAt } from "./plan-parts.mjs";
 import { stagesAt } from "./plan-schedules.mjs";
 
 const SUM_BYTES = 4, INDEX_BYTES = 8; // of scores and sums in 32 bits, of an order of rows
@@ -87,7 +87,7 @@ function keptBy(plan, table, stage) {
 
 // What an action takes while it runs: the loss, the head, which frees the logits, or a layer, perhaps run again.
 function workingOf(plan, table, stage, kind) {
-  const isLast = isLastStage(plan, stage), phases = [isLast && kind !== "W" ? table.loss : 0], freed = isLast ? table.logits : 0;
+  const isLast = isLastStage(plan, stage), freed = isLast ? table.logits : 0, phases = [isLast && kind !== "W" ? table.loss : 0];
   if (kind === "B" || kind === "I") {
     if (isLast) phases.push(table.head - freed);
     table.layers.forEach((one, place) => {
@@ -112,7 +112,10 @@ function stayingAt(plan, rules, stages) {
 
 // Every action of some steps, of a pair the forward first.
 function* actionsIn(steps) {
-  for (const step of steps) for (let at = 0; at < step.length; at += 3) yield at || step.length > 3 ? step.slice(at, at + 3) : step;
+  for (const step of steps) {
+    if (step.length === 3) yield step;
+    else yield* [step.slice(0, 3), step.slice(3)];
+  }
 }
 
 function peakOf(plan, table, stages, steps) {
@@ -131,15 +134,17 @@ function peakOf(plan, table, stages, steps) {
     const received = 2 * idle * plan.boundary, now = working.get(key);
     const total = held[0] + held[1] + held[2] + now + received;
     if (total > best.total) {
-      best = { total, layers: held[0], ends: held[1], logits: held[2], working: now, received, action: `${stage}${kind}${microbatch}` };
+      const action = `${stage}${kind}${microbatch}`;
+      best = { total, layers: held[0], ends: held[1], logits: held[2], working: now, received, action };
     }
     if (kind === "B" || kind === "W") hold(stage, -1);
   }
   return best;
 }
 
-export function statesOf(plan, buffers) {
-  const full = sumOf(buffers.map((one) => one.padded)), shard = plan.zero ? sumOf(buffers.map((one) => one.shard)) : full;
+function statesOf(plan, buffers) {
+  const full = sumOf(buffers.map((one) => one.padded));
+  const shard = plan.zero ? sumOf(buffers.map((one) => one.shard)) : full;
   return {
     parameters: (plan.zero === 3 ? shard : full) * STATE_BYTES.parameters,
     gradients: (plan.zero > 1 ? shard : full) * STATE_BYTES.gradients,
@@ -158,11 +163,12 @@ function zeroBuffers(plan, buffers) {
 export function memoryOfRanks(facts, plan, ranks) {
   const { rules } = facts, table = tableOfLayer(plan, rules);
   return ranks.map((steps, rank) => {
-    const stages = stagesAt(plan, rank), flat = buffersOf(plan, partsAt(plan, rank, 0, true)), states = statesOf(plan, flat);
+    const stages = stagesAt(plan, rank), flat = buffersAt(plan, rank, 0, true), states = statesOf(plan, flat);
     const peak = peakOf(plan, table, stages, steps);
     const buffers = zeroBuffers(plan, flat) + stayingAt(plan, rules, stages);
     const allocated = sumOf(Object.values(states)) + peak.total + buffers;
     const [least, reserve, most] = rules.share.map((share, i) => Math.trunc(share * allocated) + rules.outside[i]);
-    return { ...states, ...peak, buffers, allocated, reserve, total: allocated + reserve, least: allocated + least, most: allocated + most };
+    const total = allocated + reserve;
+    return { ...states, ...peak, buffers, allocated, reserve, total, least: allocated + least, most: allocated + most };
   });
 }

@@ -57,13 +57,17 @@ function denseCounts({ model, layers }) {
 
 function problemOf(plan) {
   const { gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model } = plan;
-  if (gpus % plan.node) return `${gpus} GPUs do not fill nodes of ${plan.node}; use ${Math.ceil(gpus / plan.node) * plan.node} GPUs`;
+  if (gpus % plan.node) {
+    return `${gpus} GPUs do not fill nodes of ${plan.node}; use ${Math.ceil(gpus / plan.node) * plan.node} GPUs`;
+  }
   if (!Number.isInteger(dp)) {
     return `pp ${pp} x cp ${cp} x tp ${tp} are ${tp * cp * pp} ranks, and there are ${gpus} GPUs; use smaller axes or more GPUs`;
   }
   const wrong = headProblem(model, tp) ?? sequenceProblem(plan) ?? expertProblem(plan);
   if (wrong) return wrong;
-  if (numStages > model.layers) return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
+  if (numStages > model.layers) {
+    return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
+  }
   if (zero && copies === 1) {
     return `ZeRO-${zero} shards over the ranks of dp and cp that copy a weight, got one; use ZeRO-0, or a smaller tp or pp`;
   }
@@ -72,7 +76,8 @@ function problemOf(plan) {
       `use a batch of ${dp * rows} or more, or smaller microbatches`;
   }
   if (isLong(plan)) {
-    return `the page computes ${MOST_PASSES} passes of microbatches through stages, got ${count} x ${numStages}; use larger microbatches`;
+    return `the page computes ${MOST_PASSES} passes of microbatches through stages, got ${count} x ${numStages}; ` +
+      "use larger microbatches";
   }
   const refusal = pp > 1 ? SCHEDULES[plan.schedule].rule?.(pp, count) ?? null : null;
   return refusal ?? (plan.overlap ? overlapProblem(plan) : null);
@@ -80,16 +85,22 @@ function problemOf(plan) {
 
 function expertProblem({ model, ep, tp, copies, overlap }) {
   const { experts } = model;
-  if (!experts) return ep > 1 || overlap ? "ep and overlap are for experts, and this model has none; use ep 1 without overlap" : null;
+  if (!experts && (ep > 1 || overlap)) return "ep and overlap are for experts, and this model has none; use ep 1 without overlap";
+  if (!experts) return null;
   if (experts.count % ep) return `${experts.count} experts do not divide among ${ep} ranks of ep; use an ep that divides them`;
   if (copies % ep) return `ep shares the experts out among the ${copies} ranks of dp and cp, and must divide them, got ep ${ep}`;
-  if ((experts.count / ep) % tp) return `tp shares out the ${experts.count / ep} experts of a rank of ep, got tp ${tp}; use a smaller ep or tp`;
-  return experts.ffn % tp ? `the ${experts.ffn} features of an expert do not divide among ${tp} ranks of tp; use another tp` : null;
+  if ((experts.count / ep) % tp) {
+    return `tp shares out the ${experts.count / ep} experts of a rank of ep, got tp ${tp}; use a smaller ep or tp`;
+  }
+  if (experts.ffn % tp) return `the ${experts.ffn} features of an expert do not divide among ${tp} ranks of tp; use another tp`;
+  return null;
 }
 
 function overlapProblem({ schedule, pp, count }) {
-  if (pp > 1 && SCHEDULES[schedule].pairs && stepsOf(schedule, pp, count).some((steps) => steps.some((step) => step.length > 3))) return null;
-  return "overlap needs pairs of a forward and a backward, and this pipeline has none; use DualPipe, DualPipeV or a paired schedule";
+  const isPair = (step) => step.length > 3, mayPair = pp > 1 && SCHEDULES[schedule].pairs;
+  if (mayPair && stepsOf(schedule, pp, count).some((steps) => steps.some(isPair))) return null;
+  return "overlap needs pairs of a forward and a backward, and this pipeline has none; " +
+    "use DualPipe, DualPipeV or a paired schedule";
 }
 
 export const isLong = ({ count, numStages }) => count * numStages > MOST_PASSES;
@@ -103,7 +114,8 @@ function headProblem({ heads, keyHeads }, tp) {
 }
 
 function sequenceProblem({ sequence, cp, tp }) {
-  if (sequence % (2 * cp)) return `cp shares a sequence out in ${2 * cp} equal chunks, got ${sequence} tokens; use a multiple of ${2 * cp * tp}`;
-  if ((sequence / cp) % tp) return `tp shares out the ${sequence / cp} tokens of a rank evenly, got tp ${tp}; use a multiple of ${2 * cp * tp}`;
+  const remedy = `use a multiple of ${2 * cp * tp}`;
+  if (sequence % (2 * cp)) return `cp shares a sequence out in ${2 * cp} equal chunks, got ${sequence} tokens; ${remedy}`;
+  if ((sequence / cp) % tp) return `tp shares out the ${sequence / cp} tokens of a rank evenly, got tp ${tp}; ${remedy}`;
   return null;
 }

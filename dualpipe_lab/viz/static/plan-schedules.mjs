@@ -94,7 +94,10 @@ function stepsOfFlows(flows, position, positions, n) {
     if (word[0] === "I") waiting.push([stage, "W", action[2]]);
     return action;
   };
-  return eightSteps(position, positions, n).map((word) => (word === "W" ? waiting.shift() : word.split("&").flatMap(actionOf)));
+  return eightSteps(position, positions, n).map((word) => {
+    if (word === "W") return waiting.shift();
+    return word.length === 2 ? actionOf(word) : [...actionOf(word), ...actionOf(word.slice(3))];
+  });
 }
 
 const dualRows = (pp, count) => range(pp).map((rank) => {
@@ -107,10 +110,13 @@ const dualVRows = (pp, count) => range(pp).map((rank) => stepsOfFlows([[rank, 0]
 
 const needsEven = (name) => (pp, count) => {
   if (!isEven(pp)) return `${name} has an even number of ranks, got pp ${pp}; use an even pp`;
-  return isEven(count) ? null : `${name} has an even number of microbatches, half for each direction, got ${count}; use an even number`;
+  if (isEven(count)) return null;
+  return `${name} has an even number of microbatches, half for each direction, got ${count}; use an even number`;
 };
-const needsTwice = (name) => (pp, count) =>
-  (count < 2 * pp ? `${name} needs two microbatches per rank, got ${count} for pp ${pp}; use ${2 * pp} microbatches or more` : null);
+const needsTwice = (name) => (pp, count) => {
+  if (count >= 2 * pp) return null;
+  return `${name} needs two microbatches per rank, got ${count} for pp ${pp}; use ${2 * pp} microbatches or more`;
+};
 const both = (...rules) => (pp, count) => rules.reduce((found, rule) => found ?? rule(pp, count), null);
 
 // By the registry's name: title, shape, stages per rank, rows, the rule for its sizes; pairs: whether it has any.
@@ -125,11 +131,15 @@ export const SCHEDULES = {
   v_half: { title: "V-Half", shape: "V", chunks: 2, rows: halfRows },
   v_min: { title: "V-Min", shape: "V", chunks: 2, rows: minRows },
   easy_dualpipe: { title: "Easy-DualPipe", shape: "ends", chunks: 1, rows: easyRows, rule: needsEven("Easy-DualPipe") },
-  dualpipe: { title: "DualPipe", shape: "ends", chunks: 1, rows: dualRows, rule: both(needsEven("DualPipe"), needsTwice("DualPipe")), pairs: true },
+  dualpipe: {
+    title: "DualPipe", shape: "ends", chunks: 1, rows: dualRows, pairs: true,
+    rule: both(needsEven("DualPipe"), needsTwice("DualPipe")),
+  },
   dualpipev: { title: "DualPipeV", shape: "V", chunks: 2, rows: dualVRows, rule: needsTwice("DualPipeV"), pairs: true },
   paired_1f1b: { title: "Paired 1F1B", shape: "loop", chunks: 1, rows: looped({ below: 2, more: 1, pairs: true }), pairs: true },
   paired_interleaved: {
-    title: "Paired interleaved 1F1B", shape: "loop", chunks: 2, rows: looped({ chunks: 2, below: 2, more: 1, pairs: true }), pairs: true,
+    title: "Paired interleaved 1F1B", shape: "loop", chunks: 2, pairs: true,
+    rows: looped({ chunks: 2, below: 2, more: 1, pairs: true }),
   },
   paired_zero_bubble_h1: {
     title: "Paired ZB-H1", shape: "loop", chunks: 1, rows: looped({ below: 2, more: 1, isSplit: true, pairs: true }), pairs: true,
@@ -155,9 +165,16 @@ export function holdersOf({ schedule, pp, numStages }, stage) {
   return shape === "V" ? [Math.min(stage, mirror)] : [Math.min(stage, mirror), Math.max(stage, mirror)];
 }
 
+const lists = new Map(); // of steps, by schedule and sizes: the same for all models
+
 // One rank after the other: its steps.
 export function stepsOf(schedule, pp, count) {
-  return pp > 1 ? SCHEDULES[schedule].rows(pp, count) : [range(count).flatMap((m) => [[0, "F", m], [0, "B", m]])];
+  const key = `${schedule} ${pp} ${count}`;
+  if (!lists.has(key)) {
+    if (lists.size > 60) lists.clear();
+    lists.set(key, pp > 1 ? SCHEDULES[schedule].rows(pp, count) : [range(count).flatMap((m) => [[0, "F", m], [0, "B", m]])]);
+  }
+  return lists.get(key);
 }
 
 const tokenOf = ([stage, kind, m, ...backward]) =>

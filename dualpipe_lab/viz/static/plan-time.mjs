@@ -3,13 +3,14 @@
 // Seconds are assumed: they rest on efficiencies and overlaps that other people measured, which `facts` brings along.
 
 import { collective, endCalls, expertGroups, groupOf, layerCalls, message, partAt, secondsOfCalls } from "./plan-calls.mjs";
-import { ELEMENT_BYTES, STATE_BYTES, sizesOf } from "./plan-model.mjs";
+import { ELEMENT_BYTES, STATE_BYTES } from "./plan-model.mjs";
 import { isOfExperts } from "./plan-parts.mjs";
 import { holdersOf } from "./plan-schedules.mjs";
+import { headWork, layerWork, modelFlops, workAgain } from "./plan-work.mjs";
 import { KINDS, compileParts } from "./program.mjs";
 import { newTimes, simulate } from "./simulate.mjs";
 
-const NANO = 1e9, UPDATE_BYTES = 30, LAYER_KERNELS = 6, EXPERT_KERNELS = 6, HEAD_KERNELS = 4;
+const NANO = 1e9, UPDATE_BYTES = 30;
 const total = (seconds) => Object.values(seconds).reduce((sum, value) => sum + value, 0);
 
 // ---- stages
@@ -17,67 +18,9 @@ const total = (seconds) => Object.values(seconds).reduce((sum, value) => sum + v
 const memorySeconds = ({ card }, bytes) => bytes / (card.memoryBandwidth * partAt(card.memoryEfficiency, bytes));
 
 function productSeconds(plan, [rows, inner, outer, times = 1]) {
-  const { card } = plan, flops = 2 * rows * inner * outer, bytes = (rows * inner + inner * outer + rows * outer) * times * ELEMENT_BYTES;
-  return Math.max((flops * times) / (card.peak * partAt(card.efficiency, flops)), memorySeconds(plan, bytes)) + card.overhead;
-}
-
-// Pairs of a query and a key that the slowest rank of a ring computes for one sequence, in zigzag order.
-export function causalPairs(length, cp) {
-  const size = length / cp;
-  return (size * (size + 1)) / 2 + (cp - 1) * Math.floor((size * size) / 2);
-}
-
-function attentionProducts({ model, tokens, between, heads, keyHeads }) {
-  const { hidden, headSize, latent } = model;
-  if (!latent) return [[tokens, hidden, (heads + 2 * keyHeads) * headSize], [tokens, heads * headSize, hidden]];
-  const { query, kv, position, content, value } = latent;
-  return [[between, hidden, query], [between, hidden, kv + position], [tokens, query, heads * headSize],
-    [tokens, kv, heads * (content + value)], [tokens, heads * value, hidden]];
-}
-
-// A router, experts with equally many rows, and the shared expert.
-function expertProducts({ model, tokens, between, slots, shared, ep }) {
-  const { hidden, experts } = model, here = experts.count / ep, each = Math.ceil(slots / here);
-  return [[between, hidden, experts.count], [each, hidden, 2 * experts.ffn, here], [each, experts.ffn, hidden, here],
-    ...(shared ? [[tokens, hidden, 2 * shared], [tokens, shared, hidden]] : [])];
-}
-
-// What runs before a layer's network: its attention, and what norms, residual sums and rotations move.
-function attentionWork(plan) {
-  const { model: { hidden, headSize, latent }, tokens, between, heads, keyHeads } = plan;
-  const widths = headSize + (latent ? latent.value : headSize);
-  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize) * ELEMENT_BYTES;
-  return {
-    products: attentionProducts(plan), core: 2 * plan.rows * causalPairs(plan.sequence, plan.cp) * heads * widths,
-    forward: bytes, backward: 2 * bytes, kernels: LAYER_KERNELS,
-  };
-}
-
-// Of a layer: products, attention and bytes that the rest moves forward and backward, and kernels of it; the same of the last norm, head and loss.
-function layerWork(plan, isSparse) {
-  const { model: { hidden, experts }, tokens, ffn, slots, shared } = plan, before = attentionWork(plan);
-  const network = isSparse ? expertProducts(plan) : [[tokens, hidden, 2 * ffn], [tokens, ffn, hidden]];
-  const moved = isSparse ? 3 * tokens * shared + slots * (4 * hidden + 3 * experts.ffn) : 3 * tokens * ffn;
-  const bytes = before.forward + moved * ELEMENT_BYTES;
-  return {
-    products: [...before.products, ...network], core: before.core,
-    forward: bytes, backward: 2 * bytes, kernels: before.kernels + (isSparse ? EXPERT_KERNELS : 0),
-  };
-}
-
-// What recomputation repeats of it: of overlapped experts only what is before their exchanges.
-function workAgain(plan, isSparse) {
-  if (!isSparse || !plan.overlap) return layerWork(plan, isSparse);
-  const before = attentionWork(plan), [router] = expertProducts(plan);
-  return { ...before, products: [...before.products, router] };
-}
-
-function headWork({ model, tokens, between, vocabulary }) {
-  const norm = 4 * between * model.hidden * ELEMENT_BYTES, logits = tokens * vocabulary;
-  return {
-    products: [[tokens, model.hidden, vocabulary]], core: 0,
-    forward: norm + 12 * logits, backward: 2 * norm + 8 * logits, kernels: HEAD_KERNELS,
-  };
+  const { card } = plan, flops = 2 * rows * inner * outer, numbers = (rows * inner + inner * outer + rows * outer) * times;
+  const computed = (flops * times) / (card.peak * partAt(card.efficiency, flops));
+  return Math.max(computed, memorySeconds(plan, numbers * ELEMENT_BYTES)) + card.overhead;
 }
 
 // Seconds of one pass through a part of a stage, F or I, by what they are spent on.  The backward of attention's kernel
@@ -158,7 +101,8 @@ function addZero(plan, seconds, parts) {
 function mirrorSeconds(plan, rank, parts) {
   const numel = numelOf(parts.filter(({ stage }) => holdersOf(plan, stage).some((holder) => holder !== rank)));
   if (!numel) return 0;
-  const [transfer, latency] = message(plan, groupOf(plan, ["pp"]), (numel * STATE_BYTES.gradients) / (plan.zero > 1 ? plan.copies : 1));
+  const bytes = (numel * STATE_BYTES.gradients) / (plan.zero > 1 ? plan.copies : 1);
+  const [transfer, latency] = message(plan, groupOf(plan, ["pp"]), bytes);
   return transfer + latency;
 }
 
@@ -211,8 +155,8 @@ function programOf(plan, ranks) {
 // When each rank of pp ends, how long it is busy, and of each of its stages the first forward and the last backward.
 function pipelineOf(plan, ranks, costs, stages) {
   if (plan.pp === 1) {
-    const end = (plan.count * (costs.F[0] + costs.I[0] + costs.W[0])) / NANO, backward = total(stages[0].I) + total(stages[0].W);
-    return [{ end, busy: end, passes: { 0: { first: [0, total(stages[0].F)], last: [end - backward, end] } } }];
+    const end = (plan.count * (costs.F[0] + costs.I[0] + costs.W[0])) / NANO, [{ F, I, W }] = stages;
+    return [{ end, busy: end, passes: { 0: { first: [0, total(F)], last: [end - total(I) - total(W), end] } } }];
   }
   const program = programOf(plan, ranks), { start, end } = simulate(program, costs, newTimes(program));
   return ranks.map((steps, rank) => {
@@ -230,34 +174,38 @@ function pipelineOf(plan, ranks, costs, stages) {
   });
 }
 
-// FLOPs of forward and backward of one sequence, with causal pairs or all.
-function modelFlops({ model, sequence }, causal) {
-  const one = { model, ...sizesOf(model, sequence, 1), sequence, rows: 1, cp: 1, ep: 1 }, numDense = model.experts?.dense ?? model.layers;
-  const pairs = causal ? 1 : (2 * sequence) / (sequence + 1);
-  const flops = ({ products, core }) =>
-    3 * products.reduce((sum, [rows, inner, outer, times = 1]) => sum + 2 * rows * inner * outer * times, 0) + 3 * core * pairs;
-  const sparse = numDense < model.layers ? (model.layers - numDense) * flops(layerWork(one, true)) : 0;
-  return numDense * flops(layerWork(one, false)) + sparse + flops(headWork(one));
-}
-
-// Nanoseconds of every overlapped pair, rank by rank: exchanges of experts run behind the rest.
-function pairSeconds(facts, ranks, stages) {
-  const spent = ([stage, kind]) => (kind === "B" ? ["I", "W"] : [kind]).flatMap((one) => Object.entries(stages[stage][one]));
-  return ranks.flat().filter((step) => step.length > 3).map((step) => {
-    let exchanges = 0, others = 0;
-    for (const [name, seconds] of [...spent(step), ...spent(step.slice(3))]) {
+// Seconds of a pair of a forward and a backward: exchanges of experts run behind the rest.
+function pairSeconds(facts, forward, backward) {
+  let exchanges = 0, others = 0;
+  for (const part of [forward.F, backward.I, backward.W]) {
+    for (const [name, seconds] of Object.entries(part)) {
       if (name === "ep") exchanges += seconds;
       else others += seconds;
     }
-    return nano(Math.max(exchanges, others) * (exchanges ? facts.time.pairFactor : 1));
-  });
+  }
+  return Math.max(exchanges, others) * (exchanges ? facts.time.pairFactor : 1);
+}
+
+// Nanoseconds of every overlapped pair, rank by rank; most have the same two stages as others.
+function overlapOf(facts, ranks, stages) {
+  const known = new Map(), found = [];
+  for (const steps of ranks) {
+    for (const step of steps) {
+      if (step.length === 3) continue;
+      const key = step[0] * stages.length + step[3];
+      if (!known.has(key)) known.set(key, nano(pairSeconds(facts, stages[step[0]], stages[step[3]])));
+      found.push(known.get(key));
+    }
+  }
+  return found;
 }
 
 export function stepOf(facts, plan, ranks) {
   const { parts } = plan, stages = stageSeconds(facts, plan, parts);
   const table = (kind) => stages.map((one) => nano(total(one[kind])));
   const [transfer, latency] = plan.pp > 1 ? message(plan, groupOf(plan, ["pp"]), plan.boundary).map(nano) : [0, 0];
-  const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap: plan.overlap ? pairSeconds(facts, ranks, stages) : null, latency, transfer };
+  const overlap = plan.overlap ? overlapOf(facts, ranks, stages) : null;
+  const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap, latency, transfer };
   const pipeline = pipelineOf(plan, ranks, costs, stages);
   const last = Math.max(...pipeline.map((one, rank) => one.end + exposedSeconds(plan, rank, one)));
   const update = Math.max(...parts.map((own) => updateSeconds(plan, own)));

@@ -2,33 +2,39 @@
 // the groups of each kind instead of rank by rank.
 
 import { ELEMENT_BYTES, STATE_BYTES, countsAt } from "./plan-model.mjs";
-import { buffersOf, isOfExperts, partsAt, shapeAt } from "./plan-parts.mjs";
+import { buffersAt, isOfExperts } from "./plan-parts.mjs";
 import { holdersOf, stagesAt } from "./plan-schedules.mjs";
 import { endCalls, hopBytes, layerCalls } from "./plan-calls.mjs";
 import { LinkBytes, linksOfCopies, linksOfGroups } from "./plan-links.mjs";
 
-const FLOAT_BYTES = 4, NUMBER = 8, AXES_OF_BYTES = ["tp", "cp", "ep", "pp", "gradients", "norm", "routers"];
+const FLOAT_BYTES = 4, NUMBER = 8;
+const AXES_OF_BYTES = ["tp", "cp", "ep", "pp", "gradients", "norm", "routers"];
 
 // Calls along tp, cp and ep of all forwards and backwards.
 function enterLayers(sent, plan) {
-  const { tp, cp, ep, numStages, keyCopies } = plan, ends = endCalls(plan), kinds = plan.model.experts ? [false, true] : [false];
-  const calls = kinds.map((isSparse) => layerCalls(plan, isSparse)), along = [[tp, 1], [cp, tp], [ep, tp], [keyCopies, 1]].map((group) => linksOfGroups(plan, ...group));
-  plan.layers.forEach((_, stage) => holdersOf(plan, stage).forEach((rank, __, { length }) => {
-    const each = plan.count / length, [tpLinks, cpLinks, epLinks, keyLinks] = along.map((links) => links[rank]);
-    const links = { tp: tpLinks, cp: cpLinks, ep: epLinks, keys: keyLinks };
-    const enter = (list, times, isBackward) => list.forEach((call) => enterCall(sent, plan, links, call, times * each, isBackward));
-    countsAt(plan, stage).forEach((number, kind) => {
-      if (!number) return;
-      enter(calls[kind].F, number, false);
-      enter(calls[kind].I, number, true);
-      if (plan.recompute) enter(calls[kind].again, number, false);
-      if (kind && ep > 1) enterRows(sent, plan, epLinks, number, each);
-    });
-    for (const end of [...(stage === 0 ? ["embedding"] : []), ...(stage === numStages - 1 ? ["head"] : [])]) {
-      enter(ends[end].F, 1, false);
-      enter(ends[end].I, 1, true);
+  const { tp, cp, ep, keyCopies, numStages } = plan, { embedding, head } = endCalls(plan);
+  const calls = (plan.model.experts ? [false, true] : [false]).map((isSparse) => layerCalls(plan, isSparse));
+  const groups = { tp: [tp, 1], cp: [cp, tp], ep: [ep, tp], keys: [keyCopies, 1] };
+  const along = Object.entries(groups).map(([axis, [size, stride]]) => [axis, linksOfGroups(plan, size, stride)]);
+  plan.layers.forEach((_, stage) => {
+    const holders = holdersOf(plan, stage), each = plan.count / holders.length;
+    for (const rank of holders) {
+      const links = Object.fromEntries(along.map(([axis, found]) => [axis, found[rank]]));
+      countsAt(plan, stage).forEach((number, kind) => {
+        if (number) enterPasses(sent, plan, links, calls[kind], number * each);
+        if (number && kind && ep > 1) enterRows(sent, plan, links.ep, number, each);
+      });
+      if (stage === 0) enterPasses(sent, plan, links, embedding, each);
+      if (stage === numStages - 1) enterPasses(sent, plan, links, head, each);
     }
-  }));
+  });
+}
+
+// So many forwards and backwards; what is run again are calls of a layer alone.
+function enterPasses(sent, plan, links, { F, I, again = [] }, times) {
+  for (const call of F) enterCall(sent, plan, links, call, times, false);
+  for (const call of I) enterCall(sent, plan, links, call, times, true);
+  if (plan.recompute) for (const call of again) enterCall(sent, plan, links, call, times, false);
 }
 
 function enterCall(sent, plan, links, [name, one, other], times, isBackward) {
@@ -47,8 +53,8 @@ function enterCall(sent, plan, links, [name, one, other], times, isBackward) {
 
 // Rows to experts and back, in forward and backward: of a step, spread over the experts as evenly as they can be.
 function enterRows(sent, plan, links, number, each) {
-  const { experts, hidden } = plan.model, here = experts.count / plan.ep;
-  const slots = plan.tokens * experts.perToken * each, share = Math.floor(slots / experts.count), more = slots % experts.count;
+  const { experts: { count, perToken }, hidden } = plan.model, here = count / plan.ep, slots = plan.tokens * perToken * each;
+  const share = Math.floor(slots / count), more = slots % count; // the first experts have one row more
   const blocks = Array.from({ length: plan.ep }, (_, place) => here * share + Math.max(0, Math.min(here, more - place * here)));
   sent.exchange("ep", links, blocks, number * (plan.recompute && !plan.overlap ? 3 : 2) * hidden * ELEMENT_BYTES);
 }
@@ -68,8 +74,12 @@ function enterHops(sent, plan, axis, one, other, bytes, tpRank = null) {
 function enterPipeline(sent, plan) {
   if (plan.pp === 1) return;
   const directions = holdersOf(plan, 0).length, each = plan.count / directions;
+  const rankOf = (stage, direction) => {
+    if (directions === 1) return holdersOf(plan, stage)[0];
+    return direction ? plan.pp - 1 - stage : stage;
+  };
   for (let direction = 0; direction < directions; direction++) {
-    const route = plan.layers.map((_, stage) => (directions > 1 ? (direction ? plan.pp - 1 - stage : stage) : holdersOf(plan, stage)[0]));
+    const route = plan.layers.map((_, stage) => rankOf(stage, direction));
     for (let stage = 1; stage < plan.numStages; stage++) {
       const one = route[stage - 1], other = route[stage];
       if (one === other) continue; // the tip of a V
@@ -79,18 +89,11 @@ function enterPipeline(sent, plan) {
   }
 }
 
-// Flat buffers of a rank; ranks of tp with shards of the same sizes have the same.
-function buffersAt(plan, rank, tpRank) {
-  plan.buffers ??= new Map();
-  const key = `${rank} ${shapeAt(plan, tpRank)}`;
-  if (!plan.buffers.has(key)) plan.buffers.set(key, buffersOf(plan, partsAt(plan, rank, tpRank)));
-  return plan.buffers.get(key);
-}
-
 // Sums over the ranks with copies and gathers of weights, of every flat buffer, and the sum of a tied table.
 function enterGradients(sent, plan, ranks) {
   const { zero, pp, tp, ep } = plan, { parameters, gradients } = STATE_BYTES;
-  const ends = [0, plan.numStages - 1].map((stage) => String(holdersOf(plan, stage))), each = plan.count / holdersOf(plan, 0).length;
+  const ends = [0, plan.numStages - 1].map((stage) => String(holdersOf(plan, stage)));
+  const each = plan.count / holdersOf(plan, 0).length;
   for (let rank = 0; rank < pp; rank++) {
     const gathers = zero === 3 ? gathersOf(plan, ranks[rank], each) : null;
     for (let tpRank = 0; tpRank < tp; tpRank++) {
@@ -120,16 +123,18 @@ function enterGradients(sent, plan, ranks) {
 // How often a unit of ZeRO-3 is gathered: for every forward and backward, once for a pair with both halves of one stage, and
 // for a W of its own again where a router computes its weight, with the unit before it.
 function gathersOf(plan, steps, each) {
-  const shared = new Map(), splits = new Map(), add = (counts, stage, number) => counts.set(stage, (counts.get(stage) ?? 0) + number);
+  const shared = new Map(), splits = new Map();
+  const add = (counts, stage, number) => counts.set(stage, (counts.get(stage) ?? 0) + number);
   steps.forEach((step, place) => {
     const [stage, kind, m, other] = step, before = steps[place - 1];
     if (plan.overlap && stage === other) add(shared, stage, 1);
     if (kind !== "W") return;
-    const isOne = !plan.overlap && stage === 0 && before?.[0] === 0 && before[1] === "I" && before[2] === m && before.length === 3;
-    add(splits, stage, isOne ? 0 : 1); // a plain stage 0 runs both as one
+    const isNext = before?.[0] === stage && before[1] === "I" && before[2] === m && before.length === 3;
+    const isOne = !plan.overlap && stage === 0 && isNext; // a plain stage 0 runs both as one
+    add(splits, stage, isOne ? 0 : 1);
   });
   const again = ({ stage, unit }) => {
-    const first = plan.dense[stage] + Number(stage === 0), last = plan.layers[stage] + Number(stage === 0); // units with a router
+    const before = Number(stage === 0), first = before + plan.dense[stage], last = before + plan.layers[stage]; // with a router
     if (plan.overlap) return stage === 0 || first < last;
     return first < last && unit >= first - 1 && unit < last;
   };
@@ -143,7 +148,9 @@ function enterRouters(sent, plan, links, rank, tpRank) {
   const numbers = stagesAt(plan, rank).map((stage) => [stage, countsAt(plan, stage)[1] * experts.count]);
   sent.allReduce("routers", links, numbers.reduce((sum, [, number]) => sum + number, 0), NUMBER);
   for (const [stage, number] of numbers) {
-    for (const other of holdersOf(plan, stage)) if (other !== rank) enterHops(sent, plan, "routers", rank, other, number * NUMBER, tpRank);
+    for (const other of holdersOf(plan, stage).filter((one) => one !== rank)) {
+      enterHops(sent, plan, "routers", rank, other, number * NUMBER, tpRank);
+    }
   }
 }
 

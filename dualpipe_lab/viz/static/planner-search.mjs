@@ -7,22 +7,12 @@ import { stepOf } from "./plan-time.mjs";
 
 export const GRID = ["tp", "pp", "ep", "zero", "recompute"];
 const SLICE_MS = 12;
-const lists = new Map(); // of steps, by schedule and sizes
-
-function listsOf({ schedule, pp, count }) {
-  const key = `${schedule} ${pp} ${count}`;
-  if (!lists.has(key)) {
-    if (lists.size > 60) lists.clear();
-    lists.set(key, stepsOf(schedule, pp, count));
-  }
-  return lists.get(key);
-}
 
 // Memory of every rank, seconds of the step, and whether all fits; or the plan with its problem alone.
 export function resultOf(facts, choice) {
   const plan = planOf(facts, choice);
   if (plan.problem) return { plan };
-  const ranks = listsOf(plan), memory = memoryOfRanks(facts, plan, ranks);
+  const ranks = stepsOf(plan.schedule, plan.pp, plan.count), memory = memoryOfRanks(facts, plan, ranks);
   const fullest = memory.reduce((most, one, rank) => (one.allocated > memory[most].allocated ? rank : most), 0);
   const bytes = memory[fullest].total;
   return { plan, ranks, memory, fullest, bytes, step: stepOf(facts, plan, ranks), fits: bytes <= plan.card.memory };
@@ -59,13 +49,9 @@ export function searchGrid(facts, choices, choice, tell) {
   function slice() {
     const end = performance.now() + SLICE_MS;
     while (left.length && performance.now() < end) {
-      const next = left.shift(), plan = planOf(facts, next);
-      if (plan.problem) {
-        skipped += Number(isLong(plan));
-        continue;
-      }
-      const { bytes, fits, step } = resultOf(facts, next);
-      points.push({ choice: next, bytes, fits, seconds: step.seconds });
+      const next = left.shift(), { plan, bytes, fits, step } = resultOf(facts, next);
+      if (plan.problem) skipped += Number(isLong(plan));
+      else points.push({ choice: next, bytes, fits, seconds: step.seconds });
     }
     tell(points, skipped, !left.length);
     if (left.length) timer = setTimeout(slice);
