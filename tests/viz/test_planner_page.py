@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -10,6 +11,9 @@ from drawing_page import element
 
 from dualpipe_lab import models, schedules
 from dualpipe_lab.plan import MEGATRON, MEGATRON_TIME, estimate, step_time
+from dualpipe_lab.plan.accelerators import CLUSTERS
+from dualpipe_lab.plan.kept_experts import ExpertTable
+from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.viz import bundle, planner_page
 from dualpipe_lab.viz.planner_page import CHOICES, NUMBERS, START, PlannerPage, planned
 
@@ -89,7 +93,7 @@ def compare_seconds(found, step, choice):
 
 
 def test_memory_and_seconds_equal_the_library(node, amount):
-    choices = drawn_choices(amount(400, 60), 4096, seed=24)
+    choices = drawn_choices(amount(400, 48), 4096, seed=24)
     legal = 0
     for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS_OF_PAGE)[1:], strict=True):
         expected = python_of(choice)
@@ -129,7 +133,7 @@ OVERLAPPED = {
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_overlapped_experts_equal_the_library(node, amount, recompute):
-    choices = list(overlapped_choices(amount(300, 40), 25, recompute=recompute))
+    choices = list(overlapped_choices(amount(300, 28), 25, recompute=recompute))
     peaks = Counter()
     for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS_OF_PAGE)[1:], strict=True):
         expected = python_of(choice)
@@ -172,8 +176,14 @@ def test_memory_equals_the_library_s_where_a_stage_is_idle_at_the_peak(node):
         compare_memory(found, config, plan, memory, choice)
 
 
-def test_every_model_has_the_library_s_layers_on_every_number_of_stages(node):
-    choices = [START | {"model": model, "gpus": pp, "node": pp, "pp": pp} for model in MODELS for pp in range(1, 17)]
+def test_a_tied_model_on_one_stage_is_one_unit_of_zero(node):
+    choice = START | {"model": "llama3.2-1b", "gpus": 4, "pp": 1, "zero": 3, "sequence": 2048, "batch": 4}
+    (found,) = node([planner_page.facts(), choice], NUMBERS_OF_PAGE)[1:]
+    compare(found, python_of(choice), choice)
+
+
+def test_every_model_has_the_library_s_layers_on_every_number_of_stages(node, amount):
+    choices = [START | {"model": model, "gpus": pp, "node": pp, "pp": pp} for model in MODELS for pp in range(1, 17, amount(1, 3))]
     choices += [one | {"schedule": "interleaved"} for one in choices]
     for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS_OF_PAGE)[1:], strict=True):
         config, plan, _ = planned(choice)
@@ -208,13 +218,16 @@ SENDING = [
     ("qwen3-8b", 2, 1, 2, 1, {"schedule": "paired_interleaved", "recompute": True}),
     ("llama3.2-1b", 1, 1, 1, 5, {"node": 1}),  # every link of the norm's ring, whose chunks differ, leaves a node
     ("mixtral-8x7b", 2, 1, 2, 4, {"ep": 4, "zero": 1, "recompute": True}),
-    ("mixtral-8x7b", 1, 3, 1, 4, {"ep": 2, "zero": 3, "sequence": 1542, "node": 6}),  # rows that no number divides
+    ("mixtral-8x7b", 1, 3, 1, 4, {"ep": 2, "zero": 3, "sequence": 1542, "node": 6, "batch": 4}),  # rows do not divide
+    ("mixtral-8x7b", 1, 1, 4, 6, {"ep": 2, "zero": 2, "schedule": "dualpipe", "batch": 48}),  # some mirrors on a node
     ("qwen3-30b-a3b", 8, 1, 1, 2, {"ep": 2, "zero": 2}),
     ("qwen3-30b-a3b", 1, 1, 4, 2, {"ep": 2, "zero": 3, "schedule": "zero_bubble_h1", "batch": 16}),
     ("qwen3-30b-a3b", 1, 1, 2, 4, {"ep": 4, "zero": 3, "schedule": "zbv", "batch": 16, "node": 4}),
+    ("qwen3-30b-a3b", 1, 1, 2, 2, {"zero": 3, "schedule": "v_half", "batch": 16}),  # a W of stage 0 without its I
+    ("mixtral-8x7b", 1, 1, 1, 6, {"node": 2}),  # loads that no group of 6 divides, of which every second link counts
     ("deepseek-v3", 2, 2, 2, 2, {"ep": 4, "zero": 0}),
     ("deepseek-v3", 1, 1, 4, 4, {"ep": 2, "zero": 2, "schedule": "dualpipe", "batch": 32, "overlap": True}),
-    ("qwen3-30b-a3b", 1, 1, 2, 2, {"schedule": "dualpipev", "batch": 8, "overlap": True, "recompute": True}),
+    ("qwen3-30b-a3b", 1, 1, 2, 2, {"schedule": "dualpipev", "batch": 8, "overlap": True, "recompute": True, "ep": 2}),
     ("deepseek-v3", 2, 1, 2, 4, {"ep": 4, "zero": 3, "schedule": "dualpipe", "batch": 16, "overlap": True, "node": 8}),
     ("mixtral-8x7b", 1, 1, 2, 2, {"ep": 2, "zero": 3, "schedule": "paired_1f1b", "batch": 12, "overlap": True}),
 ]
@@ -229,6 +242,10 @@ def test_bytes_of_every_link_equal_the_library(node, case):
         | more
     )
     (found,) = node([planner_page.facts(), choice], NUMBERS_OF_PAGE)[1:]
+    compare_traffic(found["traffic"], choice)
+
+
+def compare_traffic(found, choice):
     config, plan, _ = planned(choice)
     traffic = plan.traffic(config, choice["batch"], choice["sequence"])
     layers, node_size = traffic.parts["layers"], min(choice["node"], plan.world_size)
@@ -240,7 +257,54 @@ def test_bytes_of_every_link_equal_the_library(node, case):
     }
     along_tp = [layers.sent() - ring[0] - rows[0], layers.between_nodes(node_size) - ring[1] - rows[1]]
     expected |= {"cp": ring, "ep": rows, "tp": along_tp}
-    assert found["traffic"] == {axis: [str(sent - far), str(far)] for axis, (sent, far) in expected.items()}
+    assert found == {axis: [str(sent - far), str(far)] for axis, (sent, far) in expected.items()}
+
+
+# sizes that no known model has
+SMALL = models.V3MoEConfig(
+    vocabulary_size=512, hidden_size=256, num_layers=8, num_dense_layers=4, num_heads=4, ffn_size=64, num_experts=16,
+    num_experts_per_token=1, num_groups=1, num_groups_per_token=1, balance=0.0, normalise=False,
+    latent=LatentSizes(query_rank=48, kv_rank=64, content=16, position=8, value=12),
+)  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A model of small sizes on accelerators whose kernels take a while to start."""
+    unit, *rest = CLUSTERS["h100"]
+    monkeypatch.setitem(CLUSTERS, "h100", (replace(unit, overhead=5e-6), *rest))
+    monkeypatch.setattr(planner_page, "models", lambda: {"small": SMALL})
+    return START | {"model": "small", "pp": 1, "sequence": 1536, "recompute": True}
+
+
+@pytest.mark.parametrize(("tp_size", "is_latent"), [(2, True), (4, False)])
+def test_latents_travel_along_cp_where_they_are_shorter_than_keys_and_values(node, small, tp_size, is_latent):
+    assert SMALL.latent.is_shorter(SMALL.num_heads // tp_size) is is_latent
+    choice = small | {"tp": tp_size, "cp": 3, "gpus": 6 * tp_size, "node": 3 * tp_size, "batch": 4}
+    (found,) = node([planner_page.facts(), choice], NUMBERS_OF_PAGE)[1:]
+    compare(found, python_of(choice), choice)
+    compare_traffic(found["traffic"], choice)
+
+
+def test_overlapped_layers_may_take_most_in_attention_and_dense_ones_lie_on_two_stages(node, small):
+    """Here buckets are larger than stages, and still no bucket has weights of two copies."""
+    choice = small | {"pp": 4, "gpus": 8, "ep": 2, "batch": 32, "schedule": "dualpipe", "overlap": True, "zero": 2}
+    (found,) = node([planner_page.facts(), choice], NUMBERS_OF_PAGE)[1:]
+    config, plan, *_ = expected = python_of(choice)
+    assert plan.stage_layers(config)[1][0] < SMALL.num_dense_layers
+    compare(found, expected, choice)
+    compare_traffic(found["traffic"], choice)
+    table = ExpertTable(config, plan, MEGATRON, 1, 1536)
+    assert table.working_bytes > table.backward_bytes
+
+
+def test_features_of_experts_that_do_not_divide_along_tp_are_refused(node, small, monkeypatch):
+    odd = replace(SMALL, expert_ffn_size=30)
+    monkeypatch.setattr(planner_page, "models", lambda: {"small": odd})
+    choice = small | {"tp": 4}
+    (found,) = node([planner_page.facts(), choice], NUMBERS_OF_PAGE)[1:]
+    assert found["problem"] == "the 30 features of an expert do not divide among 4 ranks of tp; use another tp"
+    assert isinstance(python_of(choice), str)
 
 
 def test_the_planner_s_script_is_light():
@@ -332,6 +396,53 @@ def test_a_plan_of_the_frontier_can_be_taken(shown):
     shown.get_by_label("model").select_option("llama3-70b")
     ready(shown)
     assert "Does not fit: a GPU needs" in verdict(shown)
+
+
+@pytest.mark.browser
+def test_a_field_takes_any_number_and_refuses_what_is_none(shown):
+    field, slider = shown.get_by_label("tp, any number"), shown.get_by_label("tp: ")
+    field.fill("3")
+    field.press("Enter")
+    ready(shown)
+    assert element(shown, "e.choice.tp", "dp-planner") == 3
+    assert (slider.input_value(), slider.get_attribute("aria-valuetext")) == ("1", "3")  # at 2, the mark below
+    assert verdict(shown).startswith("Not a plan: pp 8 x cp 1 x tp 3 are 24 ranks, and there are 8 GPUs")
+    for text, taken in (("0", 1), ("1000", 128), ("2.4", 2), ("", 2)):  # rounded and limited; without a number the last
+        field.fill(text)
+        field.press("Enter")
+        ready(shown)
+        assert (element(shown, "e.choice.tp", "dp-planner"), field.input_value()) == (taken, str(taken))
+
+
+@pytest.mark.browser
+def test_experts_are_shared_out_and_overlapped_by_controls(page):
+    start = {"model": "qwen3-30b-a3b", "gpu": "h200", "gpus": 16, "pp": 2, "zero": 1, "sequence": 2048, "batch": 128}
+    start |= {"schedule": "dualpipe"}
+    page.show(PlannerPage(**start).to_html())
+    ready(page)
+    slider, box = page.get_by_label("ep: "), page.get_by_label("overlap experts")
+    for _ in range(3):
+        slider.press("ArrowRight")
+    box.press("Space")
+    ready(page)
+    chosen = PlannerPage(**start, ep=8, overlap=True)
+    assert (element(page, "e.choice", "dp-planner"), box.is_checked()) == (chosen.start, True)
+    assert verdict(page).startswith(f"Fits: {chosen.time.seconds:.2f} s per step; rank ")
+    assert f" needs {chosen.memory.largest.total.num_bytes / 1e9:.1f} of " in verdict(page)
+    page.get_by_label("recompute the layers").press("Space")
+    ready(page)
+    again = PlannerPage(**start, ep=8, overlap=True, recompute=True)
+    assert f" needs {again.memory.largest.total.num_bytes / 1e9:.1f} of " in verdict(page)
+    page.get_by_label("schedule").select_option("1f1b")
+    assert verdict(page).startswith("Not a plan: overlap needs pairs of a forward and a backward")
+    box.press("Space")
+    slider.press("End")
+    ready(page)
+    assert verdict(page) == (
+        "Not a plan: ep shares the experts out among the 8 ranks of dp and cp, and must divide them, got ep 64."
+    )
+    page.get_by_label("model").select_option("llama3-8b")  # which has no experts
+    assert element(page, "[e.choice.ep, e.choice.overlap]", "dp-planner") == [1, False]
 
 
 @pytest.mark.browser

@@ -30,17 +30,12 @@ function routerBytes({ model: { experts }, between, slots }) {
   return scores * SUM_BYTES + slots * INDEX_BYTES;
 }
 
-// What is kept from that choice on: weights and order of rows, experts and shared expert.
-function exchangedBytes({ model: { experts, hidden }, tokens, slots, shared }, rows) {
-  const routes = (2 * (slots + rows) + experts.count) * INDEX_BYTES;
-  const inner = rows * (hidden + 3 * experts.ffn) + 3 * tokens * shared;
-  return rows * SUM_BYTES + routes + inner * ELEMENT_BYTES;
-}
-
-// Rows that the experts of a rank receive where all experts have as many.
-function rowsAtExperts({ model: { experts }, between, slots, ep, tp }) {
-  const places = ep * tp;
-  return Math.min(slots, between * places * Math.min(experts.perToken, Math.floor(experts.count / places)));
+// What is kept from that choice on: weights and order of rows, experts and shared expert.  Experts with equal loads receive
+// as many rows as a rank sends.
+function exchangedBytes({ model: { experts, hidden }, tokens, slots, shared }) {
+  const routes = (2 * (slots + slots) + experts.count) * INDEX_BYTES;
+  const inner = slots * (hidden + 3 * experts.ffn) + 3 * tokens * shared;
+  return slots * SUM_BYTES + routes + inner * ELEMENT_BYTES;
 }
 
 // Of a layer without experts: what it keeps, and what its backward takes above that, run again or not.
@@ -52,9 +47,9 @@ function denseLayer({ model: { hidden }, tokens, between, ffn, tp, recompute, bo
 
 // Of one with experts; overlapped, it repeats only what is before the exchanges, when the experts' tensors are gone.
 function sparseLayer(plan, around, attention) {
-  const { model: { hidden, experts }, recompute, overlap, boundary } = plan, rows = rowsAtExperts(plan);
-  const exchanged = exchangedBytes(plan, rows), layer = around + routerBytes(plan) + exchanged;
-  const backward = boundary + rows * (hidden + 3 * experts.ffn) * ELEMENT_BYTES;
+  const { model: { hidden, experts }, recompute, overlap, boundary, slots } = plan;
+  const exchanged = exchangedBytes(plan), layer = around + routerBytes(plan) + exchanged;
+  const backward = boundary + slots * (hidden + 3 * experts.ffn) * ELEMENT_BYTES;
   if (recompute && overlap) {
     const stored = boundary * (experts.shared ? 2 : 1) + exchanged; // with the shared expert's input
     return { stored, working: Math.max(backward, layer - stored - exchanged + boundary + attention) };
