@@ -183,7 +183,8 @@ def test_a_tied_model_on_one_stage_is_one_unit_of_zero(node):
 
 
 def test_every_model_has_the_library_s_layers_on_every_number_of_stages(node, amount):
-    choices = [START | {"model": model, "gpus": pp, "node": pp, "pp": pp} for model in MODELS for pp in range(1, 17, amount(1, 3))]
+    sizes = [{"gpus": pp, "node": pp, "pp": pp} for pp in range(1, 17, amount(1, 3))]
+    choices = [START | {"model": model} | one for model in MODELS for one in sizes]
     choices += [one | {"schedule": "interleaved"} for one in choices]
     for choice, found in zip(choices, node([planner_page.facts(), *choices], NUMBERS_OF_PAGE)[1:], strict=True):
         config, plan, _ = planned(choice)
