@@ -287,9 +287,10 @@ def test_latents_travel_along_cp_where_they_are_shorter_than_keys_and_values(nod
     compare_traffic(found["traffic"], choice)
 
 
-def test_overlapped_layers_may_take_most_in_attention_and_dense_ones_lie_on_two_stages(node, small):
+@pytest.mark.parametrize("schedule", ["dualpipe", "paired_1f1b"])
+def test_overlapped_layers_may_take_most_in_attention_and_dense_ones_lie_on_two_stages(node, small, schedule):
     """Here buckets are larger than stages, and still no bucket has weights of two copies."""
-    choice = small | {"pp": 4, "gpus": 8, "ep": 2, "batch": 32, "schedule": "dualpipe", "overlap": True, "zero": 2}
+    choice = small | {"pp": 4, "gpus": 8, "ep": 2, "batch": 32, "schedule": schedule, "overlap": True, "zero": 2}
     (found,) = node([planner_page.facts(), choice], NUMBERS_OF_PAGE)[1:]
     config, plan, *_ = expected = python_of(choice)
     assert plan.stage_layers(config)[1][0] < SMALL.num_dense_layers
@@ -297,6 +298,8 @@ def test_overlapped_layers_may_take_most_in_attention_and_dense_ones_lie_on_two_
     compare_traffic(found["traffic"], choice)
     table = ExpertTable(config, plan, MEGATRON, 1, 1536)
     assert table.working_bytes > table.backward_bytes
+    peaks = [one["working"] for one in found["memory"]]
+    assert (table.working_bytes in peaks) is (schedule == "paired_1f1b"), peaks  # a dense layer of the rank takes more
 
 
 def test_features_of_experts_that_do_not_divide_along_tp_are_refused(node, small, monkeypatch):
