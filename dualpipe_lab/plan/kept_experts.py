@@ -24,7 +24,7 @@ from typing import NamedTuple
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.kept_latent import LatentTable
-from dualpipe_lab.plan.kept_tensors import KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.kept_tensors import Experts, KeepRules, KeptTensor, LayerTable
 from dualpipe_lab.plan.rules import has_experts, has_second
 from dualpipe_lab.plan.states import AnyModel
 
@@ -228,19 +228,19 @@ class Tables(NamedTuple):
         return ends if len(ends) == 2 and ends[0] is not ends[1] else ends[:1]
 
 
-def held_model(model: AnyModel, plan: PlanFields, rules: KeepRules) -> AnyModel:
-    """Return the model whose states a rank holds where the ranks of tp share out or shard the experts.
+def held_model(model: AnyModel, plan: PlanFields, experts: Experts) -> AnyModel:
+    """Return the model whose states a rank holds where the ranks of tp share out (`spread`) or shard the experts.
 
     Of both it has narrower experts, which have the same bytes, and routers for as many.
 
     Raises:
         ValueError: experts that do not divide among the ranks of tp.
     """
-    if not isinstance(model, V3MoEConfig) or rules.experts == "copied" or plan.tp == 1:
+    if not isinstance(model, V3MoEConfig) or experts == "copied" or plan.tp == 1:
         return model
     if not has_experts(model) and not has_second(plan, model):  # the second token's layer has experts
         return model
-    shared_out = {"the experts of a rank of ep": model.num_experts // plan.ep} if rules.experts == "spread" else {}
+    shared_out = {"the experts of a rank of ep": model.num_experts // plan.ep} if experts == "spread" else {}
     for what, number in (shared_out | {"the features of an expert": model.expert_ffn_size}).items():
         if number % plan.tp:
             raise ValueError(

@@ -31,6 +31,7 @@ from dualpipe_lab.plan.states import AnyModel, sizes_of
 from dualpipe_lab.sharding import shard_slice
 
 Certainty: TypeAlias = Literal["exact", "assumed", "fitted"]
+Experts: TypeAlias = Literal["copied", "spread", "sharded"]  # along tp
 REPEATED: dict[str, frozenset[str]] = {  # by the part of a layer that is run again, the tensors that are not kept
     "core_attn": frozenset({"softmax", "softmax's dropout", "log-sum-exp"}),
     "layernorm": frozenset({"attention's input", "network's input"}),
@@ -115,7 +116,7 @@ class KeepRules:
     weight_gradients: Literal["one", "buffers"] = "one"
     buffers_head: bool = False
     buffers_experts: bool = False
-    experts: Literal["copied", "spread", "sharded"] = "spread"
+    experts: Experts = "spread"
     weighs: Literal["products", "outputs"] = "products"
     keeps_routes: bool = False
     keeps_received: bool = False

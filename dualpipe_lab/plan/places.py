@@ -48,7 +48,7 @@ class MemoryMaker:
         self.has_second = has_second(plan, config)
         if self.has_second:
             self.layers[-1].append(config.num_layers)
-        self.held = held_model(model, plan, rules)
+        self.held = held_model(model, plan, rules.experts)
         self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
         self._known_tables: dict[tuple[int, int], Tables] = {}
 

@@ -85,7 +85,8 @@ class RankWork:
         model, plan: what is trained, and how.
         num_rows: sequences of a microbatch.
         sequence_length: tokens of a full sequence.
-        splits_routing: the ranks of tp share out the tokens that go to experts; here each of them routes all.
+        splits_routing: the ranks of tp share out the tokens that go to experts, and the experts of their rank of ep;
+            else each of them routes all tokens and has all of these experts.
 
     >>> gpt = GptConfig(51200, 12288, 96, 96)
     >>> work = RankWork(gpt, PlanFields(), num_rows=1, sequence_length=2048)
@@ -213,7 +214,7 @@ class RankWork:
     def _experts(self) -> Iterator[Product]:
         assert isinstance(self.model, V3MoEConfig)
         config = self.model
-        num_here = config.num_experts // self.plan.ep
+        num_here = -(-config.num_experts // (self.plan.ep * (self.plan.tp if self.splits_routing else 1)))
         each = -(-self.slots // num_here)
         yield self._router()
         yield Product("experts' input", each, config.hidden_size, 2 * config.expert_ffn_size, num_here)

@@ -128,8 +128,12 @@ class StageTimes:
 
     @cached_property
     def groups(self) -> dict[str, Group]:
-        """The groups of every axis of a stage."""
-        return {axis: self.along(axis) for axis in _AXES}
+        """The groups of every axis of a stage; those of ep have the ranks of tp that share out their experts."""
+        found = {axis: self.along(axis) for axis in _AXES}
+        if self.rules.splits_routing:
+            one, other = found["ep"], found["tp"]
+            found["ep"] = Group("ep", one.size * other.size, one.per_node * other.per_node)
+        return found
 
     def along(self, axis: str, over: Sequence[str] = ()) -> Group:
         """Return the groups along an axis, or along those that they are over."""

@@ -29,7 +29,8 @@ class TimeRules:
         hides_ring: a hop round the ring of cp runs behind the attention to the block before it.
         pair_factor: seconds of an overlapped pair of experts, of its busier stream's.
         sums_norms: under sequence parallelism, gradients of norms are summed in every backward, not once per step.
-        splits_routing: the ranks of tp share out the tokens that go to experts; else each of them routes all.
+        splits_routing: the ranks of tp share out the tokens that go to experts, and the experts of their rank of ep, so
+            that rows travel along tp too; else each of them routes all tokens and has all of these experts.
         by_node: a token goes to another node once, and from there to its experts.
         product_type: type of the numbers of products; None for that of the plan.
         core: how attention between its products is computed: by a flash kernel; or unfused, with all scores of a
