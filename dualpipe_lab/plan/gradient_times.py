@@ -12,6 +12,7 @@ Elsewhere: Megatron's `DistributedOptimizer` and `DistributedDataParallel`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ class GradientTimes:
         self.times, self.plan = times, times.plan
         self.numbers = NumberBytes.of(times.plan.precision)
         self.held = held_model(times.model, times.plan, "spread" if times.rules.splits_routing else "copied")
+        self._placed = replace(times.plan, layers=tuple(map(len, times.layers)))  # narrower experts would move layers
         self._known: dict[int, list[Part]] = {}
 
     @cached_property
@@ -165,5 +167,5 @@ class GradientTimes:
 
     def _parts(self, pp_rank: int) -> list[Part]:
         if pp_rank not in self._known:
-            self._known[pp_rank] = parts_of_place(self.held, self.plan, pp_rank, 0)
+            self._known[pp_rank] = parts_of_place(self.held, self._placed, pp_rank, 0)
         return self._known[pp_rank]

@@ -69,6 +69,19 @@ def test_the_optimizer_passes_over_the_weights_that_memory_counts(ep, rules):
     assert timer.sums.update(0) == pytest.approx(timer.times.machine.unit.memory_seconds(30 * states.num_parameters))
 
 
+def test_a_rank_s_share_of_the_experts_moves_no_layer_to_another_stage():
+    """Narrower experts would make layers beside the head cheaper, and the last stage longer."""
+    plan = Plan(tp=4, pp=2, num_microbatches=4, sequence_parallel=True, precision="bfloat16")
+    model = V3MoEConfig(vocabulary_size=4096, num_layers=12, num_dense_layers=2, num_experts=8, num_experts_per_token=4)
+    narrow = replace(model, expert_ffn_size=model.expert_ffn_size // 4, num_shared_experts=4 * model.num_shared_experts)
+    assert plan.stage_layers(narrow) != plan.stage_layers(model)
+    timer = StepTimer(model, plan, machine(), 64, 4, MEGATRON_TIME)
+    found = estimate(model, plan, machine(), 64, 4, MEGATRON)
+    for stage in range(plan.pp):
+        moved = 30 * found.places[stage, 0, 0].states.num_parameters
+        assert timer.sums.update(stage) == pytest.approx(timer.times.machine.unit.memory_seconds(moved))
+
+
 @pytest.mark.parametrize("ep", [1, 2])
 def test_rows_travel_along_tp_too_where_its_ranks_share_experts_out(ep):
     """At a byte per second: of the rows of a rank all but those for its own experts, out and back, both ways."""
