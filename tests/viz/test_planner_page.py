@@ -312,7 +312,7 @@ def test_features_of_experts_that_do_not_divide_along_tp_are_refused(node, small
 
 
 def test_the_planner_s_script_is_light():
-    assert len(bundle.planner_script().encode()) < 120_000
+    assert len(bundle.element_script("planner").encode()) < 120_000
 
 
 def test_a_start_that_the_page_does_not_offer_is_refused():

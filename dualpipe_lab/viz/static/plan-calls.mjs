@@ -129,13 +129,14 @@ export function endCalls({ tokens, model: { hidden } }) {
 
 // Seconds along tp, cp and ep of the calls of a forward or backward.
 export function secondsOfCalls(plan, calls, isBackward) {
-  const { model, tokens, between, cp } = plan, tp = groupOf(plan, ["tp"]), [ep] = expertGroups(plan);
+  const { model, tokens, between, cp } = plan, tp = groupOf(plan, ["tp"]), [data] = expertGroups(plan);
+  const ep = { size: data.size * tp.size, perNode: data.perNode * tp.perNode }; // tp shares experts out: rows go there too
   const sameKeys = { size: plan.keyCopies, perNode: Math.min(tp.perNode, plan.keyCopies) };
   const hop = (element) => {
     const [transfer, latency] = message(plan, groupOf(plan, ["cp"]), hopBytes(plan, element));
     return transfer + latency;
   };
-  const rows = Math.floor((plan.slots * model.hidden * ELEMENT_BYTES) / plan.ep) * plan.ep;
+  const rows = Math.floor((plan.slots * model.hidden * ELEMENT_BYTES) / ep.size) * ep.size;
   const secondsOf = {
     gather: (width) => collective(plan, tp, between * width * ELEMENT_BYTES * plan.tp),
     sum: (width) => collective(plan, tp, tokens * width * ELEMENT_BYTES),

@@ -25,7 +25,9 @@ export function planOf(facts, choice) {
   if (!plan.problem) {
     plan.layers = layerCounts(model, numStages);
     plan.dense = denseCounts(plan);
-    plan.parts = Array.from({ length: pp }, (_, rank) => partsAt(plan, rank, 0));
+    const partsOf = (isHeld) => Array.from({ length: pp }, (_, rank) => partsAt(plan, rank, 0, isHeld));
+    plan.parts = partsOf(false);
+    plan.held = tp > 1 && model.experts ? partsOf(true) : plan.parts; // where the ranks of tp share the experts out
   }
   return plan;
 }

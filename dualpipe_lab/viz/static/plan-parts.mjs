@@ -14,7 +14,7 @@ const shapeAt = ({ model, tp, sharedWidth, ...plan }, tpRank) =>
   `${[model.vocabulary, model.ffn, sharedWidth].map((length) => shardOf(length, tp, tpRank))} ${isKeyCopy(plan, tpRank)}`;
 
 // The parameters of a rank of pp in the order of its modules: {stage, unit of ZeRO-3, numel, kind of its bucket}.
-// `isHeld`: the ranks of tp share out the experts of a place, as in memory; else each has all of them.
+// `isHeld`: the ranks of tp share out the experts of a place, as in memory and seconds; else each has all of them.
 export function partsAt(plan, rank, tpRank, isHeld = false) {
   const sharded = plan.tp > 1 ? "tp" : "";
   const kinds = plan.model.experts ? [false, true] : [false], found = [];
@@ -93,8 +93,8 @@ export function buffersAt(plan, rank, tpRank, isHeld = false) {
   plan.buffers ??= new Map();
   const differs = isHeld && plan.tp > 1 && plan.model.experts, key = `${rank} ${shapeAt(plan, tpRank)}${differs ? " held" : ""}`;
   if (!plan.buffers.has(key)) {
-    const parts = tpRank || differs ? partsAt(plan, rank, tpRank, isHeld) : plan.parts[rank];
-    plan.buffers.set(key, buffersOf(plan, parts));
+    const parts = differs ? plan.held : plan.parts;
+    plan.buffers.set(key, buffersOf(plan, tpRank ? partsAt(plan, rank, tpRank, isHeld) : parts[rank]));
   }
   return plan.buffers.get(key);
 }

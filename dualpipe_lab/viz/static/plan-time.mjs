@@ -108,7 +108,7 @@ function mirrorSeconds(plan, rank, parts) {
 
 // By how much sums and gathers make a rank's step longer: both run behind its actions as far as these allow it.
 function exposedSeconds(plan, rank, { passes, end }) {
-  const parts = plan.parts[rank];
+  const parts = plan.held[rank];
   const stages = Object.keys(passes).map(Number), own = (stage) => parts.filter((part) => part.stage === stage);
   const units = (stage) => plan.layers[stage] + (stage === 0) + (stage === plan.numStages - 1);
   let now = 0, late = 0;
@@ -201,14 +201,14 @@ function overlapOf(facts, ranks, stages) {
 }
 
 export function stepOf(facts, plan, ranks) {
-  const { parts } = plan, stages = stageSeconds(facts, plan, parts);
+  const { held } = plan, stages = stageSeconds(facts, plan, held);
   const table = (kind) => stages.map((one) => nano(total(one[kind])));
   const [transfer, latency] = plan.pp > 1 ? message(plan, groupOf(plan, ["pp"]), plan.boundary).map(nano) : [0, 0];
   const overlap = plan.overlap ? overlapOf(facts, ranks, stages) : null;
   const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap, latency, transfer };
   const pipeline = pipelineOf(plan, ranks, costs, stages);
   const last = Math.max(...pipeline.map((one, rank) => one.end + exposedSeconds(plan, rank, one)));
-  const update = Math.max(...parts.map((own) => updateSeconds(plan, own)));
+  const update = Math.max(...held.map((own) => updateSeconds(plan, own)));
   const norm = collective(plan, { size: plan.gpus, perNode: plan.node }, 16, 2), seconds = last + norm + update;
   const span = Math.max(...pipeline.map(({ end }) => end)), busiest = Math.max(...pipeline.map(({ busy }) => busy));
   const mfu = (causal) => (plan.batch * modelFlops(plan, causal)) / seconds / (plan.card.peak * plan.gpus);

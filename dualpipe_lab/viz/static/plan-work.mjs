@@ -20,9 +20,9 @@ function attentionProducts({ model, tokens, between, heads, keyHeads }) {
     [tokens, kv, heads * (content + value)], [tokens, heads * value, hidden]];
 }
 
-// A router, experts with equally many rows, and the shared expert.
-function expertProducts({ model, tokens, between, slots, shared, ep }) {
-  const { hidden, experts } = model, here = experts.count / ep, each = Math.ceil(slots / here);
+// A router, the rank's own experts with equally many rows, and the shared expert.
+function expertProducts({ model, tokens, between, slots, shared, ep, tp }) {
+  const { hidden, experts } = model, here = experts.count / (ep * tp), each = Math.ceil(slots / here);
   return [[between, hidden, experts.count], [each, hidden, 2 * experts.ffn, here], [each, experts.ffn, hidden, here],
     ...(shared ? [[tokens, hidden, 2 * shared], [tokens, shared, hidden]] : [])];
 }
@@ -68,7 +68,7 @@ export function headWork({ model, tokens, between, vocabulary }) {
 
 // FLOPs of forward and backward of one sequence, with causal pairs or all.
 export function modelFlops({ model, sequence }, causal) {
-  const one = { model, ...sizesOf(model, sequence, 1), sequence, rows: 1, cp: 1, ep: 1 };
+  const one = { model, ...sizesOf(model, sequence, 1), sequence, rows: 1, cp: 1, ep: 1, tp: 1 };
   const numDense = model.experts?.dense ?? model.layers, numSparse = model.layers - numDense;
   const pairs = causal ? 1 : (2 * sequence) / (sequence + 1);
   const flopsOf = ({ products, core }) =>
