@@ -13,7 +13,6 @@ How an answer was come by:
   published    what SimuMax prints for the row, with operators that were measured on that machine
 Rows that gave a factor or a number are left out for every tool.  Peaks are in GiB of tensors.  What a tool ignores (a
 dropout mask, a bias) is an error of its answer; a row whose model or plan it cannot be told is listed with the reason.
-Ours has no recomputation of attention alone in its time, and the paper's selective rows are estimated without.
 """
 
 import argparse

@@ -12,11 +12,13 @@ Elsewhere: Megatron's `DistributedOptimizer` and `DistributedDataParallel`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from dualpipe_lab.plan.call_times import Group
 from dualpipe_lab.plan.gradient_traffic import Part
+from dualpipe_lab.plan.kept_experts import held_model
 from dualpipe_lab.plan.stage_times import Seconds, StageTimes
 from dualpipe_lab.plan.states import NumberBytes, parts_of_place
 
@@ -47,11 +49,16 @@ class GradientTimes:
 
     Args:
         times: of its stages.
+
+    Raises:
+        ValueError: experts that the ranks of tp share out, and that do not divide among them.
     """
 
     def __init__(self, times: StageTimes) -> None:
         self.times, self.plan = times, times.plan
         self.numbers = NumberBytes.of(times.plan.precision)
+        self.held = held_model(times.model, times.plan, "spread" if times.rules.splits_routing else "copied")
+        self._placed = replace(times.plan, layers=tuple(map(len, times.layers)))  # narrower experts would move layers
         self._known: dict[int, list[Part]] = {}
 
     @cached_property
@@ -160,5 +167,5 @@ class GradientTimes:
 
     def _parts(self, pp_rank: int) -> list[Part]:
         if pp_rank not in self._known:
-            self._known[pp_rank] = parts_of_place(self.times.model, self.plan, pp_rank, 0)
+            self._known[pp_rank] = parts_of_place(self.held, self._placed, pp_rank, 0)
         return self._known[pp_rank]

@@ -8,6 +8,8 @@ With t tokens that a rank routes, S = t k slots, R rows that its experts receive
   weighs           outputs: S h b, the outputs of all k experts, and S weights; products: R weights
   routes           order and inverse of slots and rows; nodes of this library hold them also where layers are recomputed
   shared expert    gate and up 2 T f_s b / tp, and their product, where it is kept
+  overlap          recomputation repeats only what is before the exchanges: the layer's input, weights and routes
+                   stay, the shared expert's input, and all that the experts keep
 R is S on average, whatever ep is: a rank has fewer experts and receives the tokens of more ranks.  Here every rank of
 ep sends as many tokens, so the fullest has `imbalance` S rows, at most min(k, E / ep) for each token of all ep ranks.
 The library's own rules are proven by what autograd keeps, given the rows; along with them Megatron's are assumed.
@@ -22,7 +24,7 @@ from typing import NamedTuple
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.kept_latent import LatentTable
-from dualpipe_lab.plan.kept_tensors import KeepRules, KeptTensor, LayerTable
+from dualpipe_lab.plan.kept_tensors import Experts, KeepRules, KeptTensor, LayerTable
 from dualpipe_lab.plan.rules import has_experts, has_second
 from dualpipe_lab.plan.states import AnyModel
 
@@ -79,9 +81,36 @@ class ExpertTable(LatentTable):
 
     @property
     def stored_bytes(self) -> int:
-        """What the layer keeps from its forward to its backward: with recomputation its input, and its routes."""
+        """What the layer keeps from its forward to its backward: with recomputation its input, and its routes.
+
+        Overlapped experts are not run again: what they keep stays too.
+        """
+        if self._repeats_part:
+            shared = self.num_routed * self.hidden * self.element if self.sparse.num_shared_experts else 0
+            return self.boundary_bytes + shared + self._exchanged_bytes
         routes = self.route_bytes if self.plan.recompute and self.rules.keeps_routes else 0
         return super().stored_bytes + routes
+
+    @property
+    def working_bytes(self) -> int:
+        """What a backward takes: among the experts, or where overlapped ones are gone and what was before is run again.
+
+        The gradients of attention are as large as its tensors, at most.
+        """
+        if not self._repeats_part:
+            return super().working_bytes
+        again = self.layer_bytes - self.stored_bytes
+        gradients = self.boundary_bytes + sum(tensor.num_bytes for tensor in self.attention())
+        return max(self.backward_bytes, again - self._exchanged_bytes + gradients)
+
+    @property
+    def _repeats_part(self) -> bool:
+        """Whether recomputation stops before the exchanges."""
+        return self.plan.recompute and self.plan.overlap
+
+    @property
+    def _exchanged_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.exchanged())
 
     @property
     def network_weights(self) -> dict[str, int]:
@@ -111,6 +140,14 @@ class ExpertTable(LatentTable):
                 "router's input, gathered", (self.num_routed - self.kept_tokens) * self.hidden * self.element
             )
         yield from self.router()
+        yield from self.exchanged()
+
+    def exchanged(self) -> Iterator[KeptTensor]:
+        """Yield what is kept from the router's choice on, behind which overlapped layers are not run again."""
+        number = self.element if self.rules.weighs == "outputs" else max(4, self.element)
+        slots = self.num_slots if self.rules.weighs == "outputs" else self.num_received
+        yield KeptTensor("weights", slots * number)
+        yield KeptTensor("routes", self.route_bytes)
         rows, width = self.num_received, self._width
         yield KeptTensor("experts' rows", rows * self.hidden * self.element)
         yield KeptTensor("experts' gate and up", 2 * rows * width * self.element)
@@ -121,8 +158,8 @@ class ExpertTable(LatentTable):
         yield from self.shared_expert()
 
     def router(self) -> Iterator[KeptTensor]:
-        """Yield what the router keeps, its loss, and the order of rows."""
-        config, rows = self.sparse, self.num_received
+        """Yield what the router and its loss keep."""
+        config = self.sparse
         number = self.element if self.rules.weighs == "outputs" else max(4, self.element)
         slots, scores = self.num_slots, self.num_routed * config.num_experts
         if config.normalise or config.scoring == "sigmoid":
@@ -133,8 +170,6 @@ class ExpertTable(LatentTable):
         yield KeptTensor("chosen experts", slots * _INDEX)
         if config.balance:
             yield KeptTensor("balance loss", scores * number * (3 if config.scoring == "sigmoid" else 2))
-        yield KeptTensor("weights", (slots if self.rules.weighs == "outputs" else rows) * number)
-        yield KeptTensor("routes", self.route_bytes)
 
     def shared_expert(self) -> Iterator[KeptTensor]:
         """Yield what the shared expert keeps, besides the router's input."""
@@ -193,19 +228,19 @@ class Tables(NamedTuple):
         return ends if len(ends) == 2 and ends[0] is not ends[1] else ends[:1]
 
 
-def held_model(model: AnyModel, plan: PlanFields, rules: KeepRules) -> AnyModel:
-    """Return the model whose states a rank holds where the ranks of tp share out or shard the experts.
+def held_model(model: AnyModel, plan: PlanFields, experts: Experts) -> AnyModel:
+    """Return the model whose states a rank holds where the ranks of tp share out (`spread`) or shard the experts.
 
     Of both it has narrower experts, which have the same bytes, and routers for as many.
 
     Raises:
         ValueError: experts that do not divide among the ranks of tp.
     """
-    if not isinstance(model, V3MoEConfig) or rules.experts == "copied" or plan.tp == 1:
+    if not isinstance(model, V3MoEConfig) or experts == "copied" or plan.tp == 1:
         return model
     if not has_experts(model) and not has_second(plan, model):  # the second token's layer has experts
         return model
-    shared_out = {"the experts of a rank of ep": model.num_experts // plan.ep} if rules.experts == "spread" else {}
+    shared_out = {"the experts of a rank of ep": model.num_experts // plan.ep} if experts == "spread" else {}
     for what, number in (shared_out | {"the features of an expert": model.expert_ffn_size}).items():
         if number % plan.tp:
             raise ValueError(

@@ -9,7 +9,8 @@ With T tokens on the rank, T' = T / tp under sequence parallelism and T without,
   core             softmax and its dropout in full, 5 T S bytes per head in 16 bits; or a log-sum-exp per head and token
   network          gate and up, or the one input of a GPT's activation; and the product, if it is kept
   dropout          1 byte for each number behind attention and network
-  recompute        the layer's input alone, and all of the above of one layer while its backward runs
+  recompute        the layer's input alone, and all of the above of one layer while its backward runs; of the parts that
+                   `recomputes` names nothing: without the core sbh 34 of a GPT's sbh (34 + 5 a s / h) are kept
 While a backward runs it also takes, in its turn: the loss; the head's gradients of its logits, weight and input; a
 layer's gradients of the network's tensors, and the gradient of one weight before it is added to the others.
 The rules of this library are proven by what autograd keeps; those of other frameworks are read from papers and sources.
@@ -17,8 +18,8 @@ Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax's `get_activation_inf
 Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -30,6 +31,34 @@ from dualpipe_lab.plan.states import AnyModel, sizes_of
 from dualpipe_lab.sharding import shard_slice
 
 Certainty: TypeAlias = Literal["exact", "assumed", "fitted"]
+Experts: TypeAlias = Literal["copied", "spread", "sharded"]  # along tp
+REPEATED: dict[str, frozenset[str]] = {  # by the part of a layer that is run again, the tensors that are not kept
+    "core_attn": frozenset({"softmax", "softmax's dropout", "log-sum-exp"}),
+    "layernorm": frozenset({"attention's input", "network's input"}),
+    "mla_up_proj": frozenset(
+        {
+            "latent of queries, normalised",
+            "latent, normalised",
+            "queries",
+            "keys and values",
+        }  # norms are in its modules
+    ),
+    "mlp": frozenset({"gate and up", "activation's input", "last product's input"}),
+    "moe_act": frozenset({"experts' product"}),
+}
+
+
+def check_parts(parts: Iterable[str]) -> None:
+    """Refuse a part of a layer that cannot be run again on its own.
+
+    Raises:
+        ValueError: naming it, and those that can.
+    """
+    if unknown := sorted(set(parts) - set(REPEATED)):
+        raise ValueError(
+            f"parts of a layer that can be run again are {', '.join(REPEATED)}, got {', '.join(unknown)}; a plan with "
+            "recompute=True runs full layers again"
+        )
 
 
 @dataclass(frozen=True)
@@ -41,6 +70,8 @@ class KeepRules:
         certainty: exact where the bytes are proven by a run of this library, else assumed.
         core: what attention keeps between heads and output: all of an unfused softmax, the log-sum-exp of a flash
             kernel, or nothing because the backward computes it again.
+        recomputes: parts of a layer that the backward runs again, so that their results are not kept, by the names of
+            Megatron's `--recompute-modules`: core_attn, layernorm, mla_up_proj, mlp (of dense layers), moe_act.
         scale_bytes: of a norm's scale per token; 0 for none, None for that of the weights, at least 4.
         regather: the backward gathers the input of a product again under sequence parallelism.
         keeps_product: the input of the last product is kept, not computed again from gate and up.
@@ -85,12 +116,17 @@ class KeepRules:
     weight_gradients: Literal["one", "buffers"] = "one"
     buffers_head: bool = False
     buffers_experts: bool = False
-    experts: Literal["copied", "spread", "sharded"] = "spread"
+    experts: Experts = "spread"
     weighs: Literal["products", "outputs"] = "products"
     keeps_routes: bool = False
     keeps_received: bool = False
     workspace_bytes: int = 0
     expert_workspace_bytes: int = 0
+    recomputes: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recomputes", frozenset(self.recomputes))
+        check_parts(self.recomputes)
 
 
 _WORKSPACE = 32 * 2**20
@@ -100,8 +136,8 @@ LAB = KeepRules(
     keeps_routes=True,
 )  # fmt: skip
 KORTHIKANTI = KeepRules("arXiv 2205.05198", core="unfused", dropout=True, logit_bytes=4)
-KORTHIKANTI_SELECTIVE = KeepRules(
-    "arXiv 2205.05198, selective recomputation", core="recomputed", dropout=True, logit_bytes=4
+KORTHIKANTI_SELECTIVE = replace(
+    KORTHIKANTI, name="arXiv 2205.05198, selective recomputation", recomputes=frozenset({"core_attn"})
 )
 MEGATRON = KeepRules(
     "Megatron with flash attention and fused sums of weight gradients",
@@ -160,8 +196,15 @@ class LayerTable:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """What one layer keeps from its forward to its backward: with recomputation its input alone."""
-        return self.boundary_bytes if self.plan.recompute else self.layer_bytes
+        """What one layer keeps from its forward to its backward: with recomputation its input alone, or some parts."""
+        if self.plan.recompute:
+            return self.boundary_bytes
+        return self.layer_bytes - self._repeated(self.layer())
+
+    def _repeated(self, tensors: Iterable[KeptTensor]) -> int:
+        """Return the bytes of tensors that are not kept, because the parts that make them are run again."""
+        gone = frozenset[str]().union(*(REPEATED[part] for part in self.rules.recomputes))
+        return sum(tensor.num_bytes for tensor in tensors if tensor.name in gone)
 
     @property
     def boundary_bytes(self) -> int:
@@ -172,6 +215,11 @@ class LayerTable:
     def loss_bytes(self) -> int:
         """What the loss takes on top of what is kept, while it or its gradient is computed."""
         return self._num_logits * self.rules.loss_bytes
+
+    @property
+    def output_grad_bytes(self) -> int:
+        """The gradient of logits, where a stage computes it in its forward; a loss in chunks has none."""
+        return self._num_logits * self.element if self.plan.loss_chunk is None else 0
 
     @property
     def head_bytes(self) -> int:
@@ -193,6 +241,19 @@ class LayerTable:
         gathered = self.num_tokens * self.hidden if self.plan.sequence_parallel and self.rules.regather else 0
         weight = max(self.weights.values()) if self.rules.weight_gradients == "one" else 0
         return (gradients + again + gathered + weight) * self.element
+
+    @property
+    def working_bytes(self) -> int:
+        """What a layer's backward takes above what is stored of it: with recomputation all of the layer is back.
+
+        Where parts are run again, those of the network are there at first, and those of attention when it is gone.
+        """
+        if self.plan.recompute or not self.rules.recomputes:
+            return self.backward_bytes + self.layer_bytes - self.stored_bytes
+        network = self._repeated([KeptTensor("network's input", self.input_bytes), *self.network()])
+        attention = self._repeated(self.attention())
+        left = sum(tensor.num_bytes for tensor in self.network()) - self._repeated(self.network())
+        return max(self.backward_bytes + network, attention + 2 * self.boundary_bytes - left)
 
     @cached_property
     def weights(self) -> dict[str, int]:

@@ -48,7 +48,7 @@ class MemoryMaker:
         self.has_second = has_second(plan, config)
         if self.has_second:
             self.layers[-1].append(config.num_layers)
-        self.held = held_model(model, plan, rules)
+        self.held = held_model(model, plan, rules.experts)
         self._known: dict[tuple[object, ...], tuple[ModelStates, int]] = {}  # by what a place holds
         self._known_tables: dict[tuple[int, int], Tables] = {}
 
@@ -63,7 +63,7 @@ class MemoryMaker:
         for pp_rank in range(self.plan.pp):
             moments = kept_counts(self.plan, pp_rank)
             is_split = any(moment.action.kind == I for moment in moments)  # an I may free what is counted until its W
-            is_assumed = is_split or self.plan.overlap or self.plan.ep > 1  # the router sends the rows of ep
+            is_assumed = is_split or self.plan.ep > 1  # the router sends the rows of ep
             certainty: Certainty = "assumed" if is_assumed else self.rules.certainty
             stages = {moment.action.stage for moment in moments}
             for tp_rank in tp_ranks:
@@ -130,7 +130,16 @@ class MemoryMaker:
         ends += second_tensors(tables.dense, stage > 0) if self._is_last(stage) and self.has_second else []
         logits = sum(tensor.num_bytes for tensor in ends if tensor.name == "logits")
         others = sum(tensor.num_bytes for tensor in ends) - logits
-        return sum(tables.layer(number).stored_bytes for number in self.layers[stage]), others, logits
+        layers = sum(tables.layer(number).stored_bytes for number in self.layers[stage])
+        return layers, others + self._output(stage, tables), logits
+
+    def _output(self, stage: int, tables: Tables) -> int:
+        """Return the bytes of an output that overlapped stages keep to its backward: of logits their gradient."""
+        if not self.plan.overlap:
+            return 0
+        if not self._is_last(stage):
+            return tables.dense.boundary_bytes
+        return tables.dense.output_grad_bytes
 
     def _working(self, action: Action, tables: Tables, logits: int) -> int:
         """Return the bytes that an action takes while it runs, above what is kept when it begins.
@@ -142,8 +151,7 @@ class MemoryMaker:
         if is_last and is_backward:
             phases.append(tables.dense.head_bytes - logits)
         for table in tables.of_layers(self.layers[action.stage]) if is_backward else ():
-            again = table.layer_bytes - table.stored_bytes
-            phases.append(table.backward_bytes + again - (logits if is_last else 0))
+            phases.append(table.working_bytes - (logits if is_last else 0))
         return max(phases)
 
     def _held(self, pp_rank: int, tp_rank: int, stages: set[int]) -> tuple[ModelStates, int]:

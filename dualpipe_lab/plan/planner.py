@@ -335,7 +335,7 @@ class _Search:
         flat = replace(plan, pp=1, num_microbatches=1, schedule="1f1b", overlap=False)
         key = (*shard_counts(flat), flat.tp, flat.ep, flat.experts_in_data, flat.zero)
         if key not in self.states:
-            self.states[key] = model_states(held_model(self.model, flat, self.keep_rules), flat).total
+            self.states[key] = model_states(held_model(self.model, flat, self.keep_rules.experts), flat).total
         return self.states[key] // plan.pp
 
     def _compute(self, plan: Plan) -> None:
@@ -349,6 +349,7 @@ class _Search:
             problem = first_problem(plan, self.config, self.sequence_length)
             if problem is not None:
                 raise ValueError(problem)
+            timer = StepTimer(self.model, plan, self.cluster, *self.shape, self.time_rules)
             fullest = max(fullest_ranks(self.model, plan, *self.shape, self.keep_rules), key=lambda one: one.allocated)
         except ValueError as broken:  # a rule of the plan, or of the framework: experts that do not divide along tp
             self.lost.append(Lost(plan, _RULE, str(broken)))
@@ -358,8 +359,7 @@ class _Search:
             self.lost.append(Lost(plan, _MEMORY, reason, num_bytes=num_bytes))
             return
         found = estimate(self.model, plan, self.cluster, *self.shape, self.keep_rules)
-        seconds = StepTimer(self.model, plan, self.cluster, *self.shape, self.time_rules).result
-        self.choices.append(Choice(plan, found, seconds))
+        self.choices.append(Choice(plan, found, timer.result))
         self.choices.sort(key=_order)
 
     def _too_large(self, fullest: RankMemory) -> str:

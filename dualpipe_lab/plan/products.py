@@ -14,7 +14,7 @@ Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -67,6 +67,10 @@ class Work:
     backward_bytes: int = 0
     num_kernels: int = 0
 
+    def __add__(self, other: "Work") -> "Work":
+        """Return the work of both, one after the other."""
+        return Work(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
     @property
     def flops(self) -> int:
         """FLOPs of the forward."""
@@ -81,7 +85,8 @@ class RankWork:
         model, plan: what is trained, and how.
         num_rows: sequences of a microbatch.
         sequence_length: tokens of a full sequence.
-        splits_routing: the ranks of tp share out the tokens that go to experts; here each of them routes all.
+        splits_routing: the ranks of tp share out the tokens that go to experts, and the experts of their rank of ep;
+            else each of them routes all tokens and has all of these experts.
 
     >>> gpt = GptConfig(51200, 12288, 96, 96)
     >>> work = RankWork(gpt, PlanFields(), num_rows=1, sequence_length=2048)
@@ -102,13 +107,54 @@ class RankWork:
 
     def layer(self, number: int) -> Work:
         """Return the work of a layer's forward."""
-        latent = getattr(self.model, "latent", None)
-        attention = list(self._heads() if latent is None else self._latents())
-        is_sparse = isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers
+        is_sparse = self._is_sparse(number)
         network = list(self._experts() if is_sparse else self._network(self.sizes.ffn_size))
         forward = self._norm_bytes + self._rotation_bytes + self._network_bytes(is_sparse)
         num_kernels = _LAYER_KERNELS + _EXPERT_KERNELS * is_sparse
-        return Work((*attention, *network), self._core_flops, forward, 2 * forward, num_kernels)
+        return Work((*self._attention(), *network), self._core_flops, forward, 2 * forward, num_kernels)
+
+    def again(self, number: int, parts: frozenset[str] = frozenset()) -> Work:
+        """Return what the backward repeats of a layer's forward.
+
+        Where the plan recomputes layers, all of it, of overlapped experts only what is before them; else these parts.
+        """
+        if not self.plan.recompute:
+            return self._again_of(number, parts)
+        if not (self.plan.overlap and self._is_sparse(number)):
+            return self.layer(number)
+        products = [*self._attention(), self._router()]
+        return Work(tuple(products), self._core_flops, self._norm_bytes + self._rotation_bytes, 0, _LAYER_KERNELS)
+
+    def _again_of(self, number: int, parts: frozenset[str]) -> Work:
+        """Return the work of parts of a layer, by the names of `KeepRules.recomputes`."""
+        is_sparse, element = self._is_sparse(number), self._element
+        ups = tuple(one for one in self._attention() if one.name in ("queries", "keys and values"))
+        found = {
+            "core_attn": Work((), self._core_flops),
+            "layernorm": Work((), 0, 4 * self._shared * self.sizes.hidden_size * element, 0, 2),
+            "mla_up_proj": Work(ups, 0, self._rotation_bytes if ups else 0, 0, len(ups) // 2),
+        }
+        if is_sparse:
+            assert isinstance(self.model, V3MoEConfig)
+            found["moe_act"] = Work((), 0, 3 * self.slots * self.model.expert_ffn_size * element, 0, 1)
+        else:
+            found["mlp"] = Work(tuple(self._network(self.sizes.ffn_size)), 0, self._network_bytes(False), 0, 1)
+        return sum((work for part, work in found.items() if part in parts), Work())
+
+    def core_products(self, is_forward: bool) -> tuple[Product, ...]:
+        """Return the products of unfused attention, which computes all pairs: scores and values, or their gradients."""
+        keys, latent, config = self.sequence_length, getattr(self.model, "latent", None), self.sizes
+        widths = (config.size_of_head,) * 2 if latent is None else (latent.key, latent.value)
+        times, queries = self.num_rows * config.num_heads // self.plan.tp, -(-keys // self.plan.cp)
+        scores = Product("scores", queries, widths[0], keys, times)
+        values = Product("values", queries, keys, widths[1], times)
+        return (scores, values) if is_forward else (scores, scores, values, values)
+
+    def score_bytes(self, is_forward: bool) -> int:
+        """Return what softmax and dropout of unfused attention read and write: 1 byte of a mask, and numbers."""
+        numbers = 4 if is_forward else 5  # softmax: 2, or 3 with its output and two gradients; dropout: 2
+        scores = self.num_rows * -(-self.sequence_length // self.plan.cp) * self.sequence_length
+        return scores * (self.sizes.num_heads // self.plan.tp) * (numbers * self._element + 1)
 
     def head(self) -> Work:
         """Return the work of the last norm, the head and the loss."""
@@ -120,16 +166,22 @@ class RankWork:
 
     def second(self) -> Work:
         """Return the work of what predicts a second token: projection, layer, head."""
+        return Work((self._projection,)) + self.layer(self.sizes.num_layers) + self.head()
+
+    def second_again(self) -> Work:
+        """Return what recomputation repeats of that: all but the head."""
+        return Work((self._projection,)) + self.again(self.sizes.num_layers)
+
+    @property
+    def _projection(self) -> Product:
         hidden = self.sizes.hidden_size
-        projection = Product("projection", self.num_tokens, 2 * hidden, self._shard(hidden))
-        layer, head = self.layer(self.sizes.num_layers), self.head()
-        return Work(
-            (projection, *layer.products, *head.products),
-            layer.core_flops,
-            layer.forward_bytes + head.forward_bytes,
-            layer.backward_bytes + head.backward_bytes,
-            layer.num_kernels + head.num_kernels,
-        )
+        return Product("projection", self.num_tokens, 2 * hidden, self._shard(hidden))
+
+    def _is_sparse(self, number: int) -> bool:
+        return isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers
+
+    def _attention(self) -> Iterator[Product]:
+        return self._heads() if getattr(self.model, "latent", None) is None else self._latents()
 
     def _heads(self) -> Iterator[Product]:
         config, tokens, tp = self.sizes, self.num_tokens, self.plan.tp
@@ -155,12 +207,16 @@ class RankWork:
         yield Product("network's input", self.num_tokens, hidden, into * inner)
         yield Product("network's output", self.num_tokens, inner, hidden)
 
+    def _router(self) -> Product:
+        assert isinstance(self.model, V3MoEConfig)
+        return Product("router", self._routed, self.model.hidden_size, self.model.num_experts)
+
     def _experts(self) -> Iterator[Product]:
         assert isinstance(self.model, V3MoEConfig)
         config = self.model
-        num_here = config.num_experts // self.plan.ep
+        num_here = -(-config.num_experts // (self.plan.ep * (self.plan.tp if self.splits_routing else 1)))
         each = -(-self.slots // num_here)
-        yield Product("router", self._routed, config.hidden_size, config.num_experts)
+        yield self._router()
         yield Product("experts' input", each, config.hidden_size, 2 * config.expert_ffn_size, num_here)
         yield Product("experts' output", each, config.expert_ffn_size, config.hidden_size, num_here)
         if config.num_shared_experts:

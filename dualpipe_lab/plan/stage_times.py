@@ -2,7 +2,8 @@
 
 In: a model, a plan, a cluster, rules.  Out: seconds of F, I and W of every stage.
   F    products, attention, elementwise work, calls along tp, cp and ep
-  I    the input's half of the products' backward, attention's, elementwise work and all calls; recomputation first
+  I    the input's half of the products' backward, attention's, elementwise work and all calls; recomputation first, of
+       overlapped experts that of what is before their exchanges
   W    the weights' half of the products' backward
 A product takes its FLOPs at the peak times the efficiency of its size, or its bytes at the memory's rate if that is
 longer, and the overhead of a kernel; attention and elementwise work likewise.
@@ -127,8 +128,12 @@ class StageTimes:
 
     @cached_property
     def groups(self) -> dict[str, Group]:
-        """The groups of every axis of a stage."""
-        return {axis: self.along(axis) for axis in _AXES}
+        """The groups of every axis of a stage; those of ep have the ranks of tp that share out their experts."""
+        found = {axis: self.along(axis) for axis in _AXES}
+        if self.rules.splits_routing:
+            one, other = found["ep"], found["tp"]
+            found["ep"] = Group("ep", one.size * other.size, one.per_node * other.per_node)
+        return found
 
     def along(self, axis: str, over: Sequence[str] = ()) -> Group:
         """Return the groups along an axis, or along those that they are over."""
@@ -164,63 +169,77 @@ class StageTimes:
     def _layers_by_kind(self) -> dict[bool, dict[str, Seconds]]:
         return {}
 
+    def layer(self, number: int) -> dict[str, Seconds]:
+        """Return the seconds of F, I and W of a layer."""
+        return self._layer(isinstance(self.model, V3MoEConfig) and number >= self.model.num_dense_layers)
+
     def _layer(self, is_sparse: bool) -> dict[str, Seconds]:
         known = self._layers_by_kind
         if is_sparse not in known:
             number = self.model.num_dense_layers if is_sparse and isinstance(self.model, V3MoEConfig) else 0
-            known[is_sparse] = self._of(
+            found = known[is_sparse] = self._of(
                 self.work.layer(number),
                 lambda traffic: traffic.layer_forward(number),
                 lambda traffic: traffic.layer_backward(number),
             )
+            if self.plan.recompute or self.rules.recomputes:
+                again = self._pass("F", self.work.again(number, self.rules.recomputes), self._calls_again(number))
+                found["I"]["again"] = sum(again.values())
         return known[is_sparse]
+
+    def _calls_again(self, number: int) -> Callable[[StageTraffic], None]:
+        """Return what enters the calls of a layer that is run again; those of parts of it are left out."""
+        return (lambda traffic: traffic.layer_again(number)) if self.plan.recompute else _no_calls
 
     @cached_property
     def _embedding(self) -> dict[str, Seconds]:
         rows = 2 * self.work.num_tokens * self.config.hidden_size * self.element
-        return self._of(Work((), 0, rows, 2 * rows), StageTraffic.sum_output, StageTraffic.gather_output_grad, False)
+        return self._of(Work((), 0, rows, 2 * rows), StageTraffic.sum_output, StageTraffic.gather_output_grad)
 
     @cached_property
     def _head(self) -> dict[str, Seconds]:
-        return self._of(self.work.head(), StageTraffic.head_forward, StageTraffic.head_backward, False)
+        return self._of(self.work.head(), StageTraffic.head_forward, StageTraffic.head_backward)
 
     @cached_property
     def _second(self) -> dict[str, Seconds]:
         number = self.config.num_layers
-        return self._of(
+        found = self._of(
             self.work.second(),
             lambda traffic: second_forward(traffic, number),
             lambda traffic: second_backward(traffic, number, has_table=self.plan.num_stages > 1),
-            False,
         )
-
-    def _of(
-        self,
-        work: Work,
-        forward: Callable[[StageTraffic], None],
-        backward: Callable[[StageTraffic], None],
-        is_layer: bool = True,
-    ) -> dict[str, Seconds]:
-        """Return the seconds of a part of a stage, of its work and the calls that it makes."""
-        machine, part_of_peak = self.machine, self.rules.attention_at(self.sequence_length)
-        each = sum(machine.product(product, self.element) for product in work.products)
-        found: dict[str, Seconds] = {"W": {"products": each}}
-        for kind, calls, factor in (("F", forward, 1.0), ("I", backward, 2.5)):
-            num_bytes = work.forward_bytes if kind == "F" else work.backward_bytes
-            core = self._core(work.core_flops * factor, part_of_peak[kind == "I"])
-            launches = work.num_kernels * (1 if kind == "F" else 2) * machine.unit.overhead
-            moved = machine.unit.memory_seconds(num_bytes)
-            own = {"products": each, "attention": core, "elementwise": moved + launches}
-            found[kind] = own | self._exposed(self._calls(calls), core)
-        if self.plan.recompute and is_layer:
-            found["I"]["again"] = sum(found["F"].values())
+        if self.plan.recompute:  # the backward's calls have those of what is run again
+            again = self._pass("F", self.work.second_again(), _no_calls)
+            found["I"]["again"] = sum(again.values())
         return found
 
-    def _core(self, flops: float, part_of_peak: float) -> float:
+    def _of(
+        self, work: Work, forward: Callable[[StageTraffic], None], backward: Callable[[StageTraffic], None]
+    ) -> dict[str, Seconds]:
+        """Return the seconds of a part of a stage, of its work and the calls that it makes."""
+        found = {"F": self._pass("F", work, forward), "I": self._pass("I", work, backward)}
+        return found | {"W": {"products": found["F"]["products"]}}
+
+    def _pass(self, kind: str, work: Work, calls: Callable[[StageTraffic], None]) -> Seconds:
+        """Return the seconds of one pass through a part of a stage: of F or of I."""
+        machine, is_forward = self.machine, kind == "F"
+        each = sum(machine.product(product, self.element) for product in work.products)
+        core = self._core(work.core_flops, is_forward)
+        launches = work.num_kernels * (1 if is_forward else 2) * machine.unit.overhead
+        moved = machine.unit.memory_seconds(work.forward_bytes if is_forward else work.backward_bytes)
+        own = {"products": each, "attention": core, "elementwise": moved + launches}
+        return own | self._exposed(self._calls(calls), core)
+
+    def _core(self, flops: int, is_forward: bool) -> float:
+        """Return the seconds of attention between its products; backward a kernel computes 5 products instead of 2."""
         if not flops:
             return 0.0
+        if self.rules.core == "unfused":
+            products = sum(self.machine.product(one, self.element) for one in self.work.core_products(is_forward))
+            return products + self.machine.unit.memory_seconds(self.work.score_bytes(is_forward))
         peak = Machine(self.cluster, self.plan.precision).peak
-        return flops / (peak * part_of_peak) + self.cluster.accelerator.overhead
+        part_of_peak = self.rules.attention_at(self.sequence_length)[not is_forward]
+        return flops * (1.0 if is_forward else 2.5) / (peak * part_of_peak) + self.cluster.accelerator.overhead
 
     def _exposed(self, calls: Seconds, attention: float) -> Seconds:
         """Return the seconds of calls without what runs behind computation."""
@@ -247,6 +266,10 @@ def _add(total: dict[str, Seconds], part: dict[str, Seconds]) -> None:
     for kind, seconds in part.items():
         for name, value in seconds.items():
             total[kind][name] = total[kind].get(name, 0.0) + value
+
+
+def _no_calls(traffic: StageTraffic) -> None:
+    """Enter nothing."""
 
 
 def _timed(times: StageTimes, calls: CallTimes) -> StageTraffic:

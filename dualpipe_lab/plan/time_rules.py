@@ -9,8 +9,10 @@ Elsewhere: Megatron `--overlap-grad-reduce`, `--overlap-param-gather`, `--tp-com
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dualpipe_lab.plan.efficiency import Efficiency
+from dualpipe_lab.plan.kept_tensors import check_parts
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,17 @@ class TimeRules:
         hides_ring: a hop round the ring of cp runs behind the attention to the block before it.
         pair_factor: seconds of an overlapped pair of experts, of its busier stream's.
         sums_norms: under sequence parallelism, gradients of norms are summed in every backward, not once per step.
-        splits_routing: the ranks of tp share out the tokens that go to experts; else each of them routes all.
+        splits_routing: the ranks of tp share out the tokens that go to experts, and the experts of their rank of ep, so
+            that rows travel along tp too; else each of them routes all tokens and has all of these experts.
         by_node: a token goes to another node once, and from there to its experts.
         product_type: type of the numbers of products; None for that of the plan.
+        core: how attention between its products is computed: by a flash kernel; or unfused, with all scores of a
+            sequence in memory, a softmax and a dropout of them.
+        recomputes: parts of a layer that the backward runs again, as in `KeepRules`; a flash kernel's own repetition
+            is in its backward.  Calls along tp are not among them.
 
     Raises:
-        ValueError: a part below 0 or above 1, or a factor below 1.
+        ValueError: a part below 0 or above 1, a factor below 1, or a part of a layer that cannot be run again.
     """
 
     name: str
@@ -48,12 +55,16 @@ class TimeRules:
     splits_routing: bool = True
     by_node: bool = False
     product_type: str | None = None
+    core: Literal["flash", "unfused"] = "flash"
+    recomputes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 <= self.tensor_hidden <= 1:
             raise ValueError(f"the part that is hidden lies between 0 and 1, got tensor_hidden={self.tensor_hidden}")
         if not self.pair_factor >= 1:
             raise ValueError(f"a pair takes at least its busier stream, got pair_factor={self.pair_factor}; use 1.0")
+        object.__setattr__(self, "recomputes", frozenset(self.recomputes))
+        check_parts(self.recomputes)
 
     def attention_at(self, sequence_length: int) -> tuple[float, float]:
         """Return the parts of the peak that attention reaches, forward and backward."""

@@ -38,9 +38,7 @@ def reason(row):
     for part, why in REASONS.items():
         if part in row["case"]:
             return why
-    if row["fp8-format"] or row["recompute-modules"]:
-        return "numbers of 8 bits" if row["fp8-format"] else "modules of its layers are recomputed, others not"
-    return None
+    return "numbers of 8 bits" if row["fp8-format"] else None
 
 
 def modelled():
@@ -83,9 +81,22 @@ def test_golden_values_of_models_with_experts():
     """Peaks miss 3 and 8 percent: routing is not even in these runs, and two of one configuration differ by as much."""
     held, peaks = errors_of([row for row in modelled() if row["num-experts"]])
     states, peak = report("states", held), report("peak", peaks)
-    assert len(held) == 13
+    assert len(held) == 14
     assert (states[0] < 0.005, states[1] < 0.05) == (True, True)
-    assert (peak[0] < 0.055, peak[1] < 0.1) == (True, True)
+    assert (peak[0] < 0.06, peak[1] < 0.1) == (True, True)
+
+
+def test_parts_that_are_run_again_explain_the_row_that_has_them():
+    """7% below what was measured, as its sibling without recomputation; with everything kept it would be above."""
+    row = next(row for row in modelled() if row["recompute-modules"])
+    case, measured = case_of(row["case"]), int(row["mem_max"])
+    found, kept = (
+        replace(case, rules=replace(case.rules, recomputes=parts)).estimate(row["gold"]).allocated / measured - 1
+        for parts in (case.rules.recomputes, ())
+    )
+    print(f"{row['case']}: {found:+.2%}, with everything kept {kept:+.2%}")
+    assert set(row["recompute-modules"].strip('"[]').split()) == case.rules.recomputes
+    assert -0.08 < found < 0 < kept
 
 
 def test_two_runs_of_one_configuration_have_other_peaks():

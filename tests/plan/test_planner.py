@@ -9,7 +9,7 @@ from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 from dualpipe_lab.plan import Cluster, GptConfig, Plan, estimate
 from dualpipe_lab.plan.bounds import least_seconds
 from dualpipe_lab.plan.estimate import fullest_ranks
-from dualpipe_lab.plan.kept_tensors import MEGATRON
+from dualpipe_lab.plan.kept_tensors import LAB, MEGATRON
 from dualpipe_lab.plan.planner import search
 from dualpipe_lab.plan.step_time import StepTimer, step_time
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME
@@ -189,6 +189,20 @@ def test_a_search_with_experts_computes_what_it_says(with_experts):
         assert choice.memory.fits
     plans = [choice.plan for choice in with_experts.choices]
     assert len(set(plans)) == len(plans)
+
+
+@pytest.mark.parametrize("keeps", [LAB, MEGATRON], ids=["copied", "spread"])
+def test_experts_that_do_not_divide_along_tp_lose_by_a_rule(keeps):
+    """Whether memory or seconds refuse them: other plans are ranked, and the reason is kept."""
+    few = replace(EXPERTS, num_experts=4, num_experts_per_token=2, num_groups=1, num_groups_per_token=1)
+    settings = {"schedule_names": ["1f1b"], "zeros": [0], "recompute": [False]}
+    found = search(few, Cluster.of("a100-40", 8, 4), 2048, 8, count=400, keep_rules=keeps, **settings)
+    assert found.complete
+    assert found.choices
+    assert all(few.num_experts % (choice.plan.ep * choice.plan.tp) == 0 for choice in found.choices)
+    refused = [lost for lost in found.lost if few.num_experts % (lost.plan.ep * lost.plan.tp)]
+    assert len(refused) > 5
+    assert all(lost.constraint == "rule" and "divide among the ranks of tp" in lost.reason for lost in refused)
 
 
 def test_no_plan_with_experts_that_lost_is_faster(with_experts):

@@ -89,6 +89,17 @@ def test_experts_are_shared_out_over_ep_and_rows_are_not():
         assert into.rows * into.times == 8 * 4096
 
 
+@pytest.mark.parametrize(("tp", "ep"), [(2, 4), (8, 16), (8, 32)])
+def test_ranks_of_tp_that_share_routing_out_have_a_part_of_the_experts_each(tp, ep):
+    plan = Plan(tp=tp, dp=64, ep=ep, experts_in_data=True, sequence_parallel=True)
+    for splits, shared in ((False, 1), (True, tp)):
+        work = RankWork(V3, plan, 1, 4096, splits).layer(60)
+        for name in ("experts' input", "experts' output"):
+            product = next(one for one in work.products if one.name == name)
+            assert product.times == 256 // ep // shared
+            assert product.rows * product.times == 8 * 4096 // shared
+
+
 @pytest.mark.parametrize("layout", ["zigzag", "striped", "contiguous"])
 @pytest.mark.parametrize("num_ranks", range(1, 9))
 def test_the_closed_form_of_the_slowest_rank_is_the_layout_s_own_count(layout, num_ranks):

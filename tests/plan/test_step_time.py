@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
-from dualpipe_lab.plan import Accelerator, Cluster, GptConfig, LinkClass, Plan
+from dualpipe_lab.plan import LAB, MEGATRON, Accelerator, Cluster, GptConfig, LinkClass, Plan, estimate
 from dualpipe_lab.plan.call_times import Group, Links
 from dualpipe_lab.plan.step_time import StepTimer, step_time
 from dualpipe_lab.plan.time_rules import LAB_TIME, MEGATRON_TIME, TimeRules
@@ -56,6 +56,47 @@ def test_experts_exchange_the_rows_of_a_balanced_router(ep):
     timer = StepTimer(EXPERTS, plan, machine(4, inside=UNIT), 64, 8, LAB_TIME)
     sent = traffic.calls(0)["all_to_all_single"][1]
     assert calls_of(timer.times)["ep"] == pytest.approx(sent, rel=0.01)
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4])
+@pytest.mark.parametrize("rules", [LAB_TIME, MEGATRON_TIME], ids=["copied", "shared out"])
+def test_the_optimizer_passes_over_the_weights_that_memory_counts(ep, rules):
+    """Where the ranks of tp share experts out, each sums, gathers and updates its own alone."""
+    plan = Plan(tp=2, dp=4, ep=ep, experts_in_data=ep > 1, sequence_parallel=True, precision="bfloat16")
+    timer = StepTimer(EXPERTS, plan, machine(), 64, 8, rules)
+    keeps = LAB if rules is LAB_TIME else MEGATRON
+    states = estimate(EXPERTS, plan, machine(), 64, 8, keeps).of(0).states
+    assert timer.sums.update(0) == pytest.approx(timer.times.machine.unit.memory_seconds(30 * states.num_parameters))
+
+
+def test_a_rank_s_share_of_the_experts_moves_no_layer_to_another_stage():
+    """Narrower experts would make layers beside the head cheaper, and the last stage longer."""
+    plan = Plan(tp=4, pp=2, num_microbatches=4, sequence_parallel=True, precision="bfloat16")
+    model = V3MoEConfig(vocabulary_size=4096, num_layers=12, num_dense_layers=2, num_experts=8, num_experts_per_token=4)
+    narrow = replace(model, expert_ffn_size=model.expert_ffn_size // 4, num_shared_experts=4 * model.num_shared_experts)
+    assert plan.stage_layers(narrow) != plan.stage_layers(model)
+    timer = StepTimer(model, plan, machine(), 64, 4, MEGATRON_TIME)
+    found = estimate(model, plan, machine(), 64, 4, MEGATRON)
+    for stage in range(plan.pp):
+        moved = 30 * found.places[stage, 0, 0].states.num_parameters
+        assert timer.sums.update(stage) == pytest.approx(timer.times.machine.unit.memory_seconds(moved))
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_rows_travel_along_tp_too_where_its_ranks_share_experts_out(ep):
+    """At a byte per second: of the rows of a rank all but those for its own experts, out and back, both ways."""
+    plan = Plan(tp=2, dp=2, ep=ep, experts_in_data=ep > 1, sequence_parallel=True)
+    timer = StepTimer(EXPERTS, plan, machine(4, inside=UNIT), 64, 4, MEGATRON_TIME)
+    size, rows = 2 * ep, 2 * 64 // 2 * EXPERTS.num_experts_per_token
+    sent = rows * EXPERTS.hidden_size * 4 * (size - 1) // size  # numbers of 32 bits
+    assert calls_of(timer.times)["ep"] == pytest.approx(6 * 4 * sent, rel=0.01)  # of six layers
+
+
+def test_experts_that_the_ranks_of_tp_cannot_share_out_have_no_seconds():
+    plan = Plan(tp=4, dp=4, ep=4, experts_in_data=True, sequence_parallel=True)
+    assert step_time(EXPERTS, plan, machine(16), 64, 16).seconds > 0
+    with pytest.raises(ValueError, match="experts of a rank of ep divide among the ranks of tp, got 2 for tp 4"):
+        step_time(EXPERTS, plan, machine(16), 64, 16, MEGATRON_TIME)
 
 
 @pytest.mark.parametrize(("name", "pp"), list(product(schedules.names(synchronous=True), (2, 4))))

@@ -5,6 +5,8 @@ Chapter: book/whole/predictions.  In: nothing.  Out: `Pair`s of a published and 
   megatron     memory of Megatron's own tests
   simumax      memory and steps on 8 B200
   korthikanti  activations and steps of four GPTs on A100
+  narayanan    steps of ten GPTs on up to 3,072 A100, and of ZeRO-3
+  sailor       memory of 52 ranks on GH200, stage by stage
   mlperf       steps of Llama 3.1 405B
   vtrain       steps of four GPTs on up to 512 A100
   rivals       what four other tools answer to some of these rows

@@ -1,9 +1,9 @@
 """Korthikanti's four GPTs on A100 80 GB: activations of the first stage and seconds of a step.
 
 Chapter: book/whole/predictions.  Sequences of 2,048, a vocabulary of 51,200, tp 8, three interleaved stages of a rank
-for two of the models; selective recomputation is with sequence parallelism.
-Source: Korthikanti et al. 2022 (arXiv 2205.05198), tables 3 and 5; figure 1, a plot of what the paper's formulas say,
-as calculon-ai/calculon validation.py, commit caa4b11f, has read it off.
+for two of the models; selective recomputation is with sequence parallelism.  Attention is unfused: it writes scores.
+Source: Korthikanti et al. 2022 (arXiv 2205.05198), tables 3 to 5; figure 1, a plot of what the paper's formulas say, as
+calculon-ai/calculon validation.py, commit caa4b11f, has read it off.
 """
 
 from dataclasses import replace
@@ -16,6 +16,7 @@ from dualpipe_lab.plan import (
     Cluster,
     GptConfig,
     Plan,
+    StepTimer,
     estimate,
     step_time,
 )
@@ -36,7 +37,15 @@ ACTIVATIONS = {  # GiB without recomputation, and with the selective one
     "1T": (131.25, 26.5625),
 }
 STEPS = {"22B": (1.42, 1.10), "175B": (18.13, 13.75), "530B": (49.05, 37.83), "1T": (94.42, 71.49)}  # full, selective
-STEP_RULES = replace(MEGATRON_TIME, tensor_hidden=0.0)
+LAYER = {  # table 4: one layer of the 22B, ms forward and backward; sequence parallel, what is recomputed
+    (False, "none"): (7.7, 11.9),
+    (True, "none"): (7.2, 11.8),
+    (False, "full"): (7.7, 19.5),
+    (False, "selective"): (7.7, 13.2),
+    (True, "selective"): (7.2, 13.1),
+}
+STEP_RULES = replace(MEGATRON_TIME, tensor_hidden=0.0, core="unfused")  # of 2022, before flash kernels
+SELECTIVE_RULES = replace(STEP_RULES, recomputes=frozenset({"core_attn"}))
 
 
 class Row(NamedTuple):
@@ -91,8 +100,17 @@ def gibibytes(row: Row) -> float:
     return found.of(0).peak.layers / 2**30
 
 
+def layer_milliseconds(is_sharded: bool, kind: str) -> tuple[float, float]:
+    """Forward and backward of one layer of the 22B."""
+    plan = replace(plan_of("22B", kind), sequence_parallel=is_sharded)
+    rules = SELECTIVE_RULES if kind == "selective" else STEP_RULES
+    timer = StepTimer(gpt("22B"), replace(plan, layers=None), Cluster.of("a100-80", 8), 2048, BATCH["22B"], rules)
+    layer = {name: sum(spent.values()) * 1e3 for name, spent in timer.times.layer(0).items()}
+    return layer["F"], layer["I"] + layer["W"]
+
+
 def seconds(row: Row) -> float:
-    """A step; recomputation of attention alone takes no time in the estimate."""
-    plan = row.plan
+    """A step, with the recomputation that the row had: of full layers, or of attention between its products."""
+    plan, rules = row.plan, SELECTIVE_RULES if row.kind == "selective" else STEP_RULES
     cluster = Cluster.of("a100-80", plan.world_size)
-    return step_time(row.model, plan, cluster, 2048, BATCH[row.name], STEP_RULES).seconds
+    return step_time(row.model, plan, cluster, 2048, BATCH[row.name], rules).seconds

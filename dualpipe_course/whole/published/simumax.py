@@ -1,15 +1,16 @@
-"""SimuMax's measurements on 8 B200: allocated memory of 19 plans, milliseconds of 31 steps of dense models.
+"""SimuMax's measurements on 8 B200: allocated memory of 19 plans, milliseconds of 31 dense steps and 12 with experts.
 
 Chapter: book/whole/predictions.  bf16, microbatches of one sequence; Megatron core 0.14 with Transformer Engine 2.11,
 without overlapped tp, whose cross-entropy keeps logits alone and writes their gradient over them; all-to-all along cp;
 one dense layer and tokens up to a capacity, so even routing.  Its script gives 405B 16 key heads; Llama has 8.
 No number is fitted to the rows of memory.  Of the steps one row says how much of the peak products reach, one of tp 8
-how much of NVLink's bandwidth, one of 131,072 tokens how fast attention is; the others are predicted.
+how much of NVLink's bandwidth, one of 131,072 tokens how fast attention is; the others are predicted, and all of those
+with experts.
 Source: MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md, commit 4dcaae51, with the published errors of
 SimuMax in percent, whose operators have measured tables of that machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
@@ -134,9 +135,13 @@ STEP_RULES = replace(MEGATRON_TIME, tensor_hidden=0.0)
 def milliseconds(row: Step, num_microbatches: int, products: float, inside: float, attention: float) -> float:
     """A step on a machine with three numbers: parts of the products' peak, of NVLink, of attention's quoted part."""
     plan, (name, *_, length, _) = step_plan(row, num_microbatches), row
+    return _milliseconds(MODELS[name], plan, length, products, inside, attention)
+
+
+def _milliseconds(model: Model, plan: Plan, length: int, products: float, inside: float, attention: float) -> float:
     cluster = with_inside(with_products(Cluster.of("b200", 8), products), inside)
     rules = with_attention(STEP_RULES, attention)
-    return StepTimer(MODELS[name], plan, cluster, length, num_microbatches * plan.dp, rules).result.seconds * 1e3
+    return StepTimer(model, plan, cluster, length, plan.num_microbatches * plan.dp, rules).result.seconds * 1e3
 
 
 def plain_seconds(row: Step, num_microbatches: int) -> float:
@@ -168,3 +173,35 @@ def steps() -> Iterator[tuple[Pair, float]]:
             name = " ".join(map(str, (*row[:6], "m", count)))
             found = milliseconds(row, count, **machine())
             yield Pair(name, measured, found, (index, count) in CALIBRATION), abs(theirs) / 100
+
+
+EXPERT_STEPS: list[
+    dict[int, tuple[float, float]]
+] = [  # of the rows of memory with experts, in their order; as in STEPS
+    {4: (366.6, -6.28), 8: (676.2, -6.74), 32: (2721.3, -13.54)},
+    {4: (282.1, -10.70), 8: (492.6, -11.66), 32: (1727.7, -11.18)},
+    {4: (603.2, -3.03), 8: (1101.7, -4.28), 32: (4141.2, -6.50)},
+    {4: (452.2, 0.06), 8: (771.6, -1.25), 32: (2718.6, -3.66)},
+]
+
+
+def expert_steps() -> Iterator[tuple[Pair, float]]:
+    """Milliseconds of the rows with experts on the machine of the dense ones, and the size of SimuMax's error."""
+    for (model, sizes, length, *_), runs in zip(MEMORY["experts"], EXPERT_STEPS, strict=True):
+        for count, (measured, theirs) in runs.items():
+            plan = replace(memory_plan(model, sizes), num_microbatches=count)
+            found = _milliseconds(model, plan, length, **machine())
+            name = f"{'V2' if model is V2 else 'V3'} {sizes} m {count}"
+            yield Pair(name, measured, found), abs(theirs) / 100
+
+
+def per_microbatch(pairs: Sequence[Pair]) -> list[Pair]:
+    """What each further microbatch takes, from 4 to 8 of them: without all that a step does once.
+
+    Args:
+        pairs: of 4, 8 and 32 microbatches, plan by plan.
+    """
+    return [
+        Pair(one.name, (other.published - one.published) / 4, (other.estimated - one.estimated) / 4)
+        for one, other in zip(pairs[::3], pairs[1::3], strict=True)
+    ]

@@ -1,125 +1,75 @@
-// A plan for a dense model: is it legal, which layers and parameters has each rank, in which order does it work.
+// A plan: is it legal, which layers and parameters has each rank.
 //
-// The rules of dualpipe_lab/plan/rules.py, pp/partition.py and plan/gradient_traffic.py, for what the page offers: Llamas
-// and Qwen3, numbers of ranks that are powers of two, bfloat16, sequence parallelism wherever tp is above 1.
+// The rules of dualpipe_lab/plan/rules.py for what the page offers: bfloat16, sequence parallelism wherever tp is above 1,
+// zigzag order along cp, experts within the data ranks, shared out along tp, each with the same number of rows.
+
+import { partsAt } from "./plan-parts.mjs";
+import { SCHEDULES, stagesPerRank, stepsOf } from "./plan-schedules.mjs";
+import { layerCounts } from "./plan-split.mjs";
 
 export const ELEMENT_BYTES = 2; // of a number in bfloat16
+const MOST_PASSES = 2 ** 14; // of microbatches through stages: what the page computes within 100 ms
 export const STATE_BYTES = { parameters: 2, gradients: 4, masters: 4, moments: 8 };
-const BUCKET_BYTES = 25 * 2 ** 20;
-
-const splits = new Map(); // by sizes: a search asks again and again
-
-export function layerCounts(model, numStages) {
-  const key = `${numStages} ${Object.values(model)}`;
-  if (!splits.has(key)) splits.set(key, bestSplit(model, numStages));
-  return splits.get(key);
-}
-
-// The layers of each stage: the least load on the slowest stage; of these the most even; of these the fewest in front.
-function bestSplit(model, numStages) {
-  if (numStages === 1) return [model.layers];
-  const layer = BigInt(layerSize(model)), head = BigInt(model.vocabulary * model.hidden), others = numStages - 1;
-  let best = null;
-  for (let last = 1; last <= model.layers - others; last++) {
-    const least = Math.floor((model.layers - last) / others), more = (model.layers - last) % others;
-    const counts = [...new Array(others - more).fill(least), ...new Array(more).fill(least + 1), last];
-    const loads = counts.map((count, stage) => BigInt(count) * layer + (stage === others ? head : 0n));
-    const most = loads.reduce((a, b) => (a > b ? a : b)), squares = loads.reduce((sum, load) => sum + load * load, 0n);
-    const isBetter = !best || most < best.most || (most === best.most && (squares < best.squares ||
-      (squares === best.squares && comesFirst(counts, best.counts))));
-    if (isBetter) best = { counts, most, squares };
-  }
-  return best.counts;
-}
-
-function comesFirst(counts, others) {
-  const place = counts.findIndex((count, stage) => count !== others[stage]);
-  return place >= 0 && counts[place] < others[place];
-}
-
-function layerSize({ hidden, ffn, heads, keyHeads, headSize }) {
-  return (2 * heads + 2 * keyHeads) * headSize * hidden + 3 * ffn * hidden + 2 * hidden;
-}
-
-// ---- schedules
-
-export const SCHEDULES = { "1f1b": "1F1B", gpipe: "GPipe", zero_bubble_h1: "ZB-H1", interleaved: "Interleaved 1F1B" };
-export const stagesPerRank = (schedule, pp) => (schedule === "interleaved" && pp > 1 ? 2 : 1);
-
-// One rank after the other: its actions as [stage, kind, microbatch].
-export function actionsOf(schedule, pp, count) {
-  if (pp === 1) return [Array.from({ length: count }, (_, m) => [[0, "F", m], [0, "B", m]]).flat()];
-  return Array.from({ length: pp }, (_, rank) => {
-    if (schedule === "gpipe") return ["F", "B"].flatMap((kind) => Array.from({ length: count }, (_, m) => [rank, kind, m]));
-    const chunks = stagesPerRank(schedule, pp), rounds = roundSizes(pp, count);
-    const [forwards, backwards] = loopCells(rank, pp, rounds, chunks);
-    if (schedule === "interleaved") return inPhases(forwards, backwards, (chunks - 1) * rounds[0] + 2 * (pp - 1 - rank), null);
-    return inPhases(forwards, backwards, pp - 1 - rank, schedule === "zero_bubble_h1" ? rank : null);
-  });
-}
-
-function roundSizes(pp, count) {
-  const rounds = Math.max(1, Math.floor(count / pp)), size = Math.floor(count / rounds), larger = count % rounds;
-  return Array.from({ length: rounds }, (_, place) => size + (place < larger));
-}
-
-function loopCells(rank, pp, rounds, chunks) {
-  const stages = Array.from({ length: chunks }, (_, chunk) => rank + chunk * pp), forwards = [], backwards = [];
-  let done = 0;
-  for (const size of rounds) {
-    const microbatches = Array.from({ length: size }, (_, m) => done + m);
-    for (const stage of stages) for (const m of microbatches) forwards.push([stage, m]);
-    for (const stage of [...stages].reverse()) for (const m of microbatches) backwards.push([stage, m]);
-    done += size;
-  }
-  return [forwards, backwards];
-}
-
-// Warm-up, steady state, cool-down; `delay`: after how many further I a W follows, null for whole backwards.
-function inPhases(forwards, backwards, warmup, delay) {
-  const first = Math.min(warmup, forwards.length), waiting = [];
-  const steps = forwards.slice(0, first).map(([stage, m]) => [stage, "F", m]);
-  backwards.forEach(([stage, m], index) => {
-    const next = forwards[first + index];
-    if (next) steps.push([next[0], "F", next[1]]);
-    steps.push([stage, delay === null ? "B" : "I", m]);
-    if (delay === null) return;
-    waiting.push([stage, "W", m]);
-    if (waiting.length > delay) steps.push(waiting.shift());
-  });
-  return [...steps, ...waiting];
-}
-
-export const rowsOf = (ranks) => ranks.map((actions) => actions.map(([stage, kind, m]) => `${stage}${kind}${m}`).join(" "));
 
 // ---- the plan
 
 // What the reader chose, with what follows; `problem` is the rule that it breaks, or null.
 export function planOf(facts, choice) {
-  const { gpus, tp, cp, pp, schedule, zero, rows, batch, sequence } = choice;
+  const { gpus, node, tp, cp, pp, schedule, rows, batch, sequence } = choice;
   const model = facts.models[choice.model], card = facts.gpus[choice.gpu], dp = gpus / (tp * cp * pp);
   const count = batch / (dp * rows), numStages = pp * stagesPerRank(schedule, pp), copies = dp * cp;
-  const plan = { ...choice, model, card, dp, count, numStages, copies, node: Math.min(card.node, gpus) };
-  plan.tokens = rows * (sequence / cp); // of a microbatch on one rank
-  plan.between = tp > 1 ? plan.tokens / tp : plan.tokens; // of these, between the layers
-  plan.heads = model.heads / tp;
-  plan.keyHeads = model.keyHeads / tp;
-  plan.ffn = model.ffn / tp;
-  plan.vocabulary = model.vocabulary / tp;
+  const plan = { ...choice, model, card, dp, count, numStages, copies, node: Math.min(node, gpus) };
+  Object.assign(plan, sizesOf(model, rows * (sequence / cp), tp));
   plan.boundary = plan.between * model.hidden * ELEMENT_BYTES;
   plan.problem = problemOf(plan);
   if (!plan.problem) {
     plan.layers = layerCounts(model, numStages);
-    plan.parts = Array.from({ length: pp }, (_, rank) => partsAt(plan, rank));
+    plan.dense = denseCounts(plan);
+    const partsOf = (isHeld) => Array.from({ length: pp }, (_, rank) => partsAt(plan, rank, 0, isHeld));
+    plan.parts = partsOf(false);
+    plan.held = tp > 1 && model.experts ? partsOf(true) : plan.parts; // where the ranks of tp share the experts out
   }
   return plan;
 }
 
-function problemOf({ gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model }) {
+// Sizes on the first rank of tp, whose shards are the largest, for a microbatch of so many tokens.
+export function sizesOf(model, tokens, tp) {
+  const { experts } = model, sharedWidth = experts ? experts.shared * experts.ffn : 0;
+  return {
+    tokens, between: tokens / tp, // between the layers
+    heads: model.heads / tp, keyHeads: Math.max(Math.floor(model.keyHeads / tp), 1),
+    keyCopies: Math.max(Math.floor(tp / model.keyHeads), 1), // ranks of tp with the same key heads
+    ffn: Math.ceil(model.ffn / tp), vocabulary: Math.ceil(model.vocabulary / tp),
+    slots: experts ? (tokens / tp) * experts.perToken : 0, // rows at the experts of a rank
+    sharedWidth, shared: Math.ceil(sharedWidth / tp),
+  };
+}
+
+export const countsAt = (plan, stage) => [plan.dense[stage], plan.layers[stage] - plan.dense[stage]]; // without and with experts
+
+// Of each stage, the layers without experts, which come first.
+function denseCounts({ model, layers }) {
+  let before = 0;
+  return layers.map((count) => {
+    const found = model.experts ? Math.min(count, Math.max(0, model.experts.dense - before)) : count;
+    before += count;
+    return found;
+  });
+}
+
+function problemOf(plan) {
+  const { gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, numStages, model } = plan;
+  if (gpus % plan.node) {
+    return `${gpus} GPUs do not fill nodes of ${plan.node}; use ${Math.ceil(gpus / plan.node) * plan.node} GPUs`;
+  }
   if (!Number.isInteger(dp)) {
     return `pp ${pp} x cp ${cp} x tp ${tp} are ${tp * cp * pp} ranks, and there are ${gpus} GPUs; use smaller axes or more GPUs`;
   }
-  if (numStages > model.layers) return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
+  const wrong = headProblem(model, tp) ?? sequenceProblem(plan) ?? expertProblem(plan);
+  if (wrong) return wrong;
+  if (numStages > model.layers) {
+    return `every stage needs a layer, got ${model.layers} layers for ${numStages} stages; use a smaller pp`;
+  }
   if (zero && copies === 1) {
     return `ZeRO-${zero} shards over the ranks of dp and cp that copy a weight, got one; use ZeRO-0, or a smaller tp or pp`;
   }
@@ -127,65 +77,47 @@ function problemOf({ gpus, tp, cp, pp, dp, copies, count, zero, rows, batch, num
     return `${batch} sequences do not divide among ${dp} data ranks and microbatches of ${rows}; ` +
       `use a batch of ${dp * rows} or more, or smaller microbatches`;
   }
+  if (isLong(plan)) {
+    return `the page computes ${MOST_PASSES} passes of microbatches through stages, got ${count} x ${numStages}; ` +
+      "use larger microbatches";
+  }
+  const refusal = pp > 1 ? SCHEDULES[plan.schedule].rule?.(pp, count) ?? null : null;
+  return refusal ?? (plan.overlap ? overlapProblem(plan) : null);
+}
+
+function expertProblem({ model, ep, tp, copies, overlap }) {
+  const { experts } = model;
+  if (!experts && (ep > 1 || overlap)) return "ep and overlap are for experts, and this model has none; use ep 1 without overlap";
+  if (!experts) return null;
+  if (experts.count % ep) return `${experts.count} experts do not divide among ${ep} ranks of ep; use an ep that divides them`;
+  if (copies % ep) return `ep shares the experts out among the ${copies} ranks of dp and cp, and must divide them, got ep ${ep}`;
+  if ((experts.count / ep) % tp) {
+    return `tp shares out the ${experts.count / ep} experts of a rank of ep, got tp ${tp}; use a smaller ep or tp`;
+  }
+  if (experts.ffn % tp) return `the ${experts.ffn} features of an expert do not divide among ${tp} ranks of tp; use another tp`;
   return null;
 }
 
-// The stages of a rank of pp.
-export const stagesAt = (plan, rank) =>
-  Array.from({ length: plan.numStages / plan.pp }, (_, chunk) => rank + chunk * plan.pp);
-
-// ---- parameters
-
-// The parameters of a rank of pp in the order of its modules: {stage, unit of ZeRO-3, numel, kind of its bucket}.
-function partsAt(plan, rank) {
-  return stagesAt(plan, rank).flatMap((stage) => {
-    const { hidden, tied } = plan.model, isFirst = stage === 0, isLast = stage === plan.numStages - 1;
-    const sharded = plan.tp > 1 ? "tp" : "", isOne = tied && isFirst && isLast;
-    const table = { numel: plan.vocabulary * hidden, kind: sharded };
-    const shared = { ...table, kind: `${sharded} tied` }, norm = { numel: hidden, kind: "" };
-    const units = isFirst ? [[tied && !isOne ? shared : table]] : [];
-    for (let layer = 0; layer < plan.layers[stage]; layer++) units.push(layerParts(plan, sharded));
-    const copy = { ...table, kind: `${sharded} tied replica` };
-    if (isLast) units.push([norm], tied ? (isFirst ? [] : [copy]) : [table]);
-    return units.flatMap((parts, unit) => parts.map((part) => ({ ...part, stage, unit: isOne ? 0 : unit })));
-  });
+function overlapProblem({ schedule, pp, count }) {
+  const isPair = (step) => step.length > 3, mayPair = pp > 1 && SCHEDULES[schedule].pairs;
+  if (mayPair && stepsOf(schedule, pp, count).some((steps) => steps.some(isPair))) return null;
+  return "overlap needs pairs of a forward and a backward, and this pipeline has none; " +
+    "use DualPipe, DualPipeV or a paired schedule";
 }
 
-function layerParts({ model, heads, keyHeads, ffn }, sharded) {
-  const { hidden, headSize, qkNorm } = model, norm = { numel: hidden, kind: "" };
-  const product = (width) => ({ numel: width * hidden, kind: sharded });
-  const [query, key, network] = [heads * headSize, keyHeads * headSize, ffn].map(product);
-  const small = { numel: headSize, kind: "" };
-  return [norm, query, key, key, query, ...(qkNorm ? [small, small] : []), norm, network, network, network];
-}
+export const isLong = ({ count, numStages }) => count * numStages > MOST_PASSES;
 
-// Flat buffers of a rank: buckets, or units under ZeRO-3; each padded for the ranks that hold copies.
-export function buffersOf(plan, parts) {
-  const groups = plan.zero === 3 ? unitsOf(parts) : bucketsOf(parts);
-  return groups.map((group) => {
-    const numel = group.reduce((sum, part) => sum + part.numel, 0), shard = Math.ceil(numel / plan.copies);
-    return { numel, shard, padded: shard * plan.copies, kind: group[0].kind, stages: [...new Set(group.map((part) => part.stage))] };
-  });
-}
-
-function unitsOf(parts) {
-  const groups = [];
-  for (const part of parts) {
-    const before = groups.at(-1)?.[0];
-    if (before && before.stage === part.stage && before.unit === part.unit && before.kind === part.kind) groups.at(-1).push(part);
-    else groups.push([part]);
+function headProblem({ heads, keyHeads }, tp) {
+  if (heads % tp) return `${heads} heads do not divide among ${tp} ranks of tp; use a tp that divides them`;
+  if (keyHeads % tp && tp % keyHeads) {
+    return `key heads divide among the ranks of tp, or ranks among key heads, got ${keyHeads} for tp ${tp}; use another tp`;
   }
-  return groups;
+  return null;
 }
 
-function bucketsOf(parts) {
-  const groups = [];
-  let size = 0;
-  for (const part of [...parts].reverse()) {
-    const isNext = groups.length && groups.at(-1)[0].kind === part.kind && size + part.numel * ELEMENT_BYTES <= BUCKET_BYTES;
-    if (isNext) groups.at(-1).push(part);
-    else groups.push([part]);
-    size = (isNext ? size : 0) + part.numel * ELEMENT_BYTES;
-  }
-  return groups;
+function sequenceProblem({ sequence, cp, tp }) {
+  const remedy = `use a multiple of ${2 * cp * tp}`;
+  if (sequence % (2 * cp)) return `cp shares a sequence out in ${2 * cp} equal chunks, got ${sequence} tokens; ${remedy}`;
+  if ((sequence / cp) % tp) return `tp shares out the ${sequence / cp} tokens of a rank evenly, got tp ${tp}; ${remedy}`;
+  return null;
 }

@@ -1,123 +1,49 @@
-// The seconds of a step: plan/stage_times.py, call_times.py, gradient_times.py and step_time.py with MEGATRON_TIME.
+// The seconds of a step: plan/stage_times.py, gradient_times.py and step_time.py with MEGATRON_TIME.
 //
 // Seconds are assumed: they rest on efficiencies and overlaps that other people measured, which `facts` brings along.
 
-import { ELEMENT_BYTES, STATE_BYTES, rowsOf } from "./plan-model.mjs";
-import { compile } from "./program.mjs";
+import { collective, endCalls, expertGroups, groupOf, layerCalls, message, partAt, secondsOfCalls } from "./plan-calls.mjs";
+import { ELEMENT_BYTES, STATE_BYTES } from "./plan-model.mjs";
+import { isOfExperts } from "./plan-parts.mjs";
+import { holdersOf } from "./plan-schedules.mjs";
+import { headWork, layerWork, modelFlops, workAgain } from "./plan-work.mjs";
+import { KINDS, compileParts } from "./program.mjs";
 import { newTimes, simulate } from "./simulate.mjs";
 
-const NANO = 1e9, UPDATE_BYTES = 30, LAYER_KERNELS = 6, HEAD_KERNELS = 4;
+const NANO = 1e9, UPDATE_BYTES = 30;
 const total = (seconds) => Object.values(seconds).reduce((sum, value) => sum + value, 0);
-
-// An efficiency: a number, or points [size, part of the peak], linear in log(size) between them.
-export function partAt(points, size) {
-  const above = points.findIndex(([from]) => from > size);
-  if (above === 0 || above < 0) return points.at(above < 0 ? -1 : 0)[1];
-  const [[low, first], [high, second]] = [points[above - 1], points[above]];
-  return first + (second - first) * (Math.log(size / low) / Math.log(high / low));
-}
-
-// ---- links
-
-// Ranks along some axes: how many, and how many of them share a node.
-export function groupOf(plan, axes) {
-  let size = 1, perNode = 1, stride = 1;
-  for (const axis of ["tp", "cp", "dp", "pp"]) {
-    if (axes.includes(axis)) {
-      size *= plan[axis];
-      perNode *= Math.min(plan[axis], Math.max(1, Math.floor(plan.node / stride)));
-    }
-    stride *= plan[axis];
-  }
-  return { size, perNode };
-}
-
-const rateOf = (link, bytes) => link.bandwidth * partAt(link.efficiency, bytes);
-
-function linksOf({ card, slower }) {
-  return [card.inside, { ...card.between, bandwidth: card.between.bandwidth / slower }];
-}
-
-function collective(plan, { size, perNode }, bytes, passes = 1) {
-  if (size === 1) return 0;
-  const [inside, between] = linksOf(plan), crosses = perNode < size;
-  const rate = crosses ? Math.min(rateOf(inside, bytes), perNode * rateOf(between, bytes)) : rateOf(inside, bytes);
-  const latency = crosses ? between.latency : inside.latency;
-  return passes * ((bytes * (size - 1)) / size / rate + Math.ceil(Math.log2(size)) * latency);
-}
-
-function message(plan, { size, perNode }, bytes) {
-  const [inside, between] = linksOf(plan), link = perNode < size ? between : inside;
-  return [bytes / rateOf(link, bytes), link.latency];
-}
 
 // ---- stages
 
 const memorySeconds = ({ card }, bytes) => bytes / (card.memoryBandwidth * partAt(card.memoryEfficiency, bytes));
 
-function productSeconds(plan, [rows, inner, outer]) {
-  const { card } = plan, flops = 2 * rows * inner * outer, bytes = (rows * inner + inner * outer + rows * outer) * ELEMENT_BYTES;
-  return Math.max(flops / (card.peak * partAt(card.efficiency, flops)), memorySeconds(plan, bytes)) + card.overhead;
+function productSeconds(plan, [rows, inner, outer, times = 1]) {
+  const { card } = plan, flops = 2 * rows * inner * outer, numbers = (rows * inner + inner * outer + rows * outer) * times;
+  const computed = (flops * times) / (card.peak * partAt(card.efficiency, flops));
+  return Math.max(computed, memorySeconds(plan, numbers * ELEMENT_BYTES)) + card.overhead;
 }
 
-// Pairs of a query and a key that the slowest rank of a ring computes for one sequence, in zigzag order.
-export function causalPairs(length, cp) {
-  const size = length / cp;
-  return (size * (size + 1)) / 2 + (cp - 1) * Math.floor((size * size) / 2);
+// Seconds of one pass through a part of a stage, F or I, by what they are spent on.  The backward of attention's kernel
+// computes 5 products instead of 2.
+function passSeconds({ time: rules }, plan, work, calls, isBackward) {
+  const { card } = plan, part = partAt(rules.attention[Number(isBackward)], plan.sequence);
+  const products = work.products.reduce((sum, product) => sum + productSeconds(plan, product), 0);
+  const attention = work.core ? (work.core * (isBackward ? 2.5 : 1)) / (card.peak * part) + card.overhead : 0;
+  const moved = memorySeconds(plan, isBackward ? work.backward : work.forward);
+  const elementwise = moved + work.kernels * (isBackward ? 2 : 1) * card.overhead;
+  const { tp, cp, ep } = secondsOfCalls(plan, calls, isBackward);
+  return { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention), ep };
 }
 
-// The products of a layer, its attention and what the rest moves; the same of the last norm, head and loss.
-function layerWork(plan) {
-  const { model, tokens, between, heads, keyHeads, ffn } = plan, { hidden, headSize } = model;
-  const bytes = (10 * between * hidden + 2 * tokens * (heads + keyHeads) * headSize + 3 * tokens * ffn) * ELEMENT_BYTES;
-  return {
-    products: [[tokens, hidden, (heads + 2 * keyHeads) * headSize], [tokens, heads * headSize, hidden],
-      [tokens, hidden, 2 * ffn], [tokens, ffn, hidden]],
-    core: 2 * plan.rows * causalPairs(plan.sequence, plan.cp) * heads * 2 * headSize,
-    forward: bytes, backward: 2 * bytes, kernels: LAYER_KERNELS,
-  };
+// Seconds of F, I and W of a part of a stage.
+function secondsOf(facts, plan, work, calls) {
+  const F = passSeconds(facts, plan, work, calls.F, false), I = passSeconds(facts, plan, work, calls.I, true);
+  return { F, I, W: { products: F.products } };
 }
 
-function headWork({ model, tokens, between, vocabulary }) {
-  const norm = 4 * between * model.hidden * ELEMENT_BYTES, logits = tokens * vocabulary;
-  return {
-    products: [[tokens, model.hidden, vocabulary]], core: 0,
-    forward: norm + 12 * logits, backward: 2 * norm + 8 * logits, kernels: HEAD_KERNELS,
-  };
-}
-
-// Seconds along tp and cp of a part's calls, forward and backward.
-function callsOf(plan) {
-  const { tokens, between, model } = plan, tp = groupOf(plan, ["tp"]), cp = groupOf(plan, ["cp"]), isSharded = plan.tp > 1;
-  const wide = tokens * model.hidden * ELEMENT_BYTES;
-  const gather = () => (isSharded ? collective(plan, tp, between * model.hidden * ELEMENT_BYTES * plan.tp) : 0);
-  const sum = () => collective(plan, tp, wide, isSharded ? 1 : 2);
-  const add = (...parts) => parts.reduce((all, part) => all + part, 0);
-  const hop = (bytes) => add(...message(plan, cp, plan.rows * (plan.sequence / plan.cp) * 2 * plan.keyHeads * model.headSize * bytes));
-  const ring = (count, bytes, before = 0) => Array.from({ length: count }, () => hop(bytes)).reduce((all, part) => all + part, before);
-  const once = plan.cp > 1 ? ring(plan.cp - 1, ELEMENT_BYTES) : 0;
-  const norms = model.qkNorm ? [0, 1].map(() => collective(plan, tp, model.headSize * 4, 2)) : [];
-  const loss = (numbers) => collective(plan, tp, numbers * tokens * 4, 2);
-  return {
-    layer: { F: { tp: add(gather(), sum(), gather(), sum()), cp: once },
-      I: { tp: add(gather(), gather(), sum(), gather(), ...norms, gather(), sum()), cp: plan.cp > 1 ? ring(plan.cp, 4, once) : 0 } },
-    embedding: { F: { tp: sum(), cp: 0 }, I: { tp: gather(), cp: 0 } },
-    head: { F: { tp: add(gather(), loss(1), loss(2)), cp: 0 }, I: { tp: add(gather(), sum()), cp: 0 } },
-  };
-}
-
-// Seconds of F, I and W of a part of a stage, by what they are spent on.
-function secondsOf(facts, plan, work, calls, isLayer) {
-  const { card } = plan, rules = facts.time;
-  const products = work.products.reduce((sum, product) => sum + productSeconds(plan, product), 0), found = { W: { products } };
-  for (const [kind, factor, bytes, launches] of [["F", 1, work.forward, 1], ["I", 2.5, work.backward, 2]]) {
-    const part = partAt(rules.attention[Number(kind === "I")], plan.sequence), flops = work.core * factor;
-    const attention = flops ? flops / (card.peak * part) + card.overhead : 0;
-    const elementwise = memorySeconds(plan, bytes) + work.kernels * launches * card.overhead;
-    const { tp, cp } = calls[kind];
-    found[kind] = { products, attention, elementwise, tp: tp * (1 - rules.tensorHidden), cp: Math.max(0, cp - attention) };
-  }
-  if (plan.recompute && isLayer) found.I.again = total(found.F);
+function layerSeconds(facts, plan, isSparse) {
+  const calls = layerCalls(plan, isSparse), found = secondsOf(facts, plan, layerWork(plan, isSparse), calls);
+  if (plan.recompute) found.I.again = total(passSeconds(facts, plan, workAgain(plan, isSparse), calls.again, false));
   return found;
 }
 
@@ -128,17 +54,16 @@ function addTo(sums, part) {
 }
 
 function stageSeconds(facts, plan, parts) {
-  const calls = callsOf(plan), rows = 2 * plan.tokens * plan.model.hidden * ELEMENT_BYTES;
+  const ends = endCalls(plan), rows = 2 * plan.tokens * plan.model.hidden * ELEMENT_BYTES;
   const embedding = { products: [], core: 0, forward: rows, backward: 2 * rows, kernels: 0 };
-  const layer = secondsOf(facts, plan, layerWork(plan), calls.layer, true);
-  const first = secondsOf(facts, plan, embedding, calls.embedding, false);
-  const last = secondsOf(facts, plan, headWork(plan), calls.head, false);
+  const layers = (plan.model.experts ? [false, true] : [false]).map((isSparse) => layerSeconds(facts, plan, isSparse));
+  const first = secondsOf(facts, plan, embedding, ends.embedding), last = secondsOf(facts, plan, headWork(plan), ends.head);
   return plan.layers.map((count, stage) => {
     const found = { F: {}, I: {}, W: {} };
-    for (let number = 0; number < count; number++) addTo(found, layer);
+    for (let number = 0; number < count; number++) addTo(found, layers[Number(number >= plan.dense[stage])]);
     if (stage === 0) addTo(found, first);
     if (stage === plan.numStages - 1) addTo(found, last);
-    if (plan.zero > 1) addZero(plan, found, parts[stage % plan.pp].filter((part) => part.stage === stage));
+    if (plan.zero > 1) addZero(plan, found, parts[holdersOf(plan, stage)[0]].filter((part) => part.stage === stage));
     return found;
   });
 }
@@ -147,39 +72,58 @@ function stageSeconds(facts, plan, parts) {
 
 const numelOf = (parts) => parts.reduce((sum, part) => sum + part.numel, 0);
 
-function sumSeconds(plan, numel) {
-  return numel ? collective(plan, groupOf(plan, ["dp", "cp"]), numel * STATE_BYTES.gradients, plan.zero === 0 ? 2 : 1) : 0;
+// Of dense parameters and of experts, the ranks with copies and the elements.
+function numelsOf(plan, parts) {
+  const groups = [groupOf(plan, ["dp", "cp"]), expertGroups(plan)[1]];
+  return groups.map((group, kind) => [group, numelOf(parts.filter((part) => Number(isOfExperts(part)) === kind))]);
 }
 
-// As in the library: experts, of which there are none here, have a gather of their own, of no bytes.
-function gatherSeconds(plan, numel) {
-  const group = groupOf(plan, ["dp", "cp"]);
-  return collective(plan, group, numel * STATE_BYTES.parameters) + collective(plan, group, 0);
+function sumSeconds(plan, parts) {
+  return numelsOf(plan, parts).reduce((sum, [group, numel]) =>
+    sum + (numel ? collective(plan, group, numel * STATE_BYTES.gradients, plan.zero === 0 ? 2 : 1) : 0), 0);
+}
+
+const gatherSeconds = (plan, parts) =>
+  numelsOf(plan, parts).reduce((sum, [group, numel]) => sum + collective(plan, group, numel * STATE_BYTES.parameters), 0);
+
+function updateSeconds(plan, parts) {
+  const numel = numelsOf(plan, parts).reduce((sum, [{ size }, all]) => sum + Math.floor(all / (plan.zero ? size : 1)), 0);
+  return memorySeconds(plan, numel * UPDATE_BYTES);
 }
 
 function addZero(plan, seconds, parts) {
-  const gather = plan.zero === 3 ? gatherSeconds(plan, numelOf(parts)) : 0, backward = total(seconds.I) + total(seconds.W);
+  const gather = plan.zero === 3 ? gatherSeconds(plan, parts) : 0, backward = total(seconds.I) + total(seconds.W);
   seconds.F.zero = Math.max(0, gather - total(seconds.F));
-  seconds.I.zero = Math.max(0, gather + sumSeconds(plan, numelOf(parts)) - backward);
+  seconds.I.zero = Math.max(0, gather + sumSeconds(plan, parts) - backward);
+}
+
+// The two copies of a stage exchange their gradients.
+function mirrorSeconds(plan, rank, parts) {
+  const numel = numelOf(parts.filter(({ stage }) => holdersOf(plan, stage).some((holder) => holder !== rank)));
+  if (!numel) return 0;
+  const bytes = (numel * STATE_BYTES.gradients) / (plan.zero > 1 ? plan.copies : 1);
+  const [transfer, latency] = message(plan, groupOf(plan, ["pp"]), bytes);
+  return transfer + latency;
 }
 
 // By how much sums and gathers make a rank's step longer: both run behind its actions as far as these allow it.
-function exposedSeconds(plan, parts, passes, end) {
-  const stages = Object.keys(passes).map(Number), numel = (stage) => numelOf(parts.filter((part) => part.stage === stage));
+function exposedSeconds(plan, rank, { passes, end }) {
+  const parts = plan.held[rank];
+  const stages = Object.keys(passes).map(Number), own = (stage) => parts.filter((part) => part.stage === stage);
   const units = (stage) => plan.layers[stage] + (stage === 0) + (stage === plan.numStages - 1);
   let now = 0, late = 0;
   for (const stage of [...stages].sort((a, b) => passes[a].first[0] - passes[b].first[0])) {
     const [start, stop] = passes[stage].first;
-    now += plan.zero === 1 || plan.zero === 2 ? gatherSeconds(plan, numel(stage)) : 0;
+    now += plan.zero === 1 || plan.zero === 2 ? gatherSeconds(plan, own(stage)) : 0;
     late = Math.max(late, now - (stop - (stop - start) / units(stage)));
   }
   now = 0;
   for (const stage of [...stages].sort((a, b) => passes[a].last[1] - passes[b].last[1])) {
-    const [start, stop] = passes[stage].last, seconds = plan.zero < 2 ? sumSeconds(plan, numel(stage)) : 0;
+    const [start, stop] = passes[stage].last, seconds = plan.zero < 2 ? sumSeconds(plan, own(stage)) : 0;
     now = Math.max(now, start + (stop - start) / units(stage)) + seconds;
     now = Math.max(now, stop + seconds / units(stage));
   }
-  return late + Math.max(0, now - end);
+  return mirrorSeconds(plan, rank, parts) + late + Math.max(0, now - end);
 }
 
 // ---- the step
@@ -187,11 +131,23 @@ function exposedSeconds(plan, parts, passes, end) {
 const nano = (seconds) => Math.round(seconds * NANO);
 const programs = new Map(); // compiled, by schedule and sizes: the same for all models
 
+function partsOfSteps(ranks) {
+  const parts = [], firstPart = [], rankStart = [0];
+  for (const steps of ranks) {
+    for (const step of steps) {
+      firstPart.push(parts.length);
+      for (let at = 0; at < step.length; at += 3) parts.push([step[at], KINDS.indexOf(step[at + 1]), step[at + 2]]);
+    }
+    rankStart.push(firstPart.length);
+  }
+  return { parts, firstPart: [...firstPart, parts.length], rankStart };
+}
+
 function programOf(plan, ranks) {
   const key = `${plan.schedule} ${plan.pp} ${plan.count}`;
   if (!programs.has(key)) {
     if (programs.size > 60) programs.clear();
-    programs.set(key, compile(rowsOf(ranks)));
+    programs.set(key, compileParts(partsOfSteps(ranks)));
   }
   return programs.get(key);
 }
@@ -199,41 +155,60 @@ function programOf(plan, ranks) {
 // When each rank of pp ends, how long it is busy, and of each of its stages the first forward and the last backward.
 function pipelineOf(plan, ranks, costs, stages) {
   if (plan.pp === 1) {
-    const end = (plan.count * (costs.F[0] + costs.I[0] + costs.W[0])) / NANO, backward = total(stages[0].I) + total(stages[0].W);
-    return [{ end, busy: end, passes: { 0: { first: [0, total(stages[0].F)], last: [end - backward, end] } } }];
+    const end = (plan.count * (costs.F[0] + costs.I[0] + costs.W[0])) / NANO, [{ F, I, W }] = stages;
+    return [{ end, busy: end, passes: { 0: { first: [0, total(F)], last: [end - total(I) - total(W), end] } } }];
   }
   const program = programOf(plan, ranks), { start, end } = simulate(program, costs, newTimes(program));
-  return ranks.map((actions, rank) => {
+  return ranks.map((steps, rank) => {
     const passes = {}, from = program.rankStart[rank];
     let busy = 0;
-    actions.forEach(([stage, kind], place) => {
+    steps.forEach((step, place) => {
       const span = [start[from + place] / NANO, end[from + place] / NANO];
       busy += end[from + place] - start[from + place];
-      if (kind === "F") (passes[stage] ??= { first: span });
-      else passes[stage].last = span;
+      for (let at = 0; at < step.length; at += 3) {
+        if (step[at + 1] === "F") (passes[step[at]] ??= { first: span });
+        else passes[step[at]].last = span;
+      }
     });
-    return { end: end[from + actions.length - 1] / NANO, busy: busy / NANO, passes };
+    return { end: end[from + steps.length - 1] / NANO, busy: busy / NANO, passes };
   });
 }
 
-// FLOPs of forward and backward of one sequence, with causal pairs or all.
-function modelFlops({ model, sequence }, causal) {
-  const { heads, keyHeads, ffn, vocabulary } = model;
-  const one = { model, heads, keyHeads, ffn, vocabulary, sequence, rows: 1, cp: 1, tokens: sequence, between: sequence };
-  const pairs = causal ? 1 : (2 * sequence) / (sequence + 1);
-  const flops = ({ products, core }) =>
-    3 * products.reduce((sum, [rows, inner, outer]) => sum + 2 * rows * inner * outer, 0) + 3 * core * pairs;
-  return model.layers * flops(layerWork(one)) + flops(headWork(one));
+// Seconds of a pair of a forward and a backward: exchanges of experts run behind the rest.
+function pairSeconds(facts, forward, backward) {
+  let exchanges = 0, others = 0;
+  for (const part of [forward.F, backward.I, backward.W]) {
+    for (const [name, seconds] of Object.entries(part)) {
+      if (name === "ep") exchanges += seconds;
+      else others += seconds;
+    }
+  }
+  return Math.max(exchanges, others) * (exchanges ? facts.time.pairFactor : 1);
+}
+
+// Nanoseconds of every overlapped pair, rank by rank; most have the same two stages as others.
+function overlapOf(facts, ranks, stages) {
+  const known = new Map(), found = [];
+  for (const steps of ranks) {
+    for (const step of steps) {
+      if (step.length === 3) continue;
+      const key = step[0] * stages.length + step[3];
+      if (!known.has(key)) known.set(key, nano(pairSeconds(facts, stages[step[0]], stages[step[3]])));
+      found.push(known.get(key));
+    }
+  }
+  return found;
 }
 
 export function stepOf(facts, plan, ranks) {
-  const { parts } = plan, stages = stageSeconds(facts, plan, parts);
+  const { held } = plan, stages = stageSeconds(facts, plan, held);
   const table = (kind) => stages.map((one) => nano(total(one[kind])));
   const [transfer, latency] = plan.pp > 1 ? message(plan, groupOf(plan, ["pp"]), plan.boundary).map(nano) : [0, 0];
-  const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap: null, latency, transfer };
+  const overlap = plan.overlap ? overlapOf(facts, ranks, stages) : null;
+  const costs = { F: table("F"), I: table("I"), W: table("W"), B: null, overlap, latency, transfer };
   const pipeline = pipelineOf(plan, ranks, costs, stages);
-  const last = Math.max(...pipeline.map(({ end, passes }, rank) => end + exposedSeconds(plan, parts[rank], passes, end)));
-  const update = Math.max(...parts.map((own) => memorySeconds(plan, Math.floor(numelOf(own) / (plan.zero ? plan.copies : 1)) * UPDATE_BYTES)));
+  const last = Math.max(...pipeline.map((one, rank) => one.end + exposedSeconds(plan, rank, one)));
+  const update = Math.max(...held.map((own) => updateSeconds(plan, own)));
   const norm = collective(plan, { size: plan.gpus, perNode: plan.node }, 16, 2), seconds = last + norm + update;
   const span = Math.max(...pipeline.map(({ end }) => end)), busiest = Math.max(...pipeline.map(({ busy }) => busy));
   const mfu = (causal) => (plan.batch * modelFlops(plan, causal)) / seconds / (plan.card.peak * plan.gpus);

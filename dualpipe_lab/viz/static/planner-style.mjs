@@ -6,7 +6,11 @@ export const PLANNER_STYLE = `
 fieldset { border: 0; margin: 0; padding: 0 2px; min-width: 0; }
 fieldset > legend { padding: 0 0 4px; font-weight: 650; font-size: 13px; }
 .group { display: grid; gap: 4px; align-content: start; }
-.choose .cost { grid-template-columns: 74px 1fr 46px; }
+.choose .cost { grid-template-columns: 74px minmax(0, 1fr) 66px; }
+.cost input[type="number"] {
+  width: 100%; height: 26px; padding: 0 2px 0 6px; font: inherit; font-size: 12px; color: inherit; background: var(--page);
+  border: 1px solid var(--line); border-radius: 4px;
+}
 .menu { display: grid; grid-template-columns: 74px 1fr; align-items: center; gap: 8px; min-height: 28px; }
 .menu span { font-weight: 600; font-size: 12px; }
 .menu select { min-width: 0; width: 100%; }

@@ -11,14 +11,16 @@ import { choiceOf, hashOf } from "./planner-link.mjs";
 import { MEMORY_PARTS, frontierPicture, gigabytes, memoryBars, partBytes } from "./planner-pictures.mjs";
 import { frontierOf, gridKey, isSame, resultOf, searchGrid } from "./planner-search.mjs";
 import { PLANNER_STYLE } from "./planner-style.mjs";
-import { SCHEDULES, rowsOf } from "./plan-model.mjs";
+import { SCHEDULES, rowsOf } from "./plan-schedules.mjs";
 import { trafficOf } from "./plan-traffic.mjs";
 import { percent } from "./scale.mjs";
 import { STYLE } from "./style.mjs";
 
 const MOST_DRAWN = 12_000, MOST_LISTED = 6; // actions of a timeline; plans of the frontier in the list
-const AXES = { tp: "tp: activations of the layers", cp: "cp: keys and values on the ring", pp: "pp: activations of the stages",
-  gradients: "dp and cp: gradients and weights", norm: "all: the norm" };
+const AXES = { tp: "tp: activations of the layers", cp: "cp: keys and values on the ring", ep: "ep: rows of the experts", pp: "pp: activations of the stages",
+  gradients: "dp and cp: gradients and weights", norm: "all: the norm", routers: "all: loads of the experts" };
+const LIMITS = "Not on this page: GPTs and models of your own, a second token, uneven routing, experts as an axis of their own, " +
+  "other numbers of stages per rank, hybrid ZeRO, a loss in chunks, other orders along cp than zigzag, and other precisions than bfloat16.";
 const precise = (value, digits = 3) => String(Number(value.toPrecision(digits)));
 const sizeText = (bytes) => {
   const power = bytes >= 1 ? Math.min(Math.floor(Math.log10(bytes) / 3), 4) : 0;
@@ -42,7 +44,7 @@ export class PlannerElement extends Drawing {
 
   start(spec) {
     this.spec = spec;
-    this.offered = { model: Object.keys(spec.models), gpu: Object.keys(spec.gpus), ...spec.choices };
+    this.offered = { model: Object.keys(spec.models), gpu: Object.keys(spec.gpus), ...spec.choices, ...spec.most };
     this.build();
     this.choice = spec.start;
     this.fromAddress();
@@ -88,7 +90,8 @@ export class PlannerElement extends Drawing {
     this.long = make("p", { class: "note" });
     this.results = make("div", { class: "results" }, this.figures, this.pictures,
       make("div", { class: "pipeline" }, make("h3", {}, "The pipeline of this plan"), this.timeline, this.long));
-    this.frame = make("section", { class: "dp", "aria-label": "Planner" }, this.controls.panel, this.share(), this.verdict, this.results);
+    const limits = make("p", { class: "note" }, LIMITS);
+    this.frame = make("section", { class: "dp", "aria-label": "Planner" }, this.controls.panel, this.share(), this.verdict, this.results, limits);
     root.replaceChildren(make("style", {}, STYLE + PLANNER_STYLE), this.frame);
   }
 
@@ -111,7 +114,7 @@ export class PlannerElement extends Drawing {
   compute() {
     this.said.textContent = "";
     this.result = resultOf(this.spec, this.chosen);
-    this.sent = this.result.plan.problem ? null : trafficOf(this.result.plan);
+    this.sent = this.result.plan.problem ? null : trafficOf(this.result.plan, this.result.ranks);
     this.controls.update(this.chosen);
     this.link.href = location.href.split("#")[0] + hashOf(this.chosen);
     this.search();
@@ -188,9 +191,9 @@ export class PlannerElement extends Drawing {
     }
     const mine = points.find((one) => isSame(one.choice, chosen)), fitting = points.filter((one) => one.fits).length;
     const shown = found.length > MOST_LISTED ? `the fastest ${MOST_LISTED} of ${found.length} plans of the frontier` : "the frontier";
-    const left = this.skipped ? ` ${this.skipped} plans with more than 60,000 actions are left out.` : "";
+    const left = this.skipped ? ` ${this.skipped} plans with too many microbatches for the page are left out.` : "";
     this.around.textContent = !points.length ? "No pp, tp and ZeRO make a legal plan of these sizes." :
-      `${points.length} legal plans with these sizes: every pp, tp and ZeRO, with and without recomputation; ${fitting} fit. ` +
+      `${points.length} legal plans with these sizes: every pp, tp, ep and ZeRO, with and without recomputation; ${fitting} fit. ` +
       `A disc fits, a circle does not; the line is the frontier${mine ? ", the ring is this plan" : ""}. Below: ${shown}.${left}`;
     const label = `Seconds against memory of ${points.length} plans, ${fitting} of which fit; the frontier has ${found.length}`;
     const width = this.frontier.clientWidth || this.width;
@@ -201,28 +204,28 @@ export class PlannerElement extends Drawing {
   }
 
   takeButton({ choice, seconds: time, bytes }) {
-    const { pp, tp, zero, recompute } = choice, words = `pp ${pp}, tp ${tp}, ZeRO ${zero || "off"}${recompute ? ", recomputed" : ""}`;
+    const { pp, tp, ep, zero, recompute } = choice, words = `pp ${pp}, tp ${tp}${ep > 1 ? `, ep ${ep}` : ""}, ZeRO ${zero || "off"}${recompute ? ", recomputed" : ""}`;
     return make("button", { type: "button", "aria-pressed": String(isSame(choice, this.chosen)), onclick: () => { this.choice = choice; } },
       `${seconds(time)}, ${gigabytes(bytes)} GB: ${words}`);
   }
 
   fillTraffic() {
-    const { gpus, pp, tp, copies, cp } = this.result.plan, used = { tp: tp > 1, cp: cp > 1, pp: pp > 1, gradients: copies > 1, norm: gpus > 1 };
+    const { gpus, node } = this.result.plan;
     const size = (bytes) => sizeText(Number(bytes) / gpus), sum = (place) => Object.values(this.sent).reduce((all, one) => all + one[place], 0n);
-    const rows = Object.entries(this.sent).filter(([axis]) => used[axis])
+    const rows = Object.entries(this.sent).filter(([, [near, far]]) => near || far)
       .map(([axis, [inside, between]]) => [AXES[axis], size(inside), size(between)]);
     if (!rows.length) return this.traffic.replaceChildren(make("p", { class: "note" }, "One GPU sends nothing."));
     rows.push(["all", size(sum(0)), size(sum(1))]);
     const head = ["bytes that a GPU sends, on average", "inside a node", "between nodes"];
-    return this.traffic.replaceChildren(numbersTable(`${gpus} GPUs, ${Math.min(8, gpus)} in a node`, { head, rows }));
+    return this.traffic.replaceChildren(numbersTable(`${gpus} GPUs, ${node} in a node`, { head, rows }));
   }
 
   // The schedule in this plan's own nanoseconds; sliders for its costs would contradict the plan.
   fillTimeline() {
-    const { plan, ranks, step } = this.result, length = ranks.reduce((sum, actions) => sum + actions.length, 0);
+    const { plan, ranks, step } = this.result, length = ranks.reduce((sum, steps) => sum + steps.length, 0);
     this.timeline.hidden = length > MOST_DRAWN;
-    this.long.textContent = this.timeline.hidden ? `${length} actions are not drawn; larger microbatches or more data ranks make fewer.` : "";
-    const name = plan.pp > 1 ? SCHEDULES[plan.schedule] : "One stage", drawn = JSON.stringify([plan.pp, plan.schedule, plan.count, step.costs]);
+    this.long.textContent = this.timeline.hidden ? `${length} steps are not drawn; larger microbatches or more data ranks make fewer.` : "";
+    const name = plan.pp > 1 ? SCHEDULES[plan.schedule].title : "One stage", drawn = JSON.stringify([plan.pp, plan.schedule, plan.count, step.costs]);
     if (this.timeline.hidden || drawn === this.drawn) return;
     this.drawn = drawn;
     this.timeline.spec = { tracks: [{ name, source: "simulated", unit: "ns", rows: rowsOf(ranks), costs: step.costs }] };

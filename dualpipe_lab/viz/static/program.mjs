@@ -26,10 +26,13 @@ export function parseRows(rows) {
   return { parts, firstPart, rankStart };
 }
 
-export function compile(rows) {
-  const { parts, firstPart, rankStart } = parseRows(rows);
+export const compile = (rows) => compileParts(parseRows(rows));
+
+// The same of parts [stage, number of the kind, microbatch], the first part of every step, the first step of every rank.
+export function compileParts({ parts, firstPart, rankStart }) {
+  const numRanks = rankStart.length - 1;
   const program = {
-    numRanks: rows.length,
+    numRanks,
     numSteps: firstPart.length - 1,
     numStages: 1 + parts.reduce((most, part) => Math.max(most, part[0]), -1),
     numMicrobatches: 1 + parts.reduce((most, part) => Math.max(most, part[2]), -1),
@@ -41,7 +44,7 @@ export function compile(rows) {
     microbatch: Int32Array.from(parts, (part) => part[2]),
     stepOf: new Int32Array(parts.length),
   };
-  for (let rank = 0; rank < rows.length; rank++) program.rankOf.fill(rank, rankStart[rank], rankStart[rank + 1]);
+  for (let rank = 0; rank < numRanks; rank++) program.rankOf.fill(rank, rankStart[rank], rankStart[rank + 1]);
   for (let step = 0; step < program.numSteps; step++) program.stepOf.fill(step, firstPart[step], firstPart[step + 1]);
   connectParts(program);
   const stuck = program.reached.findIndex((step, rank) => step < rankStart[rank + 1]);

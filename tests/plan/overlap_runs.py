@@ -1,0 +1,110 @@
+"""What overlapped stages keep and repeat in a run of the library, counted: bytes of tensors, FLOPs of products."""
+
+import dataclasses
+import sys
+from functools import partial
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from dualpipe_lab.ep.overlap import builders, interruptible_stage
+from dualpipe_lab.train import Options, Trainer
+
+
+class Flops(TorchDispatchMode):
+    """FLOPs of matrix products that run meanwhile."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if count := flop_registry.get(func._overloadpacket):
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Held:
+    """Bytes that a stage holds for the backward of one microbatch, and not for its weights."""
+
+    def __init__(self, stage):
+        self.ignored = {one.untyped_storage().data_ptr() for one in (*stage.parameters(), *stage.buffers())}
+        self.storages = {}
+
+    def saving(self):
+        return torch.autograd.graph.saved_tensors_hooks(self.add, lambda saved: saved)
+
+    def add(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.ignored:
+            self.storages[storage.data_ptr()] = storage  # held, so that no other tensor gets its place
+        return tensor
+
+    def walk(self, value):
+        """Add the tensors of what a pass holds, and those that nodes of its graphs have as attributes."""
+        if isinstance(value, torch.Tensor):
+            self.add(value)
+        elif isinstance(value, dict | tuple | list):
+            for one in value.values() if isinstance(value, dict) else value:
+                self.walk(one)
+        elif dataclasses.is_dataclass(value):
+            self.walk([getattr(value, field.name) for field in dataclasses.fields(value)])
+        elif hasattr(value, "_roots"):
+            self._walk_nodes([edge.node for edge in value._roots])
+
+    def _walk_nodes(self, todo):
+        seen = set()
+        while todo:
+            if (node := todo.pop()) is None or node in seen:
+                continue
+            seen.add(node)
+            self.walk(getattr(node, "__dict__", {}))
+            todo += [parent for parent, _ in node.next_functions]
+
+    @property
+    def num_bytes(self):
+        return sum(storage.nbytes() for storage in self.storages.values())
+
+
+def counted(config, plan, length):
+    """In a rank: by stage, bytes held behind the forward of a microbatch, experts' rows, FLOPs that are repeated."""
+    trainer = Trainer(
+        config, plan, Options(sequence_length=length, global_batch=plan.data_size * plan.num_microbatches)
+    )
+    flops, found = _count_repeated(), {}
+    for index, module in trainer.model.stages.items():
+        stage, held = interruptible_stage(module, index), Held(module)
+        x = ids = torch.zeros(1, length // plan.cp, dtype=torch.long)
+        if module.embedding is None:
+            local = ids.shape[1] // plan.tp if plan.sequence_parallel else ids.shape[1]
+            x = torch.randn(1, local, config.hidden_size).to(module.dtype).requires_grad_()
+        loss_fn = None if module.head is None else partial(_loss, trainer.loss_fn, ids)
+        with held.saving():
+            one = stage.begin_forward(0, (x,), None, 1, loss_fn)
+            stage.execute(builders.forward_alone(one.letters, 0), forward=one)
+        stage.finish_forward(one, loss_fn, 1)
+        rows = [sum(each._held["routes"].counts) for each in one._passes if hasattr(each, "_held")]
+        held.walk(one.dy)
+        for each in one._passes:
+            held.walk([vars(each)[name] for name in ("_held", "_split", "_output") if name in vars(each)])
+        flops.total = 0
+        stage.backward(0, () if loss_fn else (torch.ones_like(one.output),))
+        found[index] = held.num_bytes, rows, flops.total
+    return found
+
+
+def _loss(loss_fn, ids, output):
+    return loss_fn(output, ids)
+
+
+def _count_repeated():
+    """Count the products of every second forward of `recompute` from now on."""
+    region, flops = sys.modules["dualpipe_lab.pp.runtime.recompute"]._Region, Flops()
+    run_again = region._run_again
+
+    def counting(self):
+        with flops:
+            run_again(self)
+
+    region._run_again = counting
+    return flops
