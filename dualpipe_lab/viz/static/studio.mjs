@@ -47,7 +47,7 @@ export class StudioElement extends Drawing {
   registered(name, ranks, microbatches) {
     const rows = this.programs[name][`${ranks} ${microbatches}`];
     if (!Array.isArray(rows)) throw new Error(rows);
-    return makeProgram(this.spec.titles[name], stepsOf(rows), { numDirections: this.spec.directions[name] });
+    return makeProgram(this.spec.titles[name], unpackSteps(rows), { numDirections: this.spec.directions[name] });
   }
 
   async openLink(fragment) {
@@ -180,7 +180,7 @@ export class StudioElement extends Drawing {
 }
 
 // Rows as the registry's programs are packed: a token without a stage has the stage of the token before.
-function stepsOf(rows) {
+function unpackSteps(rows) {
   const { parts, firstPart, rankStart } = parseRows(rows), kinds = ["F", "B", "I", "W"];
   const action = (part) => ({ stage: parts[part][0], kind: kinds[parts[part][1]], microbatch: parts[part][2] });
   return rows.map((_, rank) => {
