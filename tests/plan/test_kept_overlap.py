@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from overlap_runs import counted
+from kept_overlap_runs import counted
 from test_kept_experts import LENGTH, MLA, QWEN, V3
 
 import dualpipe_lab as lab
