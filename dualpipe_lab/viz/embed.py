@@ -51,7 +51,7 @@ def image(svg: str, words: str) -> str:
 
 
 def inline_script(element: str | None = None) -> str:
-    """Return the <script> element that every notebook output includes; `element`="studio" adds its own."""
+    """Return the <script> element that every notebook output includes; for a "planner" or a "studio" there are two."""
     more = f"{_OPEN}{element_script(element)}{_CLOSE}\n" if element else ""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
 
