@@ -161,7 +161,7 @@ function measure(track) {
   track.busy = Array.from({ length: numRanks }, (_, rank) => busyTime(track, rankStart[rank], rankStart[rank + 1]));
   const idle = track.busy.reduce((sum, busy) => sum + track.makespan - busy, 0);
   track.bubble = track.makespan ? idle / (numRanks * track.makespan) : 0;
-  track.live = new Array(numRanks); // made when asked for, see liveOf
+  track.live = new Array(numRanks).fill(null); // made when asked for, see liveOf
   track.peak = Array.from(track.live, (_, rank) => (track.program ? peakInOrder(track, rank) : liveOf(track, rank).peak));
   track.shortest = Infinity;
   for (let span = 0; span < end.length; span++) {
