@@ -3,16 +3,57 @@
 Chapter: book/pp/studio.  The page judges by the same rules, so an answer that is found there can be pasted.
 """
 
+from typing import NamedTuple
+
 from dualpipe_course import check as checks
-from dualpipe_course.exercise import Check, exercise, hint_of
+from dualpipe_course.exercise import Check, Wrong, exercise, hint_of
 from dualpipe_course.pp import challenges
-from dualpipe_course.pp.challenges import CHALLENGES, judge
+from dualpipe_course.pp.challenges import CHALLENGES
+from dualpipe_course.pp.programs import parse
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.validation.routes import routes
+from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.studio import Challenge
 
 
 def hint(exercise: int | None = None) -> None:
     """Print the next hint for an exercise, or for the first unsolved one."""
     hint_of(checks.topic("studio"), exercise)
+
+
+class Judged(NamedTuple):
+    """A solved challenge: its run, and whether it earns the star of time and that of memory."""
+
+    timeline: Timeline
+    time: bool
+    memory: bool
+
+    @property
+    def stars(self) -> str:
+        """The stars in words."""
+        won = [name for name in ("time", "memory") if getattr(self, name)]
+        return f"with the star of {' and of '.join(won)}" if won else "the stars of time and of memory are still open"
+
+
+def judge(challenge: Challenge, answer: object) -> Judged:
+    """Judge rows of text as the page does.
+
+    Raises:
+        Wrong: they do not solve the challenge, and why.
+    """
+    found = parse(answer, challenge.ranks, challenge.microbatches, challenge.stages)
+    program = Program(found.name, found.ranks, challenge.stages, challenge.microbatches, challenge.directions)
+    if (taken := len(set(routes(program)))) > challenge.directions:
+        copies = "one copy of every stage is" if challenge.directions == 1 else "two copies of every stage are"
+        raise Wrong(f"microbatches take {taken} routes through the ranks; {copies} allowed")
+    timeline = simulate(program, challenge.cost)
+    most = max(map(timeline.peak_activations, range(challenge.ranks)))
+    if challenge.in_flight is not None and most > challenge.in_flight:
+        raise Wrong(f"a rank holds {most} activations, {challenge.in_flight} are allowed", picture=timeline)
+    if challenge.goal is not None and timeline.makespan > challenge.goal:
+        raise Wrong(f"it takes {timeline.makespan} ticks, at most {challenge.goal} are allowed", picture=timeline)
+    return Judged(timeline, timeline.makespan <= challenge.best, most <= challenge.least)
 
 
 def _puzzle(challenge: Challenge, minutes: int, points: int, *hints: str) -> Check:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dualpipe_course.exercise import Wrong
-from dualpipe_course.pp.challenges import CHALLENGES, DUALPIPE, judge
+from dualpipe_course.pp.challenges import CHALLENGES, DUALPIPE
+from dualpipe_course.pp.studio import judge
 from dualpipe_lab.pp import Action, Program, lower_bound, simulate
 from dualpipe_lab.pp.schedules import dualpipe
 

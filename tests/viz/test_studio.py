@@ -11,7 +11,8 @@ from studio_answers import ANSWERS
 from studio_page import act, board, cell, message, open_studio, press, rows, studio, verdict, with_challenges
 
 from dualpipe_course import check
-from dualpipe_course.pp.challenges import CHALLENGES, judge
+from dualpipe_course.pp.challenges import CHALLENGES
+from dualpipe_course.pp.studio import judge
 from dualpipe_course.registry import topic
 from dualpipe_lab import pp
 from dualpipe_lab.pp import Cost, Program, schedules
