@@ -5,115 +5,29 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
-import numpy as np
 import pytest
+from compact_cases import (
+    COSTS,
+    FloatCost,
+    check_numbers,
+    first_peak,
+    refusal,
+    whole_cost,
+    with_order,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_grid import SIZES, legal
-from slow_judge import mutant
-from slow_reference import random_cost, random_program
+from slow_reference import random_program
 
 from dualpipe_lab.pp import CompactProgram, compact_build, compact_simulate, schedules
-from dualpipe_lab.pp.compact.order import find_execution
-from dualpipe_lab.pp.compact.program import _converted
+from dualpipe_lab.pp.compact.builders import placement
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
-from dualpipe_lab.pp.program import Action, F, Overlap, Program, actions_of
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.routes import routes
-from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
-
-
-class FloatCost(Cost):
-    """Costs that `Cost` refuses, because sums of floats depend on their order: here the orders have to be equal."""
-
-    def __post_init__(self):
-        pass
-
-    def to_dict(self, num_stages):
-        return {}
-
-
-def float_cost(rng, num_stages):
-    def number():
-        return rng.choice([0.0, rng.random(), rng.random() * 1e-6, 3 * rng.random(), rng.randint(0, 3)])
-
-    stages = [[number() for _ in range(num_stages)] for _ in range(4)]
-    return FloatCost(
-        *stages[:3],
-        B=rng.choice([None, stages[3]]),
-        overlap=rng.choice([None, number()]),
-        latency=rng.choice([0, 0.1, number()]),
-        transfer=rng.choice([0, number()]),
-    )
-
-
-def whole_cost(rng, num_stages):
-    """Integers, unlike those of `random_cost` with links that are busy all the time in some cases."""
-    stages = [[rng.randint(0, 9) for _ in range(num_stages)] for _ in range(4)]
-    overlap = rng.choice(
-        [None, rng.randint(0, 9), lambda pair: (pair.forward.microbatch + 2 * pair.backward.stage) % 5]
-    )
-    return Cost(*stages[:3], rng.choice([None, stages[3]]), overlap, rng.randint(0, 3), rng.choice([0, 1, 20]))
-
-
-COSTS = (random_cost, whole_cost, float_cost)
-
-
-def refusal(function, *arguments):
-    """The text of a ValueError; "" if there is none."""
-    try:
-        function(*arguments)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def with_order(compact, wide):
-    """The same program with an order of execution that was found in turn, or in waves."""
-    copy = replace(compact)
-    copy.__dict__["execution"] = find_execution(copy, copy.wiring.source, wide=wide)
-    assert (copy.execution.waves is not None) is wide
-    return copy
-
-
-def first_peak(steps):
-    """The largest number of live activations of one rank, and where it is first reached; counted step by step."""
-    held, best = 0, (0, 0)
-    for position, step in enumerate(steps):
-        held += sum(action.kind == F for action in actions_of(step))
-        best = max(best, (held, -position))
-        held -= sum(action.kind in "BW" for action in actions_of(step))
-    return best[0], -best[1]
-
-
-def passes_of(spans):
-    """Stage by stage, when a rank's first forward and its last backward start and end, from the record of each step."""
-    firsts, lasts = {}, {}
-    for span in spans:
-        for stage, kind, _ in span.actions:
-            if kind == F:
-                firsts.setdefault(stage, (span.start, span.end))
-            else:
-                lasts[stage] = span.start, span.end
-    return [(stage, (first, lasts[stage])) for stage, first in firsts.items()]
-
-
-def check_numbers(program, cost, *compacts):
-    timeline = simulate(program, cost)
-    ranks = range(program.num_ranks)
-    for compact in compacts:
-        result = compact_simulate(compact, cost)
-        assert result.makespan == timeline.makespan
-        assert result.busy == tuple(map(timeline.busy_time, ranks))
-        assert result.idle == tuple(map(timeline.bubble_time, ranks))
-        assert result.ends == tuple(spans[-1].end for spans in timeline.spans_by_rank)
-        assert [list(one.items()) for one in result.passes] == list(map(passes_of, timeline.spans_by_rank))
-        assert result.peak_activations == tuple(map(timeline.peak_activations, ranks))
-        assert result.bubble_fraction == timeline.bubble_fraction
 
 
 @pytest.mark.parametrize("name", schedules.names())
@@ -194,140 +108,6 @@ def test_a_builder_has_the_options_and_refusals_of_the_registry(name):
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match="there is no schedule named '2f2b'"):
         compact_build("2f2b", 2, 2)
-
-
-def agrees(program, rng):
-    """Whether the program is right, for the validator, for `of` and for the check alike; checks its numbers."""
-    refused = refusal(validate, program)
-    assert refusal(CompactProgram.of, program) == refused
-    if refused and not program.is_lowered:
-        with pytest.raises((InvalidProgram, KeyError)):  # the check by itself; KeyError: an unknown kind
-            _converted(program).check()
-    elif not refused:
-        compact = CompactProgram.of(program)
-        cost = rng.choice(COSTS)(rng, program.num_stages)
-        check_numbers(program, cost, *(with_order(compact, wide) for wide in (False, True)))
-    return not refused
-
-
-@settings(deadline=None, max_examples=120)
-@given(st.randoms(use_true_random=False))
-def test_the_check_refuses_what_the_validator_refuses(rng):
-    program = random_program(rng)
-    directions = rng.choice([None, 1, len(set(routes(program)))])
-    program = Program(program.name, program.ranks, program.num_stages, program.num_microbatches, directions)
-    for _ in range(rng.randint(0, 3)):
-        program = mutant(rng, program)
-    agrees(program, rng)
-
-
-@pytest.mark.parametrize("name", schedules.names())
-def test_mutants_of_every_schedule_are_refused_as_by_the_validator(name):
-    rng = random.Random(name)
-    programs = list(legal(name, [(p, m) for p in (1, 2, 3, 4) for m in (1, 2, 3, 4, 8)]))
-    verdicts = []
-    for _ in range(80):
-        program = mutant(rng, rng.choice(programs))
-        verdicts.append(
-            agrees(lower(program) if rng.random() < 0.2 and not refusal(validate, program) else program, rng)
-        )
-    assert 3 < sum(verdicts) < 60  # both kinds occur
-
-
-DEADLOCK = Program.parse("crossed", ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"])
-PAIRS = Program.parse("pairs", ["0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 (1F1;1B0)OVERLAP_F_B 1B1"])
-
-
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize(
-    ("program", "lines"),
-    [
-        (
-            DEADLOCK,
-            [
-                "ranks 0 and 1 wait for each other",
-                "rank 0 stands before 0B0 (position 1), which needs the gradient of 1B0 on rank 1 (position 3)",
-                "rank 1 stands before 1F1 (position 0), which needs the activation of 0F1 on rank 0 (position 2)",
-            ],
-        ),
-        (
-            PAIRS,
-            [
-                "rank 0 stands before 0B0 (position 1), which needs the gradient of 1B0 on rank 1 (position 1)",
-                "rank 1 stands before 1F1 (position 1), which needs the activation of 0F1 on rank 0 (position 1)",
-            ],
-        ),
-        (Program.parse("alone", ["0F0 1F1 1B1 0F1 1F0 1B0 0B0 0B1"]), ["rank 0 is stuck", "the activation of 0F1 on"]),
-    ],
-)
-def test_a_deadlock_names_the_actions(program, lines, wide):
-    compact = _converted(program)
-    with pytest.raises(InvalidProgram) as raised:
-        find_execution(compact, compact.wiring.source, wide=wide)
-    for line in lines:
-        assert line in str(raised.value)
-    with pytest.raises(InvalidProgram, match="deadlock"):
-        compact_simulate(compact)
-    with pytest.raises(InvalidProgram, match="fix: "):  # the validator's report
-        CompactProgram.of(program)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": {0: 1}}, "stage 0, microbatch 0: no F; every stage runs every microbatch"),
-        ({"kind": {0: 7}}, r"rank 0, position 0: the action has kind 7, out of range 0\.\.3"),
-        ({"stage": {5: 3}}, r"rank 1, position 1: the action has stage 3, out of range 0\.\.1"),
-        ({"microbatch": {5: -1}}, r"rank 1, position 1: the action has microbatch -1"),
-        ({"microbatch": {0: 1}}, "stage 0, microbatch 1: F runs again; keep one"),
-        ({"kind": {2: 2}}, "stage 0, microbatch 0: I without W; add it"),
-        ({"second": {1: True}}, "0F1 must be the B or I of a pair, behind its F"),
-        ({"second": {0: True}}, "0F0 must be the B or I of a pair, behind its F"),
-        ({"second": {5: True}}, r"1B0 \(rank 1, position 0\) needs 1F0 \(rank 1, position 0\) in an earlier step"),
-        ({"kind": {4: 1, 5: 0}}, r"1B0 \(rank 1, position 0\) needs 1F0 \(rank 1, position 1\) in an earlier step"),
-        ({"num_microbatches": 3}, r"stage 0, microbatch 2 \(and 1 more\): no F"),
-        ({"num_directions": 0}, "take 1 routes through the ranks, num_directions=0"),
-        ({"offsets": [0, 4, 4, 8]}, "rank 1 has no actions"),
-        ({"offsets": [0, 5, 8]}, r"1B0 \(rank 1, position 0\) needs 1F0 \(rank 0, position 4\)"),
-    ],
-)
-def test_arrays_that_are_no_program_are_explained(change, message):
-    compact = compact_build("1f1b", 2, 2)
-    with pytest.raises(InvalidProgram, match=message):
-        replace(compact, **{name: _changed(getattr(compact, name), value) for name, value in change.items()}).check()
-
-
-def _changed(old, new):
-    if isinstance(new, int):
-        return new
-    if isinstance(new, list):
-        return np.array(new)
-    array = old.copy()
-    for index, value in new.items():
-        array[index] = value
-    return array
-
-
-def test_empty_programs_are_refused():
-    for rows in ([], [[]]):
-        with pytest.raises(InvalidProgram):
-            CompactProgram.of(Program("empty", rows))
-    nothing = np.zeros(0, np.int32)
-    columns = [nothing, nothing, nothing, nothing.astype(bool)]
-    with pytest.raises(InvalidProgram, match="no ranks"):
-        CompactProgram("none", 0, 0, np.zeros(1, np.int64), *columns).check()
-    with pytest.raises(ValueError, match="offsets that grow from 0"):
-        CompactProgram("none", 0, 0, np.array([0, 2]), *columns)
-
-
-def test_indices_beyond_the_arrays_are_refused_by_the_validator():
-    for stage in (10**6, 2**40):
-        with pytest.raises(InvalidProgram, match="stage"):
-            CompactProgram.of(Program("far", [[Action(0, "F", 0), Action(stage, "B", 0)]]))
-    with pytest.raises(InvalidProgram, match="unknown kind"):
-        CompactProgram.of(Program("odd", [[Action(0, "X", 0), Action(0, "B", 0)]]))
-    with pytest.raises(InvalidProgram, match="must pair"):
-        CompactProgram.of(Program("odd", [[Overlap(Action(0, "B", 0), Action(0, "F", 0))]]))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zero_bubble_h1", "dualpipev"])
@@ -436,3 +216,15 @@ def test_a_huge_program_has_its_closed_form(name):
     assert set(result.busy) == {work}
     assert set(result.idle) == {idle}
     assert compact.execution.waves is not None
+
+
+@pytest.mark.parametrize("name", schedules.names())
+def test_a_placement_is_that_of_the_program_and_is_refused_as_it_is(name):
+    for num_ranks, num_microbatches in product(range(1, 7), (1, 2, 3, 4, 6, 8, 12)):
+        if text := refusal(schedules.build, name, num_ranks, num_microbatches):
+            assert refusal(placement, name, num_ranks, num_microbatches) == text
+            continue
+        program = schedules.build(name, num_ranks, num_microbatches)
+        found = placement(name, num_ranks, num_microbatches)
+        stages = [tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(num_ranks)]
+        assert (list(found.stages), found.num_stages) == (stages, program.num_stages)

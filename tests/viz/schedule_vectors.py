@@ -14,7 +14,7 @@ from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 from dualpipe_lab.viz import bundle
 
 RANKS, MICROBATCHES = range(1, 7), (1, 2, 3, 4, 6, 8, 12)
-MODULES = ("check", "measures", "explain", "csv", "edits")
+MODULES = [f"schedule-{name}" for name in ("check", "measures", "explain", "csv", "edits")] + ["studio-track", "path"]
 
 
 def registry(ranks=RANKS, microbatches=MICROBATCHES):
@@ -33,7 +33,7 @@ def script():
     """The core's modules as one classic script."""
     texts = {}
     for name in MODULES:
-        bundle._collect(f"schedule-{name}.mjs", texts, ())
+        bundle._collect(f"{name}.mjs", texts, ())
     return "".join(map(bundle._plain, texts.values()))
 
 

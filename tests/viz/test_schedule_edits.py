@@ -16,7 +16,7 @@ RUN = """inputs => inputs.map(({ rows, name, edit, args, ...counts }) => {
   const program = makeProgram(name, parseProgram(rows, name).ranks, counts), before = programText(program);
   program.ranks.forEach(row => { Object.freeze(row); row.forEach(Object.freeze); });
   Object.freeze(program.ranks);
-  const edits = { insertStep, replaceStep, removeSteps, moveSteps, shiftSteps, replaceRow, moveStage, pairSteps,
+  const edits = { insertStep, removeSteps, moveSteps, shiftSteps, replaceRow, moveStage, pairSteps,
     unpairStep, splitBackward, joinBackward };
   try {
     const after = edits[edit](program, ...args);
@@ -74,10 +74,6 @@ def test_moves_insertions_and_removals_are_those_of_lists(core):
         new = {"stage": 0, "kind": "W", "microbatch": 1}
         cases.append((program, "insertStep", [to, at, new]))
         expected.append(([[*row[:at], "0W1", *row[at:]] if r == to else row for r, row in enumerate(rows)], 1))
-        cases.append((program, "replaceStep", [rank, position, new]))
-        replaced = [list(row) for row in rows]
-        replaced[rank][position] = "0W1"
-        expected.append((replaced, 1))
     for (program, edit, args), found, (rows, fresh) in zip(cases, run(core, cases), expected, strict=True):
         assert found["rows"] == [" ".join(row) for row in rows], (program, edit, args)
         assert found["fresh"] == fresh  # all other steps are the same objects

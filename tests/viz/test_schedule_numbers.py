@@ -1,7 +1,6 @@
-"""The studio's numbers equal the library's: times, peaks, links, bounds, waits and chains of causes, in Chromium."""
+"""The studio's numbers equal the library's: times, peaks, bounds, waits and chains of causes, in Chromium."""
 
 import random
-from collections import Counter
 
 import pytest
 from schedule_vectors import broken, packed, registry, script
@@ -9,7 +8,6 @@ from timeline_grid import COSTS
 
 from dualpipe_lab import Cost, simulate
 from dualpipe_lab.pp import explain, lower_bound
-from dualpipe_lab.pp.ranking import local_bubble
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 from dualpipe_lab.timeline.critical_path import _Walk
 
@@ -18,14 +16,16 @@ pytestmark = pytest.mark.browser
 READ = """const read = ({ name, rows, ...counts }) => makeProgram(name, parseProgram(rows, name).ranks, counts);"""
 MEASURE = """inputs => inputs.map(packed => {
   const program = read(packed), [rank, position] = packed.place;
-  const { times, links, ...numbers } = measures(program, packed.costs, packed.inFlight);
-  const places = ({ chain }) => chain.map(({ rank, position }) => [rank, position]);
+  const { times, ...numbers } = measures(program, packed.costs, packed.inFlight), starts = [];
+  const track = draftTrack(program, packed.costs);
+  program.ranks.forEach((row, r) => row.forEach((_, at) => starts.push(explainStart(program, packed.costs, r, at))));
   const why = explainStart(program, packed.costs, rank, position);
-  return { ...numbers, links: links.map(({ src, dst, number }) => [src, dst, number]),
-    start: [...times.start], end: [...times.end], pauses: pausesOf(program, times).map(p =>
+  const places = (span) => criticalPath(track, span).spans.map((one) => Object.values(stepOfSpan(track, one)));
+  return { ...numbers, start: [...times.start], end: [...times.end],
+    pauses: starts.map(({ pause }) => pause).filter(Boolean).map(p =>
       [p.rank, p.start, p.end, p.phase, p.beside, p.what, p.needed, p.source, p.onLink, p.words, p.text]),
     why: [why.start, why.end, why.pause && why.pause.words],
-    chain: places(why), critical: places(whyStart(program, times, lastPlace(program, times))) };
+    chain: places(spanOfStep(track, rank, position)), critical: places() };
 })"""
 ZERO = Cost(F=0, I=0, W=0, latency=1)
 
@@ -48,28 +48,19 @@ def chain(walk, place):
 def library(program, cost, place, bound):
     """What the library says of a valid program, in the form of the page."""
     timeline, ranks = simulate(program, cost), range(program.num_ranks)
-    busy = [timeline.busy_time(rank) for rank in ranks]
-    links = Counter((message.src, message.dst) for message in timeline.messages)
-    local = [timeline.local_bubble(rank) for rank in ranks]
-    assert max(local) == local_bubble(timeline)
-    pauses = explain(program, cost).pauses
+    pauses = [pause for pause in explain(program, cost).pauses if pause.phase != "cool-down"]
     span = timeline.spans_by_rank[place[0]][place[1]]
-    words = [p.words() for p in pauses if (p.rank, p.end) == (place[0], span.start) and p.phase != "cool-down"]
+    words = [p.words() for p in pauses if (p.rank, p.end) == (place[0], span.start)]
     path = timeline.critical_path()
     at = {id(span): [r, i] for r, row in enumerate(timeline.spans_by_rank) for i, span in enumerate(row)}
     return {
         "makespan": timeline.makespan,
-        "busy": busy,
-        "idle": [timeline.bubble_time(rank) for rank in ranks],
+        "busy": [timeline.busy_time(rank) for rank in ranks],
         "bubble": timeline.bubble_fraction,
-        "window": [list(timeline.window(rank)) for rank in ranks],
-        "localBubble": local,
         "peak": [timeline.peak_activations(rank) for rank in ranks],
         "pending": [timeline.peak_pending_weight_grads(rank) for rank in ranks],
         "messages": len(timeline.messages),
-        "links": [[*link, number] for link, number in sorted(links.items())],
         "stored": max(len({action.stage for action in program.actions(rank)}) for rank in ranks),
-        "busiest": {"ticks": max(busy), "rank": busy.index(max(busy))},
         "bound": lower_bound(program, cost, bound)._asdict(),
         "start": [span.start for row in timeline.spans_by_rank for span in row],
         "end": [span.end for row in timeline.spans_by_rank for span in row],

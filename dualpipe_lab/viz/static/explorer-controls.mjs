@@ -11,7 +11,7 @@ const COST_SLIDERS = [
   ["transfer", "transfer", 0, 10, "ticks a message occupies its link (less is more bandwidth)"],
 ];
 
-function rangeInput(label, words, [min, max], change) {
+export function rangeInput(label, words, [min, max], change) {
   const input = make("input", { type: "range", min, max, step: 1, title: words, "aria-label": `${label}: ${words}` });
   const output = make("output");
   input.addEventListener("input", () => change(Number(input.value)));

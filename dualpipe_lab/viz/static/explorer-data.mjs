@@ -14,9 +14,15 @@ const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 // The number of stages of a program, from its text: one more than the highest stage that a token names.
 const stagesOf = (rows) => 1 + Math.max(...rows.join(" ").match(/\d+(?=[FBIW])/g).map(Number));
 
-// Costs are those of 1/p of the model.  `fine` ticks make one tick, so that every stage's share is a whole number.
-function shareOf(costs, numRanks, numStages, fine) {
-  const share = (fine * numRanks) / numStages;
+// How many ticks have to make one so that the share of each of these numbers of stages, whole/stages, is a whole number.
+export const fineness = (whole, numbers) => numbers.reduce((all, stages) => {
+  const own = stages / gcd(stages, whole);
+  return (all * own) / gcd(all, own);
+}, 1);
+
+// Costs of one of `numStages` stages, from those of 1/whole of the model; `fine` ticks make one tick.
+export function shareOf(costs, whole, numStages, fine) {
+  const share = (fine * whole) / numStages;
   const scaled = Object.entries(costs).map(([key, value]) =>
     [key, value == null ? null : value * (key === "latency" || key === "transfer" ? fine : share)]);
   return Object.fromEntries(scaled);
@@ -33,10 +39,7 @@ export function explore(titles, twins, programs, choice) {
   const found = Object.keys(titles).filter((key) => shown.has(key) && !leftOut.has(key))
     .map((key) => ({ key, name: titles[key], rows: programs[key][`${ranks} ${microbatches}`] }));
   const built = found.filter(({ rows }) => Array.isArray(rows)).map((entry) => ({ ...entry, stages: stagesOf(entry.rows) }));
-  const fine = built.reduce((all, { stages }) => {
-    const own = stages / gcd(stages, ranks);
-    return (all * own) / gcd(all, own);
-  }, 1);
+  const fine = fineness(ranks, built.map(({ stages }) => stages));
   const ranked = built.map((entry) => measured(entry, shareOf(costs, ranks, entry.stages, fine), fine, choice));
   ranked.sort((a, b) => b.fits - a.fits || a.step - b.step || a.peak - b.peak || a.messages - b.messages);
   const refused = found.filter(({ rows }) => !Array.isArray(rows)).map(({ name, rows }) => ({ name, reason: rows }));

@@ -1,6 +1,6 @@
 // What is marked on top of the rows: outlines, where a draft comes to a halt, and what an editor points at.
 //
-// `marks`, of the first track: {chosen: spans, cursor: span, drop: {rank, time}, circle: [[waiting, needed], ...]}, all
+// `marks`, of the first track: {chosen, named: spans, cursor: span, drop: {rank, time}, circle: [[waiting, needed], ...]}, all
 // optional.
 
 import { endOf, startOf } from "./lanes.mjs";
@@ -28,8 +28,9 @@ export function drawStops(painter, layout, tracks) {
   });
 }
 
-export function drawMarks(painter, layout, tracks, { chosen = [], cursor = -1, drop = null, circle = [] }) {
+export function drawMarks(painter, layout, tracks, { chosen = [], named = [], cursor = -1, drop = null, circle = [] }) {
   const { theme } = painter, [track] = tracks;
+  for (const span of named) outline(painter, layout, track, 0, span, theme.accent, 1.5);
   for (const span of chosen) outline(painter, layout, track, 0, span, theme.accent, 2.5);
   if (cursor >= 0) outline(painter, layout, track, 0, cursor, theme.border, 2);
   for (const [waiting, needed] of circle) {

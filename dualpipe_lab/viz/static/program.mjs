@@ -60,7 +60,7 @@ export function connectParts(program) {
 }
 
 // feed[part]: the part whose result it takes, or -1.  Messages are the feeds that cross ranks.
-function findFeeds(program) {
+export function findFeeds(program) {
   const { stage, kind, microbatch, stepOf, rankOf, numStages, numMicrobatches, numRanks } = program;
   const forward = new Int32Array(numStages * numMicrobatches).fill(-1);
   const backward = forward.slice();

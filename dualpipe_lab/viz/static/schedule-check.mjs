@@ -20,6 +20,7 @@
 // The checks run in this order; as in Python, a later one runs only if the earlier ones found nothing.
 // `inFlight`: the most activations that any rank may hold, or one bound per rank.
 
+import { findFeeds } from "./program.mjs";
 import { flatten } from "./schedule-flat.mjs";
 import { findFix } from "./schedule-fix.mjs";
 import { pythonQuoted, stepText } from "./schedule-rows.mjs";
@@ -49,7 +50,8 @@ function judge(program) {
   if (problems.total) return failed(program, problems, "routes");
   const run = runUntimed(flat);
   if (!hasEnded(flat, run)) return stuck(program, flat, run, problems);
-  addFeeds(flat, run);
+  findFeeds(flat);
+  flat.order = run.order;
   const nothing = { problems: [], total: 0, text: "", marks: [], phase: "", cycle: [], fix: null };
   return { ...nothing, isValid: true, order: run.order, flat };
 }
@@ -71,21 +73,6 @@ function stuck(program, flat, run, problems) {
     [{ rank, position }, { rank: other, position: otherPosition }]);
   addProblem(problems, () => lines.join("\n      "), () => marks);
   return { ...failed(program, problems, "deadlock"), cycle, fix };
-}
-
-// What `compile` of program.mjs finds: which result a part takes from another stage, and which results are messages.
-function addFeeds(flat, { need, order }) {
-  const { numParts, numRanks, stage, stepOf, rankOf } = flat;
-  const feed = new Int32Array(numParts).fill(-1), link = feed.slice(), consumer = feed.slice();
-  for (let part = 0; part < numParts; part++) {
-    const source = need[part];
-    if (source < 0 || stage[source] === stage[part]) continue;
-    const src = rankOf[stepOf[source]], dst = rankOf[stepOf[part]];
-    feed[part] = source;
-    consumer[source] = part;
-    if (src !== dst) link[source] = src * numRanks + dst;
-  }
-  Object.assign(flat, { feed, link, consumer, order });
 }
 
 function explainInFlight(program, inFlight, problems) {

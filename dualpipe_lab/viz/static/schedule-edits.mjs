@@ -48,11 +48,6 @@ function checkNewStep(step) {
 // In front of what is at `position`; at the end for the length of the row.
 export const insertStep = (program, rank, position, step) => spliced(program, rank, position, 0, checkNewStep(step));
 
-export function replaceStep(program, rank, position, step) {
-  stepAtPlace(program, [rank, position]);
-  return spliced(program, rank, position, 1, checkNewStep(step));
-}
-
 export const removeSteps = (program, places) => withRows(program, rowsWithout(program, places));
 
 function rowsWithout(program, places) {

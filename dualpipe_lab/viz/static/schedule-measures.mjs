@@ -2,11 +2,11 @@
 //
 // measures(program, costs, inFlight) -> {
 //   times        {start, end} of every step, {left, arrived} of every part's result, as `simulate` gives them
-//   makespan, bubble (idle share of all ranks' time), busy, idle, window, localBubble     each of these per rank
+//   makespan     ticks                                      bubble    idle share of all ranks' time
+//   busy         the ticks of work of each rank
 //   peak         the most live activations of each rank     pending   the most weight gradients that wait for their W
 //   stored       the most stages of which a rank stores the weights
-//   messages     how many messages there are                links         [{src, dst, number}], of each directed link
-//   busiest      {ticks, rank}: the work of the busiest rank
+//   messages     how many messages there are
 //   bound        {ticks, reason, rank}: what no order of these actions on these ranks beats, within `inFlight`
 // }
 // `costs` as for `simulate`, in whole numbers.  An Error for an invalid schedule says its problems.
@@ -20,14 +20,11 @@ export function measures(program, costs, inFlight = null) {
   if (!isValid) throw new Error(text);
   checkCosts(costs, flat.numStages);
   const times = simulate(flat, costs), ranks = ranksOfTimes(flat, times);
-  const makespan = ranks.window.reduce((most, [, end]) => Math.max(most, end), 0);
-  const idle = ranks.busy.map((busy) => makespan - busy), total = makespan * flat.numRanks;
-  const busiest = ranks.busy.indexOf(Math.max(...ranks.busy));
+  const makespan = times.end.reduce((most, end) => Math.max(most, end), 0), total = makespan * flat.numRanks;
+  const idle = ranks.busy.reduce((sum, busy) => sum + makespan - busy, 0);
   return {
-    times, makespan, idle, ...ranks, ...linksOfFlat(flat),
-    bubble: total ? idle.reduce((sum, ticks) => sum + ticks, 0) / total : 0,
-    stored: mostStored(flat),
-    busiest: { ticks: ranks.busy[busiest], rank: busiest }, bound: lowerBound(flat, costs, inFlight),
+    times, makespan, ...ranks, bubble: total ? idle / total : 0, stored: mostStored(flat),
+    messages: flat.link.reduce((count, link) => count + Number(link >= 0), 0), bound: lowerBound(flat, costs, inFlight),
   };
 }
 
@@ -48,7 +45,7 @@ function checkCosts(costs, numStages) {
 
 // By rank.  The steps of a rank do not overlap in time, so the counts follow from their order alone.
 function ranksOfTimes({ numRanks, rankStart, firstPart, kind }, { start, end }) {
-  const found = { busy: [], window: [], localBubble: [], peak: [], pending: [] };
+  const found = { busy: [], peak: [], pending: [] };
   for (let rank = 0; rank < numRanks; rank++) {
     let busy = 0, held = 0, waiting = 0, peak = 0, pending = 0;
     for (let step = rankStart[rank]; step < rankStart[rank + 1]; step++) {
@@ -61,10 +58,7 @@ function ranksOfTimes({ numRanks, rankStart, firstPart, kind }, { start, end }) 
         if (own === 3) waiting--;
       }
     }
-    const first = start[rankStart[rank]], last = end[rankStart[rank + 1] - 1];
     found.busy.push(busy);
-    found.window.push([first, last]);
-    found.localBubble.push(last - first - busy);
     found.peak.push(peak);
     found.pending.push(pending);
   }
@@ -83,13 +77,4 @@ function mostStored({ numRanks, numStages, rankStart, firstPart, stage }) {
     most = Math.max(most, number);
   }
   return most;
-}
-
-function linksOfFlat({ numRanks, numParts, link }) {
-  const counts = new Int32Array(numRanks * numRanks), links = [];
-  for (let part = 0; part < numParts; part++) if (link[part] >= 0) counts[link[part]]++;
-  counts.forEach((number, key) => {
-    if (number) links.push({ src: Math.floor(key / numRanks), dst: key % numRanks, number });
-  });
-  return { links, messages: links.reduce((sum, { number }) => sum + number, 0) };
 }

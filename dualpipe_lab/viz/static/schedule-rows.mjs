@@ -39,9 +39,6 @@ export function makeProgram(name, ranks, counts = {}) {
 // The same name, counts and directions with other rows.
 export const withRanks = (program, ranks) => makeProgram(program.name, ranks, { ...program, notes: [] });
 
-// The same rows with the counts that their indexes give, as if the program's text were read again.
-export const recounted = ({ name, ranks, numDirections }) => makeProgram(name, ranks, { numDirections });
-
 export const isPair = (step) => step.forward !== undefined;
 
 // The action of a step, or both of a pair, forward first.

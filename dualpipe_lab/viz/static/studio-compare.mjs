@@ -1,6 +1,7 @@
 // Other schedules on the same axis: of the registry at the same size, or versions of the draft that were kept.
 
 import { make, textButton } from "./dom.mjs";
+import { fineness, shareOf } from "./explorer-data.mjs";
 import { menu } from "./studio-controls.mjs";
 
 export const MOST_COMPARED = 3;
@@ -21,23 +22,13 @@ export function comparePanel(spec, act) {
   return { panel, update };
 }
 
-const divisor = (a, b) => (b ? divisor(b, a % b) : a);
-
 // Costs for orders of one model with other numbers of stages: a stage's share of the work is 1/stages.  Returns {fine, of}:
 // `of(stages)` are costs in ticks of which `fine` make one of the draft's, so that every share is a whole number.
 export function axisCosts(costs, draftStages, others) {
-  const fine = others.reduce((all, stages) => {
-    const own = stages / divisor(stages, draftStages);
-    return (all * own) / divisor(own, all);
-  }, 1);
   const hasOwn = Object.values(costs).some(Array.isArray), different = others.find((stages) => stages !== draftStages);
   if (hasOwn && different) {
     throw new Error(`costs differ between the ${draftStages} stages, and another order has ${different}; give all stages one cost`);
   }
-  const of = (stages) => {
-    const share = (fine * draftStages) / stages, isLink = (key) => key === "latency" || key === "transfer";
-    return Object.fromEntries(Object.entries(costs).map(([key, value]) =>
-      [key, typeof value === "number" ? value * (isLink(key) ? fine : share) : value]));
-  };
-  return { fine, of };
+  const fine = fineness(draftStages, others);
+  return { fine, of: (stages) => (hasOwn ? costs : shareOf(costs, draftStages, stages, fine)) };
 }

@@ -1,6 +1,7 @@
 // The studio's controls: where to begin, what to change, costs.  Each is a labelled native input.
 
 import { make, textButton } from "./dom.mjs";
+import { rangeInput } from "./explorer-controls.mjs";
 
 export const section = (title, isOpen, ...children) =>
   make("details", { open: isOpen, class: "section" }, make("summary", {}, title), make("div", { class: "inside" }, ...children));
@@ -91,14 +92,11 @@ const COST_LABELS = { overlap: "F&B" };
 // Sliders for all stages at once; a text field for numbers that differ between stages.
 export function costControls(act) {
   const rows = COSTS.map(([key, min, max, words]) => {
-    const label = COST_LABELS[key] ?? key;
-    const input = make("input", { type: "range", min, max, step: 1, "aria-label": `${label}: ${words}`, title: words });
-    const output = make("output");
-    input.addEventListener("input", () => act("cost", { key, value: Number(input.value) }));
+    const label = COST_LABELS[key] ?? key, slider = rangeInput(label, words, [min, max], (value) => act("cost", { key, value }));
     const perStage = key.length > 1 ? null : textField(`${label} of each stage`, { size: 7, title: "one number per stage, such as 1 1 2 1" },
       (text) => act("costs", { key, text }));
     perStage?.addEventListener("change", () => act("costs", { key, text: perStage.value }));
-    return [key, { input, output, perStage, row: make("div", { class: "cost" }, make("span", {}, label), input, output, ...(perStage ? [perStage] : [])) }];
+    return [key, { slider, perStage, row: make("div", { class: "priced" }, slider.row, ...(perStage ? [perStage] : [])) }];
   });
   const limit = countField("Live activations that each rank has room for", (value) => act("limit", value));
   const stages = countField("Number of stages", (value) => act("size", { numStages: value }));
@@ -112,13 +110,9 @@ export function costControls(act) {
     stages.value = program.numStages;
     microbatches.value = program.numMicrobatches;
     copies.select.value = program.numDirections > 2 ? "" : program.numDirections ?? "";
-    for (const [key, { input, output, perStage }] of rows) {
-      const value = costs[key], isList = Array.isArray(value);
-      const shown = value == null ? pairTicks(costs) : isList ? Math.max(...value) : value;
-      input.value = shown;
-      input.style.setProperty("--done", `${(100 * shown) / input.max}%`);
-      output.textContent = value == null ? "F + B" : isList ? "own" : String(value);
-      input.setAttribute("aria-valuetext", output.textContent);
+    for (const [key, { slider, perStage }] of rows) {
+      const value = costs[key], isList = Array.isArray(value), shown = value == null ? pairTicks(costs) : mostTicks(value);
+      slider.show(shown, value == null ? "F + B" : isList ? "own" : String(value));
       if (perStage && perStage !== perStage.getRootNode().activeElement) perStage.value = isList ? value.join(" ") : "";
     }
     limit.value = room ?? "";
@@ -132,4 +126,5 @@ function countField(words, change) {
   return input;
 }
 
-const pairTicks = ({ F, I, W }) => [F, I, W].map((value) => (Array.isArray(value) ? Math.max(...value) : value)).reduce((a, b) => a + b);
+const mostTicks = (value) => (Array.isArray(value) ? Math.max(...value) : value);
+const pairTicks = ({ F, I, W }) => [F, I, W].map(mostTicks).reduce((a, b) => a + b);

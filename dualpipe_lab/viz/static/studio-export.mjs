@@ -8,7 +8,7 @@ import { perfettoTrace } from "./studio-perfetto.mjs";
 import { writeCsv } from "./schedule-csv.mjs";
 import { programRows, programText } from "./schedule-rows.mjs";
 
-const FORMS = [["text", "text"], ["csv", "CSV of torch"], ["python", "Python"]];
+const FORMS = [["text", "text"], ["csv", "CSV of torch"], ["comms", "CSV with sends and receives"], ["python", "Python"]];
 
 const quoted = (text) => JSON.stringify(text).replaceAll("\u2028", "\\u2028").replaceAll("\u2029", "\\u2029");
 
@@ -53,7 +53,7 @@ export function pythonText({ program, costs }) {
 // A form that a program does not have is told in its place.
 function written(form, session) {
   try {
-    return { text: programText, csv: writeCsv, python: () => pythonText(session) }[form](session.program);
+    return { text: programText, csv: writeCsv, comms: (program) => writeCsv(program, "compute_comms"), python: () => pythonText(session) }[form](session.program);
   } catch (error) {
     return error.message;
   }

@@ -4,7 +4,7 @@ export const STUDIO_STYLE = `
 .row { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 10px; padding: 4px 2px; }
 .row .gap { flex: 1; }
 .field { display: inline-flex; align-items: center; gap: 6px; font-size: 12px; color: var(--muted); }
-.field input, .cost input[type="text"], textarea {
+.field input, .priced input[type="text"], textarea {
   font: inherit; color: var(--text); background: var(--page); border: 1px solid var(--line); border-radius: 6px; height: 28px; padding: 0 6px;
 }
 .field input:focus-visible, textarea:focus-visible, .table:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
@@ -35,9 +35,9 @@ dp-timeline { margin: 4px 0 0; }
 .inside th { border-bottom: 0; }
 .inside thead th { border-bottom: 1px solid var(--line); }
 .inside .costs { border: 0; margin: 0; padding: 0; }
-.inside .cost { grid-template-columns: 56px 1fr 40px; }
-.inside .cost:has(input[type="text"]) { grid-template-columns: 56px 1fr 40px 6.5em; }
-.inside .cost input[type="text"] { width: 6.5em; min-width: 0; }
+.priced { display: flex; align-items: center; gap: 8px; }
+.priced .cost { flex: 1; grid-template-columns: 56px 1fr 40px; }
+.priced input[type="text"] { width: 6.5em; min-width: 0; }
 .hint, .rules { margin: 2px 0 6px; font-size: 12px; color: var(--muted); }
 .compared, .challenges { margin: 0; font-size: 13px; }
 .compared { list-style: none; padding: 0 2px; }

@@ -23,6 +23,8 @@ import { measures } from "./schedule-measures.mjs";
 import { makeProgram, stepText } from "./schedule-rows.mjs";
 import { STYLE } from "./style.mjs";
 
+const MOST_NAMED = 64; // cells that problems name, marked in the drawing
+
 export class StudioElement extends Drawing {
   connectedCallback() {
     this.ready ??= this.start(JSON.parse(this.dataset.spec));
@@ -146,7 +148,7 @@ export class StudioElement extends Drawing {
     this.timeline.show(tracks, this.marks(track));
   }
 
-  // What the drawing marks: what is chosen, the cursor, and of a deadlock its circle.
+  // What the drawing marks: what is chosen, the cursor, of a deadlock its circle, else what the problems name.
   marks(track = this.timeline.tracks[0], drop = null) {
     const { session } = this;
     const chosen = [];
@@ -157,7 +159,10 @@ export class StudioElement extends Drawing {
     const cursor = session.here && this.board.isEditing ? spanOfStep(track, rank, position) : -1;
     const circle = this.result.cycle.map((wait) => [spanOfStep(track, wait.rank, wait.position),
       spanOfStep(track, wait.other, wait.otherPosition)]);
-    return { chosen, cursor, drop, circle };
+    const isStep = (place) => place.position < (session.program.ranks[place.rank]?.length ?? 0); // a rank may be empty
+    const places = circle.length ? [] : this.result.marks.flat().filter(isStep).slice(0, MOST_NAMED);
+    const named = places.map((place) => spanOfStep(track, place.rank, place.position));
+    return { chosen, named, cursor, drop, circle };
   }
 
   // The cursor or what is chosen has changed, and nothing else.

@@ -1,0 +1,130 @@
+"""What goes into the studio and comes out of it: text, CSV, links, files, scripts, and what attackers paste."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from studio_page import act, message, open_studio, rows, studio
+
+from dualpipe_lab import pp
+from dualpipe_lab.pp import Cost, Program, schedules
+
+pytestmark = pytest.mark.browser
+
+
+def test_csv_of_torch_goes_in_and_out(page):
+    open_studio(page)
+    page.locator("dp-studio summary", has_text="Text, link, files").click()
+    for name in ("zbv", "interleaved", "1f1b"):
+        program = schedules.build(name, 4, 8)
+        act(page, "readText", pp.to_torch_csv(program))
+        assert rows(page) == program.rows()
+        page.get_by_label("Form").select_option("csv")
+        assert pp.from_torch_csv(studio(page, "e.exporting.area.value")).ranks == program.ranks
+        page.get_by_label("Form").select_option("comms")
+        assert studio(page, "e.exporting.area.value") == pp.to_torch_csv(program, "compute_comms")
+        page.get_by_label("Form").select_option("text")
+    act(page, "start", {"name": "dualpipe", "ranks": 4, "microbatches": 8})
+    page.get_by_label("Form").select_option("csv")
+    assert studio(page, "e.exporting.area.value").startswith("torch keeps a stage on one rank")
+
+
+def test_a_link_opens_the_schedule_in_a_fresh_browser(page, browser):
+    open_studio(page, ("dualpipe", 4, 8))
+    act(page, "cost", {"key": "latency", "value": 3})
+    act(page, "limit", 6)
+    act(page, "link")
+    page.wait_for_function("document.querySelector('dp-studio').exporting.link.href")
+    address = studio(page, "e.exporting.link.href")
+    assert len(address) < 2000
+    fresh = browser.new_context().new_page()
+    fresh.goto(address)
+    fresh.wait_for_function("document.querySelector('dp-studio')?.figures")
+    assert rows(fresh) == rows(page)
+    assert studio(fresh, "[e.figures.makespan, e.session.limit, e.session.program.numDirections]") == [
+        pp.simulate(schedules.build("dualpipe", 4, 8), Cost(latency=3)).makespan,
+        6,
+        2,
+    ]
+    fresh.context.close()
+
+
+def test_hostile_input_gets_a_sentence_and_nothing_is_lost(page):
+    open_studio(page, ("1f1b", 2, 2))
+    before = rows(page)
+    act(page, "readText", "0F0 " * 2_500_000)
+    assert message(page) == ("the text has 10000000 characters; the studio reads at most 4000000, use a smaller size")
+    act(page, "readText", "<img src=x onerror=alert(1)>")
+    assert message(page).startswith("rank 0, position 0: '<img' is not an action")
+    act(page, "readText", "0F99999999999999999999 0B0")
+    assert "has 20 digits" in message(page)
+    act(page, "insert", "1F" + "9" * 12)
+    assert "never" not in message(page)
+    act(page, "undo")
+    assert rows(page) == before
+    page.evaluate("location.hash = '#schedule=AAAA'")
+    page.wait_for_function("document.querySelector('dp-studio').message.textContent.includes('link')")
+    assert message(page) == "the link is damaged or was cut; copy the whole link again"
+    act(page, "readText", "# <b onclick=alert(1)>bold</b>: 1 ranks, 1 stages, 1 microbatches\nrank 0: 0F0 0B0")
+    assert page.locator("dp-studio b").count() == 0
+    assert page.locator("dp-studio .title").inner_text() == "<b onclick=alert(1)>bold</b>"
+    act(page, "undo")
+    assert rows(page) == before
+
+
+def test_a_link_that_unpacks_to_a_gigabyte_is_refused(page):
+    open_studio(page, ("1f1b", 2, 2))
+    page.evaluate(
+        """async () => {
+            const stream = new Blob([new Uint8Array(3e7)]).stream().pipeThrough(new CompressionStream("deflate-raw"));
+            const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+            let letters = "";
+            for (let i = 0; i < bytes.length; i += 8192) letters += String.fromCharCode(...bytes.subarray(i, i + 8192));
+            location.hash = "#schedule=" + btoa(letters).replaceAll("+", "-").replaceAll("/", "_");
+        }"""
+    )
+    page.wait_for_function("document.querySelector('dp-studio').message.textContent.includes('link')")
+
+
+def event_set(trace):
+    return sorted(json.dumps({k: v for k, v in event.items() if k != "id"}, sort_keys=True) for event in trace)
+
+
+def saved(page, name):
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name=name).click()
+    return Path(waiting.value.path()), waiting.value.suggested_filename
+
+
+@pytest.mark.parametrize("name", ["zbv", "dualpipe"])
+def test_every_export_is_read_back(page, name, tmp_path):
+    open_studio(page, (name, 2, 4))
+    act(page, "cost", {"key": "F", "value": 2})
+    program, cost = schedules.build(name, 2, 4), Cost(F=2)
+    page.locator("dp-studio summary", has_text="Text, link, files").click()
+    assert Program.parse("again", studio(page, "e.exporting.area.value")).ranks == program.ranks
+    path, file_name = saved(page, "Save trace for Perfetto")
+    assert file_name.endswith(".trace.json")
+    expected = json.loads(pp.simulate(program, cost).to_perfetto())["traceEvents"]
+    assert event_set(json.loads(path.read_text())["traceEvents"]) == event_set(expected)
+    path, file_name = saved(page, "Save file")
+    kept = path.rename(tmp_path / file_name)
+    act(page, "start", {"name": "gpipe", "ranks": 3, "microbatches": 2})
+    page.locator("dp-studio input[type=file]").set_input_files(str(kept))
+    page.wait_for_function("document.querySelector('dp-studio').session.costs.F === 2")
+    assert rows(page) == program.rows()
+    if name == "zbv":
+        path, _ = saved(page, "Save CSV")
+        assert path.read_text() == pp.to_torch_csv(program)
+    assert studio(page, "e.timeline.toSvg()").startswith("<svg xmlns")
+    assert page.evaluate("document.querySelector('dp-studio').timeline.toPng().then(blob => blob.size)") > 5000
+    page.get_by_label("Form").select_option("python")
+    script = tmp_path / "run.py"
+    script.write_text(studio(page, "e.exporting.area.value"))
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert f"{pp.simulate(program, cost).makespan} ticks\n" in ran.stdout
+    losses = re.findall(r"(\d+): (\d\.\d+)", ran.stdout.splitlines()[-1])
+    assert sorted(int(microbatch) for microbatch, _ in losses) == [0, 1, 2, 3]
