@@ -79,11 +79,16 @@ def test_golden_values_of_dense_models():
 
 def test_golden_values_of_models_with_experts():
     """Peaks miss 3 and 8 percent: routing is not even in these runs, and two of one configuration differ by as much."""
-    held, peaks = errors_of([row for row in modelled() if row["num-experts"]])
+    rows = [row for row in modelled() if row["num-experts"]]
+    held, peaks = errors_of([row for row in rows if not row["recompute-modules"]])
     states, peak = report("states", held), report("peak", peaks)
-    assert len(held) == 14
+    assert len(held) == 13
     assert (states[0] < 0.005, states[1] < 0.05) == (True, True)
-    assert (peak[0] < 0.06, peak[1] < 0.1) == (True, True)
+    assert (peak[0] < 0.055, peak[1] < 0.1) == (True, True)
+    held, peaks = errors_of(rows)  # and the one with recomputation, below
+    assert len(held) == 14
+    assert max(report("states of all", held)) < 0.05
+    assert max(report("peaks of all", peaks)) < 0.1
 
 
 def test_parts_that_are_run_again_explain_the_row_that_has_them():
