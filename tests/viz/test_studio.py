@@ -240,3 +240,27 @@ def test_costs_of_each_stage_follow_the_number_of_stages_and_refuse_another_orde
     act(page, "costs", {"key": "F", "text": "1 4"})
     assert message(page) == ("costs differ between the 2 stages, and another order has 4; give all stages one cost")
     assert studio(page, "e.session.costs.F") == 1
+
+
+def test_a_draft_that_cannot_run_is_drawn_with_streams_memory_and_another_beside_it(page):
+    open_studio(page, ("1f1b", 2, 4))
+    act(page, "compare", "gpipe")
+    act(page, "cost", {"key": "latency", "value": 2})
+    act(page, "point", {"rank": 0, "position": 0})
+    act(page, "retype", "0F0 0B0 0F1 0F2 0B1 0F3 0B2 0B3")
+    act(page, "point", {"rank": 1, "position": 0})
+    act(page, "retype", "1F0 1F1 1B0 1B1 1F2 1B2 1F3 1B3")
+    assert studio(page, "e.result.phase") == "deadlock"
+    page.evaluate(
+        """() => {
+            const { timeline } = document.querySelector("dp-studio");
+            Object.assign(timeline, { streams: true, memory: "all", colourBy: "stage" });
+            timeline.time = 1;
+        }"""
+    )
+    shown = studio(page, "e.timeline.tracks.map((track) => [track.name, track.stop, track.messages.length])")
+    assert shown == [["1F1B", 4, 1], ["GPipe", None, 8]]  # 0F0 arrives, and what it begins ends at 4
+    assert studio(page, "e.timeline.toSvg()").count("never runs") == 1
+    act(page, "undo")
+    act(page, "undo")
+    assert studio(page, "e.timeline.tracks[0].stop") is None
