@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from drawing_page import document
+from schedule_vectors import script
 
 HERE = Path(__file__).parent
 
@@ -54,3 +55,10 @@ def page(browser, tmp_path):
     yield page
     context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def core(page):
+    """A page with the studio's core, without its elements."""
+    page.show(f"<script>{script()}</script>")
+    return page

@@ -29,12 +29,15 @@ def registry(ranks=RANKS, microbatches=MICROBATCHES):
                 yield strip(program)
 
 
+READ = "const read = ({ name, rows, ...counts }) => makeProgram(name, parseProgram(rows, name).ranks, counts);"
+
+
 def script():
-    """The core's modules as one classic script."""
+    """The core's modules as one classic script, and what reads a `packed` program."""
     texts = {}
     for name in MODULES:
         bundle._collect(f"{name}.mjs", texts, ())
-    return "".join(map(bundle._plain, texts.values()))
+    return "".join(map(bundle._plain, texts.values())) + READ
 
 
 def packed(program, **more):

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from schedule_vectors import broken, packed, registry, script, steps_in_order, verdict
+from schedule_vectors import broken, packed, registry, steps_in_order, verdict
 
 from dualpipe_lab import Cost, Program, schedules, simulate
 from dualpipe_lab.pp.program import Action, Overlap
@@ -12,7 +12,6 @@ from dualpipe_lab.pp.validation.validator import validate
 
 pytestmark = pytest.mark.browser
 
-READ = """const read = ({ name, rows, ...counts }) => makeProgram(name, parseProgram(rows, name).ranks, counts);"""
 CHECK = """programs => programs.map(packed => {
   const program = read(packed), { problems, text, order, cycle, fix, marks } = check(program, packed);
   if (marks.length !== problems.length) throw new Error("marks and problems differ in number");
@@ -23,12 +22,6 @@ CHECK = """programs => programs.map(packed => {
   found.fix = [fix.rank, fix.position, stepText(fix.step), fix.target, fix.words, fix.isEnough];
   return { ...found, after: programText(applyMove(program, fix)) };
 })"""
-
-
-@pytest.fixture
-def core(page):
-    page.show(f"<script>{script()}{READ}</script>")
-    return page
 
 
 def bounds_of(rng, program):

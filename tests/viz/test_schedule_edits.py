@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from schedule_vectors import cells, packed, registry, script
+from schedule_vectors import cells, packed, registry
 
 from dualpipe_lab import Program
 from dualpipe_lab.pp.program import Action, Overlap, actions_of, parse_action
@@ -27,12 +27,6 @@ RUN = """inputs => inputs.map(({ rows, name, edit, args, ...counts }) => {
     return { rows: programRows(after), fresh, rowsKept, counts: [after.numStages, after.numMicrobatches] };
   } catch (error) { return error.message; }
 })"""
-
-
-@pytest.fixture
-def core(page):
-    page.show(f"<script>{script()}</script>")
-    return page
 
 
 def run(core, cases):

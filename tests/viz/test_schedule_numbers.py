@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from schedule_vectors import broken, packed, registry, script
+from schedule_vectors import broken, packed, registry
 from timeline_grid import COSTS
 
 from dualpipe_lab import Cost, simulate
@@ -13,7 +13,6 @@ from dualpipe_lab.timeline.critical_path import _Walk
 
 pytestmark = pytest.mark.browser
 
-READ = """const read = ({ name, rows, ...counts }) => makeProgram(name, parseProgram(rows, name).ranks, counts);"""
 MEASURE = """inputs => inputs.map(packed => {
   const program = read(packed), [rank, position] = packed.place;
   const { times, ...numbers } = measures(program, packed.costs, packed.inFlight), starts = [];
@@ -28,12 +27,6 @@ MEASURE = """inputs => inputs.map(packed => {
     chain: places(spanOfStep(track, rank, position)), critical: places() };
 })"""
 ZERO = Cost(F=0, I=0, W=0, latency=1)
-
-
-@pytest.fixture
-def core(page):
-    page.show(f"<script>{script()}{READ}</script>")
-    return page
 
 
 def chain(walk, place):

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from schedule_vectors import broken, packed, registry, script
+from schedule_vectors import broken, packed, registry
 
 from dualpipe_lab import Program
 from dualpipe_lab.pp import from_torch_csv, to_torch_csv
@@ -16,12 +16,6 @@ READ_ALL = """([kind, texts]) => texts.map(text => { try {
   return programText(kind === "csv" ? readCsv(text, "name") : parseProgram(text, "name"));
 } catch (error) { return error.message; } })"""
 LETTERS = "0123 \t\n\r,;()FBIWSEND_RCVOLAP#:\"'rank\x1c\x85\xa0\u2028\ufeffé\\"
-
-
-@pytest.fixture
-def core(page):
-    page.show(f"<script>{script()}</script>")
-    return page
 
 
 def texts():
