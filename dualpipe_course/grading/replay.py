@@ -64,7 +64,7 @@ def replay(
         except Stopped as error:
             found = Replayed("stopped", str(error))
         else:
-            found = _read(report, printed)
+            found = _read(report, printed, limits.seconds)
         finally:
             process.kill()
     return Replayed(found.status, found.message, round(time.monotonic() - started, 2))
@@ -78,7 +78,7 @@ def shows_nothing(notebook: dict[str, Any]) -> bool:
 def _command(path: Path, report: Path, cell_seconds: float) -> list[str]:
     options = ["-q", "-o", "addopts=", "-o", "junit_logging=no", "-p", "no:cacheprovider", f"--rootdir={path.parent}"]
     options += ["--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}"]
-    options += [f"--nbval-cell-timeout={cell_seconds}", f"--junitxml={report}"]
+    options += [f"--nbval-cell-timeout={cell_seconds}", f"--junitxml={report}", "-o", "junit_duration_report=call"]
     return [sys.executable, "-P", "-m", "pytest", *options, str(path)]
 
 
@@ -107,20 +107,22 @@ def _watch(process: "subprocess.Popen[bytes]", limits: Limits, seconds: float, l
         look()
 
 
-def _read(report: Path, printed: str) -> Replayed:
-    """Read nbval's report: one test case per cell."""
+def _read(report: Path, printed: str, cell_seconds: float) -> Replayed:
+    """Read nbval's report: one test case per cell.  How it words a cell that was stopped depends on how that ended."""
     try:
         if report.stat().st_size > MAX_REPORT_BYTES:
             return Replayed("stopped", "its report is too long to read")
         cases = list(ElementTree.parse(report).iter("testcase"))  # noqa: S314 - of bounded size
     except (OSError, ElementTree.ParseError):
         return Replayed("unreadable", f"nbval gave no report: {_plain(printed)[-1000:].strip()}")
-    found = [node for case in cases for node in case if node.tag in ("failure", "error")]
-    failures = [_plain(node.text or "") for node in found]
-    if not cases or not failures:
+    found = [(case, node) for case in cases for node in case if node.tag in ("failure", "error")]
+    if not cases or not found:
         return Replayed("same" if cases else "no outputs", "" if cases else "nbval found no cell to compare")
-    status = "stopped" if any("Timeout of" in failure for failure in failures) else "differs"
-    return Replayed(status, f"{len(failures)} of {len(cases)} cells; the first: {failures[0][:2000].strip()}")
+    failures = f"{len(found)} of {len(cases)} cells; the first: {_plain(found[0][1].text or '')[:2000].strip()}"
+    if any(float(case.get("time", 0.0)) >= cell_seconds for case, _ in found):
+        return Replayed("stopped", f"a cell took more than {cell_seconds:g} s; is there an endless loop? {failures}")
+    stopped = any("Timeout of" in (node.text or "") for _, node in found)  # for what a cell prints late
+    return Replayed("stopped" if stopped else "differs", failures)
 
 
 def _plain(text: str) -> str:

@@ -95,7 +95,8 @@ class Judge:
         """The error if the store is gone, from what this rank knows, and whether this rank prints it for its node."""
         place = f"{self._world.master_addr}:{self._world.master_port}"
         said = f"the rendezvous at {place} is gone: its process has ended, or its host answers nothing"
-        deaths = dict(self._neighbours.death(handle) for handle in self._ended_beside())
+        ended = dict(self._neighbours.death(handle) for handle in self._ended_beside())
+        deaths = {rank: death for rank, death in ended.items() if not self._neighbours.has_left(rank)}
         failures = {} if failure is None else {self._world.rank: failure}
         records = Records(self._world.world_size, failures=failures, deaths=deaths)
         error: RankError | RankTimeout

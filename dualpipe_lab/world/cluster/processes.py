@@ -93,6 +93,10 @@ class Neighbours:
         code = operating_system.exit_code(member.pid, handle)
         return rank, Death(code, stack_of(member), packed_log(Path(member.folder)))
 
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank whose process has ended took its folder with it: it left by itself, and did not die."""
+        return not Path(self.members[rank].folder).exists()
+
     def ask_stacks(self, ranks: Collection[int]) -> dict[int, str]:
         """The stacks of ranks that answer nothing, by a signal: `faulthandler` needs no lock; STOPPED if it cannot."""
         asked = [self.members[rank] for rank in ranks if rank in self.members]

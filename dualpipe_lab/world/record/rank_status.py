@@ -6,10 +6,13 @@ rank that calls `torch.distributed` directly, the operation is read from the sta
 Elsewhere: the dump of torch's flight recorder; `py-spy dump` for the stack.
 """
 
+import gc
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -106,9 +109,11 @@ class StatusTracker:
 
     def snapshot(self) -> RankStatus:
         """Status of this process's main thread; another thread calls this."""
-        stack = _main_stack()
         current = self.current
-        blocked = _from_operation(current) if current else _from_torch(stack)
+        with _no_collection():
+            stack = _main_stack()
+            blocked = _from_operation(current) if current else _from_torch(stack)
+            frames = [StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in stack]
         return RankStatus(
             rank=self.rank,
             blocked=blocked,
@@ -120,8 +125,26 @@ class StatusTracker:
             received=Counter(self.received),
             joined=dict(self.joined),
             history={communicator: list(names) for communicator, names in list(self.history.items())},
-            frames=[StackFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in stack],
+            frames=frames,
         )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Read frames of the main thread inside of this block.
+
+    Python 3.11 may collect garbage while it makes the object of a frame.  What is collected may be a process group,
+    whose end lets the main thread run and leave the very frame, and this process crashes.  Later versions collect
+    between two instructions.
+    """
+    collects = sys.version_info < (3, 12) and gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _main_stack() -> list[FrameType]:
