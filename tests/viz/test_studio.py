@@ -14,8 +14,8 @@ pytestmark = pytest.mark.browser
 def test_1f1b_is_built_from_nothing_by_keyboard(page):
     open_studio(page)
     page.get_by_label("Schedule", exact=True).select_option("nothing")
-    page.get_by_label("Ranks", exact=True).select_option("2")
-    page.get_by_label("Microbatches", exact=True).select_option("2")
+    for size in ("ranks", "microbatches"):
+        page.get_by_label(f"{size}: to start with").press("Home")
     assert verdict(page).endswith("it cannot run.")
     expected = schedules.build("1f1b", 2, 2)
     board(page).focus()
@@ -170,6 +170,44 @@ def test_a_finger_moves_a_cell(browser, tmp_path):
         touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [at]})
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     assert rows(page)[0] == "0F1 0F0 0B0 0B1"
+    context.close()
+
+
+def test_sliders_choose_the_size_to_start_with(page):
+    open_studio(page)
+    page.get_by_label("ranks: to start with").press("ArrowLeft")
+    assert rows(page) == schedules.build("1f1b", 3, 8).rows()
+    page.get_by_label("microbatches: to start with").press("ArrowLeft")
+    assert rows(page) == schedules.build("1f1b", 3, 4).rows()
+    page.get_by_label("Schedule", exact=True).select_option("dualpipe")
+    assert message(page).startswith("dualpipe needs an even number of ranks, got 3")
+    page.get_by_label("ranks: to start with").press("Home")
+    assert rows(page) == schedules.build("dualpipe", 2, 4).rows()
+
+
+def test_a_draft_is_there_again_after_its_page_was_closed(browser, tmp_path):
+    (tmp_path / "page.html").write_text(document(Studio(("1f1b", 2, 2), ranks=(2,), microbatches=(2,)).to_html()))
+    context = browser.new_context()
+
+    def opened():
+        page = context.new_page()
+        page.goto((tmp_path / "page.html").as_uri())
+        page.wait_for_function("document.querySelector('dp-studio')?.timeline?.tracks")
+        return page, page.get_by_role("button", name="Take up the draft that this browser has kept")
+
+    first, offered = opened()
+    assert not offered.is_visible()
+    act(first, "retype", "0F1 0F0 0B0 0B1")
+    act(first, "limit", 2)
+    first.close(run_before_unload=True)
+    unchanged, offered = opened()
+    unchanged.close(run_before_unload=True)  # what nobody has changed is no draft
+    later, offered = opened()
+    assert rows(later) == schedules.build("1f1b", 2, 2).rows()
+    offered.click()
+    assert rows(later)[0] == "0F1 0F0 0B0 0B1"
+    assert studio(later, "e.session.limit") == 2
+    assert not offered.is_visible()
     context.close()
 
 

@@ -59,7 +59,7 @@ export function explorerControls(spec, hasPairs, change, reset) {
 }
 
 // A slider over a list of values, which need not be evenly spaced.
-const rangeOf = (label, words, values, change) =>
+export const rangeOf = (label, words, values, change) =>
   rangeInput(label, words, [0, values.length - 1], (index) => change(values[index]));
 
 const group = (title, ...children) =>

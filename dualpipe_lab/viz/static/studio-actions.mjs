@@ -2,6 +2,7 @@
 
 import { answerText, challengeProgram } from "./studio-challenges.mjs";
 import { MOST_COMPARED, axisCosts } from "./studio-compare.mjs";
+import { keptDraft } from "./studio-draft.mjs";
 import { EditActions } from "./studio-edit-actions.mjs";
 import { MOST_TICKS, UNIT_TICKS, linkOf, unpackSession } from "./studio-link.mjs";
 import { spanOfStep, stepOfSpan } from "./studio-track.mjs";
@@ -26,6 +27,12 @@ export class Actions extends EditActions {
     const program = name ? this.studio.registered(name, ranks, microbatches)
       : makeProgram("my schedule", Array.from({ length: ranks }, () => []), { numStages: ranks, numMicrobatches: microbatches, numDirections: 1 });
     this.load({ program }, name ? spec.titles[name] : "an empty schedule");
+  }
+
+  // The draft of an earlier visit.
+  takeUp() {
+    this.load(keptDraft(), "your last draft");
+    this.studio.begin.draft.hidden = true;
   }
 
   undo() {

@@ -1,7 +1,7 @@
 // The studio's controls: where to begin, what to change, costs.  Each is a labelled native input.
 
 import { make, textButton } from "./dom.mjs";
-import { rangeInput } from "./explorer-controls.mjs";
+import { rangeInput, rangeOf } from "./explorer-controls.mjs";
 
 export const section = (title, isOpen, ...children) =>
   make("details", { open: isOpen, class: "section" }, make("summary", {}, title), make("div", { class: "inside" }, ...children));
@@ -23,31 +23,37 @@ export function textField(words, attributes, commit) {
   return input;
 }
 
-// `spec`: titles of schedules and their sizes.  `act` is what the studio does.
-export function startControls(spec, act) {
-  const [name, ranks, microbatches] = spec.start;
-  const schedule = menu("Schedule", [...Object.entries(spec.titles), ["", "nothing"]], () => act("start", chosen()));
-  const sizes = {
-    ranks: menu("Ranks", spec.ranks.map((count) => [count, count]), () => act("start", chosen())),
-    microbatches: menu("Microbatches", spec.microbatches.map((count) => [count, count]), () => act("start", chosen())),
+// `spec`: titles of schedules and their sizes; `hasDraft`: whether one was kept.  `act` is what the studio does.
+export function startControls(spec, hasDraft, act) {
+  let [name, ranks, microbatches] = spec.start;
+  const choose = (part) => {
+    ({ name, ranks, microbatches } = { name, ranks, microbatches, ...part });
+    show();
+    act("start", { name, ranks, microbatches });
   };
-  schedule.select.value = name;
-  sizes.ranks.select.value = ranks;
-  sizes.microbatches.select.value = microbatches;
-  const chosen = () => ({ name: schedule.select.value, ranks: Number(sizes.ranks.select.value),
-    microbatches: Number(sizes.microbatches.select.value) });
+  const schedule = menu("Schedule", [...Object.entries(spec.titles), ["", "nothing"]], (value) => choose({ name: value }));
+  const sizes = [rangeOf("ranks", "to start with", spec.ranks, (value) => choose({ ranks: value })),
+    rangeOf("microbatches", "to start with", spec.microbatches, (value) => choose({ microbatches: value }))];
+  const show = () => {
+    schedule.select.value = name;
+    sizes[0].show(spec.ranks.indexOf(ranks), String(ranks));
+    sizes[1].show(spec.microbatches.indexOf(microbatches), String(microbatches));
+  };
+  show();
+  const draft = textButton("Take up your last draft", () => act("takeUp"), null, "Take up the draft that this browser has kept");
+  draft.hidden = !hasDraft;
   const undo = textButton("Undo", () => act("undo"), null, "Undo (Ctrl+Z)");
   const redo = textButton("Redo", () => act("redo"), null, "Redo (Ctrl+Y)");
   const explaining = textButton("Explain and play", () => act("mode"), false);
   const bar = make("div", { class: "row" },
-    field("start from", schedule.select), field("ranks", sizes.ranks.select), field("microbatches", sizes.microbatches.select),
+    field("start from", schedule.select), ...sizes.map(({ row }) => row), draft,
     make("span", { class: "gap" }), undo, redo, explaining);
   const update = (session, isEditing) => {
     undo.disabled = !session.canUndo;
     redo.disabled = !session.canRedo;
     explaining.setAttribute("aria-pressed", String(!isEditing));
   };
-  return { bar, update, chosen };
+  return { bar, update, draft };
 }
 
 const TOOLS = [

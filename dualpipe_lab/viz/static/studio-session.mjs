@@ -32,6 +32,12 @@ export class Session {
     this.chosen = new Set();
     this.cursor = { rank: 0, position: 0 };
     this.put(program, words);
+    this.begunAt = this.at;
+  }
+
+  // Whether the present version is another one than what the reader began with.
+  get isEdited() {
+    return this.at !== this.begunAt;
   }
 
   // A version after the present one; those undone are dropped.  What is chosen no longer exists where a change removed it.

@@ -3,6 +3,8 @@
 export const STUDIO_STYLE = `
 .row { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 10px; padding: 4px 2px; }
 .row .gap { flex: 1; }
+.row > .cost { grid-template-columns: auto 96px 20px; color: var(--muted); }
+.row > .cost span { font-weight: 400; }
 .field { display: inline-flex; align-items: center; gap: 6px; font-size: 12px; color: var(--muted); }
 .field input, .priced input[type="text"], textarea {
   font: inherit; color: var(--text); background: var(--page); border: 1px solid var(--line); border-radius: 6px; height: 28px; padding: 0 6px;

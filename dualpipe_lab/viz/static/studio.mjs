@@ -12,6 +12,7 @@ import { Actions } from "./studio-actions.mjs";
 import { costControls, editControls, section, startControls } from "./studio-controls.mjs";
 import { challengePanel } from "./studio-challenges.mjs";
 import { axisCosts, comparePanel } from "./studio-compare.mjs";
+import { hasDraft, keepWhenLeft } from "./studio-draft.mjs";
 import { exportPanel } from "./studio-export.mjs";
 import { UNIT_TICKS, sessionOfLink } from "./studio-link.mjs";
 import { STUDIO_STYLE } from "./studio-style.mjs";
@@ -40,6 +41,7 @@ export class StudioElement extends Drawing {
     this.compared = [];
     this.build();
     await this.openLink(location.hash);
+    keepWhenLeft(this.session);
     window.addEventListener("hashchange", () => this.openLink(location.hash));
     this.refresh();
     if (this.isConnected) this.observe(this.frame);
@@ -65,7 +67,7 @@ export class StudioElement extends Drawing {
     const root = this.shadowRoot ?? this.attachShadow({ mode: "open" }), act = (name, detail) => this.act(name, detail);
     this.timeline = document.createElement("dp-timeline");
     this.board = new Board(this.timeline, this.session, act);
-    this.begin = startControls(this.spec, act);
+    this.begin = startControls(this.spec, hasDraft(), act);
     this.edit = editControls(act);
     this.verdict = verdictPanel(act);
     this.numbers = figuresPanel();
