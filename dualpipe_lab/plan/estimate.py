@@ -161,6 +161,8 @@ def estimate(
 
     if not is_number(imbalance) or not 1 <= imbalance < inf:
         raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance!r}; use 1 or more")
+    if plan.hybrid and plan.world_size == cluster.num_ranks:  # it needs nodes to be legal
+        plan = _with_nodes(plan, cluster)
     plan.check(config_of(model), sequence_length, cluster.num_ranks)
     plan = _with_nodes(plan, cluster)
     num_rows = check_traffic(plan, global_batch)

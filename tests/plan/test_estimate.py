@@ -100,6 +100,13 @@ def test_four_ranks_hold_the_bytes_of_the_estimate():
     assert_held([(plan, CONFIG) for plan in dense] + [(plan, V3) for plan in experts])
 
 
+def test_a_hybrid_plan_has_the_nodes_of_the_cluster():
+    plan = lab.Plan(dp=16, zero=3, hybrid=True, num_microbatches=2)
+    found, named = (planner.estimate(CONFIG, one, cluster(16), LENGTH, 32) for one in (plan, replace(plan, ranks_per_node=8)))
+    assert found.plan == named.plan
+    assert found.of(0) == named.of(0)
+
+
 def test_states_of_many_plans_are_those_of_the_flat_buffers_that_messages_are_counted_for():
     """The counts of `Plan.traffic` are exact, and a gather of weights moves the shards of the states."""
     for zero, dp in product((1, 2), (2, 3, 4)):
