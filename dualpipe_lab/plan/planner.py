@@ -12,7 +12,7 @@ Elsewhere: calculon's `llm-optimal-execution`; SimuMax's `search_best_parallel_s
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -29,7 +29,7 @@ from dualpipe_lab.plan.legal import grids
 from dualpipe_lab.plan.memory import RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
-from dualpipe_lab.plan.stage_times import StageTimes
+from dualpipe_lab.plan.stage_times import Seconds, StageTimes
 from dualpipe_lab.plan.states import AnyModel, config_of, model_states, shard_counts
 from dualpipe_lab.plan.step_time import StepTime, StepTimer
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME, TimeRules
@@ -134,12 +134,20 @@ class SearchResult:
         """
         for place, choice in enumerate(self.choices, 1):
             if choice.plan == plan:
-                behind = choice.time.seconds / self.choices[0].time.seconds - 1
-                return f"it is number {place}, {behind:.1%} behind the first" if place > 1 else "it is the first"
+                return f"it is number {place}, {self._behind(choice)}" if place > 1 else "it is the first"
         for lost in self.lost:
             if lost.stands_for(plan):
                 return lost.reason
         raise ValueError(f"{plan} was no candidate; `estimate` and `step_time` take any plan")
+
+    def _behind(self, choice: Choice) -> str:
+        """Return how far a choice is behind the first, and on what it spends most of that."""
+        first, mine = self.choices[0].time, choice.time
+        more = {name: seconds - first.parts.get(name, 0.0) for name, seconds in mine.parts.items()}
+        name = max(more, key=more.__getitem__)
+        said = f"{mine.seconds / first.seconds - 1:.1%} behind the first"
+        is_seen = more[name] >= 0.001 * first.seconds
+        return f"{said}; the largest part is {name}, {more[name]:.3f} s more" if is_seen else said
 
     def __str__(self) -> str:
         lines = [f"{self.num_plans} plans; {len(self.choices)} fit and were computed in full"]
@@ -244,6 +252,7 @@ class _Search:
         self.memory = cluster.accelerator.memory_bytes if memory is None else memory
         self.config: ModelConfig = config_of(model)
         self.works: dict[tuple[object, ...], float] = {}
+        self.calls: dict[tuple[object, ...], str] = {}
         self.states: dict[tuple[object, ...], int] = {}
         self.numbers = itertools.count()
         self.choices: list[Choice] = []
@@ -314,20 +323,25 @@ class _Search:
             found += [(name, False), (name, True)] if overlaps else [(name, False)]
         return found
 
-    def _times(self, plan: Plan) -> StageTimes:
-        num_rows = self.global_batch // plan.data_size // plan.num_microbatches
-        return StageTimes(self.model, plan, self.cluster, self.time_rules, num_rows, self.sequence_length)
+    def _num_rows(self, plan: Plan) -> int:
+        return self.global_batch // plan.data_size // plan.num_microbatches
+
+    def _key(self, plan: Plan, num_rows: int) -> tuple[object, ...]:
+        return (plan.cp, plan.tp, plan.ep, plan.experts_in_data, plan.recompute, num_rows)
 
     def _mean_seconds(self, plan: Plan, num_rows: int) -> float:
         """Return the mean seconds of the ranks of pp without what overlapped pairs hide: no schedule takes less.
 
         Those of a microbatch depend on what is inside of a data rank alone.
         """
-        key = (plan.cp, plan.tp, plan.ep, plan.experts_in_data, plan.recompute, num_rows)
+        key = self._key(plan, num_rows)
         if key not in self.works:
-            table = self._times(replace(plan, pp=1)).of(0)
+            flat = replace(plan, pp=1)
+            times = StageTimes(self.model, flat, self.cluster, self.time_rules, num_rows, self.sequence_length)
+            table = times.of(0)
             hidden = sum(kind.get("ep", 0.0) for kind in table.values())
             self.works[key] = sum(sum(kind.values()) for kind in table.values()) - hidden
+            self.calls[key] = _largest_calls(times, table)
         return self.works[key] * plan.num_microbatches / plan.pp
 
     def _least_bytes(self, plan: Plan) -> int:
@@ -374,7 +388,18 @@ class _Search:
         for seconds, _, plan, is_group in candidates:
             reason, constraint = "the search stopped at its limit", "limit"
             if worst is not None:
-                reason = f"it takes at least {seconds:.3f} s, and {worst:.3f} s are reached without it"
+                calls = self.calls[self._key(plan, self._num_rows(plan))]
+                reason = f"it takes at least {seconds:.3f} s, and {worst:.3f} s are reached without it{calls}"
                 constraint = _SLOW
             num_plans = len(self._schedules(plan)) * len(self._zeros(plan)) if is_group else 1
             self.lost.append(Lost(plan, constraint, reason, num_plans))
+
+
+def _largest_calls(times: StageTimes, table: Mapping[str, Seconds]) -> str:
+    """Return the axis whose calls take most of a layer's time, as the end of a sentence; empty below a tenth."""
+    spent = {axis: sum(kind.get(axis, 0.0) for kind in table.values()) for axis in times.groups}
+    axis = max(spent, key=spent.__getitem__)
+    if 10 * spent[axis] < sum(sum(kind.values()) for kind in table.values()):
+        return ""
+    place = "crosses nodes" if times.groups[axis].crosses else "stays inside of nodes"
+    return f"; {axis} {place}: {1000 * spent[axis] / times.config.num_layers:.3g} ms per layer of a microbatch"

@@ -91,6 +91,16 @@ class StepTime:
         """Model FLOPs with all pairs, as papers and frameworks that do not halve print it."""
         return self.full_flops / self.seconds / self.peak
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of the step by what the busiest rank of pp spends them on.
+
+        Of overlapped pairs, what they would be apart.
+        """
+        rank = max(range(len(self.busy)), key=self.busy.__getitem__)
+        behind = {"gradients": self.gradients[rank] + self.norm, "the optimizer": self.update[rank]}
+        return {**self.spent[rank], "waiting in the pipeline": self.pipeline - self.busy[rank], **behind}
+
     def hours(self, num_tokens: float) -> float:
         """Return the hours for so many tokens.
 

@@ -102,7 +102,9 @@ def test_four_ranks_hold_the_bytes_of_the_estimate():
 
 def test_a_hybrid_plan_has_the_nodes_of_the_cluster():
     plan = lab.Plan(dp=16, zero=3, hybrid=True, num_microbatches=2)
-    found, named = (planner.estimate(CONFIG, one, cluster(16), LENGTH, 32) for one in (plan, replace(plan, ranks_per_node=8)))
+    found, named = (
+        planner.estimate(CONFIG, one, cluster(16), LENGTH, 32) for one in (plan, replace(plan, ranks_per_node=8))
+    )
     assert found.plan == named.plan
     assert found.of(0) == named.of(0)
 

@@ -1,5 +1,6 @@
 """The search beside an exhaustive one, its reasons, and its refusals."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -89,6 +90,28 @@ def test_plans_say_which_rank_needs_how_much_of_what(found):
     text = str(found)
     assert "lost by memory" in text
     assert text.startswith(f"{found.num_plans} plans")
+
+
+def test_a_slower_plan_says_on_what_it_spends_the_time(found):
+    last = found.choices[-1]
+    said = rf"it is number {len(found.choices)}, \d+\.\d% behind the first; the largest part is .*, \d+\.\d{{3}} s more"
+    assert re.fullmatch(said, found.why(last.plan))
+    parts = last.time.parts
+    rank = last.time.busy.index(max(last.time.busy))
+    end = last.time.pipeline + last.time.gradients[rank] + last.time.norm + last.time.update[rank]
+    assert sum(parts.values()) == pytest.approx(end, rel=1e-6)
+
+
+def test_calls_across_nodes_are_named_with_their_time_per_layer():
+    """Of tp over two nodes; inside of one it is the same axis, and faster."""
+    found = search(LLAMA3_8B, Cluster.of("h100", 16, 8), 8192, 16, schedule_names=["1f1b"], count=1)
+    of_one_sequence = [lost for lost in found.lost if lost.constraint == "slower" and not lost.plan.recompute]
+    reasons = {
+        lost.plan.tp: lost.reason for lost in of_one_sequence if lost.plan.data_size * lost.plan.num_microbatches == 16
+    }
+    crossing = re.search(r"; tp crosses nodes: ([\d.]+) ms per layer of a microbatch$", reasons[16])
+    inside = re.search(r"; tp stays inside of nodes: ([\d.]+) ms per layer of a microbatch$", reasons[8])
+    assert float(crossing[1]) > float(inside[1])
 
 
 def test_a_plan_that_was_no_candidate_is_refused(found):
