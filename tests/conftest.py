@@ -40,7 +40,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every"):
         left = draws.drawn(items)
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
+        kept = set(left)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = left
     if chosen := config.getoption("--stand-in"):
         for item in items:

@@ -316,13 +316,20 @@ def own_names(tree):
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-TREES = {file: ast.parse(file.read_text()) for file in LIBRARY}
-OWN = DOCUMENTED | {name for file, tree in TREES.items() if file.name != "_private.py" for name in own_names(tree)}
+@pytest.fixture(scope="module")
+def trees():
+    return {file: ast.parse(file.read_text()) for file in LIBRARY}
+
+
+@pytest.fixture(scope="module")
+def own(trees):
+    names = {name for file, tree in trees.items() if file.name != "_private.py" for name in own_names(tree)}
+    return DOCUMENTED | names
 
 
 @pytest.mark.parametrize("file", LIBRARY, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_no_other_module_uses_a_private_name(file):
-    found = list(private_uses(TREES[file], OWN))
+def test_no_other_module_uses_a_private_name(file, trees, own):
+    found = list(private_uses(trees[file], own))
     if file.name == "_private.py":
         assert len(found) >= 12
     else:
