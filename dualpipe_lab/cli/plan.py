@@ -10,7 +10,8 @@ import typer
 
 from dualpipe_lab.plan.cluster import Cluster
 from dualpipe_lab.plan.model_of import model_of
-from dualpipe_lab.plan.planner import Choice, SearchResult, search
+from dualpipe_lab.plan.planner import search
+from dualpipe_lab.plan.search_result import Choice, SearchResult
 
 _GB, _WIDTH = 10**9, 40
 _CAUTION = "Seconds are assumed: MLPerf's steps of Llama 3.1 405B took 1.4 to 1.7 times what is estimated for them."

@@ -55,9 +55,9 @@ from .products import model_flops as model_flops
 
 # The best of all plans
 from .planner import search as search
-from .planner import SearchResult as SearchResult
-from .planner import Choice as Choice
-from .planner import Lost as Lost
+from .search_result import SearchResult as SearchResult
+from .search_result import Choice as Choice
+from .search_result import Lost as Lost
 
 # A plan in the settings of other frameworks
 from . import exports as exports
