@@ -29,6 +29,7 @@ from dualpipe_lab.plan.memory import Peak, RankMemory
 from dualpipe_lab.plan.plan import Plan
 
 if TYPE_CHECKING:  # an estimate reads what it needs when it is asked for
+    from dualpipe_lab.models.stage_rules import ModelConfig
     from dualpipe_lab.plan.kept_tensors import KeepRules
     from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes
 
@@ -161,10 +162,7 @@ def estimate(
 
     if not is_number(imbalance) or not 1 <= imbalance < inf:
         raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance!r}; use 1 or more")
-    if plan.hybrid and plan.world_size == cluster.num_ranks:  # it needs nodes to be legal
-        plan = _with_nodes(plan, cluster)
-    plan.check(config_of(model), sequence_length, cluster.num_ranks)
-    plan = _with_nodes(plan, cluster)
+    plan = checked(plan, config_of(model), cluster, sequence_length)
     num_rows = check_traffic(plan, global_batch)
     rules = rules or LAB
     maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), numbers, imbalance)
@@ -184,8 +182,19 @@ def fullest_ranks(
     return [memory for _, memory in maker.places(every=False)]
 
 
+def checked(plan: Plan, config: "ModelConfig", cluster: Cluster, sequence_length: int) -> Plan:
+    """Return a legal plan with the cluster's nodes.
+
+    Raises:
+        ValueError: as `Plan.check`, or other nodes than the cluster's.
+    """
+    if plan.hybrid and plan.world_size == cluster.num_ranks:  # it needs nodes to be legal
+        plan = _with_nodes(plan, cluster)
+    plan.check(config, sequence_length, cluster.num_ranks)
+    return _with_nodes(plan, cluster)
+
+
 def _with_nodes(plan: Plan, cluster: Cluster) -> Plan:
-    """Return the plan with the cluster's nodes; a plan on one node has none."""
     size = min(cluster.ranks_per_node, cluster.num_ranks)
     if plan.ranks_per_node not in (None, size):
         raise ValueError(

@@ -11,7 +11,7 @@ Elsewhere: calculon's `llm-optimal-execution`; SimuMax's `search_best_parallel_s
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from dualpipe_lab.plan.memory import RankMemory
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import first_problem, has_experts
 from dualpipe_lab.plan.search_result import Choice, Lost, SearchResult
-from dualpipe_lab.plan.stage_times import Seconds, StageTimes
+from dualpipe_lab.plan.stage_times import StageTimes
 from dualpipe_lab.plan.states import AnyModel, config_of, model_states, shard_counts
 from dualpipe_lab.plan.step_time import StepTimer
 from dualpipe_lab.plan.time_rules import MEGATRON_TIME, TimeRules
@@ -133,7 +133,7 @@ class _Search:
         self.memory = cluster.accelerator.memory_bytes if memory is None else memory
         self.config: ModelConfig = config_of(model)
         self.works: dict[tuple[object, ...], float] = {}
-        self.calls: dict[tuple[object, ...], str] = {}
+        self.calls: dict[tuple[object, ...], dict[str, str]] = {}
         self.states: dict[tuple[object, ...], int] = {}
         self.numbers = itertools.count()
         self.choices: list[Choice] = []
@@ -222,7 +222,7 @@ class _Search:
             table = times.of(0)
             hidden = sum(kind.get("ep", 0.0) for kind in table.values())
             self.works[key] = sum(sum(kind.values()) for kind in table.values()) - hidden
-            self.calls[key] = _largest_calls(times, table)
+            self.calls[key] = _large_calls(times)
         return self.works[key] * plan.num_microbatches / plan.pp
 
     def _least_bytes(self, plan: Plan) -> int:
@@ -270,17 +270,22 @@ class _Search:
             reason, constraint = "the search stopped at its limit", "limit"
             if worst is not None:
                 calls = self.calls[self._key(plan, self._num_rows(plan))]
-                reason = f"it takes at least {seconds:.3f} s, and {worst:.3f} s are reached without it{calls}"
+                seen = [text for axis, text in calls.items() if axis != "ep" or not plan.overlap]  # pairs hide those
+                reason = f"it takes at least {seconds:.3f} s, and {worst:.3f} s are reached without it"
+                reason = "; ".join([reason, *seen[:1]])
                 constraint = _SLOW
             num_plans = len(self._schedules(plan)) * len(self._zeros(plan)) if is_group else 1
             self.lost.append(Lost(plan, constraint, reason, num_plans))
 
 
-def _largest_calls(times: StageTimes, table: Mapping[str, Seconds]) -> str:
-    """Return the axis whose calls take most of a layer's time, as the end of a sentence; empty below a tenth."""
+def _large_calls(times: StageTimes) -> dict[str, str]:
+    """Return the axes whose calls take a tenth of a layer or more, with a sentence each, the largest first."""
+    table = times.layer(times.config.num_layers - 1)  # with experts if any has
     spent = {axis: sum(kind.get(axis, 0.0) for kind in table.values()) for axis in times.groups}
-    axis = max(spent, key=spent.__getitem__)
-    if 10 * spent[axis] < sum(sum(kind.values()) for kind in table.values()):
-        return ""
-    place = "crosses nodes" if times.groups[axis].crosses else "stays inside of nodes"
-    return f"; {axis} {place}: {1000 * spent[axis] / times.config.num_layers:.3g} ms per layer of a microbatch"
+    least = sum(sum(kind.values()) for kind in table.values()) / 10
+    found = {}
+    for axis in sorted(spent, key=lambda axis: -spent[axis]):
+        if spent[axis] >= least:
+            place = "crosses nodes" if times.groups[axis].crosses else "stays inside of nodes"
+            found[axis] = f"{axis} {place}: {1000 * spent[axis]:.3g} ms per layer of a microbatch"
+    return found

@@ -17,6 +17,7 @@ from typing import Literal
 
 from dualpipe_lab.plan.call_times import Group
 from dualpipe_lab.plan.cluster import Cluster
+from dualpipe_lab.plan.estimate import checked
 from dualpipe_lab.plan.gradient_times import GradientTimes, Pass
 from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.products import model_flops
@@ -93,13 +94,13 @@ class StepTime:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of the step by what the busiest rank of pp spends them on.
-
-        Of overlapped pairs, what they would be apart.
-        """
+        """The seconds of the step by what the busiest rank of pp spends them on; of ep, what pairs do not hide."""
         rank = max(range(len(self.busy)), key=self.busy.__getitem__)
+        spent = dict(self.spent[rank])
+        if self.plan.overlap:
+            spent["ep"] = spent.get("ep", 0.0) - (sum(spent.values()) - self.busy[rank])
         behind = {"gradients": self.gradients[rank] + self.norm, "the optimizer": self.update[rank]}
-        return {**self.spent[rank], "waiting in the pipeline": self.pipeline - self.busy[rank], **behind}
+        return {**spent, "waiting in the pipeline": self.pipeline - self.busy[rank], **behind}
 
     def hours(self, num_tokens: float) -> float:
         """Return the hours for so many tokens.
@@ -175,8 +176,7 @@ def step_time(
     >>> 0.3 < found.mfu < 0.9, found.tokens
     (True, 131072)
     """
-    config = config_of(model)
-    plan.check(config, sequence_length, cluster.num_ranks)
+    plan = checked(plan, config_of(model), cluster, sequence_length)
     return StepTimer(model, plan, cluster, sequence_length, global_batch, rules).result
 
 

@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import mixed
 
-from dualpipe_course.grading import report, submissions
+from dualpipe_course.grading import replay, report, submissions
 from dualpipe_course.grading.grader import Grader
 from dualpipe_course.grading.limits import Limits
 
@@ -131,6 +131,25 @@ def test_nbval_runs_whole_notebooks_in_the_sandbox_and_the_report_has_its_column
     report.write_html(ordered, tmp_path / "grades.html")
     assert "<summary>differs</summary>" in (tmp_path / "grades.html").read_text()
     assert report.screen(ordered).columns[-1].header == "nbval"
+
+
+WORDS = {  # how nbval words a cell, its seconds, and what is said of it
+    "KeyboardInterrupt\nTimeout of 6 seconds exceeded executing cell": (6.1, "stopped"),
+    "AttributeError: 'IPyNbCell' object has no attribute 'stop'": (11.2, "stopped"),  # its kernel did not get idle
+    "Timeout of 5 seconds exceeded waiting for output.": (5.2, "stopped"),
+    "Cell outputs differ": (0.2, "differs"),
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_cell_that_was_stopped_is_known_by_its_seconds_or_words(words, tmp_path):
+    seconds, status = WORDS[words]
+    cases = f'<testcase time="0.1" /><testcase time="{seconds}"><failure>{words}</failure></testcase>'
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    found = replay._read(tmp_path / "report.xml", "", 6.0)
+    assert found.status == status
+    assert found.message.endswith(f"1 of 2 cells; the first: {words}")
+    assert ("a cell took more than 6 s" in found.message) is (seconds >= 6)
 
 
 def test_a_wrong_folder_is_named(tmp_path):

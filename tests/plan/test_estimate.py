@@ -13,6 +13,7 @@ from dualpipe_lab import plan as planner
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig, config_from_pretrained
 from dualpipe_lab.plan.kept_tensors import LAB, LayerTable
+from dualpipe_lab.plan.step_time import step_time
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.train import Batch, Options, Trainer
@@ -101,12 +102,14 @@ def test_four_ranks_hold_the_bytes_of_the_estimate():
 
 
 def test_a_hybrid_plan_has_the_nodes_of_the_cluster():
-    plan = lab.Plan(dp=16, zero=3, hybrid=True, num_microbatches=2)
-    found, named = (
-        planner.estimate(CONFIG, one, cluster(16), LENGTH, 32) for one in (plan, replace(plan, ranks_per_node=8))
-    )
-    assert found.plan == named.plan
-    assert found.of(0) == named.of(0)
+    plan = lab.Plan(dp=16, zero=3, hybrid=True, num_microbatches=2, precision="bfloat16")
+    arguments = cluster(16), LENGTH, 32
+    named = replace(plan, ranks_per_node=8)
+    assert planner.estimate(CONFIG, plan, *arguments).of(0) == planner.estimate(CONFIG, named, *arguments).of(0)
+    assert step_time(CONFIG, plan, *arguments) == step_time(CONFIG, named, *arguments)
+    for compute in (planner.estimate, step_time):
+        with pytest.raises(ValueError, match="the cluster has 8 ranks per node, got a plan with ranks_per_node=4"):
+            compute(CONFIG, replace(plan, ranks_per_node=4), *arguments)
 
 
 def test_states_of_many_plans_are_those_of_the_flat_buffers_that_messages_are_counted_for():

@@ -201,6 +201,8 @@ def test_a_draft_is_there_again_after_its_page_was_closed(browser, tmp_path):
     act(first, "limit", 2)
     first.close(run_before_unload=True)
     unchanged, offered = opened()
+    act(unchanged, "start", {"name": "gpipe", "ranks": 2, "microbatches": 2})
+    act(unchanged, "undo")
     unchanged.close(run_before_unload=True)  # what nobody has changed is no draft
     later, offered = opened()
     assert rows(later) == schedules.build("1f1b", 2, 2).rows()

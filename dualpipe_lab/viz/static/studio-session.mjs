@@ -31,19 +31,18 @@ export class Session {
   begin(program, words) {
     this.chosen = new Set();
     this.cursor = { rank: 0, position: 0 };
-    this.put(program, words);
-    this.begunAt = this.at;
+    this.put(program, words, false);
   }
 
-  // Whether the present version is another one than what the reader began with.
+  // Whether the reader made the present version, and did not just begin with it.
   get isEdited() {
-    return this.at !== this.begunAt;
+    return this.versions[this.at].isEdited;
   }
 
   // A version after the present one; those undone are dropped.  What is chosen no longer exists where a change removed it.
-  put(program, words) {
+  put(program, words, isEdited = true) {
     this.versions.length = this.at + 1;
-    this.versions.push({ program, words });
+    this.versions.push({ program, words, isEdited });
     if (this.versions.length > MOST_VERSIONS) this.versions.shift();
     this.at = this.versions.length - 1;
     this.settle();
