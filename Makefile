@@ -20,7 +20,7 @@ REPLAY = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanit
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
 .DEFAULT_GOAL := help
-.PHONY: help new-chapter book pdf test test-stand-in test-all lab fresh serve exercises grade lint format bench pairs lock release clean
+.PHONY: help book pdf test test-stand-in lab fresh serve exercises grade lint format bench pairs lock release clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,9 +54,6 @@ test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that d
 test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one of every third file)
 	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"
 	@$(BIN)/python -m pytest -q $(SHARED) --stand-in=$(STAND_IN) $(PYTEST_ARGS) $(addprefix tests/,dp tp cp pp ep)
-
-test-all: $(INSTALLED) ## book and tests on each of Python 3.11, 3.12 and 3.13 that is found, and the container's image
-	@$(BIN)/python tools/test_all.py
 
 lab: $(INSTALLED) ## make or renew your copies of the notebooks in my-course, and open JupyterLab on them
 	@$(BIN)/python -m dualpipe_lab lab $(LAB)
@@ -96,10 +93,6 @@ ifdef LONG
 else
 	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 endif
-
-new-chapter: $(INSTALLED) ## make a chapter that passes: make new-chapter part=tp name=my-topic
-	@$(BIN)/python tools/new_chapter.py $(or $(part),$(error name the part: make new-chapter part=tp name=my-topic)) $(or $(name),$(error name the topic: make new-chapter part=tp name=my-topic))
-	@$(MAKE) --no-print-directory pairs
 
 pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
 	@$(BIN)/python tools/install_cell.py

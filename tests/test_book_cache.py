@@ -87,13 +87,14 @@ def changed(before, after):
     return {name for name in PAGES if before[name] != after[name]}
 
 
-@pytest.mark.parametrize(("name", "pages"), EDITS.items(), ids=EDITS)
-def test_an_edit_runs_the_pages_that_may_execute_it(root, name, pages):
-    before = states(root)
-    assert len(set(before.values())) == len(PAGES)
-    with (root / "dualpipe_lab" / name).open("a") as file:
-        file.write("# more\n")
-    assert changed(before, states(root)) == pages
+def test_an_edit_runs_the_pages_that_may_execute_it(root, subtests):
+    for name, pages in EDITS.items():
+        with subtests.test(name=name, pages=pages):
+            before = states(root)
+            assert len(set(before.values())) == len(PAGES)
+            with (root / "dualpipe_lab" / name).open("a") as file:
+                file.write("# more\n")
+            assert changed(before, states(root)) == pages
 
 
 def test_a_removed_a_renamed_and_a_new_module_count(root):
@@ -141,9 +142,10 @@ def without_common(root, files):
     return {name for name in names if "/" in name and not name.startswith("world/") and "/__init__.py" not in name}
 
 
-@pytest.mark.parametrize(("code", "files"), CODES.items(), ids=CODES)
-def test_names_are_looked_up_where_the_stubs_say(root, code, files):
-    assert without_common(root, Library(root).files_of(code)) == files
+def test_names_are_looked_up_where_the_stubs_say(root, subtests):
+    for code, files in CODES.items():
+        with subtests.test(code=code, files=files):
+            assert without_common(root, Library(root).files_of(code)) == files
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The generator: solutions become exercises, nothing is handed out, drift and slips are named."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -55,21 +56,24 @@ def test_the_exercises_follow_from_the_solutions(monkeypatch, capsys):
     assert status == 0, printed
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*/*/*.ipynb")), ids=lambda path: path.stem)
-def test_stored_outputs_are_what_every_machine_prints(path):
+def test_stored_outputs_are_what_every_machine_prints():
     """Warnings go to stderr, with the path of the file that they come from."""
-    cells = jupytext.read(path).cells
-    outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
-    assert outputs
-    assert not [output.text for output in outputs if output.get("name") == "stderr"]
-    assert str(ROOT) not in path.read_text()
+    wrong = {}
+    for path in sorted(ROOT.glob("solutions/*/*/*.ipynb")):
+        text = path.read_text()
+        cells = json.loads(text)["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        found = [output["text"] for output in outputs if output.get("name") == "stderr"]
+        found += ["no outputs"] * (not outputs) + [str(ROOT)] * (str(ROOT) in text)
+        if found:
+            wrong[path.name] = found
+    assert wrong == {}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "exercises").rglob("*.*")), ids=lambda path: path.name)
-def test_no_solution_is_handed_out(path):
-    text = path.read_text()
-    assert "SOLUTION" not in text
-    assert "### STUB" not in text
+def test_no_solution_is_handed_out():
+    files = sorted((ROOT / "exercises").rglob("*.*"))
+    assert len(files) > 100
+    assert [file.name for file in files if re.search("SOLUTION|### STUB", file.read_text())] == []
 
 
 def test_both_forms_are_written_with_types_docstring_and_tags(project, capsys):

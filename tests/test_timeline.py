@@ -1,6 +1,6 @@
 import json
 import xml.etree.ElementTree as ET
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -117,15 +117,15 @@ def test_the_critical_path_without_labels_follows_time():
     assert timeline.critical_path() == [spans[0][0], spans[1][2]]
 
 
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_the_dictionary_is_json_and_exact(program, cost):
-    timeline = simulate(program, cost)
-    copy = Timeline.from_dict(json.loads(json.dumps(timeline.to_dict())))
-    assert copy == timeline
-    assert copy.messages == timeline.messages
-    assert (copy.name, copy.source, copy.unit) == (timeline.name, timeline.source, timeline.unit)
-    assert Timeline.from_dict(all_reduce().to_dict()).messages[0].num_bytes == 64
+def test_the_dictionary_is_json_and_exact(subtests):
+    for program, cost in product(PROGRAMS, COSTS):
+        with subtests.test(program=program.name, cost=cost):
+            timeline = simulate(program, cost)
+            copy = Timeline.from_dict(json.loads(json.dumps(timeline.to_dict())))
+            assert copy == timeline
+            assert copy.messages == timeline.messages
+            assert (copy.name, copy.source, copy.unit) == (timeline.name, timeline.source, timeline.unit)
+            assert Timeline.from_dict(all_reduce().to_dict()).messages[0].num_bytes == 64
 
 
 def test_other_dictionaries_are_refused():
@@ -170,27 +170,27 @@ FIELDS = {  # what the trace event format asks of each phase
 }
 
 
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_perfetto_keeps_to_the_trace_event_format(program, cost):
-    timeline = simulate(program, cost)
-    trace = json.loads(timeline.to_perfetto())
-    assert trace.keys() == {"traceEvents", "displayTimeUnit"}
-    starts, ends = {}, {}
-    for event in trace["traceEvents"]:
-        assert all(isinstance(event[field], kind) for field, kind in FIELDS[event["ph"]].items())
-        assert 0 <= event["pid"] < timeline.num_ranks
-        assert 0 <= event.get("ts", 0) <= event.get("ts", 0) + event.get("dur", 0) <= float(timeline.makespan)
-        if event["ph"] in "sf":
-            assert (starts if event["ph"] == "s" else ends).setdefault(event["id"], event) is event
-        if event["ph"] == "C":
-            assert all(isinstance(value, int) and value >= 0 for value in event["args"].values())
-    assert starts.keys() == ends.keys() == set(range(len(timeline.messages)))
-    for number, start in starts.items():  # both ends of an arrow agree, and it does not point back in time
-        end = ends[number]
-        assert [start[key] for key in ("cat", "name")] == [end[key] for key in ("cat", "name")]
-        assert start["ts"] < end["ts"]
-        assert start["pid"] != end["pid"]
+def test_perfetto_keeps_to_the_trace_event_format(subtests):
+    for program, cost in product(PROGRAMS, COSTS):
+        with subtests.test(program=program.name, cost=cost):
+            timeline = simulate(program, cost)
+            trace = json.loads(timeline.to_perfetto())
+            assert trace.keys() == {"traceEvents", "displayTimeUnit"}
+            starts, ends = {}, {}
+            for event in trace["traceEvents"]:
+                assert all(isinstance(event[field], kind) for field, kind in FIELDS[event["ph"]].items())
+                assert 0 <= event["pid"] < timeline.num_ranks
+                assert 0 <= event.get("ts", 0) <= event.get("ts", 0) + event.get("dur", 0) <= float(timeline.makespan)
+                if event["ph"] in "sf":
+                    assert (starts if event["ph"] == "s" else ends).setdefault(event["id"], event) is event
+                if event["ph"] == "C":
+                    assert all(isinstance(value, int) and value >= 0 for value in event["args"].values())
+            assert starts.keys() == ends.keys() == set(range(len(timeline.messages)))
+            for number, start in starts.items():  # both ends of an arrow agree, and it does not point back in time
+                end = ends[number]
+                assert [start[key] for key in ("cat", "name")] == [end[key] for key in ("cat", "name")]
+                assert start["ts"] < end["ts"]
+                assert start["pid"] != end["pid"]
 
 
 def test_perfetto_writes_nanoseconds_as_microseconds():

@@ -1,7 +1,7 @@
 import random
 import xml.etree.ElementTree as ET
+from itertools import product
 
-import pytest
 from timeline_samples import COSTS, DUALPIPE, PROGRAMS, SVG
 
 from dualpipe_lab.pp.schedules import gpipe, one_f_one_b
@@ -40,16 +40,13 @@ def test_text_of_a_virtual_run():
     assert lines[5] == "* collective, c compute, ~ wait, . idle"
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize(
-    "program", [*PROGRAMS, gpipe(64, 24)], ids=lambda program: f"{program.name}{program.num_ranks}"
-)
-def test_rows_never_exceed_the_width(program, cost, width):
-    lines = simulate(program, cost).to_text(width).splitlines()
-    assert all(len(line) <= width for line in lines if line.startswith("rank "))
-    assert sum(line.startswith("rank ") for line in lines) == program.num_ranks
-    assert len(lines) == program.num_ranks + 4
+def test_rows_never_exceed_the_width(subtests):
+    for program, cost, width in product([*PROGRAMS, gpipe(64, 24)], COSTS, [60, 80, 100]):
+        with subtests.test(program=f"{program.name}{program.num_ranks}", cost=cost, width=width):
+            lines = simulate(program, cost).to_text(width).splitlines()
+            assert all(len(line) <= width for line in lines if line.startswith("rank "))
+            assert sum(line.startswith("rank ") for line in lines) == program.num_ranks
+            assert len(lines) == program.num_ranks + 4
 
 
 def test_text_of_a_long_run_is_an_overview():
@@ -72,21 +69,19 @@ def test_measured_times_of_any_size_are_drawn():
     ET.fromstring(timeline.to_svg())
 
 
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize(
-    "program", [*PROGRAMS, gpipe(64, 24)], ids=lambda program: f"{program.name}{program.num_ranks}"
-)
-def test_svg_is_accessible_and_self_contained(program, cost):
-    timeline = simulate(program, cost)
-    text = timeline.to_svg()
-    root = ET.fromstring(text)
-    assert root.get("role") == "img"
-    assert root.find(f"{SVG}title").text == f"Timeline of {program.name}: {program.num_ranks} ranks"
-    assert f"bubble {timeline.bubble_fraction:.1%}" in root.find(f"{SVG}desc").text
-    assert not [node for node in root.iter() if node.get("id")]  # two pictures on one page must not clash
-    assert "script" not in text
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert float(root.get("width")) <= 1280
+def test_svg_is_accessible_and_self_contained(subtests):
+    for program, cost in product([*PROGRAMS, gpipe(64, 24)], COSTS):
+        with subtests.test(program=f"{program.name}{program.num_ranks}", cost=cost):
+            timeline = simulate(program, cost)
+            text = timeline.to_svg()
+            root = ET.fromstring(text)
+            assert root.get("role") == "img"
+            assert root.find(f"{SVG}title").text == f"Timeline of {program.name}: {program.num_ranks} ranks"
+            assert f"bubble {timeline.bubble_fraction:.1%}" in root.find(f"{SVG}desc").text
+            assert not [node for node in root.iter() if node.get("id")]  # two pictures on one page must not clash
+            assert "script" not in text
+            assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+            assert float(root.get("width")) <= 1280
 
 
 def test_svg_has_one_path_per_kind_and_a_letter_per_cell():

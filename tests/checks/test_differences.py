@@ -1,18 +1,19 @@
 """A message never shows two numbers that look alike, and no factor that prints as 1."""
 
+from itertools import product
 from math import inf, nan
-
-import pytest
 
 from dualpipe_course.differences import apart, difference, multiple
 
 
-@pytest.mark.parametrize("expected", [1.92286, 0.2236067977, 2.0**24, 1e-3, -5.0])
-@pytest.mark.parametrize("relative", [2.0**-50, 1e-12, 6e-8, 1e-6, 1e-3, 1.0])
-def test_the_two_numbers_look_different(expected, relative):
-    both = apart(expected * (1 + relative), expected)
-    assert both.found != both.expected
-    assert ("float32" in both.why) == (6e-8 <= relative <= 1e-6 and len(both.found) > 7)
+def test_the_two_numbers_look_different(subtests):
+    for relative, expected in product(
+        [2.0**-50, 1e-12, 6e-8, 1e-6, 1e-3, 1.0], [1.92286, 0.2236067977, 2.0**24, 1e-3, -5.0]
+    ):
+        with subtests.test(relative=relative, expected=expected):
+            both = apart(expected * (1 + relative), expected)
+            assert both.found != both.expected
+            assert ("float32" in both.why) == (6e-8 <= relative <= 1e-6 and len(both.found) > 7)
 
 
 def test_why_says_how_far_apart_they_are_and_how_far_they_may_be():

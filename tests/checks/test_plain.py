@@ -24,21 +24,20 @@ STYLES = {
 }
 
 
-@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-def test_a_whole_number_counts_in_every_type(style):
-    assert needs_ints((style(6), style(245_760_000)), ("a", "b")) == [6, 245_760_000]
-    assert needs_ints(style(-7), ("a",)) == [-7]
-    check_ints((style(6), 2), ("a", "b"), (6, 2), ({}, {}), ("", ""))
-    with pytest.raises(Wrong, match=r"a, 6: as many as ranks"):
-        check_ints(style(6), ("a",), (7,), ({6: "as many as ranks"},), ("",))
+def test_a_whole_number_counts_in_every_type(subtests):
+    for style in STYLES.values():
+        with subtests.test(style=style):
+            assert needs_ints((style(6), style(245_760_000)), ("a", "b")) == [6, 245_760_000]
+            assert needs_ints(style(-7), ("a",)) == [-7]
+            check_ints((style(6), 2), ("a", "b"), (6, 2), ({}, {}), ("", ""))
+            with pytest.raises(Wrong, match=r"a, 6: as many as ranks"):
+                check_ints(style(6), ("a",), (7,), ({6: "as many as ranks"},), ("",))
 
 
-@pytest.mark.parametrize(
-    "answer", [True, np.True_, torch.tensor(True), 2.5, Fraction(1, 3), "6", None, float("nan"), float("inf"), 6j]
-)
-def test_what_is_no_whole_number_is_refused(answer):
-    with pytest.raises(Wrong, match="must be a whole number"):
-        needs_ints(answer, ("a",))
+def test_what_is_no_whole_number_is_refused(subtests):
+    for answer in [True, np.True_, torch.tensor(True), 2.5, Fraction(1, 3), "6", None, float("nan"), float("inf"), 6j]:
+        with subtests.test(answer=answer), pytest.raises(Wrong, match="must be a whole number"):
+            needs_ints(answer, ("a",))
 
 
 def test_a_formula_with_fractions_ends_at_its_whole_number():

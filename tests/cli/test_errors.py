@@ -47,17 +47,16 @@ ERRORS = [
 
 
 @pytest.mark.usefixtures("chunky")
-@pytest.mark.parametrize(
-    ("words", "code", "message"), ERRORS, ids=[f"{words[0]}-{message[:20]}" for words, _, message in ERRORS]
-)
-def test_errors_are_one_line_without_a_traceback(words, code, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = run(*words)
-    assert result.exit_code == code
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_errors_are_one_line_without_a_traceback(tmp_path, monkeypatch, subtests):
+    for words, code, message in ERRORS:
+        with subtests.test(words=words, code=code, message=message):
+            monkeypatch.chdir(tmp_path)
+            result = run(*words)
+            assert result.exit_code == code
+            assert result.stderr.startswith("error: ")
+            assert message in result.stderr
+            assert result.stderr.count("\n") == 1
+            assert not list(tmp_path.iterdir())
 
 
 def test_an_invalid_file_is_one_line_in_show_and_everything_in_explain(tmp_path):

@@ -1,6 +1,6 @@
 """Balancing experts: DeepSeek's plans to the slot, and better ones."""
 
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import plain_eplb
@@ -54,35 +54,36 @@ def test_the_published_example():
         assert (loads.max(1).values / loads.mean(1)).numpy().round(2).tolist() == list(expected)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", ["uniform", "heavy"])
-def test_the_greedy_plan_item_by_item(sizes, kind):
-    loads = draw(np.random.default_rng(0), kind, (20, sizes[0]))
-    plan = rebalance(loads, *sizes[1:])
-    assert plan.physical_to_logical.tolist() == [plain_eplb.plan(row.tolist(), *sizes[1:]) for row in loads]
+def test_the_greedy_plan_item_by_item(subtests):
+    for kind, sizes in product(["uniform", "heavy"], SIZES):
+        with subtests.test(kind=kind, sizes=sizes):
+            loads = draw(np.random.default_rng(0), kind, (20, sizes[0]))
+            plan = rebalance(loads, *sizes[1:])
+            assert plan.physical_to_logical.tolist() == [plain_eplb.plan(row.tolist(), *sizes[1:]) for row in loads]
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("loads", ["random", "one hot", "zero", "equal", "beyond float32"])
-@pytest.mark.parametrize("build", [rebalance, balance])
-def test_every_plan_is_whole(sizes, loads, build):
-    num_experts, num_slots, groups, nodes, ranks = sizes
-    weight = torch.rand(3, num_experts, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weight = {"one hot": torch.eye(3, num_experts), "zero": weight * 0, "equal": weight * 0 + 1,
-              "beyond float32": torch.full((3, num_experts), 2**24 + 1)}.get(loads, weight)  # fmt: skip
-    plan = build(weight, num_slots, groups, nodes, ranks)
-    assert plan.counts.sum(1).tolist() == [num_slots] * 3
-    assert plan.counts.min() >= 1
-    for slots, where, counts in zip(*(part.tolist() for part in plan), strict=True):
-        for expert, (places, count) in enumerate(zip(where, counts, strict=True)):
-            assert places[count:] == [-1] * (len(places) - count)
-            assert sorted(places[:count]) == [slot for slot, found in enumerate(slots) if found == expert]
-    assert torch.allclose(rank_loads(weight, plan, ranks).sum(1), weight.double().sum(1), rtol=1e-12)
-    if groups % nodes == 0:
-        group_nodes = plan.physical_to_logical // (num_experts // groups)
-        for row in group_nodes.unflatten(1, (nodes, -1)):
-            homes = [set(node.tolist()) for node in row]
-            assert sum(map(len, homes)) == groups
+def test_every_plan_is_whole(subtests):
+    for build, loads, sizes in product(
+        [rebalance, balance], ["random", "one hot", "zero", "equal", "beyond float32"], SIZES
+    ):
+        with subtests.test(build=build, loads=loads, sizes=sizes):
+            num_experts, num_slots, groups, nodes, ranks = sizes
+            weight = torch.rand(3, num_experts, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            weight = {"one hot": torch.eye(3, num_experts), "zero": weight * 0, "equal": weight * 0 + 1,
+                      "beyond float32": torch.full((3, num_experts), 2**24 + 1)}.get(loads, weight)  # fmt: skip
+            plan = build(weight, num_slots, groups, nodes, ranks)
+            assert plan.counts.sum(1).tolist() == [num_slots] * 3
+            assert plan.counts.min() >= 1
+            for slots, where, counts in zip(*(part.tolist() for part in plan), strict=True):
+                for expert, (places, count) in enumerate(zip(where, counts, strict=True)):
+                    assert places[count:] == [-1] * (len(places) - count)
+                    assert sorted(places[:count]) == [slot for slot, found in enumerate(slots) if found == expert]
+            assert torch.allclose(rank_loads(weight, plan, ranks).sum(1), weight.double().sum(1), rtol=1e-12)
+            if groups % nodes == 0:
+                group_nodes = plan.physical_to_logical // (num_experts // groups)
+                for row in group_nodes.unflatten(1, (nodes, -1)):
+                    homes = [set(node.tolist()) for node in row]
+                    assert sum(map(len, homes)) == groups
 
 
 def test_never_heavier_than_the_greedy_plan():
@@ -170,9 +171,8 @@ def test_sticky_plans_change_no_more_than_allowed(nodes):
     assert now.sum() < last.sum() * 0.98
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_does_not_fit_is_refused(subtests):
+    for arguments, message in [
         (([[1.0, 2]], 1, 1, 1, 1), "1 slots cannot hold 2 experts"),
         (([[1.0, 2]], 3, 1, 1, 2), "num_replicas must be a multiple of num_gpus, got 3 and 2"),
         (([[1.0, 2, 3]], 4, 2, 1, 2), "experts must be a multiple of num_groups, got 3 and 2"),
@@ -181,11 +181,9 @@ def test_sticky_plans_change_no_more_than_allowed(nodes):
         (([[1.0, float("nan")]], 2, 1, 1, 1), "finite"),
         (([1.0, 2], 2, 1, 1, 1), r"\[layers, experts\]"),
         (([[1.0, 2]], 2, 0, 1, 1), "num_groups counts from 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        rebalance(*arguments)
+    ]:
+        with subtests.test(arguments=arguments, message=message), pytest.raises(ValueError, match=message):
+            rebalance(*arguments)
 
 
 def test_groups_and_nodes_need_not_fit_where_the_plan_is_global():

@@ -48,14 +48,21 @@ def test_a_split_answer_is_joined_and_a_missing_one_is_none():
     assert overlay(PRISTINE, PRISTINE).notes == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "no json", "[]", "3", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{"cell_type": "code"}]}', "[" * 100_000],
-)
-def test_what_is_no_notebook_is_named(tmp_path, text):
-    (tmp_path / "a.ipynb").write_text(text)
-    with pytest.raises(Unreadable, match="no notebook of format 4"):
-        read(tmp_path / "a.ipynb")
+def test_what_is_no_notebook_is_named(tmp_path, subtests):
+    for text in [
+        "",
+        "no json",
+        "[]",
+        "3",
+        '{"cells": 3}',
+        '{"cells": [3]}',
+        '{"cells": [{"cell_type": "code"}]}',
+        "[" * 100_000,
+    ]:
+        with subtests.test(text=text[:20]):
+            (tmp_path / "a.ipynb").write_text(text)
+            with pytest.raises(Unreadable, match="no notebook of format 4"):
+                read(tmp_path / "a.ipynb")
 
 
 def test_binary_and_huge_files_are_no_notebooks(tmp_path, monkeypatch):
@@ -74,9 +81,10 @@ class Liar(int):
     __hash__ = None
 
 
-@pytest.mark.parametrize("value", [3, 1.5, "a", True, None, ..., [1, [2]], (1, "b", (...,)), []])
-def test_plain_answers_arrive_as_they_are(value):
-    assert protocol.unpack(json.loads(json.dumps(protocol.pack(value)))) == value
+def test_plain_answers_arrive_as_they_are(subtests):
+    for value in [3, 1.5, "a", True, None, ..., [1, [2]], (1, "b", (...,)), []]:
+        with subtests.test(value=value):
+            assert protocol.unpack(json.loads(json.dumps(protocol.pack(value)))) == value
 
 
 @pytest.mark.parametrize("value", [Liar(3), [Liar(3)], {1: 2}, object(), b"x"])

@@ -3,7 +3,6 @@
 import random
 import re
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slow_reference import how_far, random_program, runs_to_its_end
@@ -108,18 +107,19 @@ def test_the_advice_for_programs_with_messages_is_right_too(rng, blocking):
     validate(lower(program) if not program.is_lowered else program, blocking=blocking)
 
 
-@pytest.mark.parametrize("name", schedules.names())
-def test_the_advice_mends_every_schedule(name):
-    rng = random.Random(name)
-    program = next(p for m in (8, 16) if (p := _or_none(name, 4, m)))
-    texts = 0
-    while texts < 20:
-        stuck = shuffled(rng, program, 1)
-        if text := deadlock(stuck):
-            texts += 1
-            mended, promised = followed(stuck, text)
-            assert promised
-            validate(mended)
+def test_the_advice_mends_every_schedule(subtests):
+    for name in schedules.names():
+        with subtests.test(name=name):
+            rng = random.Random(name)
+            program = next(p for m in (8, 16) if (p := _or_none(name, 4, m)))
+            texts = 0
+            while texts < 20:
+                stuck = shuffled(rng, program, 1)
+                if text := deadlock(stuck):
+                    texts += 1
+                    mended, promised = followed(stuck, text)
+                    assert promised
+                    validate(mended)
 
 
 def _or_none(name, p, m):

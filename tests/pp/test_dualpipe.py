@@ -36,13 +36,14 @@ class FakeStage:
         self.stage_index_to_group_rank = {}
 
 
-@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SIZES if m >= 2 * p])
-def test_dualpipev_has_the_order_of_torch(p, m):
-    theirs = ScheduleDualPipeV([FakeStage(0, p), FakeStage(2 * p - 1, p)], m, loss_fn=None)
-    orders = {rank: theirs._calculate_single_rank_operations(rank) for rank in range(p)}
-    found = schedules.dualpipev(p, m).rows()
-    for rank, order in orders.items():
-        assert found[rank] == " ".join(str(action) for action in order if action is not None)
+def test_dualpipev_has_the_order_of_torch(subtests):
+    for p, m in [(p, m) for p, m in SIZES if m >= 2 * p]:
+        with subtests.test(p=p, m=m):
+            theirs = ScheduleDualPipeV([FakeStage(0, p), FakeStage(2 * p - 1, p)], m, loss_fn=None)
+            orders = {rank: theirs._calculate_single_rank_operations(rank) for rank in range(p)}
+            found = schedules.dualpipev(p, m).rows()
+            for rank, order in orders.items():
+                assert found[rank] == " ".join(str(action) for action in order if action is not None)
 
 
 def one_numbering(step, m):
@@ -119,9 +120,8 @@ def test_every_size_of_the_grid_exists_or_is_refused_for_its_rule():
     assert exists["dualpipev"] == {(p, m) for p, m in SIZES if m >= 2 * p}
 
 
-@pytest.mark.parametrize(
-    ("name", "p", "m", "message"),
-    [
+def test_refusals_name_the_rule_the_values_and_the_remedy(subtests):
+    for name, p, m, message in [
         ("dualpipe", 5, 20, r"dualpipe needs an even number of ranks, got 5: .*; use dualpipev or 4 or 6 ranks"),
         ("dualpipe", 1, 20, r"use dualpipev or 2 ranks$"),
         ("dualpipe", 8, 19, r"dualpipe needs an even number of microbatches, .* got 19; use 18 or 20"),
@@ -131,11 +131,9 @@ def test_every_size_of_the_grid_exists_or_is_refused_for_its_rule():
         ("easy_dualpipe", 3, 4, r"easy_dualpipe needs an even number of ranks, got 3: .*; use 2 or 4 ranks"),
         ("easy_dualpipe", 4, 5, r"an even number of microbatches, half for each direction, got 5; use 4 or 6$"),
         ("easy_dualpipe", 1, 4, r"even number of ranks, got 1: .*; use 2 ranks$"),
-    ],
-)
-def test_refusals_name_the_rule_the_values_and_the_remedy(name, p, m, message):
-    with pytest.raises(ValueError, match=message):
-        schedules.build(name, p, m)
+    ]:
+        with subtests.test(name=name, p=p, m=m, message=message), pytest.raises(ValueError, match=message):
+            schedules.build(name, p, m)
 
 
 def test_the_eight_steps_of_the_published_figure():
@@ -153,8 +151,9 @@ def test_easy_dualpipe_by_hand(p, rows):
     assert Program("mirrored", turned) == schedules.easy_dualpipe(p, p)
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 2), (4, 4), (6, 6), (8, 4), (8, 8), (16, 12)])
-def test_each_direction_of_easy_dualpipe_alone_is_1f1b(p, m):
-    program = schedules.easy_dualpipe(p, m)
-    downwards = [tuple(a for a in steps if a.microbatch < m // 2) for steps in program.ranks]
-    assert tuple(downwards) == schedules.one_f_one_b(p, m // 2).ranks
+def test_each_direction_of_easy_dualpipe_alone_is_1f1b(subtests):
+    for p, m in [(2, 2), (4, 2), (4, 4), (6, 6), (8, 4), (8, 8), (16, 12)]:
+        with subtests.test(p=p, m=m):
+            program = schedules.easy_dualpipe(p, m)
+            downwards = [tuple(a for a in steps if a.microbatch < m // 2) for steps in program.ranks]
+            assert tuple(downwards) == schedules.one_f_one_b(p, m // 2).ranks

@@ -1,6 +1,7 @@
 """A2 for Easy-DualPipe, DualPipe and DualPipeV: forms equal the simulator exactly and refuse what they lack."""
 
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -31,18 +32,20 @@ def costs_with_pairs(draw):
     return Cost(F=f, I=i, W=w, overlap=max(f, i + w) + share * min(f, i + w))
 
 
-@pytest.mark.parametrize("cost", COSTS, ids=str)
-@pytest.mark.parametrize("name", ["dualpipe", "dualpipev"])
-def test_dualpipe_s_forms_are_exact_on_the_grid(name, cost):
-    makespan, bubble, peak = (
-        getattr(closed_forms, f"{name}_{what}") for what in ("makespan", "bubble", "peak_activations")
-    )
-    for program in legal(name):
-        p, m = program.num_ranks, program.num_microbatches
-        timeline = simulate(program, cost)
-        assert timeline.makespan == makespan(p, m, cost)
-        assert [timeline.bubble_time(rank) for rank in range(p)] == [bubble(p, m, rank, cost) for rank in range(p)]
-        assert {timeline.peak_activations(rank) for rank in range(p)} == {peak(p)}
+def test_dualpipe_s_forms_are_exact_on_the_grid(subtests):
+    for name, cost in product(["dualpipe", "dualpipev"], COSTS):
+        with subtests.test(name=name, cost=str(cost)):
+            makespan, bubble, peak = (
+                getattr(closed_forms, f"{name}_{what}") for what in ("makespan", "bubble", "peak_activations")
+            )
+            for program in legal(name):
+                p, m = program.num_ranks, program.num_microbatches
+                timeline = simulate(program, cost)
+                assert timeline.makespan == makespan(p, m, cost)
+                assert [timeline.bubble_time(rank) for rank in range(p)] == [
+                    bubble(p, m, rank, cost) for rank in range(p)
+                ]
+                assert {timeline.peak_activations(rank) for rank in range(p)} == {peak(p)}
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,6 +1,7 @@
 """Interleaved 1F1B and looped breadth-first: against the closed forms, torch's orders and each other."""
 
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -29,33 +30,33 @@ def peak_of(build, p, m, v, rank):
     return closed_forms.interleaved_peak_activations(p, m, rank, v)
 
 
-@pytest.mark.parametrize("build", FORMS)
-@pytest.mark.parametrize("v", VIRTUAL)
-def test_closed_forms_are_exact_on_a_grid(build, v):
-    for p, m in SIZES:
-        program = build(p, m, v)
-        for cost in COSTS:
-            timeline = simulate(program, cost)
-            ticks = cost.per_stage(v * p)
-            assert timeline.makespan == FORMS[build](p, m, v, cost)
-            bubble = timeline.makespan - v * m * (ticks["F"][0] + ticks["B"][0])
-            assert {timeline.bubble_time(rank) for rank in range(p)} == {bubble}
-            if m >= p:
-                assert bubble == (p - 1) * (ticks["F"][0] + ticks["B"][0])
-        assert len(timeline.messages) == 2 * num_crossings(program) == closed_forms.looped_num_messages(p, m, v)
+def test_closed_forms_are_exact_on_a_grid(subtests):
+    for v, build in product(VIRTUAL, FORMS):
+        with subtests.test(v=v, build=build):
+            for p, m in SIZES:
+                program = build(p, m, v)
+                for cost in COSTS:
+                    timeline = simulate(program, cost)
+                    ticks = cost.per_stage(v * p)
+                    assert timeline.makespan == FORMS[build](p, m, v, cost)
+                    bubble = timeline.makespan - v * m * (ticks["F"][0] + ticks["B"][0])
+                    assert {timeline.bubble_time(rank) for rank in range(p)} == {bubble}
+                    if m >= p:
+                        assert bubble == (p - 1) * (ticks["F"][0] + ticks["B"][0])
+                assert len(timeline.messages) == 2 * num_crossings(program) == closed_forms.looped_num_messages(p, m, v)
 
 
-@pytest.mark.parametrize("build", FORMS)
-@pytest.mark.parametrize("v", VIRTUAL)
-def test_programs_are_valid_within_their_peaks_and_need_them(build, v):
-    for p, m in SIZES:
-        program = build(p, m, v)
-        peaks = [peak_of(build, p, m, v, rank) for rank in range(p)]
-        assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks
-        validate(lower(validate(program, in_flight=peaks)), blocking=True)
-        with pytest.raises(InvalidProgram, match="makes it hold"):
-            validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
-        assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
+def test_programs_are_valid_within_their_peaks_and_need_them(subtests):
+    for v, build in product(VIRTUAL, FORMS):
+        with subtests.test(v=v, build=build):
+            for p, m in SIZES:
+                program = build(p, m, v)
+                peaks = [peak_of(build, p, m, v, rank) for rank in range(p)]
+                assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks
+                validate(lower(validate(program, in_flight=peaks)), blocking=True)
+                with pytest.raises(InvalidProgram, match="makes it hold"):
+                    validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
+                assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
 
 
 @settings(deadline=None)
@@ -147,11 +148,13 @@ def test_the_published_table():
     assert Fraction(closed_forms.interleaved_peak_activations(4, 8, 0), 2) == Fraction("5.5")
 
 
-@pytest.mark.parametrize("build", FORMS)
-@pytest.mark.parametrize("v", [0, -1, 1.0, True])
-def test_virtual_stages_are_counted(build, v):
-    with pytest.raises(ValueError, match=rf"{build.__name__} needs num_virtual_stages to be an integer"):
-        build(2, 4, v)
+def test_virtual_stages_are_counted(subtests):
+    for v, build in product([0, -1, 1.0, True], FORMS):
+        with (
+            subtests.test(v=v, build=build),
+            pytest.raises(ValueError, match=rf"{build.__name__} needs num_virtual_stages to be an integer"),
+        ):
+            build(2, 4, v)
 
 
 def test_forms_refuse_what_they_do_not_cover():

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_grid import legal
@@ -34,17 +33,18 @@ def agree(program):
     return right
 
 
-@pytest.mark.parametrize("name", schedules.names())
-def test_mutants_of_every_schedule_are_judged_right(name):
-    rng = random.Random(name)
-    programs = list(legal(name, SIZES))
-    verdicts = []
-    for _ in range(150):
-        program = rng.choice(programs)
-        program = lower(program) if rng.random() < 0.5 else program
-        assert agree(program)
-        verdicts.append(agree(mutant(rng, program)))
-    assert 3 < sum(verdicts) < 100  # both kinds occur: a judge that says one thing only would be found
+def test_mutants_of_every_schedule_are_judged_right(subtests):
+    for name in schedules.names():
+        with subtests.test(name=name):
+            rng = random.Random(name)
+            programs = list(legal(name, SIZES))
+            verdicts = []
+            for _ in range(150):
+                program = rng.choice(programs)
+                program = lower(program) if rng.random() < 0.5 else program
+                assert agree(program)
+                verdicts.append(agree(mutant(rng, program)))
+            assert 3 < sum(verdicts) < 100  # both kinds occur: a judge that says one thing only would be found
 
 
 @settings(deadline=None, max_examples=300)

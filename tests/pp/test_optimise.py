@@ -90,21 +90,21 @@ def every_program(num_microbatches, split):
         yield Program("tried", [[parse_action(token) for token in row] for row in rows])
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-@pytest.mark.parametrize(
-    "cost", [Cost(), Cost(F=2, I=3, W=1), Cost(F=1, I=1, W=4, latency=1), Cost(F=3, I=1, W=0), Cost(B=1, I=2, W=2)]
-)
-def test_where_all_orders_can_be_tried_the_best_is_found(cost, limit):
-    best = None
-    for program in [*every_program(2, split=True), *every_program(2, split=False)]:
-        try:
-            makespan = simulate(validate(program, in_flight=limit), cost).makespan
-        except InvalidProgram:
-            continue
-        best = makespan if best is None else min(best, makespan)
-    found = optimise(schedules.build("1f1b", 2, 2), cost, in_flight=limit)
-    assert found.makespan == best
-    assert found.bound.ticks <= best
+def test_where_all_orders_can_be_tried_the_best_is_found(subtests):
+    for cost, limit in product(
+        [Cost(), Cost(F=2, I=3, W=1), Cost(F=1, I=1, W=4, latency=1), Cost(F=3, I=1, W=0), Cost(B=1, I=2, W=2)], [1, 2]
+    ):
+        with subtests.test(cost=cost, limit=limit):
+            best = None
+            for program in [*every_program(2, split=True), *every_program(2, split=False)]:
+                try:
+                    makespan = simulate(validate(program, in_flight=limit), cost).makespan
+                except InvalidProgram:
+                    continue
+                best = makespan if best is None else min(best, makespan)
+            found = optimise(schedules.build("1f1b", 2, 2), cost, in_flight=limit)
+            assert found.makespan == best
+            assert found.bound.ticks <= best
 
 
 def test_the_bound_proves_known_schedules_best_and_finds_a_better_one():
@@ -149,7 +149,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:25] for _, message in REFUSED])
-def test_what_cannot_be_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_what_cannot_be_is_refused(subtests):
+    for call, message in REFUSED:
+        with subtests.test(call=call, message=message), pytest.raises(ValueError, match=message):
+            call()

@@ -108,8 +108,8 @@ def test_moves_that_join_and_part_find_orders_quicker_than_dualpipe_with_its_mem
     validate(found.program, in_flight=5)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("cost", HALVES + LOPSIDED[:3], ids=range(6))
-def test_the_search_finds_the_best_order_with_pairs(placement, cost):
-    found = optimise(PLACEMENTS[placement], cost, in_flight=2, num_moves=100)
-    assert found.bound.ticks <= found.makespan <= best(placement, cost, limit=2)
+def test_the_search_finds_the_best_order_with_pairs(subtests):
+    for cost, placement in product(HALVES + LOPSIDED[:3], PLACEMENTS):
+        with subtests.test(cost=cost, placement=placement):
+            found = optimise(PLACEMENTS[placement], cost, in_flight=2, num_moves=100)
+            assert found.bound.ticks <= found.makespan <= best(placement, cost, limit=2)

@@ -1,6 +1,7 @@
 """Paired twins: against their closed forms, and the schedules that they are twins of."""
 
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -38,19 +39,19 @@ def pairs_of(program):
     return [sum(isinstance(step, Overlap) for step in steps) for steps in program.ranks]
 
 
-@pytest.mark.parametrize("build", FORMS)
-@pytest.mark.parametrize("v", VIRTUAL)
-def test_closed_forms_are_exact_on_a_grid(build, v):
-    for p, m in SIZES:
-        program = build(p, m, v)
-        split = build is paired_zero_bubble_h1
-        assert pairs_of(program) == [closed_forms.paired_num_pairs(p, m, rank, v, split) for rank in range(p)]
-        assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks_of(build, p, m, v)
-        if has_form(build, p, m, v):
-            for cost in [*COSTS, UNEVEN]:
-                assert simulate(program, cost).makespan == FORMS[build](p, m, v, cost)
-        crossings = num_crossings(program)
-        assert len(simulate(program).messages) == 2 * crossings == closed_forms.looped_num_messages(p, m, v)
+def test_closed_forms_are_exact_on_a_grid(subtests):
+    for v, build in product(VIRTUAL, FORMS):
+        with subtests.test(v=v, build=build):
+            for p, m in SIZES:
+                program = build(p, m, v)
+                split = build is paired_zero_bubble_h1
+                assert pairs_of(program) == [closed_forms.paired_num_pairs(p, m, rank, v, split) for rank in range(p)]
+                assert [simulate(program).peak_activations(rank) for rank in range(p)] == peaks_of(build, p, m, v)
+                if has_form(build, p, m, v):
+                    for cost in [*COSTS, UNEVEN]:
+                        assert simulate(program, cost).makespan == FORMS[build](p, m, v, cost)
+                crossings = num_crossings(program)
+                assert len(simulate(program).messages) == 2 * crossings == closed_forms.looped_num_messages(p, m, v)
 
 
 @settings(deadline=None)
@@ -69,16 +70,16 @@ def test_any_size_and_exact_costs(p, m, v, f, i, w, share):
                 assert timeline.bubble_time(rank) == idle
 
 
-@pytest.mark.parametrize("build", FORMS)
-@pytest.mark.parametrize("v", VIRTUAL)
-def test_programs_are_valid_within_their_peaks_and_need_them(build, v):
-    for p, m in SIZES:
-        program = build(p, m, v)
-        peaks = peaks_of(build, p, m, v)
-        validate(lower(validate(program, in_flight=peaks)), blocking=True)
-        with pytest.raises(InvalidProgram, match="makes it hold"):
-            validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
-        assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
+def test_programs_are_valid_within_their_peaks_and_need_them(subtests):
+    for v, build in product(VIRTUAL, FORMS):
+        with subtests.test(v=v, build=build):
+            for p, m in SIZES:
+                program = build(p, m, v)
+                peaks = peaks_of(build, p, m, v)
+                validate(lower(validate(program, in_flight=peaks)), blocking=True)
+                with pytest.raises(InvalidProgram, match="makes it hold"):
+                    validate(program, in_flight=[peaks[0] - 1, *peaks[1:]])
+                assert all(program.rank_of(stage, m - 1) == stage % p for stage in range(v * p))
 
 
 def test_gradients_are_summed_in_the_order_of_the_microbatches():
@@ -153,7 +154,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:25] for _, message in REFUSED])
-def test_forms_refuse_what_they_do_not_cover(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_forms_refuse_what_they_do_not_cover(subtests):
+    for call, message in REFUSED:
+        with subtests.test(call=call, message=message), pytest.raises(ValueError, match=message):
+            call()

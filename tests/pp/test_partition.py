@@ -80,9 +80,8 @@ def test_several_stages_on_a_rank_add_up():
     assert found.rank_loads(routes(schedules.build("dualpipev", 2, 4))[0]) == (5, 5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_cut_is_refused(subtests):
+    for arguments, message in [
         ((3, 4), "partition needs a layer for every stage, got 3 layers for 4 stages; use at most 3 stages"),
         (([], 1), "got 0 layers for 1 stages"),
         ((4, 0), "partition needs num_stages to be an integer of at least 1, got 0"),
@@ -90,8 +89,6 @@ def test_several_stages_on_a_rank_add_up():
         (([1, -1], 2), "partition needs costs of at least 0, got -1 for layers"),
         ((4, 2, 0.5), "got 0.5 for embedding"),
         ((4, 2, 0, -2), "got -2 for head"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        partition(*arguments)
+    ]:
+        with subtests.test(arguments=arguments, message=message), pytest.raises(ValueError, match=message):
+            partition(*arguments)

@@ -21,30 +21,32 @@ ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").r
 ROUNDING = 7 * 8 * 1.3 * sys.float_info.epsilon  # 7 updates of some 8 operations each, on numbers up to 1.3
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
-def test_the_order_is_that_of_1f1b_and_the_pipeline_fills_once(p, m):
-    program = schedules.pipedream(p, m)
-    assert program == schedules.one_f_one_b(p, m)
-    validate(program, in_flight=[min(m, p - rank) for rank in range(p)])
-    cost = Cost(F=2, I=3, W=1)
-    assert simulate(program, cost).makespan == closed_forms.one_f_one_b_makespan(p, m, cost)
-    flushed = simulate(repeat(schedules.one_f_one_b(p, m), 3), cost).makespan
-    assert flushed == 3 * (m + p - 1) * 6
-    assert simulate(schedules.pipedream(p, 3 * m), cost).makespan == (3 * m + p - 1) * 6
+def test_the_order_is_that_of_1f1b_and_the_pipeline_fills_once(subtests):
+    for p, m in SIZES:
+        with subtests.test(p=p, m=m):
+            program = schedules.pipedream(p, m)
+            assert program == schedules.one_f_one_b(p, m)
+            validate(program, in_flight=[min(m, p - rank) for rank in range(p)])
+            cost = Cost(F=2, I=3, W=1)
+            assert simulate(program, cost).makespan == closed_forms.one_f_one_b_makespan(p, m, cost)
+            flushed = simulate(repeat(schedules.one_f_one_b(p, m), 3), cost).makespan
+            assert flushed == 3 * (m + p - 1) * 6
+            assert simulate(schedules.pipedream(p, 3 * m), cost).makespan == (3 * m + p - 1) * 6
 
 
-@pytest.mark.parametrize(("p", "m"), SIZES)
-def test_versions_by_counting_equal_the_closed_forms(p, m):
-    program = schedules.pipedream(p, m)
-    stashed = updates_before(program)
-    assert stashed == [[closed_forms.stashed_version(p, s, j) for j in range(m)] for s in range(p)]
-    assert versions_kept(program, stashed) == [closed_forms.stashed_versions_kept(p, s, m) for s in range(p)]
-    synced = vertical_sync(stashed)
-    assert synced == [[closed_forms.synced_version(p, j) for j in range(m)]] * p
-    assert versions_kept(program, synced) == [closed_forms.synced_versions_kept(p, m)] * p
-    if m >= 2 * p - 2:
-        assert [closed_forms.stashed_versions_kept(p, s, m) for s in range(p)] == [p - s for s in range(p)]
-        assert closed_forms.synced_versions_kept(p, m) == p
+def test_versions_by_counting_equal_the_closed_forms(subtests):
+    for p, m in SIZES:
+        with subtests.test(p=p, m=m):
+            program = schedules.pipedream(p, m)
+            stashed = updates_before(program)
+            assert stashed == [[closed_forms.stashed_version(p, s, j) for j in range(m)] for s in range(p)]
+            assert versions_kept(program, stashed) == [closed_forms.stashed_versions_kept(p, s, m) for s in range(p)]
+            synced = vertical_sync(stashed)
+            assert synced == [[closed_forms.synced_version(p, j) for j in range(m)]] * p
+            assert versions_kept(program, synced) == [closed_forms.synced_versions_kept(p, m)] * p
+            if m >= 2 * p - 2:
+                assert [closed_forms.stashed_versions_kept(p, s, m) for s in range(p)] == [p - s for s in range(p)]
+                assert closed_forms.synced_versions_kept(p, m) == p
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])

@@ -1,6 +1,7 @@
 import json
 import pickle
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,8 @@ def test_a_pair_is_written_as_torch_writes_it():
     assert parse_action("12RECV_B345") == Action(12, "RECV_B", 345)
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
+def test_a_bad_token_is_named_with_its_rank_and_position(subtests):
+    for token in [
         "0F0junk",
         "F0",
         "0F",
@@ -59,12 +59,11 @@ def test_a_pair_is_written_as_torch_writes_it():
         "0F1;0B2",
         "1UNSHARD",
         "٣F0",
-    ],
-)
-def test_a_bad_token_is_named_with_its_rank_and_position(token):
-    with pytest.raises(ValueError, match="rank 1, position 2: '") as caught:
-        Program.parse("bad", ["0F0 0B0", f"1F0 1B0 {token}"])
-    assert token in str(caught.value)
+    ]:
+        with subtests.test(token=token):
+            with pytest.raises(ValueError, match="rank 1, position 2: '") as caught:
+                Program.parse("bad", ["0F0 0B0", f"1F0 1B0 {token}"])
+            assert token in str(caught.value)
 
 
 def test_rows_may_be_labelled_but_not_with_another_rank():
@@ -99,11 +98,15 @@ def test_schedules_are_found_by_name_however_it_is_written():
         schedules.build("zigzag", 2, 2)
 
 
-@pytest.mark.parametrize("name", schedules.names())
-@pytest.mark.parametrize(("ranks", "microbatches"), [(0, 4), (4, 0), (-1, 4), (2.0, 4), (2, "8"), (True, 4)])
-def test_sizes_that_no_schedule_has_are_refused(name, ranks, microbatches):
-    with pytest.raises(ValueError, match="to be an integer of at least 1, got"):
-        schedules.build(name, ranks, microbatches)
+def test_sizes_that_no_schedule_has_are_refused(subtests):
+    for (ranks, microbatches), name in product(
+        [(0, 4), (4, 0), (-1, 4), (2.0, 4), (2, "8"), (True, 4)], schedules.names()
+    ):
+        with (
+            subtests.test(ranks=ranks, microbatches=microbatches, name=name),
+            pytest.raises(ValueError, match="to be an integer of at least 1, got"),
+        ):
+            schedules.build(name, ranks, microbatches)
 
 
 def test_gpipe_runs_its_backwards_first_in_first_out():

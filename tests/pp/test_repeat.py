@@ -73,15 +73,16 @@ def test_the_time_of_a_step_lies_between_work_and_makespan_and_is_the_long_run_s
     assert abs(many - few - 32 * time) <= one.makespan
 
 
-@pytest.mark.parametrize("name", schedules.names())
-def test_a_step_without_a_barrier_takes_the_longest_window(name):
-    for program in legal(name, SIZES):
-        for cost in (Cost(), Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
-            timeline = simulate(program, cost)
-            windows = [end - start for start, end in map(timeline.window, range(program.num_ranks))]
-            assert step_time(program, cost) == max(windows)
-            longer = [simulate_steps(program, n, cost).makespan for n in (3, 7)]
-            assert longer[1] - longer[0] == 4 * max(windows)
+def test_a_step_without_a_barrier_takes_the_longest_window(subtests):
+    for name in schedules.names():
+        with subtests.test(name=name):
+            for program in legal(name, SIZES):
+                for cost in (Cost(), Cost(F=2, I=3, W=1), Cost(F=5, I=4, W=6, latency=3), Cost(F=3, B=4, transfer=2)):
+                    timeline = simulate(program, cost)
+                    windows = [end - start for start, end in map(timeline.window, range(program.num_ranks))]
+                    assert step_time(program, cost) == max(windows)
+                    longer = [simulate_steps(program, n, cost).makespan for n in (3, 7)]
+                    assert longer[1] - longer[0] == 4 * max(windows)
 
 
 def test_the_longest_window_is_not_the_whole_truth():

@@ -28,11 +28,12 @@ def problems_of(program):
     return list(caught.value.problems)
 
 
-@pytest.mark.parametrize("name", schedules.names())
-def test_every_schedule_states_its_directions_and_keeps_to_them(name):
-    program = next(filter(None, (_or_none(name, 4, m) for m in range(1, 17))))
-    assert program.num_directions == len(set(routes(validate(program))))
-    assert {lower(program).num_directions, strip(lower(program)).num_directions} == {program.num_directions}
+def test_every_schedule_states_its_directions_and_keeps_to_them(subtests):
+    for name in schedules.names():
+        with subtests.test(name=name):
+            program = next(filter(None, (_or_none(name, 4, m) for m in range(1, 17))))
+            assert program.num_directions == len(set(routes(validate(program))))
+            assert {lower(program).num_directions, strip(lower(program)).num_directions} == {program.num_directions}
 
 
 def _or_none(name, p, m):

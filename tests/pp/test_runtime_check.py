@@ -22,9 +22,8 @@ class NoLoss(nn.Module):
         return WithLoss(x, x)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_check_finds_it_without_ranks(subtests):
+    for changes, message in [
         ({"num_ranks": 4}, "GPipe is written for 2 ranks, the group has 4; build it for 4"),
         ({"stages": dict(enumerate(make_stages(3)))}, r"has stages 0 to 1, got modules for \[0, 1, 2\]; give all"),
         ({"inputs": BATCH[0][:1]}, "GPipe needs 2 inputs, one per microbatch, got 1"),
@@ -35,15 +34,14 @@ class NoLoss(nn.Module):
         ({"loss_fn": lambda y, target: y}, r"the loss of a microbatch is one number, got shape \(3, 4\)"),
         ({"stages": {0: nn.Linear(WIDTH, 3).double(), 1: nn.Linear(WIDTH, 1).double()}}, "cannot be multiplied"),
         ({"stages": {0: NoLoss(), 1: make_stages(1)[0]}}, "the loss of a microbatch is one number"),
-    ],
-)  # fmt: skip
-def test_check_finds_it_without_ranks(changes, message):
-    arguments = {
-        "stages": dict(enumerate(make_stages(2))), "loss_fn": nn.functional.mse_loss, "inputs": BATCH[0],
-        "targets": BATCH[1], **changes,
-    }  # fmt: skip
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        check(build("gpipe", 2, 2), **arguments)
+    ]:
+        with subtests.test(changes=changes, message=message):
+            arguments = {
+                "stages": dict(enumerate(make_stages(2))), "loss_fn": nn.functional.mse_loss, "inputs": BATCH[0],
+                "targets": BATCH[1], **changes,
+            }  # fmt: skip
+            with pytest.raises((ValueError, RuntimeError), match=message):
+                check(build("gpipe", 2, 2), **arguments)
 
 
 def test_check_leaves_no_trace():

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -42,27 +43,28 @@ def test_every_time_equals_the_slow_reference(rng):
     assert simulate(lower(program), cost) == timeline
 
 
-@pytest.mark.parametrize(("p", "m"), GRID)
-@pytest.mark.parametrize("cost", [Cost(), Cost(F=3, B=4), Cost(F=Fraction(1, 3), I=Fraction(2, 7), W=5)])
-def test_closed_forms_are_exact_on_a_grid(p, m, cost):
-    work = m * (cost.per_stage(p)["F"][0] + cost.per_stage(p)["B"][0])
-    for build, makespan in (
-        (schedules.gpipe, closed_forms.gpipe_makespan),
-        (schedules.one_f_one_b, closed_forms.one_f_one_b_makespan),
-    ):
-        timeline = simulate(build(p, m), cost)
-        assert timeline.makespan == makespan(p, m, cost)
-        assert {timeline.bubble_time(rank) for rank in range(p)} == {makespan(p, m, cost) - work}
-        assert timeline.bubble_fraction == float(closed_forms.bubble_fraction(p, m))
-        assert len(timeline.messages) == closed_forms.num_messages(p, m)
+def test_closed_forms_are_exact_on_a_grid(subtests):
+    for cost, (p, m) in product([Cost(), Cost(F=3, B=4), Cost(F=Fraction(1, 3), I=Fraction(2, 7), W=5)], GRID):
+        with subtests.test(cost=cost, p=p, m=m):
+            work = m * (cost.per_stage(p)["F"][0] + cost.per_stage(p)["B"][0])
+            for build, makespan in (
+                (schedules.gpipe, closed_forms.gpipe_makespan),
+                (schedules.one_f_one_b, closed_forms.one_f_one_b_makespan),
+            ):
+                timeline = simulate(build(p, m), cost)
+                assert timeline.makespan == makespan(p, m, cost)
+                assert {timeline.bubble_time(rank) for rank in range(p)} == {makespan(p, m, cost) - work}
+                assert timeline.bubble_fraction == float(closed_forms.bubble_fraction(p, m))
+                assert len(timeline.messages) == closed_forms.num_messages(p, m)
 
 
-@pytest.mark.parametrize(("p", "m"), GRID)
-def test_peak_activations_are_exact_on_a_grid(p, m):
-    gpipe, one_f_one_b = simulate(schedules.gpipe(p, m)), simulate(schedules.one_f_one_b(p, m))
-    for rank in range(p):
-        assert gpipe.peak_activations(rank) == closed_forms.gpipe_peak_activations(m)
-        assert one_f_one_b.peak_activations(rank) == closed_forms.one_f_one_b_peak_activations(p, m, rank)
+def test_peak_activations_are_exact_on_a_grid(subtests):
+    for p, m in GRID:
+        with subtests.test(p=p, m=m):
+            gpipe, one_f_one_b = simulate(schedules.gpipe(p, m)), simulate(schedules.one_f_one_b(p, m))
+            for rank in range(p):
+                assert gpipe.peak_activations(rank) == closed_forms.gpipe_peak_activations(m)
+                assert one_f_one_b.peak_activations(rank) == closed_forms.one_f_one_b_peak_activations(p, m, rank)
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -71,31 +72,31 @@ def halves(module, x, first=False):
     return found[0] if found else None, [p.grad for p in module.parameters()], i, w
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("name", ZOO)
-def test_i_and_w_equal_b(name, first):
-    module, x = make(name)
-    if first and not list(module.parameters()):
-        pytest.skip("a first stage without parameters has no backward")
-    dx, grads, *_ = halves(module, x, first)
-    module.load_state_dict(make(name)[0].state_dict())  # the statistics of batch norm
-    module.zero_grad()
-    expected_dx, expected, _ = whole(module, x, first)
-    assert (dx is None) == (expected_dx is None)
-    assert dx is None or torch.equal(dx, expected_dx)
-    for (label, _), ours, theirs in zip(module.named_parameters(), grads, expected, strict=True):
-        assert (ours is None) == (theirs is None), label
-        assert ours is None or torch.allclose(ours, theirs, rtol=1e-12, atol=1e-13), label
+def test_i_and_w_equal_b(subtests):
+    for name, first in product(ZOO, [False, True]):
+        module, x = make(name)
+        if first and not list(module.parameters()):
+            continue  # a first stage without parameters has no backward
+        with subtests.test(name=name, first=first):
+            dx, grads, *_ = halves(module, x, first)
+            module.load_state_dict(make(name)[0].state_dict())  # the statistics of batch norm
+            module.zero_grad()
+            expected_dx, expected, _ = whole(module, x, first)
+            assert (dx is None) == (expected_dx is None)
+            assert dx is None or torch.equal(dx, expected_dx)
+            for (label, _), ours, theirs in zip(module.named_parameters(), grads, expected, strict=True):
+                assert (ours is None) == (theirs is None), label
+                assert ours is None or torch.allclose(ours, theirs, rtol=1e-12, atol=1e-13), label
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in ("no parameters", "identity")])
-def test_no_product_is_made_twice(name, first):
-    module, x = make(name)
-    *_, i, w = halves(module, x, first)
-    *_, b = whole(module, x, first)
-    assert i.products + w.products == b.products
-    assert w.products >= 1 or name in ("auxiliary", "convolution")  # shared with another output; one kernel
+def test_no_product_is_made_twice(subtests):
+    for name, first in product([name for name in ZOO if name not in ("no parameters", "identity")], [False, True]):
+        with subtests.test(name=name, first=first):
+            module, x = make(name)
+            *_, i, w = halves(module, x, first)
+            *_, b = whole(module, x, first)
+            assert i.products + w.products == b.products
+            assert w.products >= 1 or name in ("auxiliary", "convolution")  # shared with another output; one kernel
 
 
 def test_w_holds_one_product_per_linear_layer():

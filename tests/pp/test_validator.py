@@ -33,14 +33,15 @@ def test_known_programs_are_valid_plain_and_lowered(program):
     assert strip(lowered) == program
 
 
-@pytest.mark.parametrize("name", schedules.names())
-def test_schedules_are_valid_plain_and_lowered(name):
-    programs = list(legal(name))
-    assert len(programs) >= 10
-    for program in programs:
-        lowered = validate(lower(validate(program)), blocking=True, in_order=True)
-        kinds = [action.kind for action in lowered]
-        assert [kinds.count(kind) for kind in MESSAGE_KINDS] == [num_crossings(program)] * 4
+def test_schedules_are_valid_plain_and_lowered(subtests):
+    for name in schedules.names():
+        with subtests.test(name=name):
+            programs = list(legal(name))
+            assert len(programs) >= 10
+            for program in programs:
+                lowered = validate(lower(validate(program)), blocking=True, in_order=True)
+                kinds = [action.kind for action in lowered]
+                assert [kinds.count(kind) for kind in MESSAGE_KINDS] == [num_crossings(program)] * 4
 
 
 @settings(deadline=None)
@@ -133,12 +134,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_is_said(case):
-    rows, expected = CASES[case]
-    assert expected in problems_of(rows)
-    with pytest.raises(InvalidProgram):
-        simulate(Program.parse("broken", rows))
+def test_what_is_wrong_is_said(subtests):
+    for case in CASES:
+        with subtests.test(case=case):
+            rows, expected = CASES[case]
+            assert expected in problems_of(rows)
+            with pytest.raises(InvalidProgram):
+                simulate(Program.parse("broken", rows))
 
 
 def test_stray_actions_are_named():
@@ -167,13 +169,14 @@ MESSAGE_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", MESSAGE_CASES)
-def test_what_is_wrong_with_messages_is_said(case):
-    old, new, expected = MESSAGE_CASES[case]
-    rows = [row.replace(old, new) for row in LOWERED]
-    assert rows != LOWERED
-    validate(Program.parse("whole", LOWERED))
-    assert expected in problems_of(rows)
+def test_what_is_wrong_with_messages_is_said(subtests):
+    for case in MESSAGE_CASES:
+        with subtests.test(case=case):
+            old, new, expected = MESSAGE_CASES[case]
+            rows = [row.replace(old, new) for row in LOWERED]
+            assert rows != LOWERED
+            validate(Program.parse("whole", LOWERED))
+            assert expected in problems_of(rows)
 
 
 def test_a_deadlock_is_explained_by_its_smallest_cycle():

@@ -131,9 +131,8 @@ def test_several_axes_together_make_one_group():
     assert topology.groups("tp", "dp") == topology.groups("dp", "tp")
 
 
-@pytest.mark.parametrize(
-    ("axes", "options", "message"),
-    [
+def test_what_does_not_fit_is_refused(subtests):
+    for axes, options, message in [
         ([("pp", 2), ("dp", 3)], {"world_size": 8}, "pp 2 x dp 3 = 6 ranks, the world has 8"),
         ([("pp", 2), ("pp", 3)], {}, "at most once, and one at least, got pp 2 x pp 3 = 6"),
         ([("pp", 2), ("dp", 0)], {}, "every axis needs a whole size from 1, got pp 2 x dp 0 = 0"),
@@ -144,11 +143,12 @@ def test_several_axes_together_make_one_group():
         ([("dp", 4), ("ep", 2)], {"edp": 2}, "have an ep axis already"),
         ([("tp", 4)], {"edp": 2}, "have no dp axis; it has tp"),
         ([("dp", 4)], {"ranks_per_node": 3}, "ranks_per_node must divide the ranks, got 3"),
-    ],
-)
-def test_what_does_not_fit_is_refused(axes, options, message):
-    with pytest.raises(ValueError, match=message):
-        Topology(axes, **options)
+    ]:
+        with (
+            subtests.test(axes=axes, options=options, message=message),
+            pytest.raises(ValueError, match=message),
+        ):
+            Topology(axes, **options)
 
 
 @pytest.mark.parametrize(

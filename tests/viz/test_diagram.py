@@ -37,12 +37,13 @@ def test_sides_may_be_chosen_and_both_ends_have_a_head():
     assert tips == ["288.0,173.0", "148.0,173.0"]
 
 
-@pytest.mark.parametrize("colour", ["blue", "orange", "green", "pink", "sky", "yellow", "red", "grey"])
-def test_text_on_a_colour_can_be_read(colour):
-    root = ET.fromstring(Diagram("one", [Box("a", (0, 0), (4, 2), colour=colour)]).to_svg())
-    fill, ink = root.find(f"{SVG}rect").get("fill"), root.findall(f"{SVG}text")[1].get("fill")
-    low, high = sorted(map(luminance, (fill, ink)))
-    assert (high + 0.05) / (low + 0.05) >= 4.5
+def test_text_on_a_colour_can_be_read(subtests):
+    for colour in ["blue", "orange", "green", "pink", "sky", "yellow", "red", "grey"]:
+        with subtests.test(colour=colour):
+            root = ET.fromstring(Diagram("one", [Box("a", (0, 0), (4, 2), colour=colour)]).to_svg())
+            fill, ink = root.find(f"{SVG}rect").get("fill"), root.findall(f"{SVG}text")[1].get("fill")
+            low, high = sorted(map(luminance, (fill, ink)))
+            assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
 def test_everything_lies_inside_and_the_text_is_there():
@@ -72,9 +73,8 @@ def test_a_bow_below_the_boxes_lies_inside():
 BOX = Box("a", (0, 0), (4, 2))
 
 
-@pytest.mark.parametrize(
-    ("boxes", "arrows", "message"),
-    [
+def test_what_cannot_be_drawn_is_named(subtests):
+    for boxes, arrows, message in [
         ([], [], "names that differ, got \\[\\]"),
         ([BOX, BOX], [], "names that differ, got \\['a', 'a'\\]"),
         ([BOX], [Arrow("a", "b")], "no box has the name 'b'; there are a"),
@@ -83,11 +83,12 @@ BOX = Box("a", (0, 0), (4, 2))
         ([Box("a", (0, 0), (4, 2), colour="violet")], [], "boxes are blue, .* got 'violet'"),
         ([Box("a", (-1, 0), (4, 2))], [], "at least 0"),
         ([Box("a", (0, 0), (2, 1), "far too long")], [], "needs about 4.0 x 0.8 cells, and the box has 2 x 1"),
-    ],
-)
-def test_what_cannot_be_drawn_is_named(boxes, arrows, message):
-    with pytest.raises(ValueError, match=message):
-        Diagram("d", boxes, arrows)
+    ]:
+        with (
+            subtests.test(boxes=boxes, arrows=arrows, message=message),
+            pytest.raises(ValueError, match=message),
+        ):
+            Diagram("d", boxes, arrows)
 
 
 def test_a_part_that_a_layer_lacks_is_named():

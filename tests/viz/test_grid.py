@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from itertools import product
 
 import pytest
 
@@ -17,32 +18,32 @@ GRIDS = [
 ]
 
 
-@pytest.mark.parametrize("topology", GRIDS, ids=str)
-@pytest.mark.parametrize("axis", ["dp", "model"])
-def test_every_rank_is_drawn_once_and_the_group_is_marked(topology, axis):
-    rank = topology.world_size - 1
-    drawing = GridDrawing(topology, axis, rank)
-    group = list(topology.at(rank).ranks(axis))
-    marked = sorted(int(number) for number in re.findall(r"\[(\d+)\]", str(drawing)))
-    assert marked == group
-    root = ET.fromstring(drawing.to_svg())
-    boxes, cells = list(root.iter(f"{SVG}rect")), [text for text in root.iter(f"{SVG}text") if text.get("fill")]
-    assert sorted(int(cell.text) for cell in cells) == list(range(topology.world_size))
-    assert sorted(int(cell.text) for cell in cells if cell.get("font-weight")) == group
-    filled = [cell.text for box, cell in zip(boxes, cells, strict=True) if box.get("fill") != "none"]
-    assert sorted(map(int, filled)) == group
+def test_every_rank_is_drawn_once_and_the_group_is_marked(subtests):
+    for axis, topology in product(["dp", "model"], GRIDS):
+        with subtests.test(axis=axis, topology=str(topology)):
+            rank = topology.world_size - 1
+            drawing = GridDrawing(topology, axis, rank)
+            group = list(topology.at(rank).ranks(axis))
+            marked = sorted(int(number) for number in re.findall(r"\[(\d+)\]", str(drawing)))
+            assert marked == group
+            root = ET.fromstring(drawing.to_svg())
+            boxes, cells = list(root.iter(f"{SVG}rect")), [text for text in root.iter(f"{SVG}text") if text.get("fill")]
+            assert sorted(int(cell.text) for cell in cells) == list(range(topology.world_size))
+            assert sorted(int(cell.text) for cell in cells if cell.get("font-weight")) == group
+            filled = [cell.text for box, cell in zip(boxes, cells, strict=True) if box.get("fill") != "none"]
+            assert sorted(map(int, filled)) == group
 
 
-@pytest.mark.parametrize("topology", GRIDS, ids=str)
-@pytest.mark.parametrize("axis", ["dp", "model"])
-def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(topology, axis):
-    root = ET.fromstring(GridDrawing(topology, axis).to_svg())
-    found = []
-    for element in root.findall(f"{SVG}g[@class='dp-rank-group']"):
-        found.append(tuple(int(text.text) for text in element.findall(f"{SVG}text")))
-        assert element.get("tabindex") == "0"
-        assert element.find(f"{SVG}title").text == f"{axis} group: {', '.join(map(str, found[-1]))}"
-    assert found == list(topology.groups(axis))
+def test_the_cells_of_a_group_are_one_element_that_the_keyboard_reaches(subtests):
+    for axis, topology in product(["dp", "model"], GRIDS):
+        with subtests.test(axis=axis, topology=str(topology)):
+            root = ET.fromstring(GridDrawing(topology, axis).to_svg())
+            found = []
+            for element in root.findall(f"{SVG}g[@class='dp-rank-group']"):
+                found.append(tuple(int(text.text) for text in element.findall(f"{SVG}text")))
+                assert element.get("tabindex") == "0"
+                assert element.find(f"{SVG}title").text == f"{axis} group: {', '.join(map(str, found[-1]))}"
+            assert found == list(topology.groups(axis))
 
 
 @pytest.mark.parametrize("topology", GRIDS, ids=str)

@@ -1,5 +1,7 @@
 """Steps: what ranks hold follows from the messages, a run gives its rounds, and the page plays them."""
 
+from itertools import product
+
 import pytest
 from drawing_page import element
 from hypothesis import given
@@ -90,17 +92,17 @@ def test_names_stay_inside_the_picture(tmp_path):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("num_ranks", [2, 4, 8, 12])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_cards_do_not_cover_each_other(page, num_ranks, width):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.show(ring(num_ranks).to_html())
-    card, places = element(page, "[e.layout.card, e.layout.places]", "dp-steps")
-    for i, (x1, y1) in enumerate(places):
-        assert card["width"] / 2 <= x1 <= element(page, "e.layout.width", "dp-steps") - card["width"] / 2
-        for x2, y2 in places[:i]:
-            assert abs(x1 - x2) >= card["width"] or abs(y1 - y2) >= card["height"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_cards_do_not_cover_each_other(page, subtests):
+    for width, num_ranks in product([390, 1280], [2, 4, 8, 12]):
+        with subtests.test(width=width, num_ranks=num_ranks):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.show(ring(num_ranks).to_html())
+            card, places = element(page, "[e.layout.card, e.layout.places]", "dp-steps")
+            for i, (x1, y1) in enumerate(places):
+                assert card["width"] / 2 <= x1 <= element(page, "e.layout.width", "dp-steps") - card["width"] / 2
+                for x2, y2 in places[:i]:
+                    assert abs(x1 - x2) >= card["width"] or abs(y1 - y2) >= card["height"]
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.browser

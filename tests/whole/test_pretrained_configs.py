@@ -1,6 +1,7 @@
 """The config.json of well-known models, and of layers that are dense in other places; nothing is loaded."""
 
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import pytest
@@ -155,22 +156,24 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_qwen3_moe_that_is_not_computed_here_is_refused(name):
-    changes, words = REFUSED[name]
-    with pytest.raises(models.PretrainedError, match=words):
-        models.config_from_pretrained(SMALL | changes)
+def test_a_qwen3_moe_that_is_not_computed_here_is_refused(subtests):
+    for name in REFUSED:
+        with subtests.test(name=name):
+            changes, words = REFUSED[name]
+            with pytest.raises(models.PretrainedError, match=words):
+                models.config_from_pretrained(SMALL | changes)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Qwen3Moe"])
-@pytest.mark.parametrize(
-    "rope", [LLAMA3, YARN, YARN | {"attention_factor": 1.5, "truncate": False, "mscale_all_dim": None}]
-)
-def test_scaled_angles_are_read_and_written_again(family, rope):
-    values = SIZES | QWEN3_MOE | {"architectures": [f"{family}ForCausalLM"]}
-    config = models.config_from_pretrained(values | {"rope_parameters": rope})
-    assert (type(config.rope_scaling) is tp.YarnScaling) == (rope["rope_type"] == "yarn")
-    assert models.config_from_pretrained(config_to_pretrained(config, "float32")) == config
+def test_scaled_angles_are_read_and_written_again(subtests):
+    for rope, family in product(
+        [LLAMA3, YARN, YARN | {"attention_factor": 1.5, "truncate": False, "mscale_all_dim": None}],
+        ["Llama", "Qwen3", "Qwen3Moe"],
+    ):
+        with subtests.test(rope=rope, family=family):
+            values = SIZES | QWEN3_MOE | {"architectures": [f"{family}ForCausalLM"]}
+            config = models.config_from_pretrained(values | {"rope_parameters": rope})
+            assert (type(config.rope_scaling) is tp.YarnScaling) == (rope["rope_type"] == "yarn")
+            assert models.config_from_pretrained(config_to_pretrained(config, "float32")) == config
 
 
 @pytest.mark.parametrize(

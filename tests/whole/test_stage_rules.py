@@ -35,9 +35,8 @@ def test_layers_are_shared_out_by_their_work():
     assert [stages_of(schedules.zbv(2, 4), rank) for rank in range(2)] == [(0, 3), (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("config", "axes", "program", "options", "message"),
-    [
+def test_what_cannot_be_is_refused_before_any_process_starts(subtests):
+    for config, axes, program, options, message in [
         (
             replace(LLAMA, num_layers=3),
             PP2,
@@ -66,11 +65,12 @@ def test_layers_are_shared_out_by_their_work():
             "got 5 tokens on 2 ranks; pad it to 6",
         ),
         (V3, [("tp", 2)], None, {"sequence_parallel": True, "num_tokens": 5}, "got 5 tokens on 2 ranks; pad it to 6"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_any_process_starts(config, axes, program, options, message):
-    with pytest.raises(ValueError, match=message):
-        check_stages(config, lab.Topology(axes), program, **options)
+    ]:
+        with (
+            subtests.test(config=config, axes=axes, program=program, options=options, message=message),
+            pytest.raises(ValueError, match=message),
+        ):
+            check_stages(config, lab.Topology(axes), program, **options)
 
 
 def test_what_can_be_is_not_refused():
