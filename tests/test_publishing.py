@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+import dualpipe_lab as lab
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import install_cell  # noqa: E402
@@ -197,3 +199,10 @@ def test_torch_alone_comes_from_its_own_index(tmp_path, index, lock):
     assert locked.endswith(f"--require-hashes --requirement {lock}")
     assert "--no-deps --no-build-isolation --editable" in package
     assert "index" not in locked + package
+
+
+def test_the_readme_s_picture_is_the_timeline_of_dualpipe():
+    """With a style that a dark page changes."""
+    (shown,) = re.findall(r"!\[.*\]\((.*\.svg)\)", (ROOT / "README.md").read_text())
+    picture = re.sub(r"<style>.*</style>", "", (ROOT / shown).read_text())
+    assert picture == lab.simulate(lab.schedules.dualpipe(8, 20)).to_svg() + "\n"
