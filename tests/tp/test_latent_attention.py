@@ -6,10 +6,8 @@ from itertools import product
 
 import pytest
 import torch
-import transformers
 from runs import counted, draw, launch, leaf
 from tp_runs import assert_a1, attention_step, distances, local, modes
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
 import dualpipe_lab as lab
 from dualpipe_lab.cp.closed_forms import AttentionSizes, latent_sent_bytes, sent_bytes
@@ -61,6 +59,9 @@ def state(sizes):
 
 def reference(x, whole, dy, positions, sizes):
     """Output and gradients of transformers' module; its norms, which compute in float32, in float64."""
+    import transformers  # here, because it takes a second of every collection
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+
     config = transformers.DeepseekV3Config(
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
