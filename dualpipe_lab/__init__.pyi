@@ -34,7 +34,7 @@ from .pp.program import Program as Program
 from .pp import schedules as schedules
 from .pp.lowering import lower as lower
 from .pp.validation.validator import validate as validate
-from .pp.validation.errors import InvalidProgram as InvalidProgram
+from .pp.validation.rules import InvalidProgram as InvalidProgram
 from .pp.cost import Cost as Cost
 from .pp.simulator import simulate as simulate
 from .pp.explain import explain as explain

@@ -15,9 +15,7 @@ from dualpipe_course.pp.gradients import without_library
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, on_ranks
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, ProgramStep, W
-from dualpipe_lab.pp.schedules.dualpipe import dualpipe
-from dualpipe_lab.pp.schedules.dualpipev import dualpipev
-from dualpipe_lab.pp.schedules.eight_steps import eight_steps
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe, dualpipev, eight_steps
 from dualpipe_lab.pp.simulator import simulate
 
 if TYPE_CHECKING:

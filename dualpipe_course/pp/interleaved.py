@@ -15,7 +15,7 @@ from dualpipe_course.pp.loops import check_flush, check_loop
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.ranking import Score, score
-from dualpipe_lab.pp.schedules.interleaved import interleaved
+from dualpipe_lab.pp.schedules.looped import interleaved
 from dualpipe_lab.timeline import Time
 
 NUMBERS = ("makespan", "peak of rank 0", "messages", "makespan for 2 microbatches")

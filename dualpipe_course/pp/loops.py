@@ -5,7 +5,7 @@ from dualpipe_course.pp.programs import parse
 from dualpipe_lab.pp.closed_forms import interleaved_makespan, interleaved_peak_activations, one_f_one_b_makespan
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import B, F, Program
-from dualpipe_lab.pp.schedules.interleaved import interleaved
+from dualpipe_lab.pp.schedules.looped import interleaved
 from dualpipe_lab.pp.simulator import simulate
 
 SLOW = Cost(latency=1)

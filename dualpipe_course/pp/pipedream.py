@@ -16,7 +16,7 @@ from dualpipe_course.trial import call_each, check_ints, ended, needs_function
 from dualpipe_lab.pp.closed_forms import num_messages
 from dualpipe_lab.pp.program import MESSAGE_KINDS, Program
 from dualpipe_lab.pp.repeat import repeat
-from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from dualpipe_lab.pp.schedules.flush import one_f_one_b
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 

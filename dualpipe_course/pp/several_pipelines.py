@@ -11,7 +11,7 @@ from typing import Any
 from dualpipe_course.comparison import Found, Limit, Numbers, compare_on_ranks
 from dualpipe_course.pp import gradients
 from dualpipe_course.start.ranks import MS, all_waited_for
-from dualpipe_lab.pp.closed_forms.flush import one_f_one_b_makespan, one_f_one_b_peak_activations
+from dualpipe_lab.pp.schedules.flush import one_f_one_b_makespan, one_f_one_b_peak_activations
 
 _HELD = "rank {rank} holds {found:g} microbatches, 1F1B holds {most:g} at its place in the pipeline"
 _TICKS = "all gradients are right, and a step takes {found:g} ticks, 1F1B's takes {most:g}"

@@ -12,7 +12,7 @@ from dualpipe_course.pp.challenges import CHALLENGES
 from dualpipe_course.pp.programs import parse
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.routes import routes
+from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.studio import Challenge
 

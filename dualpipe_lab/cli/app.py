@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.cli import compare, convert, explain, optimise, plan, show, traces
-from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.rules import InvalidProgram
 
 
 class OneLine(TyperGroup):

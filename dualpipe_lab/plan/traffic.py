@@ -25,7 +25,7 @@ from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.plan.rules import has_experts, has_second
 from dualpipe_lab.plan.second_traffic import second_backward, second_forward
 from dualpipe_lab.pp.program import B, F, I, Program
-from dualpipe_lab.pp.validation.routes import routes
+from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.world.record.ledger import Ledger, RankLedger
 
 PARTS = ("layers", "pipeline", "gradients", "norm", "routers")

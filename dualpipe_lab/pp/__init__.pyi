@@ -31,10 +31,10 @@ from .ranking import local_bubble as local_bubble
 from .repeat import repeat as repeat
 from .repeat import simulate_steps as simulate_steps
 from .repeat import step_time as step_time
-from .versions import updates_before as updates_before
-from .versions import vertical_sync as vertical_sync
-from .versions import double_buffered as double_buffered
-from .versions import versions_kept as versions_kept
+from .schedules.pipedream import updates_before as updates_before
+from .schedules.pipedream import vertical_sync as vertical_sync
+from .schedules.pipedream import double_buffered as double_buffered
+from .schedules.pipedream import versions_kept as versions_kept
 from .partition import partition as partition
 from .partition import Partition as Partition
 from .optimise import optimise as optimise

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.rules import InvalidProgram
 from dualpipe_lab.timeline import Message, Span, Time, Timeline
 from dualpipe_lab.timeline.spans import feeds
 from dualpipe_lab.timeline.units import number

@@ -18,9 +18,7 @@ from typing import TypeAlias
 from dualpipe_lab.pp.cost import UNIT_COST
 from dualpipe_lab.pp.program import SEND_F, Program, ProgramStep
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import ProblemList
-from dualpipe_lab.pp.validation.index import index_actions
-from dualpipe_lab.pp.validation.messages import required_messages, strip
+from dualpipe_lab.pp.validation.rules import ProblemList, index_actions, required_messages, strip
 from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Time
 

@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 
 from dualpipe_lab.plan import Plan, exports
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.pp.schedules.interleaved import round_sizes
+from dualpipe_lab.pp.schedules.looped import round_sizes
 
 BASE = Plan(dp=4, tp=2, pp=2, num_microbatches=8, zero=1, ranks_per_node=4)
 CHANGES = {

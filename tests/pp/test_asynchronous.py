@@ -12,7 +12,7 @@ from torch import nn
 import dualpipe_lab as lab
 from dualpipe_lab.pp.runtime.asynchronous import AsynchronousRuntime, choose_versions
 from dualpipe_lab.pp.schedules import build, dualpipe, pipedream
-from dualpipe_lab.pp.versions import versions_kept
+from dualpipe_lab.pp.schedules.pipedream import versions_kept
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").read_text())
 ROUNDING = 7 * 8 * 1.3 * sys.float_info.epsilon  # 7 updates of some 8 operations each, on numbers up to 1.3

@@ -22,7 +22,7 @@ from dualpipe_lab.pp.compact.order import find_execution
 from dualpipe_lab.pp.compact.program import _converted
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Action, Overlap, Program
-from dualpipe_lab.pp.validation.routes import routes
+from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 

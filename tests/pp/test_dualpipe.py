@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Action, Overlap, Program
-from dualpipe_lab.pp.schedules.eight_steps import eight_steps
+from dualpipe_lab.pp.schedules.dualpipe import eight_steps
 from dualpipe_lab.pp.validation.validator import validate
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())

@@ -14,7 +14,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Action, Program
 from dualpipe_lab.pp.schedules import gpipe, interleaved, looped_bfs
-from dualpipe_lab.pp.schedules.interleaved import round_sizes
+from dualpipe_lab.pp.schedules.looped import round_sizes
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 

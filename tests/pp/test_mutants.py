@@ -11,7 +11,7 @@ from slow_reference import random_program
 from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.validation.routes import routes
+from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 
 SIZES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 2, 3, 4, 8)]

@@ -13,7 +13,7 @@ from dualpipe_lab.pp.optimise import lower_bound, optimise, search
 from dualpipe_lab.pp.program import Program, parse_action
 from dualpipe_lab.pp.ranking import score, share, stage_cost
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.rules import InvalidProgram
 from dualpipe_lab.pp.validation.validator import validate
 
 

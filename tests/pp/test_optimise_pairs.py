@@ -11,7 +11,7 @@ from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.optimise import lower_bound, optimise
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, Program, W
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.rules import InvalidProgram
 from dualpipe_lab.pp.validation.validator import validate
 
 PLACEMENTS = {

@@ -11,7 +11,7 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.partition import partition
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.routes import routes
+from dualpipe_lab.pp.validation.rules import routes
 
 EXACT = st.one_of(st.integers(0, 6), st.fractions(0, 6, max_denominator=6))
 LAYERS = st.lists(EXACT, min_size=1, max_size=9)

@@ -13,9 +13,9 @@ from dualpipe_lab.pp import closed_forms, schedules
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.repeat import repeat
+from dualpipe_lab.pp.schedules.pipedream import double_buffered, updates_before, versions_kept, vertical_sync
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.validator import validate
-from dualpipe_lab.pp.versions import double_buffered, updates_before, versions_kept, vertical_sync
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "pipedream.json").read_text())
 ROUNDING = 7 * 8 * 1.3 * sys.float_info.epsilon  # 7 updates of some 8 operations each, on numbers up to 1.3

@@ -10,7 +10,7 @@ from dualpipe_lab.pp import schedules
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
-from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.rules import InvalidProgram
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "programs.json").read_text())
 PROGRAMS = [Program.parse(name, rows) for name, rows in ORACLES.items() if name != "legend"]

@@ -6,10 +6,8 @@ from itertools import chain
 from dualpipe_lab import Program, schedules
 from dualpipe_lab.pp.lowering import strip
 from dualpipe_lab.pp.program import Action, Overlap, actions_of
-from dualpipe_lab.pp.validation.deadlock import UntimedRun
-from dualpipe_lab.pp.validation.deadlock_fix import find_fix
-from dualpipe_lab.pp.validation.errors import ProblemList
-from dualpipe_lab.pp.validation.index import index_actions
+from dualpipe_lab.pp.validation.deadlock import UntimedRun, find_fix
+from dualpipe_lab.pp.validation.rules import ProblemList, index_actions
 from dualpipe_lab.pp.validation.validator import InvalidProgram, validate
 from dualpipe_lab.viz import bundle
 

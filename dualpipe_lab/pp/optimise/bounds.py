@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import B, F, I, Program, W
-from dualpipe_lab.pp.validation.routes import Route, routes
+from dualpipe_lab.pp.validation.rules import Route, routes
 from dualpipe_lab.timeline import Time
 
 

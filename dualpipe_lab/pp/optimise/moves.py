@@ -17,8 +17,7 @@ from dualpipe_lab.pp.optimise.greedy import searched
 from dualpipe_lab.pp.program import WORK_KINDS, Action, B, F, I, Overlap, Program, ProgramStep, W, actions_of
 from dualpipe_lab.pp.simulator import simulate
 from dualpipe_lab.pp.validation.deadlock import UntimedRun
-from dualpipe_lab.pp.validation.errors import ProblemList
-from dualpipe_lab.pp.validation.index import index_actions
+from dualpipe_lab.pp.validation.rules import ProblemList, index_actions
 from dualpipe_lab.timeline import Span, Time, Timeline
 
 _FARTHEST = 6  # the most positions by which an action moves

@@ -25,8 +25,7 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.ranking import score, share, stage_cost
 from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import InvalidProgram
-from dualpipe_lab.pp.validation.routes import Route, routes
+from dualpipe_lab.pp.validation.rules import InvalidProgram, Route, routes
 from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Time
 from dualpipe_lab.timeline.units import number

@@ -8,7 +8,7 @@ Chapter: book/pp/pipedream.  In: a program, modules, an optimizer, a rule.  Out:
   naive          F uses the current weights, and so does B, later: the gradient of no function
 An update writes into the module's parameters.  If a later backward needs the old version, it keeps the old storage and
 the parameters move to a new one; otherwise the update is in place.  A version costs the bytes of its weights, once.
-Versions are found by counting (`dualpipe_lab.pp.versions`), for any program with each stage on one rank.
+Versions are found by counting (`dualpipe_lab.pp.schedules.pipedream`), for any program with each stage on one rank.
 Elsewhere: msr-fiddle/pipedream's `OptimizerWithWeightStashing` copies all weights after every update.
 Sources: Narayanan et al. 2019 (SOSP), section 3.3; Narayanan et al. 2021 (arXiv 2006.09503), section 3.
 """
@@ -25,7 +25,7 @@ from dualpipe_lab.pp.runtime.batch import StepResult
 from dualpipe_lab.pp.runtime.payload import call_with
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.pp.runtime.stage import Stage, Tensors
-from dualpipe_lab.pp.versions import double_buffered, updates_before, vertical_sync
+from dualpipe_lab.pp.schedules.pipedream import double_buffered, updates_before, vertical_sync
 
 Rule: TypeAlias = Literal["stash", "vertical sync", "2bw", "naive"]
 NamedWeights: TypeAlias = dict[str, Tensor]

@@ -26,7 +26,7 @@ from dualpipe_lab.pp.runtime.batch import Batch
 from dualpipe_lab.pp.runtime.p2p import MAX_TENSORS, PipelineP2P
 from dualpipe_lab.pp.runtime.payload import names_of
 from dualpipe_lab.pp.runtime.stage import Tensors, as_tensors
-from dualpipe_lab.pp.validation.routes import Route, routes
+from dualpipe_lab.pp.validation.rules import Route, routes
 
 Spec: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]  # shape, type and name of each tensor
 Example: TypeAlias = Tensor | Tensors | Mapping[str, Tensor]

@@ -8,20 +8,14 @@ from inspect import signature
 from typing import Any
 
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.pp.schedules.dualpipe import dualpipe
-from dualpipe_lab.pp.schedules.dualpipev import dualpipev
+from dualpipe_lab.pp.schedules.dualpipe import dualpipe, dualpipev
 from dualpipe_lab.pp.schedules.easy_dualpipe import easy_dualpipe
-from dualpipe_lab.pp.schedules.gpipe import gpipe
-from dualpipe_lab.pp.schedules.interleaved import interleaved
-from dualpipe_lab.pp.schedules.looped_bfs import looped_bfs
-from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from dualpipe_lab.pp.schedules.flush import gpipe, one_f_one_b
+from dualpipe_lab.pp.schedules.looped import interleaved, looped_bfs
 from dualpipe_lab.pp.schedules.paired import paired_interleaved, paired_one_f_one_b, paired_zero_bubble_h1
 from dualpipe_lab.pp.schedules.pipedream import pipedream
-from dualpipe_lab.pp.schedules.v_half import v_half
-from dualpipe_lab.pp.schedules.v_min import v_min
-from dualpipe_lab.pp.schedules.zbv import zbv
-from dualpipe_lab.pp.schedules.zero_bubble_h1 import zero_bubble_h1
-from dualpipe_lab.pp.schedules.zero_bubble_h2 import zero_bubble_h2
+from dualpipe_lab.pp.schedules.v_shapes import v_half, v_min, zbv
+from dualpipe_lab.pp.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
 __all__ = [
     "build",

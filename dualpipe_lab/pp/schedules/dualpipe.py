@@ -1,20 +1,42 @@
-"""DualPipe: microbatches enter at both ends, and forwards of one direction overlap with backwards of the other.
+"""DualPipe and DualPipeV: forwards of one flow of microbatches overlap with backwards of the other.
 
-Chapter: book/pp/dualpipe.  In: P ranks (even), M microbatches (even, at least 2P).  Out: one list of steps per rank.
-Every rank holds two stages: stage `rank` for the first M/2 microbatches, which enter at rank 0, and stage P - 1 - rank,
-that of its mirror, for the others, which enter at rank P - 1.  The mirrors' gradients must be summed before the update.
-  bubble             (P/2 - 1) * (t_F&B + t_B - 3 t_W)   if t_F = t_I >= t_W; `closed_forms.dualpipe_bubble` for any
-  live activations   P + 1 on every rank
-  weights            twice those of 1F1B
-  messages           2 * (P - 1) * M
-Elsewhere: DeepSeek's DualPipe, the same order action by action; torch cannot place a stage on two ranks.
-Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M = 20).
-Two directions: Li and Hoefler 2021, Chimera (arXiv 2107.06925), section 3.
+Chapters: book/pp/dualpipe, book/pp/dualpipev.  In: P ranks, M microbatches.  Out: one list of steps per rank.
+DualPipe (P and M even, M >= 2P): every rank holds two stages.  Stage `rank` runs the first M/2 microbatches, which
+enter at rank 0; stage P - 1 - rank, that of its mirror, runs the others, which enter at rank P - 1.  The mirrors'
+gradients must be summed before the update.
+DualPipeV (any P, M >= 2P) is DualPipe on half of its ranks: the stages form a V, and no stage has a copy.  The model
+has 2P stages of half the size, rank r holds stages r and 2P-1-r, and a microbatch passes the ranks downwards, then
+upwards. The upward microbatches take the place of DualPipe's other direction: this program is the first P ranks of
+`dualpipe(2 * P, 2 * M)`.
+H ranks lie between an end and the middle: P/2 for DualPipe, all P for DualPipeV; a flow has n = M/2 or M microbatches.
+DualPipeV's times and activations are those of a half-size stage.
+  idle of a rank in the middle   (H - 1) * (t_F + (t_F&B - t_B) + max(t_I - t_W, 0)) + max(0, (H - 1)(t_I - t_F) - t_F)
+  makespan                       that + 2 n (t_F + t_B) - (2 n - 2 H - 1) * (t_F + t_B - t_F&B)
+  published idle                 (H - 1) * (t_F&B + t_B - 3 t_W): the same where t_F = t_I >= t_W
+  live activations               2 H + 1 on every rank: P + 1 for DualPipe, P + 1/2 full-size ones for DualPipeV
+  weights                        DualPipe twice those of 1F1B, DualPipeV every stage once
+  messages                       DualPipe 2 * (P - 1) * M, DualPipeV 4 * (P - 1) * M; the tip of the V needs none
+The terms of the idle time are the fill; step 5, where a B waits for a longer pair of the neighbour; step 7, where W
+hides a part of the wait for the next I; and step 3 if I is slow.  Outer ranks have fewer pairs: with a gain,
+t_F&B < t_F + t_B, they are idle for a shorter time.  The forms need equal stages, free links, t_B = t_I + t_W, and
+pairs at least as long as their longer half.  Under these conditions they hold for any costs: found and checked with the
+simulator, not proved.
+Elsewhere: DeepSeek's DualPipe and DualPipeV and torch ScheduleDualPipeV, the same order action by action; torch cannot
+place a stage on two ranks.
+Sources: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1, figure 5 (P = 8, M = 20); the numbering of the steps and
+the published idle time: DeepSeek-AI 2025, github.com/deepseek-ai/DualPipe; two directions: Li and Hoefler 2021, Chimera
+(arXiv 2107.06925), section 3; the cut in half: Qi, Wan, Huang and Lin 2025 (Sea AI Lab), "DualPipe could be better
+without the Dual".
 """
 
-from dualpipe_lab.pp.program import Program, ProgramStep, check_counts
-from dualpipe_lab.pp.schedules.eight_steps import Flow, steps_of
-from dualpipe_lab.pp.schedules.two_directions import check_even_microbatches, check_even_ranks
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dualpipe_lab.pp.cost import UNIT_COST, Cost, StageTicks, stage_ticks
+from dualpipe_lab.pp.program import Action, F, I, Overlap, Program, ProgramStep, W, check_counts
+from dualpipe_lab.pp.schedules.easy_dualpipe import check_even_microbatches, check_even_ranks
+from dualpipe_lab.timeline import Time
 
 
 def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
@@ -30,6 +52,106 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Program:
     return Program("DualPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=2)
 
 
+def _one_rank(rank: int, num_ranks: int, per_flow: int) -> list[ProgramStep]:
+    mirror = num_ranks - 1 - rank
+    downwards, upwards = Flow(rank, 0), Flow(mirror, per_flow)
+    # A rank's flow 0 is the one whose end is nearer, so both halves of the ranks do the same, mirrored.
+    flows = (downwards, upwards) if rank < mirror else (upwards, downwards)
+    return steps_of(flows, min(rank, mirror), num_ranks // 2, per_flow)
+
+
+def dualpipev(num_ranks: int, num_microbatches: int) -> Program:
+    """Build the DualPipeV program; raises ValueError for fewer than two microbatches per rank.
+
+    >>> print(" ".join(map(str, dualpipev(1, 2).ranks[0])))
+    0F0 1F0 0F1 1B0 (1F1;0B0)OVERLAP_F_B 1B1 0I1 0W1
+    """
+    check_dualpipev(num_ranks, num_microbatches)
+    last = 2 * num_ranks - 1
+    ranks = [
+        steps_of((Flow(rank, 0), Flow(last - rank, 0)), rank, num_ranks, num_microbatches) for rank in range(num_ranks)
+    ]
+    return Program("DualPipeV", ranks, num_stages=last + 1, num_microbatches=num_microbatches, num_directions=1)
+
+
+class Flow(NamedTuple):
+    """The microbatches that reach a rank from one side, and the stage that runs them there."""
+
+    stage: int
+    first_microbatch: int
+
+
+def eight_steps(position: int, num_positions: int, num_microbatches: int) -> list[list[str]]:
+    """Return the eight steps of one rank, each a list of words such as F0, I1, W and F1&B0.
+
+    Two flows of `num_microbatches` each, at least 2 * `num_positions`, cross the `num_positions` ranks from the outside
+    to the middle: flow 0 comes from the outside, position 0, and flow 1 from the middle.  The words name work by flow:
+    F0 is the next forward of flow 0, F1&B0 an overlapped pair, W the oldest pending weight gradient of either flow.
+    All counts follow from the rank's distance to either end.
+
+    >>> for number, words in enumerate(eight_steps(position=0, num_positions=2, num_microbatches=4), start=1):
+    ...     print(number, *words)
+    1 F0 F0
+    2 F0 F1
+    3 I1 W F1
+    4 F0&B1 F1&B0
+    5 B1 F1&B0
+    6 B1 I0
+    7 W I0
+    8 W
+    """
+    inside = num_positions - position - 1  # the ranks between this one and the middle
+    outside = position + 1  # this rank and those between it and the end
+    steady = num_microbatches - 2 * num_positions + outside
+    # The middle rank has had no time to prepare a backward: it makes its first pair's halves one after the other.
+    first_pair = ["F0&B1"] if inside else ["F0", "B1"]
+    return [
+        ["F0"] * 2 * inside,
+        ["F0", "F1"] * outside,
+        ["I1", "W", "F1"] * inside,
+        [*first_pair, "F1&B0", *["F0&B1", "F1&B0"] * (steady - 1)],
+        ["B1", "F1&B0"] * inside,
+        (["B1", "B0"] * outside)[:outside] + (["I1", "I0"] * outside)[outside:],
+        ["W", "I0"] * inside,
+        ["W"] * outside,
+    ]
+
+
+def steps_of(flows: tuple[Flow, Flow], position: int, num_positions: int, num_microbatches: int) -> list[ProgramStep]:
+    """Return the eight steps as actions on stages and microbatches, numbered in the order of each flow."""
+    names = _Names(flows)
+    words = eight_steps(position, num_positions, num_microbatches)
+    return [step for number in words for word in number for step in names.steps(word)]
+
+
+class _Names:
+    """Translates the words of one rank into actions on stages and microbatches, in order."""
+
+    def __init__(self, flows: tuple[Flow, Flow]) -> None:
+        self.flows = flows
+        self.forwards, self.backwards = [0, 0], [0, 0]
+        self.waiting: deque[Action] = deque()  # weight gradients that an I has left
+
+    def steps(self, word: str) -> Iterator[ProgramStep]:
+        forward, _, backward = word.partition("&")
+        if backward:
+            yield Overlap(self.action(forward), self.action(backward))
+        elif word == W:
+            yield self.waiting.popleft()
+        else:
+            yield self.action(word)
+
+    def action(self, word: str) -> Action:
+        kind, flow = word[0], int(word[1])
+        done = self.forwards if kind == F else self.backwards
+        stage, first = self.flows[flow]
+        action = Action(stage, kind, first + done[flow])
+        done[flow] += 1
+        if kind == I:
+            self.waiting.append(action._replace(kind=W))
+        return action
+
+
 def check_dualpipe(num_ranks: int, num_microbatches: int) -> None:
     """Raise ValueError for sizes that DualPipe cannot have."""
     check_counts("dualpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
@@ -42,9 +164,134 @@ def check_dualpipe(num_ranks: int, num_microbatches: int) -> None:
     check_even_microbatches("dualpipe", num_microbatches)
 
 
-def _one_rank(rank: int, num_ranks: int, per_flow: int) -> list[ProgramStep]:
-    mirror = num_ranks - 1 - rank
-    downwards, upwards = Flow(rank, 0), Flow(mirror, per_flow)
-    # A rank's flow 0 is the one whose end is nearer, so both halves of the ranks do the same, mirrored.
-    flows = (downwards, upwards) if rank < mirror else (upwards, downwards)
-    return steps_of(flows, min(rank, mirror), num_ranks // 2, per_flow)
+def check_dualpipev(num_ranks: int, num_microbatches: int) -> None:
+    """Raise ValueError for sizes that DualPipeV cannot have."""
+    check_counts("dualpipev", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    if num_microbatches < 2 * num_ranks:
+        raise ValueError(
+            f"dualpipev needs at least two microbatches per rank, got {num_microbatches} for {num_ranks} ranks; "
+            f"use {2 * num_ranks} microbatches or more, or a schedule such as 1f1b"
+        )
+
+
+def dualpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
+    """Return DualPipe's makespan; ValueError for unequal stages, slow links, and pairs shorter than F or B.
+
+    >>> dualpipe_makespan(8, 20), dualpipe_makespan(8, 20, Cost(F=2, I=2, W=2, overlap=5))
+    (66, 118)
+    """
+    check_dualpipe(num_ranks, num_microbatches)
+    return _makespan(num_ranks // 2, num_microbatches // 2, _ticks(num_ranks, cost))
+
+
+def dualpipev_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
+    """Return DualPipeV's makespan, for costs of a half-size stage; ValueError as `dualpipe_makespan`.
+
+    >>> dualpipev_makespan(4, 10)
+    66
+    """
+    check_dualpipev(num_ranks, num_microbatches)
+    return _makespan(num_ranks, num_microbatches, _ticks(2 * num_ranks, cost))
+
+
+def dualpipe_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost = UNIT_COST) -> Time:
+    """Return the idle time of a rank of DualPipe; ValueError as `dualpipe_makespan`.
+
+    >>> [dualpipe_bubble(8, 20, rank, Cost(overlap=2)) for rank in range(8)]
+    [1, 2, 3, 3, 3, 3, 2, 1]
+    """
+    check_dualpipe(num_ranks, num_microbatches)
+    position = min(rank, num_ranks - 1 - rank)
+    return _bubble(num_ranks // 2, num_microbatches // 2, position, _ticks(num_ranks, cost))
+
+
+def dualpipev_bubble(num_ranks: int, num_microbatches: int, rank: int, cost: Cost = UNIT_COST) -> Time:
+    """Return the idle time of a rank of DualPipeV, for costs of a half-size stage; ValueError as `dualpipev_makespan`.
+
+    >>> [dualpipev_bubble(4, 10, rank) for rank in range(4)]
+    [6, 6, 6, 6]
+    """
+    check_dualpipev(num_ranks, num_microbatches)
+    return _bubble(num_ranks, num_microbatches, rank, _ticks(2 * num_ranks, cost))
+
+
+def published_dualpipe_bubble(num_stages: int, cost: Cost = UNIT_COST) -> Time:
+    """Return the published idle time (P/2 - 1) * (F&B + B - 3W), with P the number of stages, also for DualPipeV.
+
+    The ranks in the middle have it exactly if t_F = t_I >= t_W.  Raises ValueError for other costs.
+
+    >>> published_dualpipe_bubble(8), published_dualpipe_bubble(8, Cost(F=2, I=2, W=1))
+    (6, 15)
+    """
+    ticks = _ticks(num_stages, cost)
+    if not ticks.F == ticks.I >= ticks.W:
+        raise ValueError(
+            f"the published bubble is exact for F = I >= W only, got F={ticks.F}, I={ticks.I}, W={ticks.W}; "
+            "use dualpipe_bubble or dualpipev_bubble"
+        )
+    return (num_stages // 2 - 1) * (ticks.pair + ticks.B - 3 * ticks.W)
+
+
+def dualpipe_peak_activations(num_ranks: int) -> int:
+    """Return the most activations that every rank of DualPipe holds.
+
+    >>> dualpipe_peak_activations(8)
+    9
+    """
+    return num_ranks + 1
+
+
+def dualpipev_peak_activations(num_ranks: int) -> int:
+    """Return the most activations, of half-size stages, that every rank of DualPipeV holds.
+
+    >>> dualpipev_peak_activations(4)
+    9
+    """
+    return 2 * num_ranks + 1
+
+
+def dualpipev_num_messages(num_ranks: int, num_microbatches: int) -> int:
+    """Return DualPipeV's number of messages: activations and gradients pass every link twice.
+
+    DualPipe and Easy-DualPipe have 1F1B's number, `num_messages`.
+
+    >>> dualpipev_num_messages(4, 10)
+    120
+    """
+    return 4 * (num_ranks - 1) * num_microbatches
+
+
+def _ticks(num_stages: int, cost: Cost) -> StageTicks:
+    ticks = stage_ticks("DualPipe", num_stages, cost)
+    if ticks.B != ticks.I + ticks.W:
+        raise ValueError(
+            f"DualPipe's closed forms need B = I + W, got B={ticks.B}, I={ticks.I}, W={ticks.W}; leave B out"
+        )
+    if ticks.pair < max(ticks.F, ticks.B):
+        raise ValueError(
+            f"DualPipe's closed forms need a pair to last as long as its longer half, got overlap={ticks.pair} "
+            f"for F={ticks.F} and B={ticks.B}; use {max(ticks.F, ticks.B)} or more, or simulate()"
+        )
+    return ticks
+
+
+def _middle_bubble(half: int, t: StageTicks) -> Time:
+    inside = half - 1
+    return inside * (t.F + (t.pair - t.B) + max(t.I - t.W, 0)) + max(0, inside * (t.I - t.F) - t.F)
+
+
+def _num_pairs(half: int, per_flow: int, position: int) -> int:
+    in_the_middle = position == half - 1  # its first pair runs one half after the other
+    return 2 * per_flow - 3 * half + position + 1 - in_the_middle
+
+
+def _makespan(half: int, per_flow: int, t: StageTicks) -> Time:
+    return _middle_bubble(half, t) + _busy(half, per_flow, half - 1, t)
+
+
+def _bubble(half: int, per_flow: int, position: int, t: StageTicks) -> Time:
+    return _makespan(half, per_flow, t) - _busy(half, per_flow, position, t)
+
+
+def _busy(half: int, per_flow: int, position: int, t: StageTicks) -> Time:
+    return 2 * per_flow * (t.F + t.B) - _num_pairs(half, per_flow, position) * (t.F + t.B - t.pair)

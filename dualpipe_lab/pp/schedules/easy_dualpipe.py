@@ -4,20 +4,24 @@ Chapter: book/pp/easy-dualpipe.  In: P ranks (even), M microbatches (even).  Out
 Half of the microbatches enter at rank 0, where stage s is on rank s; the other half enter at rank P - 1, where stage s
 is on rank P - 1 - s.  The rule: of the ready actions, a rank runs a backward before a forward, then the lower
 microbatch of its direction, then the later stage, as if F and B took one slot each.  The mirrors' gradients must be
-  summed. bubble             (P - 2) * max(t_F, t_B)   at M = P, see `closed_forms.easy_dualpipe_bubble`
-  live activations   from P/2 + 1 on the outer ranks to P on the two middle ranks
-  weights            twice those of 1F1B
-  messages           2 * (P - 1) * M
-Up to M = P each direction alone is 1F1B with M/2 microbatches.  Longer batches run too, but where t_F and t_B differ,
-each further P microbatches add idle time: choose `dualpipe` there.
+summed before the update.
+  idle of every rank   M <= P      (P - 2) * max(t_F, t_B) + (P - M) * min(t_F, t_B)
+                       t_F = t_B   (P - 2 + (-M mod P)) * t_F for any M
+  live activations     min(P, M, M/2 + 1 + the distance to the nearer end)
+  weights              twice those of 1F1B
+  messages             2 * (P - 1) * M
+Both forms of the idle time need equal stages and free links, and hold for any such costs: checked with the simulator,
+not proved.  Up to M = P each direction alone is 1F1B with M/2 microbatches.  Longer batches run too, but where t_F and
+t_B differ there is no short form, and each further P microbatches add idle time: choose `dualpipe` there.
 Elsewhere: at M = P this is Chimera's basic unit.  torch cannot place a stage on two ranks.
 Source: Li and Hoefler 2021 (arXiv 2107.06925), section 3: bidirectional pipelines.
 """
 
 from heapq import heappop, heappush
 
-from dualpipe_lab.pp.program import Action, B, F, Program
-from dualpipe_lab.pp.schedules.two_directions import check_even_microbatches, check_even_ranks
+from dualpipe_lab.pp.cost import UNIT_COST, Cost, stage_ticks
+from dualpipe_lab.pp.program import Action, B, F, Program, check_counts
+from dualpipe_lab.timeline import Time
 
 
 def easy_dualpipe(num_ranks: int, num_microbatches: int) -> Program:
@@ -69,3 +73,68 @@ class _Ready:
             self.add(Action(stage + 1, F, microbatch) if stage < self.last else Action(stage, B, microbatch))
         elif stage > 0:
             self.add(Action(stage - 1, B, microbatch))
+
+
+def check_even_ranks(builder: str, num_ranks: int, instead: str = "") -> None:
+    """Raise ValueError for an odd number of ranks; `instead` names a schedule that accepts it."""
+    check_counts(builder, num_ranks=num_ranks)
+    if num_ranks % 2:
+        raise ValueError(
+            f"{builder} needs an even number of ranks, got {num_ranks}: the middle one would hold its stage twice; "
+            f"use {instead}{_even_neighbours(num_ranks)} ranks"
+        )
+
+
+def check_even_microbatches(builder: str, num_microbatches: int) -> None:
+    """Raise ValueError for an odd number of microbatches."""
+    check_counts(builder, num_microbatches=num_microbatches)
+    if num_microbatches % 2:
+        raise ValueError(
+            f"{builder} needs an even number of microbatches, half for each direction, got {num_microbatches}; "
+            f"use {_even_neighbours(num_microbatches)}"
+        )
+
+
+def _even_neighbours(odd: int) -> str:
+    return f"{odd - 1} or {odd + 1}" if odd > 1 else "2"
+
+
+def easy_dualpipe_bubble(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
+    """Return the idle time of every rank; ValueError if there is no closed form.
+
+    >>> easy_dualpipe_bubble(4, 4), easy_dualpipe_bubble(8, 8), easy_dualpipe_bubble(8, 2)
+    (4, 12, 18)
+    """
+    check_easy_dualpipe(num_ranks, num_microbatches)
+    t = stage_ticks("Easy-DualPipe", num_ranks, cost)
+    if num_ranks == 2:
+        return 0
+    if num_microbatches <= num_ranks:
+        return (num_ranks - 2) * max(t.F, t.B) + (num_ranks - num_microbatches) * min(t.F, t.B)
+    if t.F == t.B:
+        return (num_ranks - 2 + -num_microbatches % num_ranks) * t.F
+    raise ValueError(
+        f"Easy-DualPipe has a closed form for at most one microbatch per rank, or for F = B, got {num_microbatches} "
+        f"microbatches for {num_ranks} ranks, F={t.F}, B={t.B}; use simulate()"
+    )
+
+
+def easy_dualpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
+    """Return Easy-DualPipe's makespan; ValueError if there is no closed form.
+
+    >>> easy_dualpipe_makespan(4, 4), easy_dualpipe_makespan(8, 8)
+    (16, 36)
+    """
+    bubble = easy_dualpipe_bubble(num_ranks, num_microbatches, cost)
+    t = stage_ticks("Easy-DualPipe", num_ranks, cost)
+    return bubble + num_microbatches * (t.F + t.B)
+
+
+def easy_dualpipe_peak_activations(num_ranks: int, num_microbatches: int, rank: int) -> int:
+    """Return the most activations that one rank of Easy-DualPipe holds, on both of its stages together.
+
+    >>> [easy_dualpipe_peak_activations(8, 8, rank) for rank in range(8)]
+    [5, 6, 7, 8, 8, 7, 6, 5]
+    """
+    distance = min(rank, num_ranks - 1 - rank)
+    return min(num_ranks, num_microbatches, num_microbatches // 2 + 1 + distance)

@@ -5,16 +5,27 @@ Chapter: book/pp/pipedream.  In: P ranks, M minibatches of a run.  Out: one list
   update             each stage after each of its backwards; 2BW: after every m-th
   makespan           (M + P - 1) * (t_F + t_B): the pipeline fills and drains once per run, not once per batch
   live activations   min(P - rank, M)
-  weight versions    P - stage, see `dualpipe_lab.pp.versions`
+A stage's version is the number of its updates so far.  F and B of a minibatch j must use one version; otherwise the
+result is the gradient of no function.  Three rules choose the version, and decide how many versions a stage s keeps:
+                     version of minibatch j on stage s      versions kept on stage s, in a long run
+  weight stashing    max(0, j - (P - 1 - s))                P - s       the stage's version when F starts
+  vertical sync      max(0, j - (P - 1))                    P           stage 0's version for this minibatch
+  2BW                max(0, t - 1) in batch t; t if P = 1   2           the newest that every stage has for the batch
+2BW needs batches of at least P - 1 microbatches, and keeps 1 version if P = 1.  The current version counts as kept.
+`updates_before` and `versions_kept` find the same numbers by counting in any program.
 The gradient differs from that of every synchronous schedule: F and B of minibatch j use weights that are
 P - 1 - stage updates old.  So `names(synchronous=True)` leaves PipeDream out, and its numbers must not be ranked beside
 those of schedules that compute the batch's gradient.  Run without updates in between, the program is 1F1B.
 Elsewhere: msr-fiddle/pipedream (2019); Megatron's 1F1B is called PipeDream-flush because of its ancestor.
-Source: Harlap et al. 2018 (arXiv 1806.03377), section 3; Narayanan et al. 2019 (SOSP), section 3.
+Sources: Harlap et al. 2018 (arXiv 1806.03377), section 3; Narayanan et al. 2019 (SOSP), section 3; Narayanan et al.
+2021 (arXiv 2006.09503), section 3, which asks for batches of at least P microbatches.
 """
 
-from dualpipe_lab.pp.program import Program, check_counts
-from dualpipe_lab.pp.schedules.one_f_one_b import one_f_one_b
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from dualpipe_lab.pp.program import Action, B, F, Program, W, check_counts
+from dualpipe_lab.pp.schedules.flush import one_f_one_b
 
 
 def pipedream(num_ranks: int, num_microbatches: int) -> Program:
@@ -26,3 +37,154 @@ def pipedream(num_ranks: int, num_microbatches: int) -> Program:
     check_counts("pipedream", num_ranks=num_ranks, num_microbatches=num_microbatches)
     order = one_f_one_b(num_ranks, num_microbatches).ranks
     return Program("PipeDream (async)", order, num_ranks, num_microbatches, num_directions=1)
+
+
+def stashed_version(num_ranks: int, stage: int, minibatch: int) -> int:
+    """Return the version for F and B of a minibatch on a stage under weight stashing.
+
+    >>> [stashed_version(3, stage=0, minibatch=j) for j in range(5)]
+    [0, 0, 0, 1, 2]
+    """
+    return max(0, minibatch - (num_ranks - 1 - stage))
+
+
+def stashed_versions_kept(num_ranks: int, stage: int, num_minibatches: int) -> int:
+    """Return the most versions that a stage holds: P - s if the run has at least 2 (P - 1 - s) minibatches.
+
+    In a shorter run there are fewer, because all minibatches of the warm-up use version 0.
+
+    >>> [stashed_versions_kept(4, stage, num_minibatches=10) for stage in range(4)]
+    [4, 3, 2, 1]
+    """
+    check_counts("stashed_versions_kept", num_ranks=num_ranks, num_minibatches=num_minibatches)
+    delay = num_ranks - 1 - stage
+    return min(1 + delay, num_minibatches, max(2, num_minibatches - delay + 1))
+
+
+def synced_version(num_ranks: int, minibatch: int) -> int:
+    """Return the version for a minibatch under vertical sync, on every stage that of stage 0.
+
+    >>> [synced_version(3, minibatch=j) for j in range(5)]
+    [0, 0, 0, 1, 2]
+    """
+    return stashed_version(num_ranks, 0, minibatch)
+
+
+def synced_versions_kept(num_ranks: int, num_minibatches: int) -> int:
+    """Return the most versions that each stage holds under vertical sync: in a long run P, also on the last stage.
+
+    >>> synced_versions_kept(4, num_minibatches=10)
+    4
+    """
+    return stashed_versions_kept(num_ranks, 0, num_minibatches)
+
+
+def double_buffered_version(num_ranks: int, batch: int, batch_size: int) -> int:
+    """Return the version for the microbatches of a batch under 2BW, on every stage.
+
+    Raises ValueError for batches of fewer than P - 1 microbatches: the previous version would not exist yet.
+
+    >>> [double_buffered_version(4, batch, batch_size=4) for batch in range(4)]
+    [0, 0, 1, 2]
+    """
+    check_counts("double_buffered_version", num_ranks=num_ranks, batch_size=batch_size)
+    if batch_size < num_ranks - 1:
+        raise ValueError(
+            f"2BW keeps two versions for batches of at least P - 1 microbatches, got {batch_size} for {num_ranks} "
+            f"ranks; use {num_ranks - 1} or more"
+        )
+    return max(0, batch - min(1, num_ranks - 1))
+
+
+def double_buffered_versions_kept(num_ranks: int) -> int:
+    """Return the most versions that each stage holds under 2BW in a run of at least 3 batches.
+
+    >>> double_buffered_versions_kept(4)
+    2
+    """
+    return min(2, num_ranks)
+
+
+def updates_before(program: Program, update_every: int = 1) -> list[list[int]]:
+    """Return, as [stage][microbatch], the number of the stage's updates when F of the microbatch starts.
+
+    `update_every`: the number of a stage's backwards per update.
+    Raises ValueError for a program that places a stage on two ranks: the copies would differ after one update.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> updates_before(pipedream(3, 5))
+    [[0, 0, 0, 1, 2], [0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    """
+    found = [[0] * program.num_microbatches for _ in range(program.num_stages)]
+    for stage, actions in enumerate(_by_stage(program)):
+        num_backwards = 0
+        for action in actions:
+            if action.kind == F:
+                found[stage][action.microbatch] = num_backwards // update_every
+            num_backwards += action.kind in (B, W)
+    return found
+
+
+def vertical_sync(versions: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the versions under vertical sync: each microbatch uses stage 0's version on every stage.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> vertical_sync(updates_before(pipedream(3, 5)))
+    [[0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 0, 0, 1, 2]]
+    """
+    return [list(versions[0]) for _ in versions]
+
+
+def double_buffered(versions: Sequence[Sequence[int]], update_every: int) -> list[list[int]]:
+    """Return the versions under 2BW: a batch of `update_every` microbatches uses one version that every stage has.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> double_buffered(updates_before(pipedream(3, 6), update_every=3), update_every=3)[0]
+    [0, 0, 0, 0, 0, 0]
+    """
+    num_microbatches = len(versions[0])
+    newest = [
+        min(version for row in versions for version in row[start : start + update_every])
+        for start in range(0, num_microbatches, update_every)
+    ]
+    return [[newest[m // update_every] for m in range(num_microbatches)] for _ in versions]
+
+
+def versions_kept(program: Program, versions: Sequence[Sequence[int]], update_every: int = 1) -> list[int]:
+    """Return the most versions of its weights that each stage holds, the current version included.
+
+    A version is held while it is current, and until the last backward that needs it.  It is dropped before the update
+    after this backward writes the next version.
+
+    >>> from dualpipe_lab.pp.schedules import pipedream
+    >>> program = pipedream(3, 8)
+    >>> versions_kept(program, updates_before(program))
+    [3, 2, 1]
+    """
+    return [_most_held(actions, versions[stage], update_every) for stage, actions in enumerate(_by_stage(program))]
+
+
+def _most_held(actions: Sequence[Action], versions: Sequence[int], update_every: int) -> int:
+    backwards = [(time, action.microbatch) for time, action in enumerate(actions) if action.kind in (B, W)]
+    updates = [time for time, _ in backwards[update_every - 1 :: update_every]]
+    needed: dict[int, int] = {}  # version -> the last time at which a backward needs it
+    for time, microbatch in backwards:
+        needed[versions[microbatch]] = time
+    changes = []
+    for version, (made, replaced) in enumerate(pairwise([-1, *updates, len(actions)])):
+        changes += [(made, 1), (max(replaced, needed.get(version, -1)), -1)]
+    return max(accumulate(change for _, change in sorted(changes)))  # at one time, what is dropped goes first
+
+
+def _by_stage(program: Program) -> list[list[Action]]:
+    stages: list[list[Action]] = [[] for _ in range(program.num_stages)]
+    home: dict[int, int] = {}
+    for rank in range(program.num_ranks):
+        for action in program.actions(rank):
+            if home.setdefault(action.stage, rank) != rank:
+                raise ValueError(
+                    f"stage {action.stage} of {program.name} is on ranks {home[action.stage]} and {rank}; its copies "
+                    "would part with their first updates: use a program that keeps each stage on one rank"
+                )
+            stages[action.stage].append(action)
+    return stages

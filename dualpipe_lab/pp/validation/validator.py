@@ -18,12 +18,16 @@ program without receives.
 from collections.abc import Sequence
 
 from dualpipe_lab.pp.program import MESSAGE_KINDS, B, F, Program, W, actions_of
-from dualpipe_lab.pp.validation.deadlock import UntimedRun
-from dualpipe_lab.pp.validation.deadlock_fix import explain_deadlock
-from dualpipe_lab.pp.validation.errors import InvalidProgram, ProblemList
-from dualpipe_lab.pp.validation.index import check_work, index_actions
-from dualpipe_lab.pp.validation.messages import check_in_order, check_messages
-from dualpipe_lab.pp.validation.routes import check_routes
+from dualpipe_lab.pp.validation.deadlock import UntimedRun, explain_deadlock
+from dualpipe_lab.pp.validation.rules import (
+    InvalidProgram,
+    ProblemList,
+    check_in_order,
+    check_messages,
+    check_routes,
+    check_work,
+    index_actions,
+)
 
 __all__ = ["InvalidProgram", "validate"]
 

@@ -16,7 +16,7 @@ from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.ranking import stage_cost
 from dualpipe_lab.pp.schedules.variants import Variant, variant
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.pp.validation.errors import InvalidProgram
+from dualpipe_lab.pp.validation.rules import InvalidProgram
 from dualpipe_lab.pp.validation.validator import validate
 from dualpipe_lab.timeline import Time, Timeline
 from dualpipe_lab.timeline.units import number

@@ -1,4 +1,4 @@
-// The fix of a deadlock: the action to move, each move tried; as dualpipe_lab/pp/validation/deadlock_fix.py.
+// The fix of a deadlock: the action to move, each move tried; as dualpipe_lab/pp/validation/deadlock.py.
 //
 // A move is {rank, position, step, target}: `step` is the row's step at `position`, or one half of a pair there;
 // `target` is its position in the row after the move.

@@ -1,4 +1,4 @@
-// Routes: the rank of every stage, in order, for each microbatch; as dualpipe_lab/pp/validation/routes.py.
+// Routes: the rank of every stage, in order, for each microbatch; as dualpipe_lab/pp/validation/rules.py.
 
 import { addProblem, placeOfStep } from "./schedule-work.mjs";
 

@@ -1,4 +1,4 @@
-// Complete and ordered work, the first of the checks; as dualpipe_lab/pp/validation/index.py and errors.py.
+// Complete and ordered work, the first of the checks; as dualpipe_lab/pp/validation/rules.py.
 //
 // A valid schedule passes `isWhole` in one pass over flat arrays.  The texts are made only for one that does not.
 

@@ -167,7 +167,7 @@ CHEATS = {
         ),
         "the library's words": Bad(
             """
-from dualpipe_lab.pp.schedules.eight_steps import Flow, steps_of
+from dualpipe_lab.pp.schedules.dualpipe import Flow, steps_of
 
 
 def one_row(rank, p, m, cut, room):

@@ -66,7 +66,7 @@ CHEATS = {
         "its parts": Bad(
             _LIBRARY
             + """
-from dualpipe_lab.pp.schedules.interleaved import loop_cells, round_sizes
+from dualpipe_lab.pp.schedules.looped import loop_cells, round_sizes
 def loop_rows(p, m, v):
     return [loop_cells(r, p, round_sizes(p, m), v) for r in range(p)]
 """,

@@ -87,7 +87,7 @@ CHEATS = {
         ),
         "the library's part": Bad(
             """
-from dualpipe_lab.pp.schedules.warmup_steady_cooldown import warmup_steady_cooldown
+from dualpipe_lab.pp.schedules.looped import warmup_steady_cooldown
 
 
 def rows(p, m, steps, flush):

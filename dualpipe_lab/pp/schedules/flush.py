@@ -1,20 +1,55 @@
-"""GPipe and 1F1B: a flush at both ends of the step, and equal makespans.
+"""GPipe and 1F1B: one stage per rank, a flush at both ends of the step, and equal makespans.
 
-Chapter: book/pp/gpipe, book/pp/one-f-one-b.  In: P ranks, M microbatches, costs.  Out: exact ticks, or counts.
-
-  GPipe and 1F1B, equal stages, free links     makespan  (M + P - 1) * (t_F + t_B)
-                                               bubble    (P - 1) * (t_F + t_B) on every rank
-                                               fraction  (P - 1) / (M + P - 1) of the makespan; some papers divide by
-                                                         the useful work instead: (P - 1) / M
-  live activations                             GPipe M on every rank, 1F1B min(P - rank, M)
+Chapters: book/pp/gpipe, book/pp/one-f-one-b.  In: P ranks, M microbatches.  Out: one list of actions per rank.
+  makespan           (M + P - 1) * (t_F + t_B), equal stages and free links
+  bubble per rank    (P - 1) * (t_F + t_B), which is (P - 1) / (M + P - 1) of the makespan; some papers divide by the
+                     useful work instead: (P - 1) / M
+  live activations   GPipe M on every rank, 1F1B min(P - rank, M)
+  messages           2 * (P - 1) * M
+GPipe runs all forwards, then all backwards, first in, first out: gradients are summed in the order of the microbatches,
+as in gradient accumulation on one process, and are bitwise equal to that.  1F1B follows every forward after the warm-up
+by one backward (PipeDream-flush).
+Elsewhere: torch ScheduleGPipe (d9d's gpipe runs its backwards last in, first out); torch Schedule1F1B, which needs
+M >= P; Megatron forward_backward_pipelining_without_interleaving.
 Sources: Huang et al. 2019 (arXiv 1811.06965), section 2.3; Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
 """
 
 from fractions import Fraction
 
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
-from dualpipe_lab.pp.program import check_counts
+from dualpipe_lab.pp.program import Action, B, F, Program, check_counts
 from dualpipe_lab.timeline import Time
+
+
+def gpipe(num_ranks: int, num_microbatches: int) -> Program:
+    """Build the GPipe program for any number of ranks and microbatches.
+
+    >>> " ".join(map(str, gpipe(2, 3).ranks[1]))
+    '1F0 1F1 1F2 1B0 1B1 1B2'
+    """
+    check_counts("gpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    ranks = [[Action(rank, kind, m) for kind in (F, B) for m in range(num_microbatches)] for rank in range(num_ranks)]
+    return Program("GPipe", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=1)
+
+
+def one_f_one_b(num_ranks: int, num_microbatches: int) -> Program:
+    """Build the 1F1B program for any number of ranks and microbatches.
+
+    >>> " ".join(map(str, one_f_one_b(2, 3).ranks[0]))
+    '0F0 0F1 0B0 0F2 0B1 0B2'
+    """
+    check_counts("one_f_one_b", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    ranks = [_one_rank(rank, num_ranks, num_microbatches) for rank in range(num_ranks)]
+    return Program("1F1B", ranks, num_stages=num_ranks, num_microbatches=num_microbatches, num_directions=1)
+
+
+def _one_rank(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
+    num_warmup = min(num_ranks - rank - 1, num_microbatches)  # fill the stages below me
+    num_steady = num_microbatches - num_warmup
+    warmup = [Action(rank, F, m) for m in range(num_warmup)]
+    steady = [Action(rank, kind, m) for i in range(num_steady) for kind, m in ((F, num_warmup + i), (B, i))]
+    cooldown = [Action(rank, B, num_steady + i) for i in range(num_warmup)]
+    return warmup + steady + cooldown
 
 
 def gpipe_makespan(num_ranks: int, num_microbatches: int, cost: Cost = UNIT_COST) -> Time:
