@@ -44,11 +44,6 @@ def check_copies(module: nn.Module, group: Group | None = None) -> None:
     for name, layer in module.named_modules():
         if not declared_shards(layer):
             continue
-        if any(shard.slots for shard in declared_shards(layer).values()):
-            raise ValueError(
-                f"{name or 'the module'} ({type(layer).__name__}) has replicas of experts in its slots, which ranks "
-                f"{list(ranks)} alone would not add; give an optimizer the Mesh in place of the group"
-            )
         others = set(ranks) & set(sharing_ranks(layer)) - {rank_context().rank}
         if others:
             remedy = (

@@ -6,7 +6,6 @@ Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `Declar
   linear layers        tp                   the same                      every shard
   key heads < tp       tp, t / a_kv each    the same                      the first copy of a head
   experts              ep                   edp: ranks with the same      every shard, once along tp
-  experts in slots     ep                   edp, then over replicas       the lowest slot, once along tp
   stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
   tied weights         -                    as above, and their stages    the first stage's
   left partial         as above             as above, then over tp        as above
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.dp.slots import Slots
 from dualpipe_lab.dp.tied import TiedStages, holders_of, numbered_stages, tied_names
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
@@ -147,15 +145,14 @@ class Declaration:
 
     Attributes:
         parameters: what the module says about each.
-        slots: the parameters that lie in slots, some of which are replicas.
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
         tied: sums the gradients of a weight that several stages hold.
         partial: the parameters whose gradients layers leave partial (`coalesce`), and the ranks of their sum.
 
     Raises:
         ValueError: layers are sharded over other ranks than the mesh says, or leave gradients partial over others; a
-            pipeline has no program or another number of ranks, `edp=` leaves out ranks with other data, copies lie
-            unevenly on the nodes, or copies of a layer have other experts in their slots.
+            pipeline has no program or another number of ranks, `edp=` leaves out ranks with other data, or copies lie
+            unevenly on the nodes.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh, hybrid: bool = False, program: Program | None = None) -> None:
@@ -166,7 +163,6 @@ class Declaration:
         make = _node_copies if hybrid else _copies
         self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
         self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
-        self.slots = Slots(module, [group for group in self.experts if group is not None])
 
     def copies(self, parameter: nn.Parameter) -> Copies:
         """Return the ranks with copies of a parameter."""

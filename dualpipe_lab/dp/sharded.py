@@ -25,7 +25,6 @@ from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.data_parallel import broadcast_module
 from dualpipe_lab.dp.declaration import Copies, Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
-from dualpipe_lab.dp.slots import gathered
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.mesh import Mesh
 
@@ -244,13 +243,8 @@ class ShardedAdam:
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
         held = zip(self.shards, gradients, strict=True)
-        parts = [(part, shard.axes) for shard, grad in held if shard.axes is not None for part in self._of(shard, grad)]
-        return global_norm(parts, self.norm_groups, p)
-
-    def _of(self, shard: LocalShard, grad: Tensor) -> Iterable[Tensor]:
-        """The parts of a gradient that the norm counts: all, but for replicas of experts."""
-        slots = None if self._declaration is None else self._declaration.slots
-        return slots.counted(shard.bucket, shard.start, shard.stop, grad) if slots else [grad]
+        counted = [(grad, shard.axes) for shard, grad in held if shard.axes is not None]
+        return global_norm(counted, self.norm_groups, p)
 
 
 class Reducer(Protocol):
@@ -296,7 +290,6 @@ class ShardedOptimizer:
         if isinstance(group, Mesh):
             _check_options(options)
             self.declaration = Declaration(module, group, options.hybrid, program)
-            self.declaration.slots.check_rounding(options.rounding_seed)
             self.declaration.broadcast()
             group = self.declaration.dense.group
         else:
@@ -341,10 +334,8 @@ class ShardedOptimizer:
         return self._finished
 
     def _sum_declared(self, gradients: list[Tensor]) -> None:
-        """Add what layers left partial, replicas of experts, and a weight that other stages of a pipeline hold too."""
+        """Add what layers left partial, and a weight that other stages of a pipeline hold too."""
         if self.declaration is not None:
-            buckets = [shard.bucket for shard in self.local_shards]
-            self.declaration.slots.sum_replicas(zip(buckets, gradients, strict=True), self.is_sharded)
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
             held = list(zip(firsts, gradients, strict=True))
             self.declaration.sum_partial(held)
@@ -386,7 +377,10 @@ def full_gradients(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for shard, grad in zip(optimizer.local_shards, optimizer.finished_gradients(), strict=True):
-        full = gathered(shard.bucket, grad.clone(), optimizer.is_sharded)
+        full = grad.clone()
+        if optimizer.is_sharded:
+            full = grad.new_empty(shard.bucket.layout.padded_numel)
+            comm.all_gather_single(full, grad.contiguous(), shard.bucket.group)
         names = [optimizer.names[parameter] for parameter in shard.bucket.parameters]
         found |= dict(zip(names, shard.bucket.views(full), strict=True))
     return found
