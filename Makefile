@@ -14,8 +14,10 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 # Module fixtures are shared, so workers share out files; tests/conftest.py puts those with slow tests first.
 SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Kernels are forked from a process that has imported torch; learners and graders get ordinary ones.
+FORKED = JUPYTER_DEFAULT_PROVISIONER_NAME=forked
 # One notebook's cells belong to one kernel, so the workers share out files; the options of unit tests do not apply.
-REPLAY = $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
+REPLAY = $(FORKED) $(BIN)/python -m pytest -q -o addopts= -W default --nbval --nbval-sanitize-with dualpipe_course/sanitize.cfg \
   --nbval-cell-timeout 120 -n $(WORKERS) --dist loadfile
 SOURCES := dualpipe_lab dualpipe_course solutions tests benchmarks tools _ext
 
@@ -26,8 +28,8 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Settings: PYTHON=python3.11  VENV=.venv  PORT=8000  WORKERS=2  PAGES=1  LAB=--no-browser  PYTEST_ARGS='-k gpipe'"
 
-# A stamp is older than its lock exactly when the environment has to be renewed.
-$(INSTALLED): requirements.txt requirements.lock
+# A stamp is older than its lock, or than the package's entry points, exactly when the environment has to be renewed.
+$(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	@tools/install.sh $(VENV) requirements.lock $(PYTHON)
 	@touch $@
 
@@ -38,7 +40,7 @@ $(INSTALLED_DEV): requirements-dev.lock $(INSTALLED)
 book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
 	@echo "==> building the book (chapters whose code and imports are unchanged come from the cache)"
 	@# A failed page is not read again by the next build, which would then pass: forget what was read.
-	@PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
+	@$(FORKED) PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
 
 test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that draw some of theirs

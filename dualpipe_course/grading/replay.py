@@ -86,6 +86,7 @@ def _environment(folders: dict[str, Path]) -> dict[str, str]:
     """Return this environment with the scratch folders as home and temporary directory, also for Jupyter's files."""
     home = str(folders["home"])
     own = {"HOME": home, "TMPDIR": str(folders["tmp"]), "XDG_CACHE_HOME": home, "PYTEST_ADDOPTS": ""}
+    own["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "local-provisioner"  # a new process, whatever this environment says
     own |= {f"JUPYTER_{name}_DIR": f"{home}/{name.lower()}" for name in ("CONFIG", "DATA", "RUNTIME")}
     return os.environ | own | {"IPYTHONDIR": f"{home}/ipython"}
 
