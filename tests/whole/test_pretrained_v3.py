@@ -16,7 +16,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import models, schedules
 from dualpipe_lab.ep.eplb import balance
 from dualpipe_lab.ep.placed_experts import place_experts
-from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+from dualpipe_lab.models.pretrained.load import is_stacked, published_names
 from dualpipe_lab.tp.shard import initialize_parameters
 
 PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"truncate": False}
