@@ -336,6 +336,46 @@ def test_kills_at_random_moments_leave_one_whole_save(tmp_path):
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
+@pytest.mark.parametrize("victim", range(NUM_RANKS))
+def test_every_call_that_changes_the_disk(victim, tmp_path):
+    """Death right before the first, second, ... such call of a save that also removes an old checkpoint."""
+
+    def fn(rank, world_size, step, fatal):
+        optimizer, calls = make(float(step)), []
+
+        def deadly(call):
+            def wrapped(*args, **options):
+                calls.append(call.__name__)
+                if rank == victim and len(calls) == fatal:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **options)
+
+            return wrapped
+
+        for name in ("rename", "fsync", "mkdir", "unlink", "rmdir"):
+            setattr(os, name, deadly(getattr(os, name)))
+        save(tmp_path, step, optimizer, keep=1, config={"value": step})
+        return calls
+
+    (first, second) = lab.launch(fn, NUM_RANKS, 1, 0)
+    assert {"mkdir", "fsync", "rename"} <= set(first)
+    assert second.count("fsync") == 1
+    step, outcomes = 1, []
+    for fatal in range(1, 40):
+        try:
+            lab.launch(fn, NUM_RANKS, step + 1, fatal)
+        except lab.RankError:
+            found = check_whole(latest(tmp_path))
+            assert found in (step, step + 1)
+            outcomes.append(found - step)
+            step = found
+        else:
+            break  # the save made fewer calls than that
+    assert set(outcomes) == ({0, 1} if victim == 0 else {0})  # rank 0 renames, so it can die after that, too
+    assert len(outcomes) >= (8 if victim == 0 else 1)
+    assert check_whole(latest(tmp_path)) == step + 1
+
+
 def test_a_file_of_another_program_in_the_folder_stays(tmp_path):
     (tmp_path / ".saving-model.safetensors").write_text("being written")
     assert set(save_all(tmp_path, 1, 2)) == {"saved"}

@@ -65,9 +65,8 @@ class TorchCheckpoint:
         try:
             with _alone():
                 dcp.load({name: found}, storage_reader=self._reader, no_dist=True)
-        except Exception as error:  # of torch, around any of its reader's
-            cause = next(iter(error.failures.values()))[0] if isinstance(error, dcp.CheckpointException) else error
-            told = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+        except dcp.CheckpointException as error:  # torch's, around what its reader raised
+            told = str(next(iter(error.failures.values()))[0]).partition("\n")[0]
             raise CheckpointError(f"{self.path}: tensor {name} cannot be read ({told})") from error
         return found
 

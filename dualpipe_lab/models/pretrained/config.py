@@ -14,6 +14,7 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2; Qwen Team 2025 (arXiv 
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -185,10 +186,6 @@ def _llama(values: Mapping[str, Any], where: str, default_head: int | None = Non
     )
 
 
-def _qwen3(values: Mapping[str, Any], where: str) -> LlamaConfig:
-    return _llama(values, where, default_head=128)
-
-
 def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
     check_kinds(values, where, _V3_KINDS, (*_V3_SIZES, *_LATENT, "routed_scaling_factor"))
     check_neutral(values, where, _V3_NEUTRAL)
@@ -231,7 +228,7 @@ def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str], ModelConfig]] = {
-    LLAMA: _llama, QWEN3: _qwen3, QWEN3_MOE: _qwen3_moe, V3: _v3,
+    LLAMA: _llama, QWEN3: partial(_llama, default_head=128), QWEN3_MOE: _qwen3_moe, V3: _v3,
 }  # fmt: skip
 
 
@@ -297,7 +294,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 _LENGTH = "original_max_position_embeddings"
 _YARN = {"factor": "factor", _LENGTH: "original_length"}
-_LLAMA3 = _YARN | {"low_freq_factor": "low_factor", "high_freq_factor": "high_factor"}
+_LLAMA3 = {"factor": "factor", "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"} | _YARN
 _YARN_OPTIONS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
 _YARN_FIELDS = {"rope_type", "type", "rope_theta", *_YARN, *_YARN_OPTIONS}
 

@@ -37,9 +37,6 @@ class Stored(NamedTuple):
 class PretrainedFolder:
     """The tensors of a folder.
 
-    Args:
-        path: of the folder.
-
     Attributes:
         path: of the folder.
         tensors: by name, all of them but scales.
@@ -68,11 +65,7 @@ class PretrainedFolder:
             self._take_scales(self.blocks)
 
     def read(self, name: str, where: tuple[slice, ...] = ()) -> Tensor:
-        """Return a slice of a tensor, by default all of it; of a weight in fp8 times its scales, in float32.
-
-        Raises:
-            PretrainedError: there is no such tensor, or its file cannot be read.
-        """
+        """Return a slice of a tensor, by default all of it; of a weight in fp8 times its scales, in float32."""
         stored = self.find(name)
         if self.blocks is None or name not in self.scales:
             return _read(stored.file, name, where)
@@ -170,13 +163,7 @@ def full_slices(shape: tuple[int, ...], where: tuple[slice, ...]) -> tuple[slice
 
 
 def dequantise(weight: Tensor, scale: Tensor, where: Sequence[slice], blocks: Blocks) -> Tensor:
-    """Return a slice of a weight, `w_RC` in float32.
-
-    Args:
-        weight: `q_RC`, the slice as it is stored.
-        scale: of the blocks in which the slice lies, `blocks.scale_slices(where)` of all.
-        where: the slice.
-        blocks: rows and columns of a block.
+    """Return a slice of a weight, `w_RC` in float32, from its stored `q_RC` and the scales of the blocks it lies in.
 
     >>> weight, scale = torch.ones(3, 1), torch.tensor([[2.0], [4.0]])
     >>> dequantise(weight.to(FP8), scale, (slice(3, 6), slice(0, 1)), Blocks(4, 4)).T

@@ -123,11 +123,9 @@ def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
                 f"{stored.file}: {name} has {stored.dtype}, for which config.json names no scales; convert the folder "
                 "to bfloat16 first"
             )
-    surplus = sorted(
-        n for n in set(folder.tensors) - set(wanted) - _spare(folder, config) if not n.endswith(_LEFT_OVER)
-    )
-    if surplus:
-        raise PretrainedError(f"{folder.tensors[surplus[0]].file} has {surplus[0]}, which the model has not")
+    for name in sorted(set(folder.tensors) - set(wanted) - _spare(folder, config)):
+        if not name.endswith(_LEFT_OVER):
+            raise PretrainedError(f"{folder.tensors[name].file} has {name}, which the model has not")
 
 
 def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
@@ -140,25 +138,20 @@ def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
 
 
 def full_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a full model, and of its routers' biases, by our names.
-
-    Nothing is allocated.
+    """Return the shape of every parameter of a full model, and of its routers' biases; nothing is allocated.
 
     >>> full_shapes(LlamaConfig(hidden_size=8, num_heads=2, num_kv_heads=1))["layers.1.attention.k.weight"]
     (4, 8)
     """
     with torch.device("meta"):
-        model = (
-            PlainLlama(config, device="meta") if isinstance(config, LlamaConfig) else PlainV3MoE(config, device="meta")
-        )
+        model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, device="meta")  # type: ignore
     return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
 
 
 def experts_of(shard: Shard | None, num_experts: int) -> list[int]:
-    """Return the numbers of the experts in a shard, or in the slots of a placement, where one may be several times."""
+    """Return the numbers of the experts in a shard."""
     every = torch.arange(num_experts)
-    numbers: list[int] = (every if shard is None else shard.of(every)).tolist()
-    return numbers
+    return list(map(int, every if shard is None else shard.of(every)))
 
 
 def _normal(config: ModelConfig) -> ModelConfig:

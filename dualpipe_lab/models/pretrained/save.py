@@ -93,17 +93,15 @@ def finish_folder(hidden: Path, files: Mapping[str, str], values: Mapping[str, A
         named = {order[0]: ONE_FILE}
     for file, name in named.items():
         os.rename(hidden / file, hidden / name)
+    texts = {"config.json": values}
     if len(order) > 1:
         size = sum((hidden / name).stat().st_size for name in named.values())
-        index = {"metadata": {"total_size": size}, "weight_map": {name: named[file] for name, file in files.items()}}
-        _write_json(hidden / INDEX, index)
-    _write_json(hidden / "config.json", values)
+        weight_map = {name: named[file] for name, file in files.items()}
+        texts[INDEX] = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    for name, found in texts.items():
+        (hidden / name).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        sync(hidden / name)
     sync(hidden)
-
-
-def _write_json(file: Path, values: Mapping[str, object]) -> None:
-    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    sync(file)
 
 
 def _takes_part(model: Model, stage: TransformerStage, number: int) -> bool:

@@ -1,7 +1,6 @@
 """`slices_of`: what every rank of a plan would read of a published folder, without reading a tensor.
 
 Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per rank, file, tensor, slice and bytes.
-  read here       config.json and the headers of the files; no process starts
   cut by rows     q, k, v, gate, up, the embedding and the head: their outputs are shared along tp; of latent attention
                   what unfolds queries, keys and values
   cut by columns  o and down: their inputs are
@@ -9,7 +8,6 @@ Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per ran
   experts         whole, those of the rank along ep, whether it is an axis or within the data ranks
   fp8             the scales of the blocks in which a slice lies; a block on an edge is read by both ranks
   everywhere      norms, routers with their biases, what makes latents; along dp and cp everything else too
-`load_pretrained` reads exactly these slices.
 Elsewhere: transformers' `base_model_tp_plan` by name; vLLM's `weight_loader` of each layer.
 """
 
@@ -36,14 +34,7 @@ _KEYS = ("attention.k.weight", "attention.v.weight")
 
 
 class FileSlice(NamedTuple):
-    """A part of a tensor in a file.
-
-    Attributes:
-        file: its name in the folder.
-        tensor: the published name.
-        where: first index and end along each axis.
-        num_bytes: of the part.
-    """
+    """A part of a tensor in a file: the published name, first index and end along each axis, and its bytes."""
 
     file: str
     tensor: str
