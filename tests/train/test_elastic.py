@@ -132,7 +132,7 @@ run(LLAMA, plan(dp=2), folder="saved")
 def test_experts_on_a_pipeline_go_on_from_a_store_and_leave_traces(tmp_path):
     """DualPipe x ep, then tp x ep: the curve of one process, and every message of each recorded step has its ends."""
     options = {
-        "folder": f"file://{tmp_path}/runs/first",
+        "folder": tmp_path,
         "elastic": True,
         "traces": tmp_path / "traces",
         "trace_every": 2,

@@ -8,6 +8,7 @@ Elsewhere: torch `torch.distributed.checkpoint.format_utils`, which has all tens
 
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -66,7 +67,7 @@ class TorchCheckpoint:
             with _alone():
                 dcp.load({name: found}, storage_reader=self._reader, no_dist=True)
         except dcp.CheckpointException as error:  # torch's, around what its reader raised
-            told = str(next(iter(error.failures.values()))[0]).partition("\n")[0]
+            told = re.split(r"\n|\. ", str(next(iter(error.failures.values()))[0]))[0]  # its first sentence
             raise CheckpointError(f"{self.path}: tensor {name} cannot be read ({told})") from error
         return found
 
