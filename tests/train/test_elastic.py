@@ -129,10 +129,10 @@ run(LLAMA, plan(dp=2), folder="saved")
 
 
 @pytest.mark.slow
-def test_experts_on_a_pipeline_go_on_from_a_store_and_leave_traces(tmp_path):
+def test_experts_on_a_pipeline_go_on_and_leave_traces(tmp_path):
     """DualPipe x ep, then tp x ep: the curve of one process, and every message of each recorded step has its ends."""
     options = {
-        "folder": tmp_path,
+        "folder": tmp_path / "runs",
         "elastic": True,
         "traces": tmp_path / "traces",
         "trace_every": 2,
