@@ -57,10 +57,8 @@ _LATENT = {
 }  # fmt: skip
 # values under which a field changes nothing
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (False, None),
-    "hidden_act": ("silu", "swish", None),
-    "attention_dropout": (0, None),
-}
+    "attention_bias": (False, None), "hidden_act": ("silu", "swish", None), "attention_dropout": (0, None),
+}  # fmt: skip
 _WINDOW = {"use_sliding_window": (False, None)}
 _DENSE_NEUTRAL = NEUTRAL | _WINDOW | {"mlp_bias": (False, None), "partial_rotary_factor": (1, None)}
 _QWEN_NEUTRAL = NEUTRAL | _WINDOW | {"tie_word_embeddings": (False, None)}

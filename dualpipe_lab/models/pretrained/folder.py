@@ -4,10 +4,13 @@ Chapter: book/whole/weights.  In: a folder.  Out: types and shapes of all tensor
   one file      model.safetensors
   several       model.safetensors.index.json says in which file each tensor is
   memory        the slice that is read; a header for each file
-  fp8           where config.json says so, a slice is multiplied by its scales, which are read in slices too
+  fp8           where config.json says so, as DeepSeek-V3's: w_ij = q_ij s_mn, m = i // a, n = j // b, with X.weight in
+                float8_e4m3fn and X.weight_scale_inv in float32, one for each block of a x b; the last block of an
+                axis may be smaller.  Rows i0 to i1 need scales i0 // a to ceil(i1 / a).  Nothing is written in fp8
 Headers of all files are read and compared with the index before any tensor is, so that a folder with a part missing is
 refused as a whole.  Files that need unpickling are never opened.
-Elsewhere: transformers' `from_pretrained`; torchtitan's `HuggingFaceStorageReader`.
+Elsewhere: transformers' `from_pretrained`, `FineGrainedFP8Config`; torchtitan's `HuggingFaceStorageReader`.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.3.2.
 """
 
 from collections.abc import Mapping, Sequence
