@@ -32,7 +32,7 @@ from .pretrained.save import save_pretrained as save_pretrained
 from .pretrained.slices import slices_of as slices_of
 from .pretrained.slices import FileSlice as FileSlice
 from .pretrained.folder import PretrainedFolder as PretrainedFolder
-from .pretrained.fields import PretrainedError as PretrainedError
+from .pretrained.config import PretrainedError as PretrainedError
 
 # A model's stages for any pipeline
 from .rank_model import build_stages as build_stages

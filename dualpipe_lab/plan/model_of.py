@@ -15,18 +15,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from dualpipe_lab.models.pretrained.config import FAMILIES, config_from_pretrained
-from dualpipe_lab.models.pretrained.fields import (
+from dualpipe_lab.models.pretrained.config import (
+    FAMILIES,
     NEUTRAL,
     NUMBER,
+    ROPE_KINDS,
     WHOLE,
     Kind,
     PretrainedError,
     check_kinds,
     check_neutral,
+    config_from_pretrained,
     read_json,
+    rope_of,
 )
-from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gpt_config import GptConfig

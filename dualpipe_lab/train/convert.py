@@ -1,37 +1,49 @@
 """`convert`: weights of one form into another, tensor by tensor, in one process.
 
 Chapter: book/whole/weights.  In: a folder, the form of the other.  Out: the other folder, complete or not there.
-  memory   the largest tensor as it is read, and once more as it is written; experts are read and written one by one,
-           also those that lie stacked in a checkpoint of this library; of stacks in one of torch (`to_torch`) it holds
-           the stack, and of a weight in fp8 the weight in float32
-What is written lies beside the target until it is complete, and a failed conversion leaves nothing.
+  published    config.json and safetensors files, by the published names; weights in fp8 are read in float32
+  checkpoint   of this library, saved under any plan; moments and random numbers stay where they are
+  torch        of torch.distributed.checkpoint: written by the published names, read by those or by ours
+  memory       the largest tensor as it is read, and once more as it is written; experts are read and written singly,
+               also those that lie stacked in a checkpoint of this library; of stacks in one of torch it holds the stack
+Types and shapes of all tensors are checked before one is read, and a failed conversion leaves nothing.
 Elsewhere: Megatron-Bridge `import_ckpt` and `export_ckpt`; torchtitan `scripts/checkpoint_conversion`.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
-from dualpipe_lab.dp.checkpoint.file import Values, write_tensors
-from dualpipe_lab.dp.checkpoint.folder import appearing
-from dualpipe_lab.dp.checkpoint.full_tensors import share_out, write_checkpoint
-from dualpipe_lab.dp.checkpoint.torch_checkpoint import write_torch
-from dualpipe_lab.models.pretrained.config import config_from_pretrained, config_to_pretrained
-from dualpipe_lab.models.pretrained.fields import PretrainedError
-from dualpipe_lab.models.pretrained.load import full_shapes
-from dualpipe_lab.models.pretrained.names import is_stacked, published_name
+from dualpipe_lab.dp.checkpoint.file import Kinds, Values, share_out, write_tensors
+from dualpipe_lab.dp.checkpoint.folder import appearing, saved_steps
+from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint, CheckpointError
+from dualpipe_lab.dp.checkpoint.region import ShardRegion
+from dualpipe_lab.dp.checkpoint.session import write_checkpoint
+from dualpipe_lab.dp.checkpoint.torch_format import METADATA, TorchCheckpoint, write_torch
+from dualpipe_lab.models.pretrained.config import (
+    PretrainedError,
+    config_from_pretrained,
+    config_to_pretrained,
+    read_json,
+)
+from dualpipe_lab.models.pretrained.folder import PICKLES, PretrainedFolder
+from dualpipe_lab.models.pretrained.load import check_folder, check_form, full_shapes, is_stacked, published_names
 from dualpipe_lab.models.pretrained.save import finish_folder
 from dualpipe_lab.models.stage import TABLE
-from dualpipe_lab.train.saved_model import saved_name
-from dualpipe_lab.train.weight_files import PUBLISHED, WeightFiles, names_of, open_weights
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.train.options import find_checkpoint
+from dualpipe_lab.train.saved_model import KEPT, ROUTER_BIAS, is_second, saved_config, saved_name
 
 FORMS = ("published", "checkpoint", "torch")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+PUBLISHED = "published"  # beside the config of a checkpoint: the config.json that it came from
+Read: TypeAlias = Callable[[str, int | None], Tensor]  # by the name in a checkpoint, and the number of an expert
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ def convert(
 
     Raises:
         PretrainedError: the source cannot be used, or the target is there already.
-        CheckpointError: the source is damaged, or the target has this step already.
+        CheckpointError: the source is damaged or asks for code, or the target has this step already.
         ValueError: a form or type that there is not, or a model that has no published form.
     """
     for value, known, what in ((to, FORMS, "form"), (dtype or DTYPES[0], DTYPES, "type")):
@@ -77,19 +89,167 @@ def convert(
             raise ValueError(f"there is no {what} {value!r} of weights; use one of {', '.join(known)}")
     if max_bytes < 1:
         raise ValueError(f"a file has at least 1 byte, got max_bytes={max_bytes}")
-    weights = open_weights(source).in_type(None if dtype is None else getattr(torch, dtype))
-    write = {"published": _publish, "checkpoint": _save, "torch": _save_torch}[to]
-    path = write(weights, Path(target), max_bytes)
+    weights = _open(Path(source))
+    if dtype is not None:
+        weights = weights.in_type(getattr(torch, dtype))
+    path = {"published": _publish, "checkpoint": _save, "torch": _save_torch}[to](weights, Path(target), max_bytes)
     sizes = [prod(shape) * kind.itemsize for kind, shape in weights.kinds.values()]
     return Converted(weights.form, to, path, len(sizes), sum(sizes), max(sizes))
 
 
-def _save(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of a model on disk, by their published names.
+
+    Attributes:
+        form: "published", "checkpoint" or "torch".
+        path: of the folder.
+        config: sizes of the model.
+        kinds: type and shape of every tensor; experts are single.
+        stored: returns a full tensor in the type in which it is stored, fp8 in float32.
+        published: the values of config.json, if the folder has them.
+    """
+
+    form: str
+    path: Path
+    config: ModelConfig
+    kinds: Kinds
+    stored: Callable[[str], Tensor]
+    published: Mapping[str, Any] | None
+
+    def read(self, name: str) -> Tensor:
+        """Return a full tensor, rounded to the type of `kinds`."""
+        return self.stored(name).to(self.kinds[name][0])
+
+    def in_type(self, dtype: torch.dtype) -> "_Weights":
+        """Return the weights in another type; biases of routers have float32 at least, as their steps are short."""
+        names = _names_of(self.config).items()
+        biases = {theirs for ours, found in names if ours.endswith(ROUTER_BIAS) for theirs in found}
+        wide = torch.promote_types(dtype, torch.float32)
+        kinds = {name: (wide if name in biases else dtype, shape) for name, (_, shape) in self.kinds.items()}
+        return replace(self, kinds=kinds)
+
+
+def _open(path: Path) -> _Weights:
+    """Return the weights in a folder of any form."""
+    if (path / INDEX).is_file() or saved_steps(path):
+        return _of_checkpoint(path)
+    if (path / METADATA).is_file():
+        return _of_torch(path)
+    if (path / "config.json").is_file():
+        return _of_published(path)
+    pickled = sorted(found.name for kind in PICKLES for found in path.glob(kind)) if path.is_dir() else []
+    told = f"it has a pickle ({pickled[0]}), and nothing is unpickled here; " if pickled else ""
+    raise PretrainedError(
+        f"{path} holds no weights that can be converted: {told}give a folder with config.json and safetensors files, "
+        "or a checkpoint, of this library or of torch"
+    )
+
+
+def _of_published(path: Path) -> _Weights:
+    config, folder = config_from_pretrained(path), PretrainedFolder(path)
+    check_folder(folder, config)
+    wanted = {name: folder.find(name) for names in _names_of(config).values() for name in names}
+    table = wanted[published_names(TABLE, config)[0]].dtype  # what weights in fp8 become, beside the others
+    kinds = {name: (table if name in folder.scales else found.dtype, found.shape) for name, found in wanted.items()}
+    return _Weights("published", path, config, kinds, folder.read, read_json(path / "config.json"))
+
+
+def _of_checkpoint(path: Path) -> _Weights:
+    checkpoint = Checkpoint(find_checkpoint(path))
+    entries = checkpoint.index.tensors
+    stored = {name: (getattr(torch, entry.dtype), entry.shape) for name, entry in entries.items()}
+
+    def read(name: str, expert: int | None) -> Tensor:
+        if expert is None:
+            return checkpoint.read(name)
+        # an expert is a part of a shard, and a checksum is that of all of it
+        checkpoint.verify((name, shard.file) for shard in entries[name].shards)
+        shape = entries[name].shape
+        region = ShardRegion(shape, 0, expert, expert + 1, 0, prod(shape[1:]))
+        return checkpoint.read(name, region).view(shape[1:])
+
+    return _by_our_names("checkpoint", checkpoint.path, checkpoint.index.values["config"], stored, read)
+
+
+def _of_torch(path: Path) -> _Weights:
+    found, held = TorchCheckpoint(path), dict[str, Tensor]()
+
+    def read(name: str, expert: int | None) -> Tensor:
+        if expert is None:
+            return found.read(name)
+        if name not in held:  # the stack that was asked for last
+            held.clear()
+            held[name] = found.read(name)
+        return held[name][expert]
+
+    if values := found.values():
+        return _by_our_names("torch", path, values.get("config"), found.kinds, read)
+    if not (path / "config.json").is_file():
+        raise PretrainedError(f"{path} does not say of which model it is; put the config.json of its model into it")
+    config = config_from_pretrained(path)
+    wanted = {theirs: shape for _, _, theirs, shape in _singles(config)}
+    _check_kinds(path, found.kinds, wanted)
+    kinds = {name: found.kinds[name] for name in wanted}
+    return _Weights("torch", path, config, kinds, found.read, read_json(path / "config.json"))
+
+
+def _by_our_names(form: str, path: Path, saved: Any, stored: Kinds, read: Read) -> _Weights:
+    """Return weights that a training has saved (`saved`: what it says about its model), without a second token's."""
+    stored = {name: kind for name, kind in stored.items() if name.startswith(KEPT) and not is_second(name)}
+    if not isinstance(saved, Mapping) or "model" not in saved:
+        raise CheckpointError(f"{path} does not say of which model it is; what train.run saves does")
+    try:
+        config = check_form(saved_config(path, saved))
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is of a model with other sizes than those known here: {error}") from error
+    except PretrainedError as error:
+        raise PretrainedError(f"{path} has no published form: {error}") from error
+    _check_kinds(path, stored, {saved_name(name): shape for name, shape in full_shapes(config).items()})
+    kinds, places = {}, {}
+    for ours, expert, theirs, shape in _singles(config):
+        kinds[theirs] = stored[saved_name(ours)][0], shape
+        places[theirs] = saved_name(ours), expert
+    return _Weights(form, path, config, kinds, lambda name: read(*places[name]), saved.get(PUBLISHED))
+
+
+def _names_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Return the published names of every tensor of a full model, by our names; of stacked experts one for each."""
+    return {name: published_names(name, config) for name in full_shapes(config)}
+
+
+def _singles(config: ModelConfig) -> list[tuple[str, int | None, str, tuple[int, ...]]]:
+    """Return our name, the number of the expert, published name and shape of every tensor of a published model."""
+    found: list[tuple[str, int | None, str, tuple[int, ...]]] = []
+    for ours, shape in full_shapes(config).items():
+        names = published_names(ours, config)
+        if is_stacked(ours):
+            found += [(ours, expert, theirs, shape[1:]) for expert, theirs in enumerate(names)]
+        else:
+            found.append((ours, None, names[0], shape))
+    return found
+
+
+def _check_kinds(path: Path, stored: Kinds, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse tensors that are not those of a model, naming the first."""
+    for name, shape in wanted.items():
+        if name not in stored:
+            raise CheckpointError(f"{path} has no tensor {name}, which its config asks for; it is incomplete")
+        dtype, found = stored[name]
+        if found != shape:
+            raise CheckpointError(f"{path}: tensor {name} has shape {found}, its config asks for {shape}")
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise CheckpointError(f"{path}: tensor {name} is {dtype}; weights are {', '.join(DTYPES)}")
+    if surplus := sorted(set(stored) - set(wanted)):
+        raise CheckpointError(f"{path} has tensor {surplus[0]}, which the model of its config has not")
+
+
+def _save(weights: _Weights, target: Path, max_bytes: int) -> Path:
     """Write a checkpoint of the weights alone, without moments: step 0 of a training."""
     model: dict[str, Any] = {"model": type(weights.config).__name__, "config": asdict(weights.config)}
     if weights.published is not None:
         model[PUBLISHED] = dict(weights.published)
-    places = {saved_name(ours): theirs for ours, theirs in names_of(weights.config).items()}
+    places = {saved_name(ours): theirs for ours, theirs in _names_of(weights.config).items()}
     shapes = {saved_name(ours): shape for ours, shape in full_shapes(weights.config).items()}
     kinds = {name: (_type_of(weights, theirs), shapes[name]) for name, theirs in places.items()}
 
@@ -100,7 +260,7 @@ def _save(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
     return write_checkpoint(target, 0, kinds, read, {"config": model}, max_bytes)
 
 
-def _type_of(weights: WeightFiles, names: Sequence[str]) -> torch.dtype:
+def _type_of(weights: _Weights, names: tuple[str, ...]) -> torch.dtype:
     """Return the type that tensors share which become one; PretrainedError if they have several."""
     found = {weights.kinds[name][0]: name for name in names}
     if len(found) > 1:
@@ -112,7 +272,7 @@ def _type_of(weights: WeightFiles, names: Sequence[str]) -> torch.dtype:
     return next(iter(found))
 
 
-def _publish(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
+def _publish(weights: _Weights, target: Path, max_bytes: int) -> Path:
     """Write a folder by the published names."""
     if target.exists():
         raise PretrainedError(f"{target} is there already, and nothing is overwritten; name another folder")
@@ -122,20 +282,19 @@ def _publish(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
             file = hidden / f"{place:05}.safetensors"
             write_tensors(file, {name: weights.kinds[name] for name in names}, weights.read)
             files |= dict.fromkeys(names, file.name)
-        finish_folder(hidden, files, config_values(weights))
+        finish_folder(hidden, files, _config_values(weights))
     return target
 
 
-def _save_torch(weights: WeightFiles, target: Path, max_bytes: int) -> Path:
+def _save_torch(weights: _Weights, target: Path, max_bytes: int) -> Path:
     """Write a checkpoint of torch by the published names; every tensor has a file of its own."""
-    beside = {"config.json": json.dumps(config_values(weights), indent=2) + "\n"}
-    write_torch(target, weights.kinds, weights.read, beside)
+    write_torch(target, weights.kinds, weights.read, {"config.json": json.dumps(_config_values(weights), indent=2)})
     return target
 
 
-def config_values(weights: WeightFiles) -> dict[str, Any]:
+def _config_values(weights: _Weights) -> dict[str, Any]:
     """Return the values of config.json: those that the weights came with, if they are of the same model."""
-    name = str(weights.kinds[published_name(TABLE)][0]).removeprefix("torch.")
+    name = str(weights.kinds[published_names(TABLE, weights.config)[0]][0]).removeprefix("torch.")
     values = {key: value for key, value in (weights.published or {}).items() if key != "quantization_config"}
     values |= dict.fromkeys(set(values) & {"num_nextn_predict_layers"}, 0)  # a second token's layers are not written
     if values and config_from_pretrained(values) == config_from_pretrained(config_to_pretrained(weights.config, name)):

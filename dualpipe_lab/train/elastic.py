@@ -8,11 +8,11 @@ Elsewhere: `torchrun --nnodes 1:4 --max-restarts 3` starts the script again with
 the living ranks and changes the number of data ranks alone.
 """
 
+from pathlib import Path
 from socket import gethostname
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
-from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.options import Config, Options
 from dualpipe_lab.world.cluster.environment import Environment
@@ -44,7 +44,7 @@ def fitted(plan: Plan, config: Config, options: Options, started: Environment | 
     return nearest
 
 
-def last_checkpoint(options: Options, otherwise: Place | None) -> Place | None:
+def last_checkpoint(options: Options, otherwise: Path | None) -> Path | None:
     """Return the last checkpoint of the training's folder; `otherwise` where it has none yet.
 
     Raises:
@@ -55,7 +55,7 @@ def last_checkpoint(options: Options, otherwise: Place | None) -> Place | None:
     return latest(options.folder) if saved_steps(options.folder) else otherwise
 
 
-def agree(resume: Place | None) -> None:
+def agree(resume: Path | None) -> None:
     """Refuse to go on from different checkpoints; every rank calls this.
 
     Raises:
@@ -68,6 +68,5 @@ def agree(resume: Place | None) -> None:
     (first, host), (path, other_host) = seen[0], seen[others[0]]
     raise ValueError(
         f"the ranks do not see one folder of checkpoints: rank 0 on {host} goes on from {first or 'none'}, rank "
-        f"{others[0]} on {other_host} from {path or 'none'}; give a folder that every host shares, or the "
-        "address of an object store (s3://...)"
+        f"{others[0]} on {other_host} from {path or 'none'}; give a folder that every host shares"
     )

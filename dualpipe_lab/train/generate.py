@@ -18,7 +18,6 @@ from torch import Tensor
 from dualpipe_lab import comm
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.data import VOCABULARY_SIZE
-from dualpipe_lab.dp.checkpoint.store import Place, StorePath
 from dualpipe_lab.train.options import Config, find_checkpoint
 from dualpipe_lab.train.sampler import check_vocabulary
 from dualpipe_lab.train.saved_model import read_model, sequence_length_of
@@ -64,7 +63,7 @@ def generate(
     if sequence_length is not None and sequence_length < 1:
         raise ValueError(f"sequence_length counts from 1, got {sequence_length}")
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(source, str | Path | StorePath):
+    if isinstance(source, str | Path):
         next_logits, length = _from_checkpoint(source, config, sequence_length)
         _write(text, num_tokens, length, next_logits, temperature, generator)
         return text.decode(errors="replace")
@@ -90,7 +89,7 @@ def _write(
 
 
 def _from_checkpoint(
-    path: Place | str, config: Config | None, sequence_length: int | None
+    path: Path | str, config: Config | None, sequence_length: int | None
 ) -> tuple[Callable[[bytes], Tensor], int]:
     """Return what gives a checkpoint's logits after a text, in this process, and how many bytes it reads."""
     found = find_checkpoint(path)  # once: a training that goes on may save a later one meanwhile

@@ -13,9 +13,7 @@ from typing import Any, TypeAlias
 
 from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
-from dualpipe_lab.dp.checkpoint.index import INDEX
-from dualpipe_lab.dp.checkpoint.reader import Checkpoint
-from dualpipe_lab.dp.checkpoint.store import Place, place_of
+from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.load import check_form, open_pretrained
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -49,8 +47,7 @@ class Options:
         evaluate_every: evaluate after every so many steps; None for never.
         num_evaluations: steps' worth of sequences of one evaluation.
         start: a published folder whose weights the model begins with; None for weights drawn by the seed.
-        folder: where checkpoints are saved, which all hosts share: a folder, or the address of an object store, such
-            as s3://runs/first; None for none.
+        folder: where checkpoints are saved, a folder that all hosts share; None for none.
         save_every: save after every so many steps (default: at the end alone).
         keep: the number of checkpoints to keep; None for all.
         csv: a file for the metrics.
@@ -78,7 +75,7 @@ class Options:
     evaluate_every: int | None = None
     num_evaluations: int = 1
     start: str | Path | None = None
-    folder: Place | str | None = None
+    folder: Path | str | None = None
     save_every: int | None = None
     keep: int | None = None
     csv: str | Path | None = None
@@ -162,7 +159,7 @@ def check(
     data: Data,
     steps: int,
     options: Options,
-    resume: Place | None = None,
+    resume: Path | None = None,
     evaluation: Data | None = None,
     is_elastic: bool = False,
 ) -> None:
@@ -228,7 +225,7 @@ def on_nodes(plan: Plan, started: Environment | None) -> Plan:
     return plan if found is None else replace(plan, ranks_per_node=found)
 
 
-def _check_start(path: str | Path, config: Config, plan: Plan, resume: Place | None) -> None:
+def _check_start(path: str | Path, config: Config, plan: Plan, resume: Path | None) -> None:
     """Refuse a published folder of another model; only its headers are read."""
     if resume is not None:
         raise ValueError(
@@ -250,17 +247,16 @@ def check_data(config: Config, data: Data, steps: int, options: Options) -> None
     options.sampler(data)
 
 
-def find_checkpoint(path: Place | str) -> Place:
+def find_checkpoint(path: Path | str) -> Path:
     """Return the checkpoint itself: `path`, or the one with the highest step in it.
 
     Raises:
         CheckpointError: there is none.
     """
-    place = place_of(path)
-    return place if (place / INDEX).is_file() else latest(place)
+    return Path(path) if (Path(path) / INDEX).is_file() else latest(path)
 
 
-def _check_resumed(path: Place, config: Config, plan: Plan, options: Options, steps: int, is_elastic: bool) -> int:
+def _check_resumed(path: Path, config: Config, plan: Plan, options: Options, steps: int, is_elastic: bool) -> int:
     """Refuse a checkpoint of another training; return its step."""
     checkpoint = Checkpoint(path)
     saved = checkpoint.index.values["config"]
@@ -282,7 +278,7 @@ def _check_resumed(path: Place, config: Config, plan: Plan, options: Options, st
     return int(checkpoint.step)
 
 
-def check_config(path: Place, saved: Mapping[str, Any], config: Config) -> None:
+def check_config(path: Path, saved: Mapping[str, Any], config: Config) -> None:
     """Refuse a checkpoint of another model.
 
     Args:
@@ -299,22 +295,18 @@ def check_config(path: Place, saved: Mapping[str, Any], config: Config) -> None:
     _check_equal(path, pairs | {name: (there.get(name), given.get(name)) for name in given | there})
 
 
-def _check_equal(path: Place, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+def _check_equal(path: Path, pairs: Mapping[str, tuple[Any, Any]]) -> None:
     for name, (there, here) in pairs.items():
         if there != here:
             raise ValueError(f"{path} was saved with {name}={there}, got {name}={here}; use it with {name}={there}")
 
 
-def _check_folder(folder: Place | str | None, first: int, resume: Place | None) -> None:
+def _check_folder(folder: Path | str | None, first: int, resume: Path | None) -> None:
     if folder is None:
         return
-    place = place_of(folder)
-    if isinstance(place, Path):
-        above = next(path for path in (place, *place.absolute().parents) if path.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK):
-            raise ValueError(
-                f"checkpoints are saved in a folder, and {above} is none that can be written; name another"
-            )
+    above = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"checkpoints are saved in a folder, and {above} is none that can be written; name another")
     later = [step for step in saved_steps(folder) if step > first]
     if later:
         remedy = "resume it (resume=), or save into another folder" if resume is None else "remove them, or resume them"

@@ -5,12 +5,12 @@ Chapter: book/whole/training.  In: one row per step.  Out: a table as text, a ch
 
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint.reader import Checkpoint
-from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.train.interrupt import EXIT_CODE
 from dualpipe_lab.train.metrics import Metrics, table
 
@@ -38,7 +38,7 @@ class Result:
 
     title: str
     metrics: list[Metrics]
-    checkpoint: Place | None = None
+    checkpoint: Path | None = None
     text: str | None = None
     interrupted: bool = False
     timeline: "Timeline | None" = None
@@ -109,7 +109,7 @@ class Result:
         return self.chart()._repr_html_() + text if self.metrics else text
 
 
-def read_weights(checkpoint: Place | str) -> dict[str, Tensor]:
+def read_weights(checkpoint: Path | str) -> dict[str, Tensor]:
     """Return the full weights of a checkpoint by their names in the full model."""
     found = Checkpoint(checkpoint)
     return {name.removeprefix("parameter/"): found.read(name) for name in found.names("parameter/")}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import name_of
-from dualpipe_lab.dp.checkpoint.store import Place, place_of
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.elastic import agree, fitted, last_checkpoint
@@ -45,7 +44,7 @@ class Job:
     data: Data
     steps: int
     options: Options
-    resume: Place | None
+    resume: Path | None
     evaluation: Data | None
     keeps_weights: bool
     scratch: Path  # of the process that launched: the rows for its screen, and whether it was interrupted
@@ -56,7 +55,7 @@ class Outcome:
     """What a rank returns; only rank 0 has rows and weights."""
 
     metrics: list[Metrics]
-    checkpoint: Place | None
+    checkpoint: Path | None
     interrupted: bool
     state: dict[str, Tensor] | None
     text: str | None
@@ -68,7 +67,7 @@ def run(
     data: Data,
     *,
     steps: int,
-    resume: Place | str | None = None,
+    resume: Path | str | None = None,
     evaluation: Data | None = None,
     weights: bool = False,
     elastic: bool = False,
@@ -142,7 +141,7 @@ def train_rank(rank: int, world_size: int, job: Job) -> Outcome:
         trainer.load(job.resume)
     sampler, first = options.sampler(job.data), trainer.num_steps
     rows = _train(trainer, sampler, job, rank)
-    saved = None if options.folder is None else _save(trainer, sampler, place_of(options.folder), first)
+    saved = None if options.folder is None else _save(trainer, sampler, Path(options.folder), first)
     state = read_weights(saved) if rank == 0 and job.keeps_weights and saved is not None else None
     kept = None if is_temporary else saved
     text = None
@@ -197,7 +196,7 @@ def _traced(options: Options) -> Iterator[Callable[[int], AbstractContextManager
             yield traces.step
 
 
-def _save(trainer: Trainer, sampler: Sampler, folder: Place, first: int) -> Place:
+def _save(trainer: Trainer, sampler: Sampler, folder: Path, first: int) -> Path:
     """Save the last step, unless `save_every` has, or the training went on from it; return the checkpoint's path."""
     path = folder / name_of(trainer.num_steps)
     every = trainer.options.save_every

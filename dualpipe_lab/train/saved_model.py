@@ -6,14 +6,13 @@ Elsewhere: Megatron `tools/checkpoint/convert.py`; torch `dcp_to_torch_save`, wh
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
-from dualpipe_lab.dp.checkpoint.index import CheckpointError
-from dualpipe_lab.dp.checkpoint.reader import Checkpoint
+from dualpipe_lab.dp.checkpoint.reader import Checkpoint, CheckpointError
 from dualpipe_lab.dp.checkpoint.region import full_region
-from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import SECOND
 from dualpipe_lab.models.plain_llama import PlainLlama
@@ -28,6 +27,7 @@ from dualpipe_lab.train.options import Config, check_config, find_checkpoint
 PlainModel: TypeAlias = PlainLlama | PlainV3MoE
 
 ROUTER_BIAS = "mlp.router.bias"  # how the names of the buffers of a model end that are weights too
+KEPT = "parameter/", "buffer/"  # the moments and averages stay where they are
 _CONFIGS: dict[str, type[Config]] = {"LlamaConfig": LlamaConfig, "V3MoEConfig": V3MoEConfig}
 _PARTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {  # fields that are sizes themselves
     "rope_scaling": scaling_of,
@@ -35,7 +35,7 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {  # fields that are siz
 }
 
 
-def read_model(path: Place | str, config: Config | None = None) -> PlainModel:
+def read_model(path: Path | str, config: Config | None = None) -> PlainModel:
     """Return the full model of a checkpoint, in this process; what predicts a second token is left out.
 
     Args:
@@ -52,12 +52,11 @@ def read_model(path: Place | str, config: Config | None = None) -> PlainModel:
     dtype = _dtype(checkpoint)
     make: Any = PlainV3MoE if isinstance(chosen, V3MoEConfig) else PlainLlama
     model: PlainModel = make(chosen, dtype)
-    targets = _targets(model)
+    targets = {saved_name(name): tensor for name, tensor in tensors_of(model)}  # a tied table comes once
     for name, tensor in targets.items():
         checkpoint.check(name, full_region(tuple(tensor.shape)), _stored_dtype(checkpoint, name, dtype))
-    kept = "parameter/", "buffer/"  # the moments and averages stay where they are
     known = {*targets, *(name for name in checkpoint.names() if is_second(name))}
-    if surplus := [name for name in checkpoint.names() if name.startswith(kept) and name not in known]:
+    if surplus := [name for name in checkpoint.names() if name.startswith(KEPT) and name not in known]:
         raise CheckpointError(
             f"{found} has tensor {surplus[0]}, the model has not; it is a checkpoint of another model"
         )
@@ -67,14 +66,14 @@ def read_model(path: Place | str, config: Config | None = None) -> PlainModel:
     return model
 
 
-def sequence_length_of(path: Place | str) -> int | None:
+def sequence_length_of(path: Path | str) -> int | None:
     """Return the tokens of a sequence of the training that saved a checkpoint; None if it does not say."""
     found = find_checkpoint(path)
     sampler = Checkpoint(found).index.values["sampler"]
     return int(sampler["sequence_length"]) if isinstance(sampler, Mapping) and "sequence_length" in sampler else None
 
 
-def saved_config(path: Place, saved: Any, given: Config | None = None) -> Config:
+def saved_config(path: Path, saved: Any, given: Config | None = None) -> Config:
     """Return a model's config, from what a checkpoint says or given; if there are both, they must be equal.
 
     Args:
@@ -109,11 +108,6 @@ def _stored_dtype(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torc
         return dtype
     found: torch.dtype = getattr(torch, checkpoint.index.tensors[name].dtype)
     return found if found.is_floating_point else dtype
-
-
-def _targets(model: PlainModel) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by their names in a checkpoint; a tied table comes once."""
-    return {saved_name(name): tensor for name, tensor in tensors_of(model)}
 
 
 def is_second(name: str) -> bool:

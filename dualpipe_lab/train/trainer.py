@@ -8,6 +8,7 @@ Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.dp import checkpoint
-from dualpipe_lab.dp.checkpoint.store import Place
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.ema import ShardedEma
 from dualpipe_lab.dp.sharded import ZeroOptions
@@ -152,7 +152,7 @@ class Trainer:
         """
         return {m: self.model.logits_of(output) for m, output in self._outputs(inputs).items()}
 
-    def save(self, sampler: Sampler) -> Place:
+    def save(self, sampler: Sampler) -> Path:
         """Save a checkpoint of this step into the options' folder, and return its path; every rank calls this."""
         assert self.options.folder is not None
         return checkpoint.save(
@@ -165,7 +165,7 @@ class Trainer:
             keep=self.options.keep,
         )
 
-    def load(self, path: Place) -> None:
+    def load(self, path: Path) -> None:
         """Go on from a checkpoint that any plan saved; every rank calls this."""
         self.num_steps = checkpoint.load(path, self.optimizer).step
 

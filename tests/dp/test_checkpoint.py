@@ -16,8 +16,8 @@ from zero_runs import BATCHES, STAGES, Blocks, build, train
 
 import dualpipe_lab as lab
 from dualpipe_lab.dp.checkpoint import Checkpoint, CheckpointError, latest, load, save, saved_steps
-from dualpipe_lab.dp.checkpoint.full_tensors import write_checkpoint
-from dualpipe_lab.dp.checkpoint.torch_checkpoint import from_torch, to_torch, write_torch
+from dualpipe_lab.dp.checkpoint.session import write_checkpoint
+from dualpipe_lab.dp.checkpoint.torch_format import from_torch, to_torch, write_torch
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ZeroOptions, full_weights

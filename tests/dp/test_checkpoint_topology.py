@@ -33,29 +33,36 @@ class Slice(nn.Module):
         return ShardSpec(name, axis, shard_slice(size, self.tp_size, self.tp).start, size)
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 4, 1), (1, 1, 1), (3, 2, 1), (2, 1, 2), (4, 1, 1)])
-def test_a_model_under_tp_and_pp_loads_under_another_topology(tp, pp, dp, tmp_path):
-    """Saved by tp 2, pp 2, dp 2 with ZeRO-1 over dp."""
+def build_part(mesh, offset):
+    layers = range(4)[shard_slice(4, mesh.size("pp"), mesh.rank("pp"))]
+    model = Slice(mesh.rank("tp"), mesh.size("tp"), layers)
+    for parameter in model.parameters():
+        parameter.data += offset
+    return model, Zero1(model, mesh.group("dp"))
 
-    def build_part(mesh, offset):
-        layers = range(4)[shard_slice(4, mesh.size("pp"), mesh.rank("pp"))]
-        model = Slice(mesh.rank("tp"), mesh.size("tp"), layers)
-        for parameter in model.parameters():
-            parameter.data += offset
-        return model, Zero1(model, mesh.group("dp"))
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Saved by tp 2, pp 2, dp 2 with ZeRO-1 over dp."""
+    folder = tmp_path_factory.mktemp("saved")
 
     def saving(rank, world_size):
         model, optimizer = build_part(lab.Mesh(lab.Topology([("pp", 2), ("dp", 2), ("tp", 2)])), 0)
-        save(tmp_path, 1, optimizer, shard_spec_of=model.shard_spec_of)
+        save(folder, 1, optimizer, shard_spec_of=model.shard_spec_of)
 
+    launch(saving, 8)
+    return latest(folder)
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 4, 1), (1, 1, 1), (3, 2, 1), (2, 1, 2), (4, 1, 1)])
+def test_a_model_under_tp_and_pp_loads_under_another_topology(saved, tp, pp, dp):
     def loading(rank, world_size):
         mesh = lab.Mesh(lab.Topology([("pp", pp), ("dp", dp), ("tp", tp)]))
         model, optimizer = build_part(mesh, 1000)
-        load(latest(tmp_path), optimizer, shard_spec_of=model.shard_spec_of)
+        load(saved, optimizer, shard_spec_of=model.shard_spec_of)
         expected = build_part(mesh, 0)[0]
         return all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
-    launch(saving, 8)
     assert launch(loading, tp * pp * dp) == [True] * (tp * pp * dp)
-    rows = Checkpoint(latest(tmp_path)).read("parameter/layers.3.columns")
+    rows = Checkpoint(saved).read("parameter/layers.3.columns")
     assert torch.equal(rows, torch.arange(35, dtype=torch.float64).view(7, 5) - 300)

@@ -10,7 +10,7 @@ from training_runs import LLAMA, OPTIONS, V3, plan, run
 
 from dualpipe_lab import models, train
 from dualpipe_lab.dp.checkpoint import CheckpointError
-from dualpipe_lab.dp.checkpoint.index import checksum_of
+from dualpipe_lab.dp.checkpoint.reader import checksum_of
 
 PROMPT, SEED = "A rank ", 3
 CASES = [

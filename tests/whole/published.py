@@ -163,10 +163,18 @@ def single(name, grad):
     return [(f"{stem}.{e}.{part}.weight", one) for part, every in parts.items() for e, one in enumerate(every)]
 
 
+def published_name(name):
+    """The published name of a parameter of a Llama."""
+    from dualpipe_lab import models
+    from dualpipe_lab.models.pretrained.load import published_names
+
+    (found,) = published_names(name, models.LlamaConfig())
+    return found
+
+
 def by_our_names(grads, config):
     """The same gradients as parameters here have them: by our names, with experts stacked."""
-    from dualpipe_lab.models.pretrained.load import full_shapes
-    from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+    from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names
 
     found = {}
     for name in full_shapes(config):

@@ -137,9 +137,7 @@ def test_chunks_of_several_ranks_are_read_as_one_tensor(tmp_path):
     found = checkpoint.from_torch(tmp_path / "theirs", tmp_path / "ours", 3, lambda name: f"parameter/{name}")
     assert torch.equal(checkpoint.Checkpoint(found).read("parameter/w"), torch.arange(35.0).view(7, 5))
     cut(tmp_path / "theirs" / "__1_0.distcp")
-    with pytest.raises(
-        checkpoint.CheckpointError, match=r"__1_0.distcp is cut at byte \d+, so tensor w cannot be read"
-    ):
+    with pytest.raises(checkpoint.CheckpointError, match=r"theirs: tensor w cannot be read \("):
         checkpoint.from_torch(tmp_path / "theirs", tmp_path / "none", 3)
     assert left(tmp_path) == ["ours", "theirs"]
 
@@ -172,15 +170,15 @@ def test_no_code_of_a_torch_checkpoint_runs(folders, tmp_path):
             train.convert(folder, tmp_path / "target", "published")
     (folder / ".metadata").write_bytes(harmless)
     (folder / "__0_0.distcp").write_bytes(bytes(len(data)))
-    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp: tensor model.* cannot be read"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"torch: tensor model.* cannot be read \("):
         train.convert(folder, tmp_path / "target", "published")
     file = io.BytesIO()
     torch.save(Order(tmp_path / "run"), file)  # in the place of a tensor
     (folder / "__0_0.distcp").write_bytes(file.getvalue() + bytes(len(data) - len(file.getvalue())))
-    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp: tensor model.* cannot be read"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"torch: tensor model.* cannot be read \("):
         train.convert(folder, tmp_path / "target", "published")
     (folder / "__0_0.distcp").unlink()
-    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp is missing, so tensor model"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"tensor model.* cannot be read .*No such file.*__0_0.distcp"):
         train.convert(folder, tmp_path / "target", "published")
     (folder / "__0_0.distcp").write_bytes(data)
     (folder / "config.json").unlink()

@@ -8,14 +8,13 @@ from math import prod
 
 import pytest
 import torch
-from published import LLAMA3, YARN, change, cut, exact, gradients, lie, reference
+from published import LLAMA3, YARN, change, cut, exact, gradients, lie, published_name, reference
 from stage_runs import backward, build, step
 from stage_runs import batch as runs_batch
 
 import dualpipe_lab as lab
 from dualpipe_lab import dp, models, schedules
 from dualpipe_lab.models.pretrained.load import full_shapes
-from dualpipe_lab.models.pretrained.names import published_name
 
 KINDS = {
     "llama": {},

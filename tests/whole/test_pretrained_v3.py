@@ -14,7 +14,7 @@ from stage_runs import build, step
 
 import dualpipe_lab as lab
 from dualpipe_lab import models, schedules
-from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+from dualpipe_lab.models.pretrained.load import is_stacked, published_names
 from dualpipe_lab.tp.shard import initialize_parameters
 
 PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")} | {"truncate": False}

@@ -15,8 +15,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import models, schedules
 from dualpipe_lab.dp.checkpoint.file import read_header
 from dualpipe_lab.models.pretrained import folder as folders
-from dualpipe_lab.models.pretrained.load import full_shapes
-from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+from dualpipe_lab.models.pretrained.load import full_shapes, is_stacked, published_names
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 YARN = {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "rope_theta": 10000}

@@ -6,8 +6,7 @@ from .folder import latest as latest
 from .folder import saved_steps as saved_steps
 from .reader import Checkpoint as Checkpoint
 from .reader import Read as Read
-from .index import CheckpointError as CheckpointError
+from .reader import CheckpointError as CheckpointError
 from .state import ShardSpec as ShardSpec
-from .drawing import ReadsDrawing as ReadsDrawing
-from .torch_checkpoint import to_torch as to_torch
-from .torch_checkpoint import from_torch as from_torch
+from .torch_format import to_torch as to_torch
+from .torch_format import from_torch as from_torch

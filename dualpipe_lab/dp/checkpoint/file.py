@@ -20,14 +20,13 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from dualpipe_lab.dp.checkpoint.store import Place
-
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _METADATA = "__metadata__"
+Kinds: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]  # type and shape of each tensor, by name
 Values: TypeAlias = Tensor | Iterator[Tensor]  # a tensor, or its parts along the first axis, each made when it is asked
 
 
@@ -73,8 +72,8 @@ def size_of(name: str) -> int:
 
 
 def write_tensors(
-    file: Place,
-    parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    file: Path,
+    parts: Kinds,
     read: Callable[[str], Values],
     metadata: Mapping[str, str] | None = None,
 ) -> Written:
@@ -100,9 +99,27 @@ def write_tensors(
             checksums[name] = _write_values(out, read(name))
         assert out.tell() == 8 + len(encoded) + end, "the values are of other types or shapes than the header says"
         out.flush()
-        if isinstance(file, Path):
-            os.fsync(out.fileno())
+        os.fsync(out.fileno())
     return Written(len(encoded) + 8 + end, checksums)
+
+
+def share_out(kinds: Kinds, max_bytes: int) -> Iterator[list[str]]:
+    """Share names out to files of at most so many bytes, in order; a larger tensor has a file of its own.
+
+    >>> list(share_out({"a": (torch.int8, (3,)), "b": (torch.int8, (4,)), "c": (torch.int8, (2,))}, 6))
+    [['a'], ['b', 'c']]
+    """
+    names: list[str] = []
+    size = 0
+    for name, (dtype, shape) in kinds.items():
+        needed = prod(shape) * dtype.itemsize
+        if names and size + needed > max_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += needed
+    if names:
+        yield names
 
 
 def _write_values(out: BinaryIO, values: Values) -> int:
@@ -124,7 +141,7 @@ def _on_host(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available()).copy_(tensor)
 
 
-def read_header(file: Place) -> Header:
+def read_header(file: Path) -> Header:
     """Read and check the header of a file.
 
     Raises:
@@ -156,7 +173,7 @@ def _extent(entry: Mapping[str, Any], types: Mapping[str, torch.dtype], start: i
     return Extent(dtype, begin, end, shape)
 
 
-def read_range(file: Place, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+def read_range(file: Path, dtype: torch.dtype, begin: int, end: int) -> Tensor:
     """Read the elements in bytes `begin` to `end` of a file, and no other bytes.
 
     Raises:
@@ -166,6 +183,6 @@ def read_range(file: Place, dtype: torch.dtype, begin: int, end: int) -> Tensor:
     with file.open("rb") as source:
         source.seek(begin)
         found = bytearray(end - begin)
-        if (length := source.readinto(found)) != end - begin:  # type: ignore[attr-defined]
+        if (length := source.readinto(found)) != end - begin:
             raise ValueError(f"it ends at byte {begin + length}")
     return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError
-from dualpipe_lab.dp.checkpoint.store import Place, StorePath, place_of
+from dualpipe_lab.dp.checkpoint.reader import CheckpointError
 
 _SAVING, _REMOVING, _LOCK = ".saving-", ".removing-", ".saving.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
@@ -33,17 +32,13 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def saved_steps(folder: Place | str) -> list[int]:
+def saved_steps(folder: Path | str) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order."""
-    place = place_of(folder)
-    if isinstance(place, StorePath):
-        names = [name for name in place.names() if (place / name / INDEX).is_file()]
-    else:
-        names = os.listdir(place) if place.is_dir() else []
+    names = os.listdir(folder) if Path(folder).is_dir() else []
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{8,})", name)))
 
 
-def latest(folder: Place | str) -> Place:
+def latest(folder: Path | str) -> Path:
     """Return the path of the checkpoint with the highest step.
 
     Raises:
@@ -52,7 +47,7 @@ def latest(folder: Place | str) -> Place:
     steps = saved_steps(folder)
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {folder}; save one, or name another folder")
-    return place_of(folder) / name_of(steps[-1])
+    return Path(folder) / name_of(steps[-1])
 
 
 @contextmanager
@@ -75,15 +70,12 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(folder: Place) -> Iterator[None]:
-    """Lock a folder against other saves, of this process and of others; an object store has no locks.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other saves, of this process and of others.
 
     Raises:
         CheckpointError: another save is under way.
     """
-    if isinstance(folder, StorePath):
-        yield
-        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _LOCK
     while True:
@@ -100,16 +92,14 @@ def locked(folder: Place) -> Iterator[None]:
             os.close(lock)
 
 
-def begin(folder: Place, step: int) -> str:
+def begin(folder: Path, step: int) -> str:
     """Make the hidden folder of a save and return its name; remove the remains of interrupted saves and removals.
 
-    Call it with the folder locked.  In an object store the name is that of the step, with the save's token.
+    Call it with the folder locked.
 
     Raises:
         CheckpointError: the step is saved already.
     """
-    if isinstance(folder, StorePath):
-        return _begin_in_store(folder / name_of(step))
     if step in saved_steps(folder):
         raise CheckpointError(f"{folder / name_of(step)} is there already; remove it, or save into another folder")
     for name in os.listdir(folder):
@@ -120,29 +110,13 @@ def begin(folder: Place, step: int) -> str:
     return hidden.name
 
 
-def _begin_in_store(final: StorePath) -> str:
-    if (final / INDEX).is_file():
-        raise CheckpointError(f"{final} is there already; remove it, or save into another folder")
-    if final.is_dir():
-        final.remove()
-    final.make_folder()
-    return f"{final.name}-{secrets.token_hex(8)}"
-
-
-def place_for(folder: Place, begun: str) -> Place:
-    """Return where the files of a save that has `begun` are written."""
-    return folder / (begun.rpartition("-")[0] if isinstance(folder, StorePath) else begun)
-
-
 def token_of(begun: str) -> str:
     """Return the token of a save, which differs from that of every other save, also of the same step."""
     return begun.rpartition("-")[2]
 
 
-def commit(hidden: Place) -> Place:
-    """Rename the hidden folder of a complete save to its final name; in an object store the index has made it final."""
-    if isinstance(hidden, StorePath):
-        return hidden
+def commit(hidden: Path) -> Path:
+    """Rename the hidden folder of a complete save to its final name."""
     final = hidden.with_name(hidden.name.removeprefix(_SAVING).rpartition("-")[0])
     sync(hidden)
     os.rename(hidden, final)
@@ -150,22 +124,16 @@ def commit(hidden: Place) -> Place:
     return final
 
 
-def rotate(folder: Place, step: int, keep: int) -> None:
+def rotate(folder: Path, step: int, keep: int) -> None:
     """Remove all but the last `keep` checkpoints up to `step`; later steps, of an earlier run, stay."""
     for step in [saved for saved in saved_steps(folder) if saved <= step][:-keep]:
-        if isinstance(folder, StorePath):
-            (folder / name_of(step) / INDEX).remove()  # first: without an index it is no checkpoint any more
-            (folder / name_of(step)).remove()
-            continue
         dying = folder / f"{_REMOVING}{name_of(step)}"
         os.rename(folder / name_of(step), dying)
         shutil.rmtree(dying)
 
 
-def sync(path: Place) -> None:
-    """Return when a file, or the names in a folder, are on disk; in an object store they are when they are written."""
-    if isinstance(path, StorePath):
-        return
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

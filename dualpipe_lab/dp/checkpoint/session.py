@@ -1,4 +1,4 @@
-"""`save` and `load`: all ranks of a group call them together.
+"""`save` and `load`, which all ranks of a group call together; `write_checkpoint`, of full tensors, by one process.
 
 Chapter: book/dp/io.  In: an optimizer on N ranks, a folder.  Out: a checkpoint; the state, on any number.
   save   rank 0 locks the folder -> ranks all-gather the list of their shards -> each element is assigned to one writer
@@ -9,32 +9,46 @@ Elsewhere: torch.distributed.checkpoint (a pickled index); Megatron dist_checkpo
 """
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.checkpoint import folder as folders
-from dualpipe_lab.dp.checkpoint.file import Written, is_known, write_tensors
-from dualpipe_lab.dp.checkpoint.index import INDEX, CheckpointError, Index, StoredShard, TensorEntry
-from dualpipe_lab.dp.checkpoint.reader import Checkpoint, Read, metadata_of, type_name
+from dualpipe_lab.dp.checkpoint.file import Kinds, Values, Written, is_known, share_out, write_tensors
+from dualpipe_lab.dp.checkpoint.reader import (
+    INDEX,
+    Checkpoint,
+    CheckpointError,
+    Index,
+    Read,
+    StoredShard,
+    TensorEntry,
+    metadata_of,
+    type_name,
+)
+from dualpipe_lab.dp.checkpoint.region import full_region
 from dualpipe_lab.dp.checkpoint.state import (
     SavedShard,
     ShardSpecOf,
+    assign_writers,
+    claim_of,
+    file_of,
     random_state,
     set_random_state,
     sharded_state_dict,
 )
-from dualpipe_lab.dp.checkpoint.store import Place, place_of
-from dualpipe_lab.dp.checkpoint.writers import assign_writers, claim_of, file_of
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.topology import Topology
 
 T = TypeVar("T")
+_NO_VALUES: dict[str, Any] = dict.fromkeys(("sampler", "config", "scaler", "topology")) | {"random": [], "num_steps": 0}
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class Restored:
 
 
 def save(
-    folder: Place | str,
+    folder: Path | str,
     step: int,
     optimizer: ShardedOptimizer,
     *,
@@ -68,11 +82,11 @@ def save(
     shard_spec_of: ShardSpecOf | None = None,
     keep: int | None = None,
     group: Group | None = None,
-) -> Place:
+) -> Path:
     """Save the state of all ranks as one checkpoint, `folder/step-...`; return its path.
 
     Args:
-        folder: on a disk that all ranks share, or the address of an object store, such as s3://runs/first.
+        folder: on a disk that all ranks share.
         step: of the training.
         optimizer: of any stage, with its module.
         scaler: a loss scaler, whose scale and count are saved.
@@ -91,7 +105,7 @@ def save(
     """
     if keep is not None and keep < 1:
         raise ValueError(f"keep counts from 1, got {keep}; leave it out to keep all checkpoints")
-    rank, place = comm.get_rank(group), place_of(folder)
+    rank, place = comm.get_rank(group), Path(folder)
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
@@ -99,7 +113,7 @@ def save(
     with ExitStack() as lock:
         made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
         begun = comm.all_gather_object(made, group)[0]
-        hidden, token = folders.place_for(place, begun), folders.token_of(begun)
+        hidden, token = place / begun, folders.token_of(begun)
         tensors = assign_writers(comm.all_gather_object([claim_of(shard) for shard in local], group))
         written = _on_all_ranks(lambda: _write(hidden, token, rank, local, tensors, step), group)
         files = {file_of(number): found for number, found in enumerate(comm.all_gather_object(written, group))}
@@ -110,7 +124,7 @@ def save(
 
 
 def load(
-    path: Place | str,
+    path: Path | str,
     optimizer: ShardedOptimizer,
     *,
     scaler: LossScaler | None = None,
@@ -133,7 +147,7 @@ def load(
         CheckpointError: naming the file and the tensor that are damaged, missing or of another model.
     """
     local = list(sharded_state_dict(optimizer, shard_spec_of))
-    checkpoint = _on_all_ranks(lambda: _plan(place_of(path), local, scaler), group)
+    checkpoint = _on_all_ranks(lambda: _plan(Path(path), local, scaler), group)
     wanted = {name for names in comm.all_gather_object([f.name for f in local], group) for name in names}
     surplus = [name for name in checkpoint.names() if name not in wanted]
     if surplus:
@@ -147,7 +161,7 @@ def load(
     return _restore(checkpoint, optimizer, scaler, comm.get_rank(group))
 
 
-def _begin(folder: Place, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
+def _begin(folder: Path, step: int, values: dict[str, Any], local: list[SavedShard], lock: ExitStack | None) -> str:
     """Check what is to be saved; on rank 0 (with `lock`), lock the folder, make the hidden one and return its name."""
     try:
         json.dumps(values)
@@ -166,12 +180,12 @@ def _begin(folder: Place, step: int, values: dict[str, Any], local: list[SavedSh
 
 
 def _write(
-    hidden: Place, token: str, rank: int, local: list[SavedShard], tensors: dict[str, TensorEntry], step: int
+    hidden: Path, token: str, rank: int, local: list[SavedShard], tensors: dict[str, TensorEntry], step: int
 ) -> Written:
-    if isinstance(hidden, Path) and not hidden.is_dir():
+    if not hidden.is_dir():
         raise CheckpointError(
             f"{hidden.parent} is not shared: rank 0 made {hidden.name} in it, and rank {rank} does not see that; "
-            "save into a folder that all ranks share, or give the address of an object store (s3://...)"
+            "save into a folder that all ranks share"
         )
     file = hidden / file_of(rank)
     mine = {f.name: f.view for f in local if StoredShard(file.name, f.region) in tensors[f.name].shards}
@@ -188,7 +202,7 @@ def _index_of(
     return Index(step, {file: written.size for file, written in files.items()}, tensors, values, token)
 
 
-def _finish(hidden: Place, index: Index, keep: int | None) -> None:
+def _finish(hidden: Path, index: Index, keep: int | None) -> None:
     """Complete the save on rank 0 when the files of all ranks are there: from here on the checkpoint exists."""
     (hidden / INDEX).write_text(index.dumps(), encoding="utf-8")
     folders.sync(hidden / INDEX)
@@ -197,7 +211,7 @@ def _finish(hidden: Place, index: Index, keep: int | None) -> None:
         folders.rotate(final.parent, index.step, keep)
 
 
-def _plan(path: Place, local: list[SavedShard], scaler: LossScaler | None) -> Checkpoint:
+def _plan(path: Path, local: list[SavedShard], scaler: LossScaler | None) -> Checkpoint:
     checkpoint = Checkpoint(path)
     for shard in local:
         checkpoint.check(shard.name, shard.region, shard.view.dtype)
@@ -233,3 +247,49 @@ def _on_all_ranks(action: Callable[[], T], group: Group | None) -> T:
     if problems:
         raise CheckpointError(problems[0])
     return cast(T, result)
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    kinds: Kinds,
+    read: Callable[[str], Values],
+    values: Mapping[str, Any],
+    max_bytes: int = 5 * 10**9,
+) -> Path:
+    """Write a checkpoint of full tensors, in one process, and return its path; a failed one leaves nothing.
+
+    Args:
+        folder: the folder of checkpoints to write into.
+        step: of the training.
+        kinds: type and shape of every tensor, by its name in the checkpoint.
+        read: returns a tensor by that name, or its parts along the first axis, one after the other.
+        values: everything that is not a tensor.
+        max_bytes: of a file; a larger tensor has a file of its own.
+
+    Raises:
+        CheckpointError: the step is saved already, or another save is under way.
+    """
+    existed = folder.exists()
+
+    def remove_folder() -> None:
+        if not existed and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    with ExitStack() as undo:
+        undo.callback(remove_folder)  # when the lock's file is gone
+        undo.enter_context(folders.locked(folder))
+        hidden = folder / folders.begin(folder, step)
+        undo.callback(shutil.rmtree, hidden, ignore_errors=True)  # if it has not become the checkpoint
+        files: dict[str, Written] = {}
+        tensors: dict[str, TensorEntry] = {}
+        token = folders.token_of(hidden.name)
+        for number, names in enumerate(share_out(kinds, max_bytes)):
+            file = file_of(number)
+            parts = {name: (kinds[name][0], (prod(kinds[name][1]),)) for name in names}
+            files[file] = write_tensors(hidden / file, parts, read, metadata_of(step, file, token))
+            for name in names:
+                dtype, shape = kinds[name]
+                tensors[name] = TensorEntry(type_name(dtype), shape, [StoredShard(file, full_region(shape))])
+        _finish(hidden, _index_of(step, token, files, tensors, {**_NO_VALUES, **values}), None)
+    return folder / folders.name_of(step)

@@ -1,53 +1,90 @@
-"""`config_from_pretrained`: the sizes of a published model, from its config.json.
+"""`config_from_pretrained`: the sizes of a published model, from its config.json; needs no torch.
 
 Chapter: book/whole/weights.  In: a folder, or the values of its config.json.  Out: a `LlamaConfig` or a `V3MoEConfig`.
-A field that changes what the model computes is read or refused; one that this library does not know and that is set to
-something else than its neutral value would train another model without a sign.
-Elsewhere: transformers `AutoConfig.from_pretrained`.
+  sizes     a field that is there has the kind that it must have, and a size is there
+  neutral   a field that would change what the model computes, and is not known here, has a value that changes nothing
+  angles    newer files have `rope_parameters` with base and scaling, older ones `rope_theta` and `rope_scaling`
+  layers    dense ones of a Qwen3-MoE are those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th one;
+            here they are the first ones.  Those of a DeepSeek-V3 that predict a second token are left out
+  balance   its coefficient is no part of a published model: it is 0 here, and may be set for training
+The norms of a DeepSeek-V3's latents have an eps of 1e-6 whatever `rms_norm_eps` is, as in transformers.
+Elsewhere: transformers `AutoConfig.from_pretrained`, `ROPE_INIT_FUNCTIONS`.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2; Qwen Team 2025 (arXiv 2505.09388), section 2.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from dualpipe_lab.models.llama_config import LlamaConfig
-from dualpipe_lab.models.pretrained.deepseek_v3 import V3, v3_config, v3_values
-from dualpipe_lab.models.pretrained.fields import (
-    NEUTRAL,
-    NUMBER,
-    TRUTH,
-    WHOLE,
-    Kind,
-    PretrainedError,
-    check_kinds,
-    check_neutral,
-    read_json,
-)
-from dualpipe_lab.models.pretrained.fp8_blocks import blocks_of
-from dualpipe_lab.models.pretrained.qwen3_moe import QWEN3_MOE, is_qwen3_moe, qwen3_moe_config, qwen3_moe_values
-from dualpipe_lab.models.pretrained.rope import ROPE_KINDS, rope_of, rope_values
 from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.tp.latent_sizes import LatentSizes
+from dualpipe_lab.tp.rope_scaling import RopeScaling, Scaling, YarnScaling
 
-FAMILIES = ("LlamaForCausalLM", "Qwen3ForCausalLM", QWEN3_MOE, V3)
+
+class PretrainedError(ValueError):
+    """A folder of published weights that cannot be used: which file or tensor, and why."""
+
+
+Kind: TypeAlias = tuple[type | tuple[type, ...], str]
+WHOLE: Kind = (int, "a whole number")
+NUMBER: Kind = ((int, float), "a number")
+OBJECT: Kind = (Mapping, "an object of names and values")
+TRUTH: Kind = (bool, "true or false")
+LIST: Kind = (list, "a list")
+ROPE_KINDS: dict[str, Kind] = {**dict.fromkeys(("rope_parameters", "rope_scaling"), OBJECT), "rope_theta": NUMBER}
+
+LLAMA, QWEN3, QWEN3_MOE = "LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"
+V3 = "DeepseekV3ForCausalLM"
+FAMILIES = (LLAMA, QWEN3, QWEN3_MOE, V3)
+
+# names of sizes in a file, and here
 _SIZES = {
-    "vocab_size": "vocabulary_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "ffn_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
+    "vocab_size": "vocabulary_size", "hidden_size": "hidden_size", "intermediate_size": "ffn_size",
+    "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+}  # fmt: skip
+_MOE_SIZES = _SIZES | {"moe_intermediate_size": "expert_ffn_size", "num_experts_per_tok": "num_experts_per_token"}
+_QWEN_SIZES = _MOE_SIZES | {"num_experts": "num_experts", "num_key_value_heads": "num_kv_heads"}
+_V3_SIZES = _MOE_SIZES | {
+    "first_k_dense_replace": "num_dense_layers", "n_routed_experts": "num_experts", "n_group": "num_groups",
+    "topk_group": "num_groups_per_token", "n_shared_experts": "num_shared_experts",
+}  # fmt: skip
+_LATENT = {
+    "kv_lora_rank": "kv_rank", "qk_nope_head_dim": "content", "qk_rope_head_dim": "position", "v_head_dim": "value",
+}  # fmt: skip
+# values under which a field changes nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None), "hidden_act": ("silu", "swish", None), "attention_dropout": (0, None),
+}  # fmt: skip
+_WINDOW = {"use_sliding_window": (False, None)}
+_DENSE_NEUTRAL = NEUTRAL | _WINDOW | {"mlp_bias": (False, None), "partial_rotary_factor": (1, None)}
+_QWEN_NEUTRAL = NEUTRAL | _WINDOW | {"tie_word_embeddings": (False, None)}
+_V3_NEUTRAL = NEUTRAL | {
+    "rope_interleave": (True, None), "norm_topk_prob": (True, None), "scoring_func": ("sigmoid", None),
+    "topk_method": ("noaux_tc", None), "moe_layer_freq": (1, None), "tie_word_embeddings": (False, None),
+}  # fmt: skip
+_KINDS: dict[str, Kind] = {**ROPE_KINDS, "rms_norm_eps": NUMBER, "tie_word_embeddings": TRUTH}
+_DENSE_KINDS = dict.fromkeys((*_SIZES, "num_key_value_heads", "head_dim"), WHOLE) | _KINDS | {"layer_types": LIST}
+_QWEN_KINDS = {
+    **dict.fromkeys((*_QWEN_SIZES, "head_dim", "decoder_sparse_step"), WHOLE),
+    **_KINDS,
+    "mlp_only_layers": LIST,
+    **dict.fromkeys(("norm_topk_prob", "use_sliding_window"), TRUTH),
 }
-_NEUTRAL: dict[str, tuple[Any, ...]] = NEUTRAL | {
-    "mlp_bias": (False, None),
-    "use_sliding_window": (False, None),
-    "partial_rotary_factor": (1, None),
+_V3_KINDS = {
+    **dict.fromkeys((*_V3_SIZES, *_LATENT, "q_lora_rank", "num_key_value_heads", "num_nextn_predict_layers"), WHOLE),
+    **_KINDS,
+    "routed_scaling_factor": NUMBER,
+    **dict.fromkeys(("rope_interleave", "norm_topk_prob"), TRUTH),
 }
-_KINDS: dict[str, Kind] = {
-    **dict.fromkeys((*_SIZES, "num_key_value_heads", "head_dim"), WHOLE),
-    **ROPE_KINDS,
-    "rms_norm_eps": NUMBER,
-    "tie_word_embeddings": TRUTH,
-    "layer_types": (list, "a list"),
-}
+# what a Qwen3-MoE has, and a `V3MoEConfig` may have
+_QWEN_FIXED: dict[str, Any] = {
+    "scoring": "softmax", "selection_bias": False, "qk_norm": True, "latent": None, "num_groups": 1,
+    "num_groups_per_token": 1, "num_shared_experts": 0, "scale": 1.0,
+}  # fmt: skip
 
 
 def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfig:
@@ -61,77 +98,13 @@ def config_from_pretrained(source: Path | str | Mapping[str, Any]) -> ModelConfi
 
     >>> config_from_pretrained({"architectures": ["MambaForCausalLM"]})
     Traceback (most recent call last):
-    dualpipe_lab.models.pretrained.fields.PretrainedError: config.json is of MambaForCausalLM; known are \
+    dualpipe_lab.models.pretrained.config.PretrainedError: config.json is of MambaForCausalLM; known are \
 LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, DeepseekV3ForCausalLM
     """
     if isinstance(source, Mapping):
         values, where = source, "config.json"
     else:
-        file = Path(source) / "config.json"
-        values, where = read_json(file), str(file)
-    family = _family(values, where)
-    try:
-        blocks_of(values, where)  # refuses weights that are quantised in a way that is not known
-    except ValueError as error:
-        raise PretrainedError(str(error)) from error
-    config = _config_of(family, values, where)
-    try:
-        config.check()
-    except ValueError as error:
-        raise PretrainedError(f"{where}: {error}") from error
-    return config
-
-
-def _config_of(family: str, values: Mapping[str, Any], where: str) -> ModelConfig:
-    if family == V3:
-        return v3_config(values, where)
-    if family == QWEN3_MOE:
-        return qwen3_moe_config(values, where)
-    return _dense_config(family, values, where)
-
-
-def _dense_config(family: str, values: Mapping[str, Any], where: str) -> LlamaConfig:
-    check_kinds(values, where, _KINDS, _SIZES)
-    check_neutral(values, where, _NEUTRAL)
-    kinds = values.get("layer_types") or []
-    if other := sorted(set(kinds) - {"full_attention"}):
-        raise PretrainedError(f"{where} has layers of {other[0]}; every layer here attends to all positions before")
-    base, scaling = rope_of(values, where)
-    sizes = {ours: values[theirs] for theirs, ours in _SIZES.items()}
-    return LlamaConfig(
-        **sizes,
-        num_kv_heads=values.get("num_key_value_heads") or values["num_attention_heads"],
-        head_size=values.get("head_dim") or (128 if family == "Qwen3ForCausalLM" else None),
-        rope_base=base,
-        eps=1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"]),
-        qk_norm=family == "Qwen3ForCausalLM",
-        tied=bool(values.get("tie_word_embeddings", False)),
-        rope_scaling=scaling,
-    )
-
-
-def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
-    if not isinstance(config, LlamaConfig):
-        return qwen3_moe_values(config, dtype) if is_qwen3_moe(config) else v3_values(config, dtype)
-    family = "Qwen3" if config.qk_norm else "Llama"
-    return {
-        "architectures": [f"{family}ForCausalLM"],
-        "model_type": family.lower(),
-        **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.size_of_head,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.eps,
-        **rope_values(config.rope_base, config.rope_scaling),
-        "tie_word_embeddings": config.tied,
-        "attention_bias": False,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-    }
-
-
-def _family(values: Mapping[str, Any], where: str) -> str:
+        values, where = read_json(Path(source) / "config.json"), str(Path(source) / "config.json")
     named = values.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         raise PretrainedError(
@@ -139,4 +112,308 @@ def _family(values: Mapping[str, Any], where: str) -> str:
         )
     if named[0] not in FAMILIES:
         raise PretrainedError(f"{where} is of {named[0]}; known are {', '.join(FAMILIES)}")
-    return str(named[0])
+    blocks_of(values, where)  # refuses weights that are quantised in a way that is not known
+    try:
+        config = _READERS[named[0]](values, where)
+        config.check()
+    except PretrainedError:
+        raise
+    except ValueError as error:
+        raise PretrainedError(f"{where}: {error}") from error
+    return config
+
+
+def config_to_pretrained(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """Return the values of config.json for a model; `dtype`: of its weights, such as "bfloat16"."""
+    if isinstance(config, LlamaConfig):
+        family, sizes = (QWEN3, "qwen3") if config.qk_norm else (LLAMA, "llama"), _SIZES
+        more: dict[str, Any] = {"num_key_value_heads": config.num_kv_heads, "head_dim": config.size_of_head}
+    elif is_qwen3_moe(config):
+        family, sizes = (QWEN3_MOE, "qwen3_moe"), _QWEN_SIZES
+        more = {"head_dim": config.dense.size_of_head, "norm_topk_prob": config.normalise, "decoder_sparse_step": 1}
+        more |= {"mlp_only_layers": list(range(config.num_dense_layers)), "use_sliding_window": False}
+    else:
+        assert config.latent is not None, "see config_of"
+        family, sizes = (V3, "deepseek_v3"), _V3_SIZES
+        more = {"num_key_value_heads": config.num_heads, "q_lora_rank": config.latent.query_rank}
+        more |= {theirs: getattr(config.latent, ours) for theirs, ours in _LATENT.items()}
+        more |= {"num_nextn_predict_layers": 0, "routed_scaling_factor": config.scale, "scoring_func": "sigmoid"}
+        more |= {"topk_method": "noaux_tc", "norm_topk_prob": True, "rope_interleave": True}
+    return {
+        "architectures": [family[0]],
+        "model_type": family[1],
+        **{theirs: getattr(config, ours) for theirs, ours in sizes.items()},
+        **more,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.eps,
+        **_rope_values(config.rope_base, config.rope_scaling),
+        "tie_word_embeddings": isinstance(config, LlamaConfig) and config.tied,
+        "attention_bias": False,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+
+
+def is_v3(config: V3MoEConfig) -> bool:
+    """Return whether a model is a DeepSeek-V3."""
+    others = config.qk_norm or isinstance(config.rope_scaling, RopeScaling)
+    routes = (config.scoring, config.normalise, config.selection_bias) == ("sigmoid", True, True)
+    return config.latent is not None and routes and not others
+
+
+def is_qwen3_moe(config: V3MoEConfig) -> bool:
+    """Return whether a model is a Qwen3-MoE.
+
+    >>> is_qwen3_moe(V3MoEConfig())
+    False
+    """
+    return all(getattr(config, name) == value for name, value in _QWEN_FIXED.items())
+
+
+def _llama(values: Mapping[str, Any], where: str, default_head: int | None = None) -> LlamaConfig:
+    check_kinds(values, where, _DENSE_KINDS, _SIZES)
+    check_neutral(values, where, _DENSE_NEUTRAL)
+    if other := sorted(set(values.get("layer_types") or []) - {"full_attention"}):
+        raise PretrainedError(f"{where} has layers of {other[0]}; every layer here attends to all positions before")
+    return LlamaConfig(
+        **_common(values, where, _SIZES),
+        num_kv_heads=values.get("num_key_value_heads") or values["num_attention_heads"],
+        head_size=values.get("head_dim") or default_head,
+        qk_norm=default_head is not None,
+        tied=bool(values.get("tie_word_embeddings", False)),
+    )
+
+
+def _v3(values: Mapping[str, Any], where: str) -> V3MoEConfig:
+    check_kinds(values, where, _V3_KINDS, (*_V3_SIZES, *_LATENT, "routed_scaling_factor"))
+    check_neutral(values, where, _V3_NEUTRAL)
+    heads = values["num_attention_heads"]
+    if values.get("num_key_value_heads") not in (None, heads):
+        raise PretrainedError(
+            f"{where}: with latents every head has its own keys, got num_key_value_heads="
+            f"{values['num_key_value_heads']} for {heads} heads"
+        )
+    common = _common(values, where, _V3_SIZES)
+    if isinstance(common["rope_scaling"], RopeScaling):
+        raise PretrainedError(
+            f"{where} scales its rotary angles by 'llama3', which no published model with latents does; known for "
+            "them are 'default' and 'yarn'"
+        )
+    latent = {ours: values[theirs] for theirs, ours in _LATENT.items()}
+    return V3MoEConfig(
+        **common,
+        num_kv_heads=heads,
+        scale=float(values["routed_scaling_factor"]),
+        balance=0.0,
+        latent=LatentSizes(values.get("q_lora_rank"), **latent),
+    )
+
+
+def _qwen3_moe(values: Mapping[str, Any], where: str) -> V3MoEConfig:
+    if values.get("num_experts") is None and "num_local_experts" in values:
+        values = {**values, "num_experts": values["num_local_experts"]}
+    check_kinds(values, where, _QWEN_KINDS, _QWEN_SIZES)
+    check_neutral(values, where, _QWEN_NEUTRAL)
+    head_size = values.get("head_dim")
+    return V3MoEConfig(
+        **_common(values, where, _QWEN_SIZES),
+        **_QWEN_FIXED,
+        num_dense_layers=_num_dense_layers(values, where),
+        head_size=values["hidden_size"] // values["num_attention_heads"] if head_size is None else head_size,
+        normalise=bool(values.get("norm_topk_prob", False)),
+        balance=0.0,
+    )
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], str], ModelConfig]] = {
+    LLAMA: _llama, QWEN3: partial(_llama, default_head=128), QWEN3_MOE: _qwen3_moe, V3: _v3,
+}  # fmt: skip
+
+
+def _num_dense_layers(values: Mapping[str, Any], where: str) -> int:
+    """Return the number of first layers that are dense; refuse a dense layer behind one with experts."""
+    num_layers, dense = values["num_hidden_layers"], values.get("mlp_only_layers") or []
+    step = 1 if values.get("decoder_sparse_step") is None else values["decoder_sparse_step"]
+    if step < 1:
+        raise PretrainedError(f"{where} needs decoder_sparse_step of at least 1, got {step}")
+    found = [number in dense or (number + 1) % step > 0 for number in range(num_layers)]
+    count = sum(found)
+    if not all(found[:count]):
+        late = found.index(True, found.index(False))
+        raise PretrainedError(
+            f"{where}: layer {late} is dense behind one with experts (mlp_only_layers={dense}, decoder_sparse_step="
+            f"{step}); here the dense layers are the first ones"
+        )
+    return count
+
+
+def _common(values: Mapping[str, Any], where: str, sizes: Mapping[str, str]) -> dict[str, Any]:
+    """Return what all families have."""
+    found = {ours: values[theirs] for theirs, ours in sizes.items()}
+    found["rope_base"], found["rope_scaling"] = rope_of(values, where)
+    return found | {"eps": 1e-6 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"])}
+
+
+def check_kinds(values: Mapping[str, Any], where: str, kinds: Mapping[str, Kind], needed: Iterable[str]) -> None:
+    """Refuse a field of another kind, or a needed one that is missing; PretrainedError names it."""
+    for name, (kind, words) in kinds.items():
+        value = values.get(name)
+        is_missing = value is None and name in needed
+        if is_missing or (value is not None and not _is_kind(value, kind)):
+            raise PretrainedError(f"{where} needs {name} as {words}, got {value!r}")
+
+
+def check_neutral(values: Mapping[str, Any], where: str, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse a field that would make another model; PretrainedError names it."""
+    for name, allowed in neutral.items():
+        if values.get(name) not in allowed:
+            raise PretrainedError(
+                f"{where} has {name}={values[name]!r}, which this model does not compute; it would be another model"
+            )
+
+
+def _is_kind(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Return whether a value of a JSON file is of a kind; true and false are no numbers."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; PretrainedError if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PretrainedError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise PretrainedError(f"{file} holds no object of names and values")
+    return found
+
+
+# ---- rotary angles
+
+_LENGTH = "original_max_position_embeddings"
+_YARN = {"factor": "factor", _LENGTH: "original_length"}
+_LLAMA3 = {"factor": "factor", "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"} | _YARN
+_YARN_OPTIONS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate")
+_YARN_FIELDS = {"rope_type", "type", "rope_theta", *_YARN, *_YARN_OPTIONS}
+
+
+def rope_of(values: Mapping[str, Any], where: str) -> tuple[float, Scaling | None]:
+    """Return base and scaling of the rotary angles.
+
+    Raises:
+        PretrainedError: another kind of scaling than Llama 3.1's and yarn, or numbers that it cannot have.
+    """
+    found = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if kind not in ("default", "llama3", "yarn"):
+        raise PretrainedError(f"{where} scales its rotary angles by {kind!r}; known are 'default', 'llama3' and 'yarn'")
+    base = _number(found.get("rope_theta") or values.get("rope_theta") or 10_000.0, "rope_theta", kind, where)
+    if kind == "default":
+        return float(base), None
+    found = dict(found)
+    if values.get(_LENGTH) is not None:
+        found[_LENGTH] = values[_LENGTH]  # one outside of the object counts more
+    names = _LLAMA3 if kind == "llama3" else _YARN
+    numbers: dict[str, Any] = {ours: _number(found.get(theirs), theirs, kind, where) for theirs, ours in names.items()}
+    options = _yarn_options(found, where) if kind == "yarn" else {}
+    try:
+        return float(base), (RopeScaling if kind == "llama3" else YarnScaling)(**numbers, **options)
+    except ValueError as error:
+        raise PretrainedError(f"{where}: {error}") from error
+
+
+def _rope_values(base: float, scaling: Scaling | None) -> dict[str, Any]:
+    """Return the values of config.json for base and scaling."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    longest = {}
+    if isinstance(scaling, RopeScaling):
+        found |= {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in _LLAMA3.items()}
+    if isinstance(scaling, YarnScaling):
+        found |= {"rope_type": "yarn"} | {theirs: getattr(scaling, ours) for theirs, ours in _YARN.items()}
+        options = {name: getattr(scaling, name) for name in _YARN_OPTIONS}
+        found |= {name: value for name, value in options.items() if value not in (None, 0.0) or name == "truncate"}
+        # transformers compares the two, and warns
+        longest = {"max_position_embeddings": round(scaling.factor * scaling.original_length)}
+    return {"rope_theta": base, "rope_parameters": found} | longest
+
+
+def _yarn_options(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what yarn may have; what is not given, or is 0, has yarn's own value."""
+    if unknown := sorted(set(found) - _YARN_FIELDS):
+        raise PretrainedError(f"{where} scales its rotary angles by 'yarn' with {unknown[0]}, which is not known here")
+    truncate = found.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise PretrainedError(f"{where}: rotary angles of kind 'yarn' need truncate as true or false, got {truncate!r}")
+    given = {name: found[name] for name in _YARN_OPTIONS[:-1] if found.get(name) not in (None, 0)}
+    if found.get("attention_factor") == 0:
+        raise PretrainedError(f"{where}: yarn with attention_factor=0 hides all positions; leave it out")
+    return {name: _number(value, name, "yarn", where) for name, value in given.items()} | {"truncate": truncate}
+
+
+def _number(value: Any, name: str, kind: str, where: str) -> float:
+    if not _is_kind(value, (int, float)):
+        raise PretrainedError(f"{where}: rotary angles of kind {kind!r} need {name} as a number, got {value!r}")
+    number: float = value
+    return number
+
+
+# ---- weights in fp8
+
+
+class Blocks(NamedTuple):
+    """Rows and columns of a block of a weight in fp8, which has one scale."""
+
+    rows: int
+    columns: int
+
+    def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the scales of a weight.
+
+        >>> Blocks(128, 128).scale_shape((576, 7168))
+        (5, 56)
+        """
+        return tuple(-(-size // block) for size, block in zip(shape, self, strict=True))
+
+    def scale_slices(self, where: Sequence[slice]) -> tuple[slice, ...]:
+        """Return the slices of the scales of a slice of a weight.
+
+        >>> Blocks(128, 128).scale_slices((slice(96, 192), slice(256, 384)))
+        (slice(0, 2, None), slice(2, 3, None))
+        """
+        return tuple(
+            slice(part.start // block, -(-part.stop // block)) for part, block in zip(where, self, strict=True)
+        )
+
+
+_FP8 = {
+    "quant_method": ("fp8",),
+    "fmt": ("e4m3", None),
+    "activation_scheme": ("dynamic", None),  # how activations would be quantised: no part of the weights
+}
+
+
+def blocks_of(values: Mapping[str, Any], where: str) -> Blocks | None:
+    """Return the blocks of a model's weights; None if they are not quantised.
+
+    Raises:
+        PretrainedError: weights that are quantised in another way.
+    """
+    found = values.get("quantization_config")
+    if found is None:
+        return None
+    if not isinstance(found, Mapping):
+        raise PretrainedError(f"{where} needs quantization_config as an object of names and values, got {found!r}")
+    for name, value in found.items():
+        if name not in ("weight_block_size", "modules_to_not_convert") and value not in _FP8.get(name, ()):
+            raise PretrainedError(
+                f"{where} has quantization_config with {name}={value!r}, and of quantised weights those in fp8 (e4m3) "
+                "with a scale for each block are known; convert the folder to bfloat16 first"
+            )
+    size = found.get("weight_block_size")
+    is_size = isinstance(size, list) and len(size) == 2 and all(type(part) is int and part > 0 for part in size)
+    if found.get("quant_method") is None or not isinstance(size, list) or not is_size:
+        raise PretrainedError(
+            f"{where} needs a quantization_config with quant_method='fp8' and weight_block_size as two whole numbers "
+            f"above 0, got {dict(found)}"
+        )
+    return Blocks(*size)

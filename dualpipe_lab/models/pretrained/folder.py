@@ -4,13 +4,16 @@ Chapter: book/whole/weights.  In: a folder.  Out: types and shapes of all tensor
   one file      model.safetensors
   several       model.safetensors.index.json says in which file each tensor is
   memory        the slice that is read; a header for each file
-  fp8           where config.json says so, a slice is multiplied by its scales, which are read in slices too
+  fp8           where config.json says so, as DeepSeek-V3's: w_ij = q_ij s_mn, m = i // a, n = j // b, with X.weight in
+                float8_e4m3fn and X.weight_scale_inv in float32, one for each block of a x b; the last block of an
+                axis may be smaller.  Rows i0 to i1 need scales i0 // a to ceil(i1 / a).  Nothing is written in fp8
 Headers of all files are read and compared with the index before any tensor is, so that a folder with a part missing is
 refused as a whole.  Files that need unpickling are never opened.
-Elsewhere: transformers' `from_pretrained`; torchtitan's `HuggingFaceStorageReader`.
+Elsewhere: transformers' `from_pretrained`, `FineGrainedFP8Config`; torchtitan's `HuggingFaceStorageReader`.
+Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.3.2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +22,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dualpipe_lab.dp.checkpoint.file import read_header
-from dualpipe_lab.models.pretrained import fp8
-from dualpipe_lab.models.pretrained.fields import PretrainedError, read_json
-from dualpipe_lab.models.pretrained.fp8_blocks import Blocks, blocks_of
+from dualpipe_lab.models.pretrained.config import Blocks, PretrainedError, blocks_of, read_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
+FP8, SCALE_TYPE, SCALE = torch.float8_e4m3fn, torch.float32, "_scale_inv"
 
 
 class Stored(NamedTuple):
@@ -37,9 +39,6 @@ class Stored(NamedTuple):
 
 class PretrainedFolder:
     """The tensors of a folder.
-
-    Args:
-        path: of the folder.
 
     Attributes:
         path: of the folder.
@@ -62,37 +61,26 @@ class PretrainedFolder:
             self._add(self.path / name)
         if index is not None:
             self._compare(index)
-        self.blocks = self._blocks()
+        config = self.path / "config.json"
+        self.blocks = blocks_of(read_json(config), str(config)) if config.exists() else None
         self.scales: dict[str, Stored] = {}
         if self.blocks is not None:
             self._take_scales(self.blocks)
 
     def read(self, name: str, where: tuple[slice, ...] = ()) -> Tensor:
-        """Return a slice of a tensor, by default all of it; of a weight in fp8 times its scales, in float32.
-
-        Raises:
-            PretrainedError: there is no such tensor, or its file cannot be read.
-        """
+        """Return a slice of a tensor, by default all of it; of a weight in fp8 times its scales, in float32."""
         stored = self.find(name)
         if self.blocks is None or name not in self.scales:
             return _read(stored.file, name, where)
         where = full_slices(stored.shape, where)
-        scale = _read(self.scales[name].file, name + fp8.SCALE, self.blocks.scale_slices(where))
-        return fp8.dequantise(_read(stored.file, name, where), scale, where, self.blocks)
+        scale = _read(self.scales[name].file, name + SCALE, self.blocks.scale_slices(where))
+        return dequantise(_read(stored.file, name, where), scale, where, self.blocks)
 
     def find(self, name: str) -> Stored:
-        """Return where a tensor is.
-
-        Raises:
-            PretrainedError: there is no such tensor.
-        """
+        """Return where a tensor is; PretrainedError if there is none."""
         if name not in self.tensors:
             raise PretrainedError(f"{self.path} has no tensor {name}; it is a folder of another model")
         return self.tensors[name]
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Return the type of what `read` returns; PretrainedError if there is no such tensor."""
-        return fp8.SCALE_TYPE if name in self.scales else self.find(name).dtype
 
     def _index(self) -> dict[str, str] | None:
         """Return the file of each tensor, as the index says; None where one file holds all."""
@@ -142,35 +130,27 @@ class PretrainedFolder:
         if surplus := sorted(set(self.tensors) - set(index)):
             raise PretrainedError(f"{self.tensors[surplus[0]].file} has {surplus[0]}, which {INDEX} does not name")
 
-    def _blocks(self) -> Blocks | None:
-        """Return the blocks that config.json names; a folder without one has none."""
-        file = self.path / "config.json"
-        try:
-            return blocks_of(read_json(file), str(file)) if file.exists() else None
-        except ValueError as error:
-            raise PretrainedError(str(error)) from error
-
     def _take_scales(self, blocks: Blocks) -> None:
         """Move the scales out of `tensors`, and refuse what does not fit together."""
-        for name in [name for name in self.tensors if name.endswith(fp8.SCALE)]:
-            self.scales[name.removesuffix(fp8.SCALE)] = self.tensors.pop(name)
+        for name in [name for name in self.tensors if name.endswith(SCALE)]:
+            self.scales[name.removesuffix(SCALE)] = self.tensors.pop(name)
         for name, stored in self.tensors.items():
-            if stored.dtype != fp8.TYPE:
+            if stored.dtype != FP8:
                 continue
             if name not in self.scales:
-                raise PretrainedError(f"{stored.file}: {name} is in fp8, and no file has its scales {name}{fp8.SCALE}")
+                raise PretrainedError(f"{stored.file}: {name} is in fp8, and no file has its scales {name}{SCALE}")
             if len(stored.shape) != 2:
                 raise PretrainedError(
                     f"{stored.file}: {name} is in fp8 with shape {stored.shape}; blocks need a matrix"
                 )
         for name, scale in self.scales.items():
             weight = self.tensors.get(name)
-            if weight is None or weight.dtype != fp8.TYPE:
-                raise PretrainedError(f"{scale.file} has {name}{fp8.SCALE}, and no file has {name} in fp8")
-            wanted = fp8.SCALE_TYPE, blocks.scale_shape(weight.shape)
+            if weight is None or weight.dtype != FP8:
+                raise PretrainedError(f"{scale.file} has {name}{SCALE}, and no file has {name} in fp8")
+            wanted = SCALE_TYPE, blocks.scale_shape(weight.shape)
             if (scale.dtype, scale.shape) != wanted:
                 raise PretrainedError(
-                    f"{scale.file}: {name}{fp8.SCALE} has {scale.dtype} of shape {scale.shape}, and a weight of shape "
+                    f"{scale.file}: {name}{SCALE} has {scale.dtype} of shape {scale.shape}, and a weight of shape "
                     f"{weight.shape} in blocks of {tuple(blocks)} needs {wanted[0]} of {wanted[1]}"
                 )
 
@@ -183,6 +163,23 @@ def full_slices(shape: tuple[int, ...], where: tuple[slice, ...]) -> tuple[slice
     """
     given = (*where, *[slice(None)] * (len(shape) - len(where)))
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(given, shape, strict=True))
+
+
+def dequantise(weight: Tensor, scale: Tensor, where: Sequence[slice], blocks: Blocks) -> Tensor:
+    """Return a slice of a weight, `w_RC` in float32, from its stored `q_RC` and the scales of the blocks it lies in.
+
+    >>> weight, scale = torch.ones(3, 1), torch.tensor([[2.0], [4.0]])
+    >>> dequantise(weight.to(FP8), scale, (slice(3, 6), slice(0, 1)), Blocks(4, 4)).T
+    tensor([[2., 4., 4.]])
+    """
+    found = weight.to(SCALE_TYPE)
+    rows, columns = where
+    number = torch.arange(columns.start, columns.stop) // blocks.columns - columns.start // blocks.columns
+    begin = rows.start // blocks.rows * blocks.rows - rows.start  # of the first block, at or before the slice
+    for place, scales in enumerate(scale):
+        start = begin + place * blocks.rows
+        found[max(start, 0) : start + blocks.rows] *= scales[number]
+    return found
 
 
 def _read(file: Path, name: str, where: tuple[slice, ...]) -> Tensor:

@@ -4,7 +4,9 @@ Chapter: book/whole/weights.  In: a model of any cut, a folder.  Out: the model'
   memory    beside this rank's parameters the slice that is being read
 No rank sends anything: every rank opens the files itself.  Names, shapes, types and lengths of all files are checked
 before a parameter changes.  A disk that fails after that leaves NaN everywhere: never half of one model in another.
-Elsewhere: transformers' `from_pretrained(tp_plan=)`; torchtitan with DCP's `HuggingFaceStorageReader`.
+  names     a layer's number stays; experts are stacked here and single in files.  Weights are stored [out, in], rotary
+            pairs are the same on both sides: i and i + K / 2, in latent attention neighbours.  So none is permuted
+Elsewhere: transformers' `from_pretrained(tp_plan=)`; torchtitan's `StateDictAdapter`, DCP's `HuggingFaceStorageReader`.
 """
 
 from collections.abc import Iterator
@@ -19,12 +21,8 @@ from dualpipe_lab.dp.synchronizer import synchronizers_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
-from dualpipe_lab.models.pretrained.config import config_from_pretrained
-from dualpipe_lab.models.pretrained.deepseek_v3 import is_v3
-from dualpipe_lab.models.pretrained.fields import PretrainedError
+from dualpipe_lab.models.pretrained.config import PretrainedError, config_from_pretrained, is_qwen3_moe, is_v3
 from dualpipe_lab.models.pretrained.folder import PretrainedFolder
-from dualpipe_lab.models.pretrained.names import is_stacked, published_name, published_names
-from dualpipe_lab.models.pretrained.qwen3_moe import is_qwen3_moe
 from dualpipe_lab.models.rank_model import RankModel
 from dualpipe_lab.models.stage import HEAD, TABLE, TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -56,10 +54,9 @@ def load_pretrained(model: Model, path: Path | str) -> None:
         )
     config = config_of(model)
     folder = open_pretrained(path, config)
-    read = _Reader(folder, config)
     try:
         for part in parts_of(model).values():
-            _fill(part, read)
+            _fill(part, folder, config)
     except BaseException:
         with torch.no_grad():
             for part in parts_of(model).values():
@@ -69,11 +66,7 @@ def load_pretrained(model: Model, path: Path | str) -> None:
 
 
 def open_pretrained(path: Path | str, config: ModelConfig) -> PretrainedFolder:
-    """Return the folder of a model, after checking that it is one, of these sizes; only headers are read.
-
-    Raises:
-        PretrainedError: the folder cannot be used, or is of another model.
-    """
+    """Return the folder of a model, after checking that it is one, of these sizes; only headers are read."""
     found = config_from_pretrained(path)
     if _normal(found) != _normal(config):
         raise PretrainedError(f"{path} is of {found}, the model of {config}; build it from config_from_pretrained")
@@ -83,14 +76,27 @@ def open_pretrained(path: Path | str, config: ModelConfig) -> PretrainedFolder:
 
 
 @torch.no_grad()
-def _fill(part: nn.Module, read: "_Reader") -> None:
-    """Fill a module with its slices, one after the other."""
+def _fill(part: nn.Module, folder: PretrainedFolder, config: ModelConfig) -> None:
+    """Fill a module with its slices, one after the other; stacked experts one by one."""
     shards = shards_of(part)
     for name, tensor in tensors_of(part):
-        for target, found in read(name, tensor, shards.get(name)):
-            if found.shape != target.shape:
-                raise PretrainedError(f"{name} has shape {tuple(target.shape)} on this rank, the files {found.shape}")
-            target.copy_(found)
+        is_tied, shard = isinstance(config, LlamaConfig) and config.tied, shards.get(name)
+        names = published_names(TABLE if name == HEAD and is_tied else name, config)
+        if is_stacked(name):
+            for target, number in zip(tensor, experts_of(shard, len(names)), strict=True):
+                _copy(folder.read(names[number]), target, name)
+        elif shard is None:
+            _copy(folder.read(names[0]), tensor, name)
+        else:
+            where = [slice(None)] * len(folder.find(names[0]).shape)
+            where[shard.axis] = slice(shard.start, shard.stop)
+            _copy(folder.read(names[0], tuple(where)), tensor, name)
+
+
+def _copy(found: Tensor, target: Tensor, name: str) -> None:
+    if found.shape != target.shape:
+        raise PretrainedError(f"{name} has shape {tuple(target.shape)} on this rank, the files {found.shape}")
+    target.copy_(found)
 
 
 def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -102,11 +108,7 @@ def tensors_of(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
-    """Refuse a folder whose tensors are not those of a model.
-
-    Raises:
-        PretrainedError: naming the first tensor that is missing, left over, of another shape or of another type.
-    """
+    """Refuse a folder whose tensors are not those of a model; PretrainedError names the first that is not."""
     wanted = {
         published: shape[1:] if is_stacked(name) else shape
         for name, shape in full_shapes(config).items()
@@ -121,66 +123,35 @@ def check_folder(folder: PretrainedFolder, config: ModelConfig) -> None:
                 f"{stored.file}: {name} has {stored.dtype}, for which config.json names no scales; convert the folder "
                 "to bfloat16 first"
             )
-    surplus = sorted(
-        n for n in set(folder.tensors) - set(wanted) - _spare(folder, config) if not n.endswith(_LEFT_OVER)
-    )
-    if surplus:
-        raise PretrainedError(f"{folder.tensors[surplus[0]].file} has {surplus[0]}, which the model has not")
+    for name in sorted(set(folder.tensors) - set(wanted) - _spare(folder, config)):
+        if not name.endswith(_LEFT_OVER):
+            raise PretrainedError(f"{folder.tensors[name].file} has {name}, which the model has not")
 
 
 def _spare(folder: PretrainedFolder, config: ModelConfig) -> set[str]:
     """Return the tensors of a folder that a model has no use for: a tied table again; a second token's layers."""
     if isinstance(config, LlamaConfig):
-        return {published_name(HEAD)} if config.tied else set()
+        return {*published_names(HEAD, config)} if config.tied else set()
     stems = (f"model.layers.{number}." for number in range(config.num_layers, config.num_layers + _MOST_TOKENS))
     layers = tuple(stem for stem in stems if f"{stem}eh_proj.weight" in folder.tensors)
     return {name for name in folder.tensors if name.startswith(layers)}
 
 
 def full_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a full model, and of its routers' biases, by our names.
-
-    Nothing is allocated.
+    """Return the shape of every parameter of a full model, and of its routers' biases; nothing is allocated.
 
     >>> full_shapes(LlamaConfig(hidden_size=8, num_heads=2, num_kv_heads=1))["layers.1.attention.k.weight"]
     (4, 8)
     """
     with torch.device("meta"):
-        model = (
-            PlainLlama(config, device="meta") if isinstance(config, LlamaConfig) else PlainV3MoE(config, device="meta")
-        )
+        model = (PlainLlama if isinstance(config, LlamaConfig) else PlainV3MoE)(config, device="meta")  # type: ignore
     return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
-
-
-class _Reader:
-    """Reads the shard of a parameter, of stacked experts one after the other."""
-
-    def __init__(self, folder: PretrainedFolder, config: ModelConfig) -> None:
-        self.folder, self.config = folder, config
-
-    def __call__(self, name: str, tensor: Tensor, shard: Shard | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield parts of a parameter, and what fills them."""
-        is_tied = isinstance(self.config, LlamaConfig) and self.config.tied
-        names = published_names(TABLE if name == HEAD and is_tied else name, self.config)
-        if is_stacked(name):
-            for target, number in zip(tensor, experts_of(shard, len(names)), strict=True):
-                yield target, self.folder.read(names[number])
-        else:
-            yield tensor, self._shard(names[0], shard)
-
-    def _shard(self, name: str, shard: Shard | None) -> Tensor:
-        if shard is None:
-            return self.folder.read(name)
-        where = [slice(None)] * len(self.folder.find(name).shape)
-        where[shard.axis] = slice(shard.start, shard.stop)
-        return self.folder.read(name, tuple(where))
 
 
 def experts_of(shard: Shard | None, num_experts: int) -> list[int]:
     """Return the numbers of the experts in a shard."""
     every = torch.arange(num_experts)
-    numbers: list[int] = (every if shard is None else shard.of(every)).tolist()
-    return numbers
+    return list(map(int, every if shard is None else shard.of(every)))
 
 
 def _normal(config: ModelConfig) -> ModelConfig:
@@ -218,3 +189,55 @@ def check_form(config: object) -> ModelConfig:
         f"published weights are those of a Llama, a Qwen3, a DeepSeek-V3 or a Qwen3-MoE, got {config}; give it latent= "
         "for a V3; for a Qwen3-MoE softmax scores, qk_norm, and no biases, groups, shared experts or scale"
     )
+
+
+# ---- names
+
+_ENDS = {
+    "embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}  # fmt: skip
+_LAYER = {
+    "attention_norm.weight": "input_layernorm.weight", "mlp_norm.weight": "post_attention_layernorm.weight",
+    "attention.q.weight": "self_attn.q_proj.weight", "attention.q_norm.weight": "self_attn.q_norm.weight",
+    "attention.k.weight": "self_attn.k_proj.weight", "attention.k_norm.weight": "self_attn.k_norm.weight",
+    "attention.v.weight": "self_attn.v_proj.weight", "attention.o.weight": "self_attn.o_proj.weight",
+    "attention.q_down.weight": "self_attn.q_a_proj.weight", "attention.q_up.weight": "self_attn.q_b_proj.weight",
+    "attention.kv_down.weight": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.kv_up.weight": "self_attn.kv_b_proj.weight",
+    "attention.kv_norm.weight": "self_attn.kv_a_layernorm.weight",
+    "mlp.gate.weight": "mlp.gate_proj.weight", "mlp.up.weight": "mlp.up_proj.weight",
+    "mlp.down.weight": "mlp.down_proj.weight", "mlp.router.weight": "mlp.gate.weight",
+    "mlp.router.bias": "mlp.gate.e_score_correction_bias",
+    "mlp.shared.gate.weight": "mlp.shared_experts.gate_proj.weight",
+    "mlp.shared.up.weight": "mlp.shared_experts.up_proj.weight",
+    "mlp.shared.down.weight": "mlp.shared_experts.down_proj.weight",
+}  # fmt: skip
+_LATENT = {"attention.q_norm.weight": "self_attn.q_a_layernorm.weight"}  # a norm of heads, in other families
+_DIRECT = {"attention.q_up.weight": "self_attn.q_proj.weight"}  # without a latent of queries
+_EXPERTS = {"mlp.experts.gate": "gate_proj", "mlp.experts.up": "up_proj", "mlp.experts.down": "down_proj"}
+
+
+def published_names(name: str, config: ModelConfig) -> tuple[str, ...]:
+    """Return the published names of a parameter: one, or for stacked experts one for each; KeyError if none is known.
+
+    >>> published_names("layers.3.attention.q.weight", LlamaConfig())
+    ('model.layers.3.self_attn.q_proj.weight',)
+    >>> published_names("layers.3.mlp.experts.up", V3MoEConfig(num_experts=8))[1]
+    'model.layers.3.mlp.experts.1.up_proj.weight'
+    """
+    if name in _ENDS:
+        return (_ENDS[name],)
+    layers, number, rest = name.split(".", 2)
+    if layers != "layers":
+        raise KeyError(name)
+    stem, latent = f"model.layers.{number}", getattr(config, "latent", None)
+    if rest in _EXPERTS and isinstance(config, V3MoEConfig):
+        return tuple(f"{stem}.mlp.experts.{expert}.{_EXPERTS[rest]}.weight" for expert in range(config.num_experts))
+    special = {} if latent is None else _DIRECT if latent.query_rank is None else _LATENT
+    return (f"{stem}.{special.get(rest) or _LAYER[rest]}",)
+
+
+def is_stacked(name: str) -> bool:
+    """Return whether a parameter holds experts, one behind the other."""
+    return name.endswith(tuple(_EXPERTS))

@@ -19,17 +19,23 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import members
-from dualpipe_lab.dp.checkpoint.file import write_tensors
+from dualpipe_lab.dp.checkpoint.file import share_out, write_tensors
 from dualpipe_lab.dp.checkpoint.folder import sync
-from dualpipe_lab.dp.checkpoint.full_tensors import share_out
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
-from dualpipe_lab.models.pretrained.config import config_to_pretrained
-from dualpipe_lab.models.pretrained.fields import PretrainedError
+from dualpipe_lab.models.pretrained.config import PretrainedError, config_to_pretrained
 from dualpipe_lab.models.pretrained.folder import INDEX, ONE_FILE
-from dualpipe_lab.models.pretrained.load import Model, config_of, experts_of, full_shapes, parts_of, tensors_of
-from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+from dualpipe_lab.models.pretrained.load import (
+    Model,
+    config_of,
+    experts_of,
+    full_shapes,
+    is_stacked,
+    parts_of,
+    published_names,
+    tensors_of,
+)
 from dualpipe_lab.models.rank_model import RankModel
 from dualpipe_lab.models.stage import TransformerStage
 from dualpipe_lab.models.stage_rules import ModelConfig
@@ -66,7 +72,8 @@ def save_pretrained(model: Model, path: Path | str, max_bytes: int = 5 * 10**9) 
         comm.barrier()
     files: dict[str, str] = {}
     for number, stage in parts_of(model).items():
-        files |= _write_stage(model, number, stage, config, hidden, max_bytes)
+        if not isinstance(stage, TransformerStage) or _takes_part(model, stage, number):
+            files |= _write_stage(number, stage, config, hidden, max_bytes)
     every = [files] if is_alone else comm.all_gather_object(files)
     if is_first:
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -78,64 +85,23 @@ def save_pretrained(model: Model, path: Path | str, max_bytes: int = 5 * 10**9) 
         comm.barrier()
 
 
-def _write_stage(
-    model: Model, number: int, stage: torch.nn.Module, config: ModelConfig, hidden: Path, max_bytes: int
-) -> dict[str, str]:
-    """Write a stage, if this rank or one that shares its layers does; return the file of each tensor written here."""
-    if isinstance(stage, TransformerStage) and not _takes_part(model, stage, number):
-        return {}
-    source = _Source(stage, config)
-    files: dict[str, str] = {}
-    for place, names in enumerate(share_out(source.kinds, max_bytes)):
-        if source.writes:
-            file = hidden / f"{number:05}-{place:05}.safetensors"
-            write_tensors(file, {name: source.kinds[name] for name in names}, source.read)
-            files |= dict.fromkeys(names, file.name)
-        else:
-            for name in names:  # in the order in which the first rank reads them
-                source.read(name)
-    return files
-
-
-class _Source:
-    """The tensors of a stage by their published names, each gathered when it is read.
-
-    Attributes:
-        kinds: type and shape of each.
-        writes: whether this rank is the one that writes them.
-    """
-
-    def __init__(self, stage: torch.nn.Module, config: ModelConfig) -> None:
-        self.stage, self.shards = stage, shards_of(stage)
-        self.writes = not isinstance(stage, TransformerStage) or _is_first_copy(stage)
-        shapes, tied = full_shapes(config), getattr(stage, "tied_names", {})
-        self.tensors = {name: tensor for name, tensor in tensors_of(stage) if name not in tied}
-        self.places: dict[str, tuple[str, int | None]] = {}
-        self.kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        for name, tensor in self.tensors.items():
-            for expert, published in enumerate(published_names(name, config)):
-                self.places[published] = name, expert if is_stacked(name) else None
-                self.kinds[published] = tensor.dtype, shapes[name][1:] if is_stacked(name) else shapes[name]
-
-    def read(self, published: str) -> Tensor:
-        """Return a full tensor; all ranks that share it call this."""
-        name, expert = self.places[published]
-        tensor, shard = self.tensors[name].detach(), self.shards.get(name)
-        if expert is not None:
-            return self._expert(tensor, shard, expert, self.kinds[published][1])
-        return full_tensor(tensor, shard, self.stage.tp.group) if isinstance(self.stage, TransformerStage) else tensor
-
-    def _expert(self, tensor: Tensor, shard: Shard | None, expert: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the weight of one expert, which the first rank that has it sends to the others of ep."""
-        if not isinstance(self.stage, V3Stage):
-            return tensor[expert]
-        here = experts_of(shard, len(tensor) if shard is None else shard.size)
-        if self.stage.ep.size == 1:
-            return tensor[here.index(expert)]
-        found = tensor[here.index(expert)].contiguous() if expert in here else tensor.new_empty(shape)
-        source = members(self.stage.ep.group)[expert // len(tensor)]
-        comm.broadcast(found, source, self.stage.ep.group)
-        return found
+def finish_folder(hidden: Path, files: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Number the files of a folder, and write index and config.json; `files`: of each tensor, by its published name."""
+    order = sorted(set(files.values()))
+    named = {file: f"model-{place:05}-of-{len(order):05}.safetensors" for place, file in enumerate(order, 1)}
+    if len(order) == 1:
+        named = {order[0]: ONE_FILE}
+    for file, name in named.items():
+        os.rename(hidden / file, hidden / name)
+    texts = {"config.json": values}
+    if len(order) > 1:
+        size = sum((hidden / name).stat().st_size for name in named.values())
+        weight_map = {name: named[file] for name, file in files.items()}
+        texts[INDEX] = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    for name, found in texts.items():
+        (hidden / name).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        sync(hidden / name)
+    sync(hidden)
 
 
 def _takes_part(model: Model, stage: TransformerStage, number: int) -> bool:
@@ -153,34 +119,53 @@ def _takes_part(model: Model, stage: TransformerStage, number: int) -> bool:
     return mesh.rank("pp") == min(holders)
 
 
-def _is_first_copy(stage: TransformerStage) -> bool:
+def _is_first_copy(stage: torch.nn.Module) -> bool:
     """Return whether this rank is the first along every axis but pp."""
+    if not isinstance(stage, TransformerStage):
+        return True
     mesh = stage.mesh
     return not any(mesh.rank(axis) for axis in ("dp", "ep", "cp", "tp") if axis in mesh.topology.names)
 
 
-def finish_folder(hidden: Path, files: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Number the files, and write the index and the config.
+def _write_stage(
+    number: int, stage: torch.nn.Module, config: ModelConfig, hidden: Path, max_bytes: int
+) -> dict[str, str]:
+    """Write a stage on its first rank, to which the others give their shards; return the file of each tensor here."""
+    shapes, shards, tied = full_shapes(config), shards_of(stage), getattr(stage, "tied_names", {})
+    places: dict[str, tuple[Tensor, Shard | None, int | None]] = {}
+    kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for name, tensor in tensors_of(stage):
+        for expert, published in enumerate(published_names(name, config) if name not in tied else ()):
+            stacked = is_stacked(name)
+            places[published] = tensor.detach(), shards.get(name), expert if stacked else None
+            kinds[published] = tensor.dtype, shapes[name][1:] if stacked else shapes[name]
 
-    Args:
-        hidden: the folder with the files.
-        files: of each tensor, by its published name.
-        values: of config.json.
-    """
-    order = sorted(set(files.values()))
-    named = {file: f"model-{place:05}-of-{len(order):05}.safetensors" for place, file in enumerate(order, 1)}
-    if len(order) == 1:
-        named = {order[0]: ONE_FILE}
-    for file, name in named.items():
-        os.rename(hidden / file, hidden / name)
-    if len(order) > 1:
-        size = sum((hidden / name).stat().st_size for name in named.values())
-        index = {"metadata": {"total_size": size}, "weight_map": {name: named[file] for name, file in files.items()}}
-        _write_json(hidden / INDEX, index)
-    _write_json(hidden / "config.json", values)
-    sync(hidden)
+    def read(published: str) -> Tensor:
+        tensor, shard, expert = places[published]
+        if expert is not None:
+            return _expert(stage, tensor, shard, expert, kinds[published][1])
+        return full_tensor(tensor, shard, stage.tp.group) if isinstance(stage, TransformerStage) else tensor
+
+    files: dict[str, str] = {}
+    for place, names in enumerate(share_out(kinds, max_bytes)):
+        if _is_first_copy(stage):
+            file = hidden / f"{number:05}-{place:05}.safetensors"
+            write_tensors(file, {name: kinds[name] for name in names}, read)
+            files |= dict.fromkeys(names, file.name)
+        else:
+            for name in names:  # in the order in which the first rank reads them
+                read(name)
+    return files
 
 
-def _write_json(file: Path, values: Mapping[str, object]) -> None:
-    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    sync(file)
+def _expert(stage: torch.nn.Module, tensor: Tensor, shard: Shard | None, expert: int, shape: tuple[int, ...]) -> Tensor:
+    """Return the weight of one expert, which the first rank that has it sends to the others of ep."""
+    if not isinstance(stage, V3Stage):
+        return tensor[expert]
+    here = experts_of(shard, len(tensor) if shard is None else shard.size)
+    if stage.ep.size == 1:
+        return tensor[here.index(expert)]
+    found = tensor[here.index(expert)].contiguous() if expert in here else tensor.new_empty(shape)
+    source = members(stage.ep.group)[expert // len(tensor)]
+    comm.broadcast(found, source, stage.ep.group)
+    return found

@@ -1,7 +1,6 @@
 """`slices_of`: what every rank of a plan would read of a published folder, without reading a tensor.
 
 Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per rank, file, tensor, slice and bytes.
-  read here       config.json and the headers of the files; no process starts
   cut by rows     q, k, v, gate, up, the embedding and the head: their outputs are shared along tp; of latent attention
                   what unfolds queries, keys and values
   cut by columns  o and down: their inputs are
@@ -9,21 +8,19 @@ Chapter: book/whole/weights.  In: a folder, a topology, a program.  Out: per ran
   experts         whole, those of the rank along ep, whether it is an axis or within the data ranks
   fp8             the scales of the blocks in which a slice lies; a block on an edge is read by both ranks
   everywhere      norms, routers with their biases, what makes latents; along dp and cp everything else too
-`load_pretrained` reads exactly these slices.
 Elsewhere: transformers' `base_model_tp_plan` by name; vLLM's `weight_loader` of each layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.config import config_from_pretrained
-from dualpipe_lab.models.pretrained.folder import PretrainedFolder, Stored
-from dualpipe_lab.models.pretrained.fp8 import SCALE
-from dualpipe_lab.models.pretrained.load import check_folder, full_shapes
-from dualpipe_lab.models.pretrained.names import is_stacked, published_names
+from dualpipe_lab.models.pretrained.folder import SCALE, PretrainedFolder, Stored
+from dualpipe_lab.models.pretrained.load import check_folder, full_shapes, is_stacked, published_names
 from dualpipe_lab.models.stage import HEAD, TABLE
 from dualpipe_lab.models.stage_rules import ModelConfig, check_stages, stage_layers, stages_of
 from dualpipe_lab.pp.program import Program
@@ -37,14 +34,7 @@ _KEYS = ("attention.k.weight", "attention.v.weight")
 
 
 class FileSlice(NamedTuple):
-    """A part of a tensor in a file.
-
-    Attributes:
-        file: its name in the folder.
-        tensor: the published name.
-        where: first index and end along each axis.
-        num_bytes: of the part.
-    """
+    """A part of a tensor in a file: the published name, first index and end along each axis, and its bytes."""
 
     file: str
     tensor: str
@@ -80,17 +70,22 @@ def slices_of(
     check_folder(folder, config)
     check_stages(config, topology, program, layers=layers)
     published = {name: published_names(name, config) for name in full_shapes(config)}
-    stages = stage_layers(config, 1 if program is None else program.num_stages, layers)
-    names = _stage_names(list(published), config, stages)
-    found: dict[tuple[int, int, int], list[FileSlice]] = {}  # many ranks read the same
+    names = _stage_names(published, config, stage_layers(config, program.num_stages if program else 1, layers))
+    tp_size, ep_size = topology.size("tp"), topology.size("ep")
 
+    @cache  # many ranks read the same
     def of_stage(stage: int, tp: int, ep: int) -> list[FileSlice]:
-        if (stage, tp, ep) not in found:
-            cut = _Cut(config.num_kv_heads, tp, topology.size("tp"), ep, topology.size("ep"))
-            found[stage, tp, ep] = [one for name in names[stage] for one in cut.slices(folder, name, published[name])]
-        return found[stage, tp, ep]
+        found: list[FileSlice] = []
+        for name in names[stage]:
+            if is_stacked(name):
+                experts = published[name][shard_slice(len(published[name]), ep_size, ep)]
+                found += [part for one in experts for part in _slices(folder, one)]
+            else:
+                found += _slices(folder, published[name][0], *_cut(name, config, tp, tp_size))
+        return found
 
-    numbers = _numbers_along_ep(topology)
+    groups = topology.groups("ep") if ep_size > 1 else ()
+    numbers = {rank: number for group in groups for number, rank in enumerate(group)}  # among ranks that share experts
     return [
         [
             one
@@ -101,63 +96,35 @@ def slices_of(
     ]
 
 
-def _numbers_along_ep(topology: Topology) -> dict[int, int]:
-    """Return the number of each rank among those that share the experts; nothing if none do."""
-    groups = topology.groups("ep") if topology.size("ep") > 1 else ()
-    return {rank: number for group in groups for number, rank in enumerate(group)}
-
-
-def _stage_names(names: Sequence[str], config: ModelConfig, split: Sequence[range]) -> list[list[str]]:
+def _stage_names(names: Iterable[str], config: ModelConfig, split: Sequence[range]) -> list[list[str]]:
     """Return the parameters of each stage; a tied head reads the table, unless that is on its stage already."""
-    is_tied = isinstance(config, LlamaConfig) and config.tied
     stage_of = {number: stage for stage, layers in enumerate(split) for number in layers}
     last = len(split) - 1
     found: list[list[str]] = [[] for _ in split]
     for name in names:
-        if name == TABLE:
-            found[0].append(name)
-        elif name.startswith("layers."):
-            found[stage_of[int(name.split(".")[1])]].append(name)
-        else:
-            found[last].append(name)
-        if is_tied and last and name == "norm.weight":
+        is_layer = name.startswith("layers.")
+        found[stage_of[int(name.split(".")[1])] if is_layer else 0 if name == TABLE else last].append(name)
+        if name == "norm.weight" and last and isinstance(config, LlamaConfig) and config.tied:
             found[last].append(TABLE)
     return found
 
 
-class _Cut(NamedTuple):
-    """A rank's places along tp and ep, by which its slices follow from names."""
-
-    num_kv_heads: int
-    tp_rank: int
-    tp_size: int
-    ep_rank: int
-    ep_size: int
-
-    def slices(self, folder: PretrainedFolder, name: str, published: Sequence[str]) -> list[FileSlice]:
-        """Return what the rank reads of a parameter: one slice, or its experts; of weights in fp8 their scales too."""
-        if is_stacked(name):
-            here = published[shard_slice(len(published), self.ep_size, self.ep_rank)]
-            return [part for one in here for part in _slices(folder, one)]
-        axis = 1 if name.endswith(_COLUMNS) else 0
-        return _slices(folder, published[0], axis, self._part(name, folder.find(published[0]).shape[axis]))
-
-    def _part(self, name: str, size: int) -> slice:
-        """Return which rows or columns of a parameter the rank reads."""
-        if name.endswith(_KEYS):  # ranks share a key head where there are more of them
-            num_shards = min(self.tp_size, self.num_kv_heads)
-            return shard_slice(size, num_shards, self.tp_rank * num_shards // self.tp_size)
-        if name.endswith((*_ROWS, *_COLUMNS)):
-            return shard_slice(size, self.tp_size, self.tp_rank)
-        return slice(0, size)
+def _cut(name: str, config: ModelConfig, tp: int, tp_size: int) -> tuple[int, int, int]:
+    """Return axis, number and count of a rank's shard of a parameter; 1 of 1 is all of it."""
+    if name.endswith(_KEYS):  # ranks share a key head where there are more of them
+        num_shards = min(tp_size, config.num_kv_heads)
+        return 0, tp * num_shards // tp_size, num_shards
+    if name.endswith((*_ROWS, *_COLUMNS)):
+        return int(name.endswith(_COLUMNS)), tp, tp_size
+    return 0, 0, 1
 
 
-def _slices(folder: PretrainedFolder, name: str, axis: int = 0, part: slice | None = None) -> list[FileSlice]:
-    """Return what is read of a slice along one axis of a tensor, by default of all of it; scales come first."""
+def _slices(folder: PretrainedFolder, name: str, axis: int = 0, number: int = 0, count: int = 1) -> list[FileSlice]:
+    """Return what is read of a shard of a tensor; scales come first."""
     stored = folder.find(name)
     where = [slice(0, size) for size in stored.shape]
-    if part is not None:
-        where[axis] = part
+    if count > 1:
+        where[axis] = shard_slice(stored.shape[axis], count, number)
     found = [_file_slice(stored, name, where)]
     if folder.blocks is not None and name in folder.scales:
         found.insert(0, _file_slice(folder.scales[name], name + SCALE, folder.blocks.scale_slices(where)))
