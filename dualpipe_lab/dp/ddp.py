@@ -60,7 +60,7 @@ class Ddp(ShardedOptimizer):
             self.options.bucket_bytes,
             self.options.grad_dtype,
             self.adam.kind,
-            group_of=self.adam.group_of,
+            group_of=self.declaration.group_of,
         )
         self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
         for bucket in self.reducer.buckets:

@@ -6,7 +6,6 @@ Chapter: book/dp/topology.  In: a module, a `Mesh`.  Out: by parameter a `Declar
   linear layers        tp                   the same                      every shard
   key heads < tp       tp, t / a_kv each    the same                      the first copy of a head
   experts              ep                   edp: ranks with the same      every shard, once along tp
-  experts in slots     ep                   edp, then over replicas       the lowest slot, once along tp
   stages of pp         pp                   as above, mirrors before      once: the first of two mirrors
   tied weights         -                    as above, and their stages    the first stage's
   left partial         as above             as above, then over tp        as above
@@ -15,7 +14,7 @@ Each element of the full model is counted by one rank of the world, so a norm is
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.dp.slots import Slots
 from dualpipe_lab.dp.tied import TiedStages, holders_of, numbered_stages, tied_names
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
@@ -147,15 +146,14 @@ class Declaration:
 
     Attributes:
         parameters: what the module says about each.
-        slots: the parameters that lie in slots, some of which are replicas.
         dense, experts: the ranks with copies of the parameters that are not sharded along ep, and of those that are.
         tied: sums the gradients of a weight that several stages hold.
         partial: the parameters whose gradients layers leave partial (`coalesce`), and the ranks of their sum.
 
     Raises:
         ValueError: layers are sharded over other ranks than the mesh says, or leave gradients partial over others; a
-            pipeline has no program or another number of ranks, `edp=` leaves out ranks with other data, copies lie
-            unevenly on the nodes, or copies of a layer have other experts in their slots.
+            pipeline has no program or another number of ranks, `edp=` leaves out ranks with other data, or copies lie
+            unevenly on the nodes.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh, hybrid: bool = False, program: Program | None = None) -> None:
@@ -166,11 +164,14 @@ class Declaration:
         make = _node_copies if hybrid else _copies
         self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
         self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
-        self.slots = Slots(module, [group for group in self.experts if group is not None])
 
     def copies(self, parameter: nn.Parameter) -> Copies:
         """Return the ranks with copies of a parameter."""
         return self.experts if "ep" in self.parameters[parameter].axes else self.dense
+
+    def group_of(self, parameter: nn.Parameter) -> Group | None:
+        """Return the ranks that a parameter's gradient is summed over, and that its shards are spread over."""
+        return self.copies(parameter).group
 
     def kind(self, parameter: nn.Parameter) -> frozenset[str]:
         """Return what parameters in one buffer have in common: the same on all copies, so that their buffers match."""
@@ -193,9 +194,20 @@ class Declaration:
             return False
         return self.copies(parameter).is_first(is_sharded)
 
-    def sum_partial(self, held: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
-        """Sum gradients that layers left partial, given a parameter of each: one message per group of ranks."""
+    def complete_sums(self, held: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+        """Complete gradients that are summed over the groups of `copies`, each given with a parameter of its bucket.
+
+        What is missing are replicas across nodes, what layers left partial, and other stages with the same weight.
+        """
+        works = [
+            comm.all_reduce(grad, group=replicas, async_op=True)
+            for parameter, grad in held
+            if (replicas := self.copies(parameter).replicas) is not None
+        ]
+        Pending(works, lambda: None).wait()
         sum_in_groups((self.partial[parameter], grad) for parameter, grad in held if parameter in self.partial)
+        stage_of = self.tied.stage_of
+        self.tied.add({stage_of[parameter]: grad for parameter, grad in held if parameter in stage_of})
 
     def broadcast(self) -> None:
         """Broadcast every parameter and buffer from the first of its copies."""
@@ -253,10 +265,11 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
                 )
         for axis in {shard.mesh_axis for shard in declared_shards(layer).values()}:
             ranks, along = sharing_ranks(layer), mesh.ranks(axis)
-            if ranks and ranks != along:
+            if ranks and tuple(rank for rank in ranks if rank in members(mesh.everyone)) != along:
                 raise ValueError(
                     f"{name or 'the module'} ({type(layer).__name__}) is sharded over ranks {list(ranks)}, and "
-                    f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}")'
+                    f"{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group(\"{axis}\"), or give "
+                    "an optimizer the Mesh that it is built on, in place of a group"
                 )
 
 

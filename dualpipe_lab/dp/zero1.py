@@ -43,7 +43,7 @@ class Zero1(ShardedOptimizer):
             self.options.grad_dtype,
             self.adam.kind,
             start_reduce_scatter,
-            self.adam.group_of,
+            self.declaration.group_of,
         )
         self.reducer.name = "Zero1"
         self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial

@@ -56,7 +56,7 @@ class Zero2(ShardedOptimizer):
         chosen = assign_buckets(module.parameters(), self.options.bucket_bytes, self.adam.kind)
         if not chosen:
             raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
-        self.buckets = make_buckets(chosen, self.options.grad_dtype, self.adam.group_of)
+        self.buckets = make_buckets(chosen, self.options.grad_dtype, self.declaration.group_of)
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
         self.adam.add_shards(self.buckets, self.flats)
         self.reducer = BucketReducer(self.buckets, self.group, self.options.num_backwards)

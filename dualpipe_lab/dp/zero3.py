@@ -120,7 +120,7 @@ class Zero3(ShardedOptimizer):
         flats = []
         for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
             same = list(run)
-            group = self.adam.group_of(same[0])
+            group = self.declaration.group_of(same[0])
             flat = FlatParameter(same, group, self.options.grad_dtype, on_change, self.reducer)
             flats.append(flat)
             if is_trained:
