@@ -56,16 +56,6 @@ from .deepseek_moe import bias_step as bias_step
 from .node_dispatch import NodeGroups as NodeGroups
 from .node_dispatch import hierarchical_experts as hierarchical_experts
 
-# Experts where a plan puts them
-from .placed_experts import PlacedExperts as PlacedExperts
-from .placed_experts import place_experts as place_experts
-from .placed_experts import collect_experts as collect_experts
-from .placed_experts import trivial_placement as trivial_placement
-from .moving_experts import rebalance as rebalance
-from .moving_experts import Moved as Moved
-from .moving_experts import move_experts as move_experts
-from .moving_experts import full_experts as full_experts
-
 # Namespaces: experts placed by their load, and layers that hide their messages
 from . import eplb as eplb
 from . import overlap as overlap

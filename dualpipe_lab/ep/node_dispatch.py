@@ -86,7 +86,7 @@ def hierarchical_experts(
         ValueError: as `Experts.forward`, or experts that do not divide among the nodes.
     """
     check_choices(experts, layer.num_experts)
-    experts, share = layer.slots_of(experts), layer.num_slots // nodes.num_nodes
+    share = layer.num_experts // nodes.num_nodes
     node_of_choice = experts // share
     wanted = torch.nn.functional.one_hot(node_of_choice, nodes.num_nodes).amax(1)
     node, token = wanted.t().nonzero(as_tuple=True)  # a copy for each pair, node by node

@@ -27,7 +27,7 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
-from dualpipe_lab.ep.moe import ExpertParallel, distinct_gradients, expert_parameters, reduce_gradients
+from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, reduce_gradients
 from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
@@ -208,7 +208,7 @@ class V3MoE(V3Stage):
         return self.loss_of(logits, targets, num_tokens=num_tokens) + self.config.balance * balance
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients over ranks with other data, and those of experts over their replicas.
+        """Sum the gradients over ranks with other data, those of experts over the ranks with the same ones.
 
         Every rank calls this after the last backward of a step.
         """
@@ -217,7 +217,8 @@ class V3MoE(V3Stage):
     def gradient_norm(self) -> float:
         """Return the gradient norm of the full model, the same on every rank; call `reduce_gradients` first."""
         axes = norm_axes(self) | dict.fromkeys(expert_parameters(self), ("ep",))
-        gradients = [(g, where) for p, g in distinct_gradients(self).items() if (where := axes.get(p)) is not None]
+        found = [(p.grad, axes.get(p)) for p in self.parameters()]
+        gradients = [(grad, where) for grad, where in found if grad is not None and where is not None]
         return global_norm(gradients, {"tp": self.tp.group, "ep": self.ep.group})
 
     def update_biases(self, speed: float) -> list[Tensor]:

@@ -67,8 +67,6 @@ def load_state_dict_file(model: nn.Module, path: Path | str) -> None:
                 return full
             if len(shape) <= shard.axis or shape[shard.axis] != shard.size:
                 raise ValueError(f"{path}: {name} has shape {shape}, needs {shard.size} along axis {shard.axis}")
-            if shard.slots:
-                return shard.of(stored[:])
             index = [slice(None)] * len(shape)
             index[shard.axis] = slice(shard.start, shard.stop)
             local: Tensor = stored[tuple(index)]

@@ -23,8 +23,7 @@ class Shard(NamedTuple):
     """Elements `start` to `stop` along `axis` of a full tensor that has `size` elements there.
 
     Of a shard that several ranks hold, all but the first are marked `is_replica`.  `mesh_axis` is the axis of the mesh
-    whose ranks hold the other shards.  Elements of axis 0 may also lie in slots, an element in several of them: then
-    `slots` names the element in each slot of all ranks, and `start` to `stop` are the slots of this rank.
+    whose ranks hold the other shards.
     """
 
     axis: int
@@ -33,45 +32,22 @@ class Shard(NamedTuple):
     size: int
     is_replica: bool = False
     mesh_axis: str = "tp"
-    slots: tuple[int, ...] = ()
 
     @property
     def is_full(self) -> bool:
-        """Whether it is the full tensor, element by element in order."""
-        return not self.slots and self.stop - self.start == self.size
-
-    @property
-    def here(self) -> tuple[int, ...]:
-        """The element in each slot of this rank, where there are slots."""
-        return self.slots[self.start : self.stop]
-
-    @property
-    def counted(self) -> tuple[int, ...]:
-        """The rows of this rank's slots that are the lowest ones of their elements: those that norms count.
-
-        >>> Shard(axis=0, start=2, stop=4, size=3, slots=(0, 1, 2, 0)).counted
-        (0,)
-        """
-        return tuple(row for row, one in enumerate(self.here) if self.slots.index(one) == self.start + row)
+        """Whether it is the full tensor."""
+        return self.stop - self.start == self.size
 
     def of(self, full: Tensor) -> Tensor:
-        """Return this shard of the full tensor, as a view; with slots as a copy.
+        """Return this shard of the full tensor, as a view.
 
         >>> Shard(axis=1, start=2, stop=3, size=3).of(torch.arange(6).view(2, 3)).tolist()
         [[2], [5]]
-        >>> Shard(axis=0, start=2, stop=4, size=3, slots=(0, 1, 2, 0)).of(torch.arange(3)).tolist()
-        [2, 0]
         """
-        if self.slots:
-            return full[list(self.here)]
         return full.narrow(self.axis, self.start, self.stop - self.start)
 
     def fill(self, full: Tensor, values: Tensor) -> None:
         """Write this shard's values, flat and perhaps padded at their end, into the full tensor."""
-        if self.slots:
-            numel = len(self.here) * full[0].numel()
-            full[list(self.here)] = values[:numel].view(-1, *full.shape[1:])
-            return
         target = self.of(full)
         target.copy_(values[: target.numel()].view(target.shape))
 

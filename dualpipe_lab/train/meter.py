@@ -27,7 +27,6 @@ class Reading:
         sent_bytes: of the step.
         peak_bytes: of the process, or on a GPU of its tensors.
         wants_stop: 1 if this rank was asked to stop.
-        load, moved_load: of its experts' ranks in the step, and after a move; 0 without slots.
     """
 
     loss: float
@@ -38,8 +37,6 @@ class Reading:
     sent_bytes: float
     peak_bytes: float
     wants_stop: float
-    load: float = 0.0
-    moved_load: float = 0.0
 
 
 class Meter:

@@ -33,9 +33,6 @@ class Metrics:
         peak_bytes: by rank, the most memory of its process so far (on a GPU: of its tensors).
         stepped: False if the norm was not finite and no weight was updated.
         evaluation: the loss of the evaluation after this step, if there was one.
-        load: the busiest rank of ep over the mean, where experts lie in slots, of the layer with the highest: of the
-            tokens since the last plan, or of the step where none are made; else None.
-        moved_load: that of the same tokens under the plan that was made after the step; None without a new plan.
     """
 
     step: int
@@ -48,8 +45,6 @@ class Metrics:
     peak_bytes: tuple[int, ...]
     stepped: bool = True
     evaluation: float | None = None
-    load: float | None = None
-    moved_load: float | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the row for files: numbers by name, the largest of each rank's."""
@@ -60,13 +55,11 @@ class Metrics:
     def __str__(self) -> str:
         norm = "" if self.norm is None else f"  norm {self.norm:.4g}"
         evaluation = "" if self.evaluation is None else f"  evaluation {self.evaluation:.4f}"
-        load = "" if self.load is None else f"  load {self.load:.2f}"
-        load += "" if self.moved_load is None else f", moved to {self.moved_load:.2f}"
         skipped = "" if self.stepped else "  not finite: no update"
         return (
             f"step {self.step}  loss {self.loss:.4f}{norm}  lr {self.lr:.3g}  {self.tokens_per_second:,.0f} tokens/s  "
             f"bubble {self.bubble:.0%}  sent {_amount(max(self.sent_bytes))}  peak {_amount(max(self.peak_bytes))}"
-            f"{load}{evaluation}{skipped}"
+            f"{evaluation}{skipped}"
         )
 
 

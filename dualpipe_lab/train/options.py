@@ -26,10 +26,9 @@ from dualpipe_lab.train.schedule import Schedule
 from dualpipe_lab.world.cluster.environment import Environment, cluster
 
 _COUNTS = (
-    "sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep", "num_slots",
-    "rebalance_every", "max_moves", "trace_every",
+    "sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep", "trace_every",
 )  # fmt: skip
-_MAY_BE_NONE = ("evaluate_every", "save_every", "keep", "num_slots", "rebalance_every")
+_MAY_BE_NONE = ("evaluate_every", "save_every", "keep")
 Config: TypeAlias = LlamaConfig | V3MoEConfig
 Data: TypeAlias = bytes | Sequence[bytes]
 
@@ -46,9 +45,6 @@ class Options:
         schedule: the factor of the learning rate.
         max_norm: clip the gradient of the full model to this norm; None for no clipping.
         bias_speed: the change of a router's bias per step (V3).
-        num_slots: of each layer's experts, over all ranks of ep, replicas included (V3); None for one slot each.
-        rebalance_every: plan the slots anew after every so many steps, from the loads of these; None for never.
-        max_moves: slots of a layer that a new plan may change.
         ema: decay of a moving average of the weights, which evaluations then use; None for none.
         evaluate_every: evaluate after every so many steps; None for never.
         num_evaluations: steps' worth of sequences of one evaluation.
@@ -78,9 +74,6 @@ class Options:
     schedule: Schedule = field(default_factory=Schedule)
     max_norm: float | None = 1.0
     bias_speed: float = 1e-3
-    num_slots: int | None = None
-    rebalance_every: int | None = None
-    max_moves: int = 2
     ema: float | None = None
     evaluate_every: int | None = None
     num_evaluations: int = 1
@@ -197,7 +190,6 @@ def check(
     plan.check(config, options.sequence_length, None if started is None else started.world_size)
     microbatch_size(options.global_batch, plan.data_size, plan.num_microbatches)
     check_data(config, data, steps, options)
-    _check_slots(config, plan, options)
     if options.evaluate_every is not None and evaluation is None:
         raise ValueError(f"evaluate_every={options.evaluate_every} needs data to evaluate with; give evaluation=")
     if options.evaluate_every is None and evaluation is not None:
@@ -234,25 +226,6 @@ def on_nodes(plan: Plan, started: Environment | None) -> Plan:
             f"{started.starter} started have {number}; leave it out, and it is read from the nodes"
         )
     return plan if found is None else replace(plan, ranks_per_node=found)
-
-
-def _check_slots(config: Config, plan: Plan, options: Options) -> None:
-    """Refuse slots in which the experts of a model cannot lie."""
-    slots = options.num_slots
-    if slots is None:
-        if options.rebalance_every is not None:
-            raise ValueError(
-                f"experts move between slots, got rebalance_every={options.rebalance_every} without; give num_slots="
-            )
-        return
-    if not isinstance(config, V3MoEConfig):
-        raise ValueError(f"experts lie in slots, and a {type(config).__name__} has none, got num_slots={slots}")
-    if slots < config.num_experts or slots % plan.ep:
-        fitting = -(-max(slots, config.num_experts) // plan.ep) * plan.ep
-        raise ValueError(
-            f"every expert has a slot, and slots divide among the ranks of ep, got num_slots={slots} for "
-            f"{config.num_experts} experts on {plan.ep}; use {fitting}"
-        )
 
 
 def _check_start(path: str | Path, config: Config, plan: Plan, resume: Place | None) -> None:

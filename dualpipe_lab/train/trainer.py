@@ -8,7 +8,6 @@ Elsewhere: torchtitan `Trainer.train_step`; Megatron `training.train_step`.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +38,6 @@ from dualpipe_lab.train.module_spans import record_modules
 from dualpipe_lab.train.options import Config, Options, describe
 from dualpipe_lab.train.sampler import Batch, Sampler
 from dualpipe_lab.train.seeds import seed_ranks
-from dualpipe_lab.train.slots import TrainedSlots
 from dualpipe_lab.world.mesh import Mesh
 
 _OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
@@ -82,7 +80,6 @@ class Trainer:
         )
         if options.start is not None:  # before the optimizer copies the weights
             load_pretrained(self.model, options.start)
-        self.slots = TrainedSlots(self.model, options)
         units = [_units(self.model, plan.overlap)] if plan.zero == 3 else []
         settings = self.mesh, _zero_options(plan, options)
         self.optimizer = _OPTIMIZERS[plan.zero](self.model, *units, *settings, program=plan.program)
@@ -113,14 +110,13 @@ class Trainer:
         extra = self.model.extra_inputs(*shifted) if self.model.multi_token else None
         result = self.runtime.step(batch.inputs, batch.targets, [1.0] * len(batch.inputs), extra)
         report = self.optimizer.step(lr_factor=lr_factor, max_norm=self.options.max_norm)
-        loads = self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update none moves
+        self._update_biases(self.options.bias_speed if report.stepped else 0.0)  # without an update none moves
         if self.ema is not None and report.stepped:
             self.ema.update()
         self.num_steps += 1
 
-        load, moved = self.slots.after_step(self.num_steps, loads, self.optimizer)
         loss = self._summand([*result.losses.values(), *result.stage_losses.values()])
-        readings = exchange(replace(self._meter.stop(loss, self._wants_stop()), load=load, moved_load=moved))
+        readings = exchange(self._meter.stop(loss, self._wants_stop()))
         self.should_stop = any(reading.wants_stop for reading in readings)
         lr = self.options.hyperparameters.lr * lr_factor
         return self._metrics(readings, batch.num_tokens, report.norm, lr, report.stepped)
@@ -213,8 +209,6 @@ class Trainer:
             tuple(int(reading.sent_bytes) for reading in readings),
             tuple(int(reading.peak_bytes) for reading in readings),
             stepped,
-            load=max(reading.load for reading in readings) or None,
-            moved_load=max(reading.moved_load for reading in readings) or None,
         )
 
 

@@ -17,6 +17,7 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm, data, ep, train
+from dualpipe_lab.tp.shard import full_state_dict
 from dualpipe_lab.world import torchrun
 from dualpipe_lab.world.cluster import clocks
 from torchrun_cases.collectives import every_collective
@@ -137,19 +138,16 @@ def step(rank, world_size, config, plan, options, right):
     }
 
 
-def experts(rank, world_size, case, placement, by_node):
+def experts(rank, world_size, case, by_node):
     """A layer of experts forward and backward, its tokens sent straight to their experts or once to each host of them.
 
     Args:
         rank: this one.
         world_size: number of ranks.
         case: tensors by name; x, weights, experts and dy of all ranks, each with so many tokens.
-        placement: of the experts; None for one slot each, in order.
         by_node: whether each token is sent once to each host.
     """
     layer = ep.Experts.from_full(case["gate"], case["up"], case["down"])
-    if placement is not None:
-        layer = ep.PlacedExperts(layer, ep.eplb.ExpertPlacement(*placement))
     nodes = node_groups(world_size // RANKS_PER_HOST) if by_node else None
     x, weights, chosen, dy = (case[name].chunk(world_size)[rank] for name in ("x", "weights", "experts", "dy"))
     x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
@@ -160,8 +158,7 @@ def experts(rank, world_size, case, placement, by_node):
         return y.detach()
 
     done, y = counted(both_passes)
-    layer.sum_replicas()
-    grads = {name: ep.full_experts(layer, of="grad")[name] for name in ("gate", "up", "down")}
+    grads = full_state_dict(layer, of="grad")
     return {"done": done, "y": y, "x": x.grad, "weights": weights.grad, **grads}
 
 

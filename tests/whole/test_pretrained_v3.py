@@ -14,8 +14,6 @@ from stage_runs import build, step
 
 import dualpipe_lab as lab
 from dualpipe_lab import models, schedules
-from dualpipe_lab.ep.eplb import balance
-from dualpipe_lab.ep.placed_experts import place_experts
 from dualpipe_lab.models.pretrained.names import is_stacked, published_names
 from dualpipe_lab.tp.shard import initialize_parameters
 
@@ -198,25 +196,3 @@ def test_models_without_a_published_form_are_refused(folders, tmp_path):
     config = models.config_from_pretrained(folders["v3"])
     with pytest.raises(models.PretrainedError, match="build it without multi_token"):
         models.save_pretrained(models.PlainMultiToken(config, 0.3), tmp_path / "second")
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_experts_in_slots_are_read_into_every_replica_and_written_once(folders, num_ranks, tmp_path):
-    config, there = models.config_from_pretrained(folders["v3"]), models.PretrainedFolder(folders["v3"])
-    plan = balance([[9.0, 1, 7, 1, 2, 5, 1, 3]] * 2, 12, num_ranks=num_ranks)
-
-    def fn(rank, world_size):
-        model = build(config, lab.Mesh(lab.Topology([("ep", num_ranks)])), None)
-        placed = place_experts(model, plan)
-        models.load_pretrained(model, folders["v3"])
-        for number, layer in enumerate(placed, config.num_dense_layers):
-            for row, expert in zip(layer.down, layer.shards["down"].here, strict=True):
-                assert torch.equal(row, there.read(f"model.layers.{number}.mlp.experts.{expert}.down_proj.weight"))
-        models.save_pretrained(model, tmp_path / "placed", max_bytes=20_000)
-        return [layer.table for layer in placed]
-
-    for tables in lab.launch(fn, num_ranks):
-        assert all(len(table) == 12 and sorted(table) != table for table in tables)  # replicas, in another order
-    back = models.PretrainedFolder(tmp_path / "placed")
-    assert set(back.tensors) == set(there.tensors)
-    assert all(torch.equal(back.read(name), there.read(name)) for name in there.tensors)

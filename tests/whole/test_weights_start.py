@@ -139,7 +139,7 @@ STARTED = {
     "one rank": {},
     "overlapped DualPipe": {"pp": 2, "ep": 2, "schedule": "dualpipe", "overlap": True, "zero": 2},
     "experts within dp x cp": {"dp": 2, "cp": 2, "ep": 2, "experts_in_data": True, "zero": 3},
-    "experts in slots": {"tp": 2, "ep": 2, "zero": 1},
+    "tp beside experts": {"tp": 2, "ep": 2, "zero": 1},
 }
 
 
@@ -155,13 +155,7 @@ def test_a_v3_begins_with_a_published_folder_under_any_plan(tmp_path):
     config, text = models.config_from_pretrained(tmp_path / "published"), data.frozen_corpus()
     options = OPTIONS | {"steps": 3, "global_batch": 8, "seed": 3, "start": tmp_path / "published"}
     curves = {
-        name: train.run(
-            config,
-            lab.Plan(num_microbatches=4, precision="float64", **plan),
-            text,
-            **options,
-            **({"num_slots": 10, "rebalance_every": 1} if "slots" in name else {}),
-        ).losses
+        name: train.run(config, lab.Plan(num_microbatches=4, precision="float64", **plan), text, **options).losses
         for name, plan in STARTED.items()
     }
     for name, losses in curves.items():

@@ -167,7 +167,7 @@ def test_hybrid_zero_sends_six_bytes_between_hosts_where_zero_3_sends_thirteen(a
     assert (gathered + scattered) * 6 == summed * 13
 
 
-HIDDEN, FFN, EXPERTS, SLOTS, CHOICES, TOKENS = 64, 32, 16, 24, 4, 8 * 48
+HIDDEN, FFN, EXPERTS, CHOICES, TOKENS = 64, 32, 16, 4, 8 * 48
 
 
 def experts_case():
@@ -192,51 +192,35 @@ def one_process(case):
     return {"y": y.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
 
 
-def hosts_of_choices(case, placement):
-    """For each token the host of each of its choices, and its own: replicas of an expert take turns, rank by rank."""
-    found = []
-    for rank, chosen in enumerate(case["experts"].chunk(8)):
-        turns = [0] * EXPERTS
-        for row in chosen.tolist():
-            where = []
-            for expert in row:
-                slots = [slot for slot in placement.logical_to_physical[0, expert].tolist() if slot >= 0]
-                where.append(slots[(turns[expert] + rank) % len(slots)] * 4 // len(placement.physical_to_logical[0]))
-                turns[expert] += 1
-            found.append((where, rank // 2))
-    return found
+def hosts_of_choices(case):
+    """For each token the host of each of its choices, and its own."""
+    return [
+        ([expert * 4 // EXPERTS for expert in row], rank // 2)
+        for rank, chosen in enumerate(case["experts"].chunk(8))
+        for row in chosen.tolist()
+    ]
 
 
-def test_a_token_crosses_once_to_each_host_and_placement_by_hosts_keeps_these_few(agents, four_hosts):
-    """DeepSeek's three means: few hosts for a token, one copy to each, and replicas on the host of their group."""
+def test_a_token_crosses_once_to_each_host(agents, four_hosts):
+    """Two of DeepSeek's means: few hosts for a token, one copy to each."""
     case = experts_case()
-    load = torch.bincount(case["experts"].flatten(), minlength=EXPERTS)[None]
-    placements = {
-        "none": ep.trivial_placement(EXPERTS),
-        "global": ep.eplb.ExpertPlacement(*ep.eplb.rebalance_experts(load, SLOTS, 1, 1, 8)),
-        "by host": ep.eplb.ExpertPlacement(*ep.eplb.rebalance_experts(load, SLOTS, 4, 4, 8)),
-    }
-    parts = [("experts", case, None, False)]
-    parts += [("experts", case, None if name == "none" else tuple(each), True) for name, each in placements.items()]
-    direct, *once = crossing.run(agents, four_hosts, parts)
+    direct, once = crossing.run(agents, four_hosts, [("experts", case, False), ("experts", case, True)])
     expected = one_process(case)
-    for ranks in (direct, *once):
+    for ranks in (direct, once):
         assert_each_rank_sends_what_is_derived([one["done"] for one in ranks])
         for rank, one in enumerate(ranks):
             right = {name: expected[name].chunk(8)[rank] for name in ("y", "x", "weights")}
             for name in expected:
                 value = right.get(name, expected[name])
                 assert (one[name] - value).abs().max() <= A1 * value.abs().max(), (rank, name)
-    choices = {name: hosts_of_choices(case, each) for name, each in placements.items()}
-    rows = sum(host != home for where, home in choices["none"] for host in where)
+    choices = hosts_of_choices(case)
+    rows = sum(host != home for where, home in choices for host in where)
     sent = between_hosts([one["done"] for one in direct])
     assert sent == 4 * rows * HIDDEN * 8 + 8 * 6 * (EXPERTS // 8) * 8  # there and back in both passes; counts
-    copies = {name: sum(len({*where} - {home}) for where, home in found) for name, found in choices.items()}
-    for ranks, (name, number) in zip(once, copies.items(), strict=True):
-        found = between_hosts([one["done"] for one in ranks])
-        assert found == number * ((4 * HIDDEN + 2 * CHOICES) * 8 + CHOICES * 8) + 8 * 3 * 8, name
-    assert rows > 1.5 * copies["none"]
-    assert copies["global"] > 1.2 * copies["by host"]
+    copies = sum(len({*where} - {home}) for where, home in choices)
+    found = between_hosts([one["done"] for one in once])
+    assert found == copies * ((4 * HIDDEN + 2 * CHOICES) * 8 + CHOICES * 8) + 8 * 3 * 8
+    assert rows > 1.5 * copies
 
 
 NUM_BYTES, RATE, STEPS = 1_000_000, 40, 3  # Mbit/s

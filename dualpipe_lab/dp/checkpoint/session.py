@@ -95,7 +95,7 @@ def save(
     values: dict[str, Any] = {"sampler": sampler, "config": config, "num_steps": optimizer.num_steps}
     values["scaler"] = scaler.state_dict() if scaler else None
     values["topology"] = topology.describe() if topology else None
-    local = list(sharded_state_dict(optimizer, shard_spec_of, saves=True))
+    local = list(sharded_state_dict(optimizer, shard_spec_of))
     with ExitStack() as lock:
         made = _on_all_ranks(lambda: _begin(place, step, values, local, lock if rank == 0 else None), group)
         begun = comm.all_gather_object(made, group)[0]

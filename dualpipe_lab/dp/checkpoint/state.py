@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
-from dualpipe_lab.dp.checkpoint.slot_state import slots_of, slots_to_load, slots_to_save
 from dualpipe_lab.dp.declaration import full_name_of
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
@@ -66,33 +65,24 @@ class SavedShard(NamedTuple):
             self.source.copy_(self.view.view(self.source.shape))
 
 
-def sharded_state_dict(
-    optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None, *, saves: bool = False
-) -> Iterator[SavedShard]:
+def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf | None = None) -> Iterator[SavedShard]:
     """Yield this rank's shards of the model and its optimizer; replicas yield equal shards.
 
     Weights come in their best precision: from the master copy if there is one.  Without `shard_spec_of`, the modules'
-    own declarations give the places.  Experts in slots are collected where it `saves`, and every rank calls this;
-    else each slot is a view to load into.
+    own declarations give the places.
     """
     place_of = declared_places(optimizer) if shard_spec_of is None else given_places(shard_spec_of)
-    slots = slots_of(optimizer)
-    seen = set(slots)
+    seen: set[nn.Parameter] = set()
     for held in optimizer.local_shards:
         state = held.adam.state_dict()
         for part in held.bucket.layout.tensors_between(held.start, held.stop):
             parameter = held.bucket.parameters[part.tensor]
-            if parameter in slots:
-                continue
             begin = held.bucket.layout.offsets[part.tensor] + part.start - held.start
             for kind, tensor in state.items():
                 view = tensor[begin : begin + part.stop - part.start]
                 yield _saved_shard(kind, optimizer.names[parameter], parameter, view, part.start, place_of)
         seen.update(held.bucket.parameters)
     yield from _frozen(optimizer, seen, place_of)
-    for kind, parameter, region, view in (slots_to_save if saves else slots_to_load)(optimizer, slots):
-        spec, is_copy = place_of(optimizer.names[parameter], parameter)
-        yield SavedShard(f"{kind}/{spec.name}", region.shape, region, view, is_copy)
     persistent = optimizer.module.state_dict(keep_vars=True)
     for name, buffer in optimizer.module.named_buffers():
         if name in persistent:
@@ -127,8 +117,6 @@ def _frozen(optimizer: ShardedOptimizer, seen: set[nn.Parameter], place_of: Plac
             rank = comm.get_rank(flat.bucket.group)
             for part in layout.tensors_in(rank) if not flat.is_trained else ():
                 parameter = flat.bucket.parameters[part.tensor]
-                if parameter in seen:  # in slots
-                    continue
                 begin = layout.offsets[part.tensor] + part.start - layout.span(rank)[0]
                 view = flat.shard[begin : begin + part.stop - part.start]
                 yield _saved_shard("parameter", optimizer.names[parameter], parameter, view, part.start, place_of)

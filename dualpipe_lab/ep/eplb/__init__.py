@@ -2,7 +2,7 @@
 
 Chapter: book/ep/eplb.  In: the load of every expert.  Out: an `ExpertPlacement` of all layers.
 `rebalance_experts` has DeepSeek's interface and results.  `balance` improves them: a lighter heaviest rank, and
-replicas of one expert on different ranks.  `rebalance_sticky` changes few slots of the placement in force.
+replicas of one expert on different ranks.
 """
 
 from dualpipe_lab._facade import make_facade

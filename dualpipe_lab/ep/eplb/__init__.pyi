@@ -3,8 +3,6 @@ from .placement import ExpertPlacement as ExpertPlacement
 from .placement import rebalance_experts as rebalance_experts
 from .placement import rank_loads as rank_loads
 from .balanced import balance as balance
-from .sticky import rebalance_sticky as rebalance_sticky
-from .sticky import num_moves as num_moves
 
 # The best possible placement
 from .bounds import lower_bound as lower_bound

@@ -39,9 +39,6 @@ def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data
     """
     if num_tokens < 1:
         raise ValueError(f"a mean needs tokens, got {num_tokens} on all ranks together; skip the step")
-    for module in model.modules():
-        if isinstance(module, Experts):
-            module.sum_replicas()
     sharded = {id(parameter) for parameter in expert_parameters(model)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _reduce([p for p in trained if id(p) not in sharded], data, num_tokens)
@@ -52,20 +49,10 @@ def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data
 def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
     """Return this rank's gradients, each with the axes it is sharded along, for `dualpipe_lab.dp.global_norm`.
 
-    Gradients of experts are sharded along "ep", all others along no axis; an expert with replicas counts once.
+    Gradients of experts are sharded along "ep", all others along no axis.
     """
     sharded = {id(parameter) for parameter in expert_parameters(model)}
-    return [(grad, ("ep",) if id(p) in sharded else ()) for p, grad in distinct_gradients(model).items()]
-
-
-def distinct_gradients(model: nn.Module) -> dict[nn.Parameter, Tensor]:
-    """Return the gradient of every parameter that has one; of experts with replicas, the rows that norms count."""
-    layers = {id(p): module for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
-    return {
-        p: layers[id(p)].counted(p.grad) if id(p) in layers else p.grad
-        for p in model.parameters()
-        if p.grad is not None
-    }
+    return [(p.grad, ("ep",) if id(p) in sharded else ()) for p in model.parameters() if p.grad is not None]
 
 
 def _reduce(parameters: Sequence[nn.Parameter], group: Group | None, num_tokens: int, is_alone: bool = False) -> None:

@@ -71,22 +71,6 @@ class Experts(nn.Module):
         """The three weights, as the plain functions take them."""
         return SwiGLUWeights(self.gate, self.up, self.down)
 
-    @property
-    def num_slots(self) -> int:
-        """The number of places for an expert's weights, on all ranks together; without replicas E."""
-        return self.num_experts
-
-    def slots_of(self, experts: Tensor) -> Tensor:
-        """Return the slot that each choice of `experts_TK` is sent to; without replicas the expert's number."""
-        return experts
-
-    def sum_replicas(self) -> None:
-        """Sum the gradients of replicas; without replicas there is nothing to do."""
-
-    def counted(self, grad: Tensor) -> Tensor:
-        """Return the rows of a gradient that norms count, one for each expert; without replicas all."""
-        return grad
-
     def forward(
         self,
         x: Tensor,
@@ -106,7 +90,7 @@ class Experts(nn.Module):
         Raises:
             ValueError: an expert does not exist, or a token has chosen one twice.
         """
-        routes = plan_routes(self.slots_of(experts), self.num_slots, self.ep)
+        routes = plan_routes(experts, self.num_experts, self.ep)
         dispatching = start_dispatch(operators.permute(x, routes), routes.splits, self.ep.group)
         shared_y = None if shared is None else shared(x)
         rows = operators.regroup(dispatching.wait(), routes)

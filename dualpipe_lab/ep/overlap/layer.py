@@ -118,7 +118,7 @@ class InterruptibleLayer(nn.Module):
 
 def plan(experts: moe.Experts, chosen: Tensor) -> moe.Routes:
     """Plan the routes of `chosen_TK`; all ranks of the experts call this."""
-    return moe.plan_routes(experts.slots_of(chosen), experts.num_slots, experts.ep)
+    return moe.plan_routes(chosen, experts.num_experts, experts.ep)
 
 
 def fix_routes(router: Any, experts: moe.Experts, fixed: Tensor) -> moe.Routes:

@@ -177,7 +177,7 @@ class _Reader:
 
 
 def experts_of(shard: Shard | None, num_experts: int) -> list[int]:
-    """Return the numbers of the experts in a shard, or in the slots of a placement, where one may be several times."""
+    """Return the numbers of the experts in a shard."""
     every = torch.arange(num_experts)
     numbers: list[int] = (every if shard is None else shard.of(every)).tolist()
     return numbers

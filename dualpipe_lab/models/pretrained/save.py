@@ -132,9 +132,8 @@ class _Source:
         here = experts_of(shard, len(tensor) if shard is None else shard.size)
         if self.stage.ep.size == 1:
             return tensor[here.index(expert)]
-        slots = shard.slots if shard is not None and shard.slots else range(len(tensor) * self.stage.ep.size)
         found = tensor[here.index(expert)].contiguous() if expert in here else tensor.new_empty(shape)
-        source = members(self.stage.ep.group)[slots.index(expert) // len(tensor)]
+        source = members(self.stage.ep.group)[expert // len(tensor)]
         comm.broadcast(found, source, self.stage.ep.group)
         return found
 
