@@ -1,6 +1,5 @@
 # Equal weights, a shard of the batch on each rank, one sum of gradients
 from .data_parallel import broadcast_module as broadcast_module
-from .data_parallel import check_copies as check_copies
 from .data_parallel import token_loss as token_loss
 from .data_parallel import num_valid_tokens as num_valid_tokens
 from .data_parallel import all_reduce_gradients as all_reduce_gradients
@@ -46,7 +45,6 @@ from .sharded import full_gradients as full_gradients
 from .ema import ShardedEma as ShardedEma
 
 # Shards inside a node, replicas across nodes
-from .hybrid import shard_within_nodes as shard_within_nodes
 from .hybrid import count_by_node as count_by_node
 from .hybrid import NodeBytes as NodeBytes
 from .hybrid import hybrid_sent_bytes as hybrid_sent_bytes

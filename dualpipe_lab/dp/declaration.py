@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.dp.tied import TiedStages, holders_of, numbered_stages, tied_names
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
@@ -209,6 +210,15 @@ class Declaration:
         stage_of = self.tied.stage_of
         self.tied.add({stage_of[parameter]: grad for parameter, grad in held if parameter in stage_of})
 
+    def gradient_norm(self, p: float = 2.0) -> float:
+        """Return the p-norm of the full model's gradient, once every `.grad` is summed; the same on every rank."""
+        counted = [
+            (parameter.grad, ("mesh",))
+            for parameter in self.parameters
+            if parameter.grad is not None and self.counts(parameter, is_sharded=False)
+        ]
+        return global_norm(counted, {"mesh": self.mesh.everyone}, p)
+
     def broadcast(self) -> None:
         """Broadcast every parameter and buffer from the first of its copies."""
         for parameter in self.parameters:
@@ -268,7 +278,7 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
             if ranks and tuple(rank for rank in ranks if rank in members(mesh.everyone)) != along:
                 raise ValueError(
                     f"{name or 'the module'} ({type(layer).__name__}) is sharded over ranks {list(ranks)}, and "
-                    f"{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group(\"{axis}\"), or give "
+                    f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}"), or give '
                     "an optimizer the Mesh that it is built on, in place of a group"
                 )
 

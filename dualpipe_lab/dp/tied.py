@@ -34,6 +34,11 @@ class TiedStages:
 
     def __init__(self, module: nn.Module, mesh: Mesh, program: Program | None) -> None:
         names, stages, holders = tied_names(module), numbered_stages(module) or {}, holders_of(program)
+        if program is None and not names.keys() <= stages.keys():
+            raise ValueError(
+                f"stages {sorted(names)} hold one weight, and stages {sorted(stages)} are here; give the optimizer the "
+                "Mesh and the program, which say where the others are"
+            )
         self.stage_of = {stages[index].get_parameter(names[index]): index for index in sorted(names) if index in stages}
         here = mesh.rank("pp")
         self._counted = {index for index in names if holders.get(index, (here,))[0] == here}
