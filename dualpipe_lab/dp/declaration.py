@@ -162,8 +162,10 @@ class Declaration:
         check_mesh(module, mesh)
         self.module, self.mesh = module, mesh
         self.parameters = declare(module, program, mesh.rank("pp"))
+        dense, experts = copy_axes(mesh.topology)
         make = _node_copies if hybrid else _copies
-        self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
+        self.dense = make(mesh, dense)
+        self.experts = self.dense if experts == dense else make(mesh, experts)
         self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
 
     def copies(self, parameter: nn.Parameter) -> Copies:
