@@ -63,7 +63,7 @@ from .measure import live_bytes as live_bytes
 from .measure import live_tensors as live_tensors
 
 # Gradients of a pipeline's stages
-from .synchronizer import Synchronizer as Synchronizer
+from dualpipe_lab.grad_ready import Synchronizer as Synchronizer
 
 # On disk
 from . import checkpoint as checkpoint

@@ -24,6 +24,7 @@ from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, HyperparametersOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
+from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.mesh import GroupMesh, Mesh
 
@@ -50,21 +51,6 @@ class ZeroOptions:
     bucket_bytes: int = BUCKET_BYTES
     num_backwards: int = 1
     hybrid: bool = False
-
-
-class Scaler(Protocol):
-    """The part of a loss scaler that a step uses."""
-
-    scale: float
-
-    def belong_to(self, optimizer: object) -> None:
-        """Let one optimizer use this scaler; ValueError if another one does."""
-
-    def found_inf(self, gradients: Iterable[Tensor]) -> bool:
-        """Return whether any rank has a gradient that is not finite."""
-
-    def update(self, found_inf: bool) -> None:
-        """Choose the scale of the next step."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +130,7 @@ class ShardedAdam:
         gradients: list[Tensor],
         lr_factor: float = 1.0,
         max_norm: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
     ) -> StepReport:

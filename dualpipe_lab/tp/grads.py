@@ -16,10 +16,14 @@ Elsewhere: Megatron `_allreduce_non_tensor_model_parallel_grads` in finalize_mod
 Source: Pascanu et al. 2013 (arXiv 1211.5063), section 3.2: clipping by the norm.
 """
 
-from torch import nn
+from collections.abc import Iterable
 
-from dualpipe_lab.dp.declaration import partial_of, sum_in_groups
-from dualpipe_lab.dp.synchronizer import synchronizers_of
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group, members
+from dualpipe_lab.grad_ready import synchronizers_of
 
 
 def sum_partial_gradients(model: nn.Module) -> None:
@@ -31,3 +35,24 @@ def sum_partial_gradients(model: nn.Module) -> None:
     summed_later = {p for p in model.parameters() for owner in synchronizers_of(p) if owner.sums_partial}
     partial = [(group, p.grad) for p, group in partial_of(model).items() if p not in summed_later]
     sum_in_groups((group, grad) for group, grad in partial if grad is not None)
+
+
+def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
+    """Return the parameters whose gradients layers with `coalesce` leave partial, and the ranks of their sum."""
+    return {
+        layer.get_parameter(name): group
+        for layer in module.modules()
+        for name, group in (getattr(layer, "partial", None) or {}).items()
+    }
+
+
+def sum_in_groups(partial: Iterable[tuple[Group | None, Tensor]]) -> None:
+    """Sum each tensor over its group, in place: one message for all that have the same ranks."""
+    by_ranks: dict[tuple[int, ...], tuple[Group | None, list[Tensor]]] = {}
+    for group, tensor in partial:
+        by_ranks.setdefault(members(group), (group, []))[1].append(tensor)
+    for group, tensors in by_ranks.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        comm.all_reduce(flat, group=group)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor))

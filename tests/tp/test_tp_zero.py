@@ -159,7 +159,5 @@ def test_over_a_group_gradients_that_stay_partial_are_refused():
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), coalesce=True)
         Zero1(model, model.mesh.group("dp"))
 
-    with pytest.raises(
-        lab.RankError, match=r"partial over ranks \[0, 1\], and tp of dp 1 = 1 ranks has"
-    ):
+    with pytest.raises(lab.RankError, match=r"partial over ranks \[0, 1\], and tp of dp 1 = 1 ranks has"):
         launch(fn, 2)
