@@ -1,4 +1,4 @@
-"""`Synchronizer`: the calls by which a pipeline tells a reducer when gradients are complete.
+"""`Synchronizer`: the calls by which a pipeline tells a reducer when gradients are complete; pp and dp meet here.
 
 Chapter: book/pp/dualpipe.  In: the parameters of a stage.  Out: sums that are launched when a gradient is complete.
 Without a pipeline, one run of torch's autograd engine is the backward of one microbatch.  In a pipeline a microbatch
