@@ -23,10 +23,7 @@ from .mixed_precision import LossScaler as LossScaler
 # What a model declares: copies and shards of each parameter
 from .declaration import Declared as Declared
 from .declaration import declare as declare
-from .declaration import Copies as Copies
 from .declaration import Declaration as Declaration
-from .declaration import copy_axes as copy_axes
-from .declaration import check_mesh as check_mesh
 
 # ZeRO: sharded optimizer state, gradients, weights
 from .layout import Layout as Layout
