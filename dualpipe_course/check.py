@@ -67,7 +67,6 @@ TOPICS = {
     "one_f_one_b_overlap": "ep.one_f_one_b_overlap",
     "gshard": "ep.gshard",
     "eplb": "ep.eplb",
-    "moving_experts": "ep.moving_experts",
     "sums": "whole.sums",
     "links": "whole.links",
     "cuts": "whole.cuts",

@@ -4,6 +4,7 @@ from html import escape
 
 from dualpipe_course import record
 from dualpipe_course.registry import all_checks
+from dualpipe_course.retired import RETIRED
 
 COLUMNS = ("exercise", "what", "kind", "minutes", "points", "state")
 
@@ -29,12 +30,15 @@ class Progress:
         return rows
 
     def summary(self) -> str:
-        """One line: how much is solved, and how long the rest takes."""
+        """One line: how much is solved, how long the rest takes, and what was solved that the course no longer has."""
         checks = all_checks()
         left = [check for check in checks if not self._entries.get(check.name, record.NOTHING).solved]
         points, earned = (sum(c.about.points for c in some) for some in (checks, [c for c in checks if c not in left]))
         minutes = sum(check.about.minutes for check in left)
-        return f"{len(checks) - len(left)} of {len(checks)} solved, {earned} of {points} points, {minutes} minutes left"
+        gone = [name for name in RETIRED if self._entries.get(name, record.NOTHING).solved]
+        retired = f"; solved and no longer in the course: {', '.join(gone)}" if gone else ""
+        solved = f"{len(checks) - len(left)} of {len(checks)} solved"
+        return f"{solved}, {earned} of {points} points, {minutes} minutes left{retired}"
 
     def __str__(self) -> str:
         rows = [COLUMNS, *self.rows()]

@@ -24,7 +24,6 @@ BEYOND_THE_MAP = {
     "dp/mixed-precision-options.md",
     "dp/topology.md",
     "ep/eplb.md",
-    "ep/moving-experts.md",
     "pp/dualpipe-copies.md",
     "pp/dualpipe-overlap.md",
     "pp/dualpipev.md",

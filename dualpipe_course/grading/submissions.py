@@ -22,6 +22,7 @@ from dualpipe_course.grading.notebook import (
     read_bytes,
     topic_tags,
 )
+from dualpipe_course.retired import page_of
 
 COURSE = Path(__file__).parents[1]
 
@@ -102,7 +103,7 @@ def _submission(path: Path, folder: Path, pristine: dict[str, list[Cell]], libra
         problem = str(error)
     name = _exercise_of(path, cells, pristine)
     if not name:
-        problem = problem or f"it answers none of {', '.join(pristine)}: no answer cell, and another file name"
+        problem = problem or _why_unknown(path, cells, pristine)
     found = overlay(pristine[name], cells) if name else Overlay([])
     digest = hashlib.sha256(f"{library} {name} {pristine.get(name)} {problem}".encode())
     digest.update(data)
@@ -124,6 +125,14 @@ def _key(relative: Path) -> str:
     """Return a short unique name of a path: its readable characters and a digest."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", str(relative.with_suffix("")))
     return f"{readable[:80]}-{hashlib.sha256(os.fsencode(relative)).hexdigest()[:16]}"
+
+
+def _why_unknown(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]]) -> str:
+    """Say why a notebook answers no exercise of the course."""
+    pages = [page for topic in [*topic_tags(cells), path.stem] if (page := page_of(topic))]
+    if pages:
+        return f"its exercises are no longer in the course; what they were about is in {pages[0]}"
+    return f"it answers none of {', '.join(pristine)}: no answer cell, and another file name"
 
 
 def _exercise_of(path: Path, cells: list[Cell], pristine: dict[str, list[Cell]]) -> str:

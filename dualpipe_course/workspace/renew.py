@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dualpipe_course import record
+from dualpipe_course.retired import page_of
 from dualpipe_course.workspace import contents, start_page
 from dualpipe_course.workspace.contents import Contents, Page
 from dualpipe_course.workspace.given import Folder, Given, digest
@@ -188,6 +189,8 @@ def _named(table: Contents, chapter: str) -> Page:
     found = names.get(chapter, [])
     if len(found) > 1 and (pages := [page for page in found if page.source.startswith("book/")]):
         found = pages  # exercises have the name of their chapter, after their folder's
+    if not found and (left := page_of(Path(chapter).stem.removesuffix("-exercises"))):
+        raise ValueError(f"{chapter!r} is no longer in the course; what it was about is in {left}")
     if len(found) != 1:
         near = [page.source for page in found] or difflib.get_close_matches(chapter, names, n=3)
         problem = "several chapters are called" if found else "no chapter is called"

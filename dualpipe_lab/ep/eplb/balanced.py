@@ -116,12 +116,6 @@ def separate_duplicates(slots: Slots, at_any_cost: bool = False) -> None:
         stuck[rows[good]] = False
 
 
-def num_duplicates(experts: Indices) -> Indices:
-    """Count, for each row of [rows, ranks, slots], the replicas on a rank that holds their expert already."""
-    count: Indices = _duplicates(experts).sum((1, 2))
-    return count
-
-
 def _duplicates(experts: Indices) -> NDArray[np.bool_]:
     """Mark the slots whose expert is also in an earlier slot of the rank."""
     equal = experts[..., :, None] == experts[..., None, :]

@@ -122,11 +122,6 @@ CHEATS = {
     },
     "eplb-3": {
         "from scratch": Bad("plan = scratch[0][0].tolist()", "12 slots hold another expert"),
-        "the library's sticky plan": Bad(
-            "from dualpipe_lab.ep.eplb import rebalance_sticky\n"
-            "plan = rebalance_sticky([loads], torch.tensor([in_force]), 4, 4)[0][0].tolist()",
-            "ranks 147, 47, 179.5, 179.5",
-        ),
     },
     "eplb-4": {
         "as it was": Bad(
