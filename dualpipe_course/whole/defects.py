@@ -157,9 +157,9 @@ class NormWithoutExperts(Experts):
 
     def norm(self) -> float:
         """The norm without the second rank's experts."""
-        is_counted = self.mesh.rank("ep") == 0
-        gradients = [pair for pair in ep.counted_gradients(self.model) if is_counted or not pair[1]]
-        return dp.global_norm(gradients, self.norm_groups())
+        parameters = self.model.parameters() if self.mesh.rank("ep") == 0 else []
+        gradients = [(p.grad, ("ep",)) for p in parameters if p.grad is not None]
+        return dp.global_norm(gradients, {"ep": self.mesh.group("ep")})
 
 
 class UndividedPipeline(Pipeline):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dualpipe_course.whole.training_run import LENGTH, LLAMA, MICROBATCHES, Microbatch, TrainingRun
 from dualpipe_lab import comm, cp, dp, ep, models, pp, tp
-from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.topology import Topology
 
 V3 = models.V3MoEConfig(
@@ -34,7 +33,7 @@ class TensorParallel(TrainingRun):
 
     def norm(self) -> float:
         """The norm in which each element of the full model counts once."""
-        return dp.global_norm(tp.counted_gradients(self.model), {"tp": self.mesh.group("tp")})
+        return dp.Declaration(self.model, self.mesh).gradient_norm()
 
     def copies(self) -> list[Tensor]:
         """Keys, values and norms."""
@@ -80,16 +79,12 @@ class Experts(TrainingRun):
 
     def norm(self) -> float:
         """The norm over dense weights and all experts."""
-        return float(self.model.gradient_norm())
+        return dp.Declaration(self.model, self.mesh).gradient_norm()
 
     def expert_norm(self) -> float | None:
         """The norm of all experts' gradients."""
         gradients = [(p.grad, ("ep",)) for p in ep.expert_parameters(self.model) if p.grad is not None]
-        return dp.global_norm(gradients, self.norm_groups())
-
-    def norm_groups(self) -> dict[str, Group | None]:
-        """The axes over which gradients are sharded; tp has one rank."""
-        return {axis: self.mesh.group(axis) for axis in ("tp", "ep")}
+        return dp.global_norm(gradients, {"ep": self.mesh.group("ep")})
 
     def copies(self) -> list[Tensor]:
         """Everything but the experts."""

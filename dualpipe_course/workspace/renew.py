@@ -189,8 +189,8 @@ def _named(table: Contents, chapter: str) -> Page:
     found = names.get(chapter, [])
     if len(found) > 1 and (pages := [page for page in found if page.source.startswith("book/")]):
         found = pages  # exercises have the name of their chapter, after their folder's
-    if not found and (page := page_of(Path(chapter).stem.removesuffix("-exercises"))):
-        raise ValueError(f"{chapter!r} is no longer in the course; what it was about is in {page}")
+    if not found and (left := page_of(Path(chapter).stem.removesuffix("-exercises"))):
+        raise ValueError(f"{chapter!r} is no longer in the course; what it was about is in {left}")
     if len(found) != 1:
         near = [page.source for page in found] or difflib.get_close_matches(chapter, names, n=3)
         problem = "several chapters are called" if found else "no chapter is called"

@@ -1,6 +1,5 @@
 # Equal weights, a shard of the batch on each rank, one sum of gradients
 from .data_parallel import broadcast_module as broadcast_module
-from .data_parallel import check_copies as check_copies
 from .data_parallel import token_loss as token_loss
 from .data_parallel import num_valid_tokens as num_valid_tokens
 from .data_parallel import all_reduce_gradients as all_reduce_gradients
@@ -24,10 +23,7 @@ from .mixed_precision import LossScaler as LossScaler
 # What a model declares: copies and shards of each parameter
 from .declaration import Declared as Declared
 from .declaration import declare as declare
-from .declaration import Copies as Copies
 from .declaration import Declaration as Declaration
-from .declaration import copy_axes as copy_axes
-from .declaration import check_mesh as check_mesh
 
 # ZeRO: sharded optimizer state, gradients, weights
 from .layout import Layout as Layout
@@ -46,7 +42,6 @@ from .sharded import full_gradients as full_gradients
 from .ema import ShardedEma as ShardedEma
 
 # Shards inside a node, replicas across nodes
-from .hybrid import shard_within_nodes as shard_within_nodes
 from .hybrid import count_by_node as count_by_node
 from .hybrid import NodeBytes as NodeBytes
 from .hybrid import hybrid_sent_bytes as hybrid_sent_bytes
@@ -65,7 +60,7 @@ from .measure import live_bytes as live_bytes
 from .measure import live_tensors as live_tensors
 
 # Gradients of a pipeline's stages
-from .synchronizer import Synchronizer as Synchronizer
+from dualpipe_lab.grad_ready import Synchronizer as Synchronizer
 
 # On disk
 from . import checkpoint as checkpoint

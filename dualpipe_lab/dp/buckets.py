@@ -9,8 +9,6 @@ Elsewhere: torch DDP `gradient_as_bucket_view=True`; Megatron `_ParamAndGradBuck
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
-from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.layout import Layout
-from dualpipe_lab.dp.synchronizer import AccumulationHook, GradShard, Synchronizer
+from dualpipe_lab.grad_ready import GradShard
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -103,18 +101,6 @@ def start_all_gather(buckets: Sequence[Bucket], flats: Sequence[Tensor]) -> Pend
         for bucket, flat in zip(buckets, flats, strict=True)
     ]
     return Pending(works, lambda: None)
-
-
-def register_grad_hook(
-    parameter: nn.Parameter, method: Callable[[nn.Parameter], None], owner: Synchronizer | None = None
-) -> Any:
-    """Call a method whenever a backward has added to the parameter's gradient; return the handle that removes it.
-
-    The hook does not keep the method's object alive.  A pipeline finds the `owner` by this hook and tells it when
-    gradients are complete.
-    """
-    hook = AccumulationHook(method, ref(owner) if owner is not None else lambda: None)
-    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 def assign_buckets(

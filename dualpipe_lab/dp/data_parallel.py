@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.dp.declaration import Copies, broadcast_over, sharing_ranks
-from dualpipe_lab.tp.shard import declared_shards
-from dualpipe_lab.world.context import device, rank_context
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.dp.declaration import Copies, broadcast_over, check_mesh
+from dualpipe_lab.world.context import device
+from dualpipe_lab.world.mesh import GroupMesh
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
 
@@ -27,36 +27,11 @@ def broadcast_module(module: nn.Module, group: Group | None = None) -> None:
     Where ranks hold other shards or experts, `Declaration(module, mesh).broadcast()` does it among copies alone.
 
     Raises:
-        ValueError: as `check_copies`.
+        ValueError: ranks of the group hold other experts, or other shards of a layer.
     """
-    check_copies(module, group)
+    check_mesh(module, GroupMesh(group))
     for tensor in [*module.parameters(), *module.buffers()]:
         broadcast_over(tensor, Copies(group))
-
-
-def check_copies(module: nn.Module, group: Group | None = None) -> None:
-    """Refuse a module of which ranks of a group hold different shards instead of copies.
-
-    Raises:
-        ValueError: a broadcast would overwrite experts or shards of a layer, and a sum would mix their gradients.
-    """
-    ranks = members(group)
-    for name, layer in module.named_modules():
-        if not declared_shards(layer):
-            continue
-        others = set(ranks) & set(sharing_ranks(layer)) - {rank_context().rank}
-        if others:
-            remedy = (
-                "give tensor parallel layers the ranks along dp alone"
-                if hasattr(layer, "tp")
-                else "give the experts an optimizer of their own over the ranks with the same ones (`edp_group` of "
-                "their ExpertParallel, or a group of one), everything else another, and the steps of both one norm"
-            )
-            raise ValueError(
-                f"data parallelism is for copies, and ranks {sorted(others)} of the group {list(ranks)} hold other "
-                f"parts of {name or 'the module'} ({type(layer).__name__}); give an optimizer the Mesh in place of the "
-                f"group, and it sums each parameter over its own copies, or {remedy}"
-            )
 
 
 def num_valid_tokens(targets: Tensor | Iterable[Tensor], group: Group | None = None, ignored: int = IGNORED) -> int:

@@ -25,11 +25,11 @@ from dualpipe_lab.dp.buckets import (
     Bucket,
     assign_buckets,
     make_buckets,
-    register_grad_hook,
     start_all_reduce,
 )
-from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
-from dualpipe_lab.dp.synchronizer import Synchronizer
+from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.mesh import Mesh
 
@@ -60,7 +60,7 @@ class Ddp(ShardedOptimizer):
             self.options.bucket_bytes,
             self.options.grad_dtype,
             self.adam.kind,
-            group_of=self.adam.group_of,
+            group_of=self.declaration.group_of,
         )
         self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
         for bucket in self.reducer.buckets:
@@ -70,7 +70,7 @@ class Ddp(ShardedOptimizer):
         self,
         lr_factor: float = 1.0,
         max_norm: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
     ) -> StepReport:

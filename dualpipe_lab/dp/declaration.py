@@ -14,7 +14,7 @@ Each element of the full model is counted by one rank of the world, so a norm is
 Elsewhere: Megatron `tensor_model_parallel` and `allreduce` attributes of parameters; torch `DTensor` placements.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab import comm
+from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.dp.tied import TiedStages, holders_of, numbered_stages, tied_names
+from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
+from dualpipe_lab.tp.grads import partial_of, sum_in_groups
 from dualpipe_lab.tp.shard import Shard, declared_shards, shards_of
 from dualpipe_lab.world.mesh import Mesh
 
@@ -139,7 +141,7 @@ class Declaration:
 
     Args:
         module: this rank's part of the model.
-        mesh: of the world.
+        mesh: of the world, or a `GroupMesh` of the ranks with copies.
         hybrid: shard within nodes and replicate across them.
         program: of the pipeline, where the mesh has one.
 
@@ -151,8 +153,8 @@ class Declaration:
 
     Raises:
         ValueError: layers are sharded over other ranks than the mesh says, or leave gradients partial over others; a
-            pipeline has no program or another number of ranks, `edp=` leaves out ranks with other data, or copies lie
-            unevenly on the nodes.
+            pipeline has no program or another number of ranks, a tied weight is held by stages of unknown ranks, `edp=`
+            leaves out ranks with other data, or copies lie unevenly on the nodes.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh, hybrid: bool = False, program: Program | None = None) -> None:
@@ -160,13 +162,19 @@ class Declaration:
         check_mesh(module, mesh)
         self.module, self.mesh = module, mesh
         self.parameters = declare(module, program, mesh.rank("pp"))
-        make = _node_copies if hybrid else _copies
-        self.dense, self.experts = (make(mesh, axes) for axes in copy_axes(mesh.topology))
+        dense, experts = copy_axes(mesh.topology)
+        make = _node_copies if hybrid else lambda mesh, axes: Copies(mesh.group(*axes))
+        self.dense = make(mesh, dense)
+        self.experts = self.dense if experts == dense else make(mesh, experts)
         self.tied, self.partial = TiedStages(module, mesh, program), partial_of(module)
 
     def copies(self, parameter: nn.Parameter) -> Copies:
         """Return the ranks with copies of a parameter."""
         return self.experts if "ep" in self.parameters[parameter].axes else self.dense
+
+    def group_of(self, parameter: nn.Parameter) -> Group | None:
+        """Return the ranks that a parameter's gradient is summed over, and that its shards are spread over."""
+        return self.copies(parameter).group
 
     def kind(self, parameter: nn.Parameter) -> frozenset[str]:
         """Return what parameters in one buffer have in common: the same on all copies, so that their buffers match."""
@@ -189,9 +197,29 @@ class Declaration:
             return False
         return self.copies(parameter).is_first(is_sharded)
 
-    def sum_partial(self, held: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
-        """Sum gradients that layers left partial, given a parameter of each: one message per group of ranks."""
+    def complete_sums(self, held: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+        """Complete gradients that are summed over the groups of `copies`, each given with a parameter of its bucket.
+
+        What is missing are replicas across nodes, what layers left partial, and other stages with the same weight.
+        """
+        works = [
+            comm.all_reduce(grad, group=replicas, async_op=True)
+            for parameter, grad in held
+            if (replicas := self.copies(parameter).replicas) is not None
+        ]
+        Pending(works, lambda: None).wait()
         sum_in_groups((self.partial[parameter], grad) for parameter, grad in held if parameter in self.partial)
+        stage_of = self.tied.stage_of
+        self.tied.add({stage_of[parameter]: grad for parameter, grad in held if parameter in stage_of})
+
+    def gradient_norm(self, p: float = 2.0) -> float:
+        """Return the p-norm of the full model's gradient, once every `.grad` is summed; the same on every rank."""
+        counted = [
+            (parameter.grad, ("mesh",))
+            for parameter in self.parameters
+            if parameter.grad is not None and self.counts(parameter, is_sharded=False)
+        ]
+        return global_norm(counted, {"mesh": self.mesh.everyone}, p)
 
     def broadcast(self) -> None:
         """Broadcast every parameter and buffer from the first of its copies."""
@@ -199,6 +227,54 @@ class Declaration:
             broadcast_over(parameter, self.copies(parameter))
         for buffer in self.module.buffers():
             broadcast_over(buffer, self.dense)
+
+
+class TiedStages:
+    """Sums the gradients of one weight that two or more stages of a pipeline hold, after the sums over data ranks.
+
+    Several ranks that hold some of the stages all-reduce their shard of the weight; where all stages are on each of
+    them, as DualPipe and DualPipeV place the first and the last stage, no message is needed.  Each stage has the
+    gradient of one use of the weight.  A sum over ranks and a sum over stages may change places, so the data ranks come
+    first, and ZeRO's shards are added instead of full gradients.  Of mirrored stages, which have been added before, the
+    first holder's counts.  Every rank of the world makes it.  Elsewhere: Megatron `_allreduce_word_embedding_grads`.
+
+    Args:
+        module: this rank's part of the model, which names the weight by stage in `module.tied`.
+        mesh: of the world.
+        program: of the pipeline.
+
+    Attributes:
+        stage_of: this rank's copies of the weight, and the stage of each.
+    """
+
+    def __init__(self, module: nn.Module, mesh: Mesh, program: Program | None) -> None:
+        names, stages, holders = tied_names(module), numbered_stages(module) or {}, holders_of(program)
+        if program is None and not names.keys() <= stages.keys():
+            raise ValueError(
+                f"stages {sorted(names)} hold one weight, and stages {sorted(stages)} are here; give the optimizer the "
+                "Mesh and the program, which say where the others are"
+            )
+        self.stage_of = {stages[index].get_parameter(names[index]): index for index in sorted(names) if index in stages}
+        here = mesh.rank("pp")
+        self._counted = {index for index in names if holders.get(index, (here,))[0] == here}
+        ranks = sorted({rank for index in names for rank in holders.get(index, ())})
+        self._group: Group | None = None
+        self._is_local = all(holders.get(index, ()) == tuple(ranks) for index in names)
+        if not self._is_local:
+            groups = [[group[rank] for rank in ranks] for group in mesh.topology.groups("pp")]
+            made = [(comm.new_group(group), group) for group in groups]
+            self._group = next((group for group, members in made if mesh.global_rank in members), None)
+
+    def add(self, gradients: Mapping[int, Tensor]) -> None:
+        """Replace this rank's gradients of the weight, by stage, by the sum over all stages."""
+        if not gradients or (self._is_local and len(gradients) < 2):
+            return
+        counted = [grad for index, grad in sorted(gradients.items()) if self._is_local or index in self._counted]
+        total = sum(counted, torch.zeros_like(next(iter(gradients.values()))))
+        if not self._is_local:
+            comm.all_reduce(total, group=self._group)
+        for grad in gradients.values():
+            grad.copy_(total)
 
 
 def copy_axes(topology: Topology) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -237,7 +313,7 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
     """Refuse a module whose layers are sharded over other ranks than a mesh says.
 
     Raises:
-        ValueError: as it says; sums and norms would be wrong.
+        ValueError: sums would mix the gradients of other shards, or leave out those of replicas.
     """
     for name, layer in module.named_modules():
         for group in (getattr(layer, "partial", None) or {}).values():
@@ -249,42 +325,18 @@ def check_mesh(module: nn.Module, mesh: Mesh) -> None:
                 )
         for axis in {shard.mesh_axis for shard in declared_shards(layer).values()}:
             ranks, along = sharing_ranks(layer), mesh.ranks(axis)
-            if ranks and ranks != along:
+            if ranks and tuple(rank for rank in ranks if rank in members(mesh.everyone)) != along:
                 raise ValueError(
                     f"{name or 'the module'} ({type(layer).__name__}) is sharded over ranks {list(ranks)}, and "
-                    f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}")'
+                    f'{axis} of {mesh.topology} ranks has {list(along)}; build it with mesh.group("{axis}"), or give '
+                    "an optimizer the Mesh that it is built on, in place of a group"
                 )
-
-
-def partial_of(module: nn.Module) -> dict[nn.Parameter, Group | None]:
-    """Return the parameters whose gradients layers with `coalesce` leave partial, and the ranks of their sum."""
-    return {
-        layer.get_parameter(name): group
-        for layer in module.modules()
-        for name, group in (getattr(layer, "partial", None) or {}).items()
-    }
-
-
-def sum_in_groups(partial: Iterable[tuple[Group | None, Tensor]]) -> None:
-    """Sum each tensor over its group, in place: one message for all that have the same ranks."""
-    by_ranks: dict[tuple[int, ...], tuple[Group | None, list[Tensor]]] = {}
-    for group, tensor in partial:
-        by_ranks.setdefault(members(group), (group, []))[1].append(tensor)
-    for group, tensors in by_ranks.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        comm.all_reduce(flat, group=group)
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(total.view_as(tensor))
 
 
 def sharing_ranks(layer: nn.Module) -> tuple[int, ...]:
     """Return the ranks that hold the shards of a layer, as its group, `ep` or `tp` says; none if it does not say."""
     sharers = layer if hasattr(layer, "group") else getattr(layer, "ep", None) or getattr(layer, "tp", None)
     return members(sharers.group) if sharers else ()
-
-
-def _copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
-    return Copies(mesh.group(*axes))
 
 
 def _node_copies(mesh: Mesh, axes: tuple[str, ...]) -> Copies:
@@ -344,3 +396,26 @@ def _tied(module: nn.Module) -> dict[nn.Parameter, str]:
     if first in stages and names:
         found.pop(stages[first].get_parameter(names[first]), None)
     return found
+
+
+def holders_of(program: Program | None) -> dict[int, tuple[int, ...]]:
+    """Return the ranks of a pipeline that hold each stage.
+
+    >>> holders_of(Program.parse("two stages", ["0F0 0B0", "1F0 1B0"]))
+    {0: (0,), 1: (1,)}
+    """
+    found: dict[int, set[int]] = {}
+    for (stage, _), rank in program.placement.items() if program else ():
+        found.setdefault(stage, set()).add(rank)
+    return {stage: tuple(sorted(ranks)) for stage, ranks in found.items()}
+
+
+def numbered_stages(module: nn.Module) -> Mapping[int, nn.Module] | None:
+    """Return `module.stages` by number; None for a module that has none, or something else under that name."""
+    stages = getattr(module, "stages", None)
+    return stages if isinstance(stages, Mapping) else None
+
+
+def tied_names(module: nn.Module) -> dict[int, str]:
+    """Return the names of the weight that several stages hold, by stage; empty where they share none."""
+    return dict(getattr(module, "tied", None) or {}) if numbered_stages(module) else {}

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.dp.buckets import Bucket, local_shard, register_grad_hook
-from dualpipe_lab.dp.synchronizer import Synchronizer
+from dualpipe_lab.dp.buckets import Bucket, local_shard
+from dualpipe_lab.grad_ready import Synchronizer, register_grad_hook
 
 
 class FlatParameter:

@@ -1,25 +1,22 @@
-"""Hybrid ZeRO: shards inside a node, replicas across nodes; and a ledger that counts bytes within and between nodes.
+"""Hybrid ZeRO, shards inside a node and replicas across nodes: its bytes within and between nodes, derived and counted.
 
-Chapter: book/dp/hybrid-zero.  In: a topology with `ranks_per_node`.  Out: groups for ZeRO; bytes by kind.
+Chapter: book/dp/hybrid-zero.  In: a topology with `ranks_per_node`.  Out: bytes by kind.
                  held per parameter    a node sends out per step
   ZeRO-3 flat    16 / N                3 m (N - 1) / N * S               by its last rank: a ring in the order of ranks
   ZeRO-3 hybrid  16 / N_in             2 (N_out - 1) / N_out * S         in all; each rank sends 1 / N_in of it
 with S bytes of the parameters, N = N_in N_out ranks on N_out nodes, m microbatches.  The slow links between nodes carry
-the gradients once per step, in place of the weights twice and the gradients once per microbatch.
+the gradients once per step, in place of the weights twice and the gradients once per microbatch.  Every stage of ZeRO
+does so over a `Mesh` with `ZeroOptions(hybrid=True)`.
 Elsewhere: FSDP2 on a 2-D mesh (HSDP); ZeRO++ hpZ; MiCS.
 Source: Zhang et al. 2022 (arXiv 2205.00119), section 3.
 """
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.closed_forms import BF16, Precision, Stage, sent_bytes
-from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.mesh import Mesh
 from dualpipe_lab.world.record.ledger import RankLedger
 
 
@@ -28,16 +25,6 @@ class NodeBytes(NamedTuple):
 
     intra: int
     inter: int
-
-
-def shard_within_nodes(mesh: Mesh, options: ZeroOptions | None = None) -> tuple[Group, ZeroOptions]:
-    """Return the group and the options with which a stage of ZeRO shards within nodes and replicates across nodes.
-
-    Raises:
-        ValueError: the topology has no `ranks_per_node`, or a data group has unequal numbers of ranks on the nodes.
-    """
-    group = mesh.group("shard")
-    return group, replace(options or ZeroOptions(), replicas=mesh.group("replica"))
 
 
 def hybrid_sent_bytes(

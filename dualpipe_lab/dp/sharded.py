@@ -9,7 +9,7 @@ Elsewhere: `full_weights` and `full_gradients` are FSDP2 `DTensor.full_tensor`, 
 """
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -22,11 +22,11 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.adam import AdamShard, Hyperparameters, HyperparametersOf
 from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
-from dualpipe_lab.dp.data_parallel import broadcast_module
-from dualpipe_lab.dp.declaration import Copies, Declaration
+from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
+from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.world.mesh import Mesh
+from dualpipe_lab.world.mesh import GroupMesh, Mesh
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,14 @@ class ZeroOptions:
     """The options that every stage of ZeRO takes.
 
     Args:
-        hyperparameters: of AdamW, or a function of a parameter's name and value that returns them; with a mesh, of its
-            name in the full model.
+        hyperparameters: of AdamW, or a function that returns them for a parameter and its name in the full model.
         master: keep fp32 weights for 16-bit parameters.
         rounding_seed: instead, round bf16 weights at random, from this seed.
         grad_dtype: the type in which gradients accumulate and travel (default: that of the parameters).
         bucket_bytes: the largest size of a bucket.
         num_backwards: backward passes of a step, one for each microbatch.  A `PipelineRuntime` says itself when a
             gradient is complete, and then this number is not used.
-        replicas: ranks that hold the same shard; their gradients are summed once per step.
-        axes_of: the axes of `norm_groups` that a parameter is a shard along, by its name and value (default: all);
-            None if the norm leaves it out, because another rank counts the same gradient.
-        norm_groups: this rank's groups along the model's own axes (tp, pp, ep); the norm spans them.
-        hybrid: with a mesh, shard within its nodes and replicate across them.
-
-    With a `Mesh` in place of the group, the module's declaration says what `replicas`, `axes_of` and `norm_groups` say.
+        hybrid: shard within the nodes of a `Mesh` and replicate across them.
     """
 
     hyperparameters: Hyperparameters | HyperparametersOf = field(default_factory=Hyperparameters)
@@ -57,25 +50,7 @@ class ZeroOptions:
     grad_dtype: torch.dtype | None = None
     bucket_bytes: int = BUCKET_BYTES
     num_backwards: int = 1
-    replicas: Group | None = None
-    axes_of: Callable[[str, nn.Parameter], Collection[str] | None] | None = None
-    norm_groups: Mapping[str, Group | None] = field(default_factory=dict)
     hybrid: bool = False
-
-
-class Scaler(Protocol):
-    """The part of a loss scaler that a step uses."""
-
-    scale: float
-
-    def belong_to(self, optimizer: object) -> None:
-        """Let one optimizer use this scaler; ValueError if another one does."""
-
-    def found_inf(self, gradients: Iterable[Tensor]) -> bool:
-        """Return whether any rank has a gradient that is not finite."""
-
-    def update(self, found_inf: bool) -> None:
-        """Choose the scale of the next step."""
 
 
 @dataclass(frozen=True)
@@ -93,96 +68,56 @@ class StepReport:
 
 
 class Kind(NamedTuple):
-    """What parameters must have in common to share a buffer: a param group of torch.optim, of one type and axes."""
+    """What parameters must have in common to share a buffer: a param group of torch.optim, of one type and copies."""
 
     dtype: torch.dtype
     hyperparameters: Hyperparameters
-    axes: frozenset[str] | None
+    declared: frozenset[str]
 
 
 @dataclass
 class LocalShard:
     """Elements `start` to `stop` of a bucket, with their optimizer state: what this rank updates.
 
-    `axes` are those of the norm's groups that it is a shard along, None if the norm leaves it out; `replicas` are the
-    ranks that update the same elements in hybrid ZeRO.
+    Of all ranks that update the same elements, `counts` is true on the one whose gradient is in the norm.
     """
 
     bucket: Bucket
     start: int
     stop: int
     adam: AdamShard
-    axes: frozenset[str] | None
-    replicas: Group | None = None
+    counts: bool
 
 
 class ShardedAdam:
     """AdamW on this rank's shards of a model, clipped by the norm of the full gradient.
 
     Args:
-        names: of the model's parameters.
-        group: the ranks that the shards are spread over.
+        declaration: says which ranks have copies of a parameter, and which of them counts it in the norm.
         options: as for every stage of ZeRO.
         is_sharded: False if this rank's shards are the full buffers, as in DDP.
-        declaration: on a mesh, says which ranks have copies of a parameter, and which of them counts it.
     """
 
-    def __init__(
-        self,
-        names: Mapping[nn.Parameter, str],
-        group: Group | None,
-        options: ZeroOptions,
-        is_sharded: bool,
-        declaration: Declaration | None = None,
-    ) -> None:
+    def __init__(self, declaration: Declaration, options: ZeroOptions, is_sharded: bool) -> None:
         self.shards: list[LocalShard] = []
         self.num_steps = 0
-        self.generator: torch.Generator | None = None
-        if options.rounding_seed is not None:  # ranks that hold the same weights must round them alike
-            position = comm.get_rank(group) if is_sharded else 0
-            # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
-            self.generator = torch.Generator().manual_seed(options.rounding_seed + position)
-        self._names, self._group, self._options, self._is_sharded = names, group, options, is_sharded
-        self._declaration = declaration
-        self.norm_groups = {"mesh": None} if declaration else {**options.norm_groups, "shard": group}
+        self._declaration, self._options, self._is_sharded = declaration, options, is_sharded
+        # of the CPU, so that every device rounds alike and any may resume: 4 bytes per weight and step go to a GPU
+        self.generator = None if options.rounding_seed is None else torch.Generator()
 
     def kind(self, parameter: nn.Parameter) -> Kind:
         """Return what a parameter must have in common with its neighbours in a buffer."""
-        options, name = self._options, self._names[parameter]
-        if self._declaration is not None:
-            name = self._declaration.parameters[parameter].name  # a pipeline's stages do not change learning rates
-        chosen = options.hyperparameters
+        chosen, name = self._options.hyperparameters, self._declaration.parameters[parameter].name
         hyperparameters = chosen if isinstance(chosen, Hyperparameters) else chosen(name, parameter)
-        if self._declaration is not None:
-            return Kind(parameter.dtype, hyperparameters, self._declaration.kind(parameter))
-        axes = options.axes_of(name, parameter) if options.axes_of else options.norm_groups
-        return Kind(parameter.dtype, hyperparameters, None if axes is None else frozenset(axes))
-
-    def copies_of(self, parameter: nn.Parameter) -> Copies:
-        """Return the ranks that hold the same parameter and see other data."""
-        if self._declaration is not None:
-            return self._declaration.copies(parameter)
-        return Copies(self._group, self._options.replicas)
-
-    def group_of(self, parameter: nn.Parameter) -> Group | None:
-        """Return the ranks that a parameter's gradient is summed over, and that its shards are spread over."""
-        return self.copies_of(parameter).group
+        return Kind(parameter.dtype, hyperparameters, self._declaration.kind(parameter))
 
     def add_shard(self, bucket: Bucket, working: Tensor, start: int, stop: int) -> None:
         """Make the optimizer state of elements `start` to `stop` of a bucket, whose weights are `working`."""
         first = bucket.parameters[0]
-        kind, replicas = self.kind(first), self.copies_of(first).replicas
         master = self._options.master and working.element_size() == 2  # fp32 weights are their own masters
         generator = self.generator if working.dtype == torch.bfloat16 else None
-        adam = AdamShard(working, kind.hyperparameters, master, generator)
-        self.shards.append(LocalShard(bucket, start, stop, adam, self._norm_axes(first), replicas))
-
-    def _norm_axes(self, parameter: nn.Parameter) -> frozenset[str] | None:
-        """The axes of `norm_groups` that this rank's shard is summed along; None if another rank counts it."""
-        if self._declaration is not None:  # of all ranks of the mesh, one counts it
-            return frozenset({"mesh"}) if self._declaration.counts(parameter, self._is_sharded) else None
-        axes = self.kind(parameter).axes
-        return axes if axes is None or not self._is_sharded else axes | {"shard"}
+        adam = AdamShard(working, self.kind(first).hyperparameters, master, generator)
+        self.shards.append(LocalShard(bucket, start, stop, adam, self._declaration.counts(first, self._is_sharded)))
 
     def add_shards(self, buckets: Iterable[Bucket], flats: Iterable[Tensor]) -> None:
         """Make the optimizer state of this rank's shard of every flat buffer."""
@@ -195,7 +130,7 @@ class ShardedAdam:
         gradients: list[Tensor],
         lr_factor: float = 1.0,
         max_norm: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
     ) -> StepReport:
@@ -233,8 +168,8 @@ class ShardedAdam:
         return StepReport(True, norm)
 
     def _seed_rounding(self, shard: LocalShard) -> None:
-        """On a mesh, draw by name, so that all copies round alike: mirrored stages come in another order, for one."""
-        if self.generator is not None and self._declaration is not None:
+        """Draw by name, so that all copies round alike: mirrored stages come in another order, for one."""
+        if self.generator is not None:
             first = self._declaration.parameters[shard.bucket.parameters[0]]
             part = None if first.shard is None else first.shard.start
             key = f"{self._options.rounding_seed}/{first.name}/{part}/{shard.start}/{self.num_steps}"
@@ -243,8 +178,8 @@ class ShardedAdam:
     def norm(self, gradients: list[Tensor], p: float) -> float:
         """Return the p-norm of the full gradient; the same on every rank."""
         held = zip(self.shards, gradients, strict=True)
-        counted = [(grad, shard.axes) for shard, grad in held if shard.axes is not None]
-        return global_norm(counted, self.norm_groups, p)
+        counted = [(grad, ("mesh",)) for shard, grad in held if shard.counts]
+        return global_norm(counted, {"mesh": self._declaration.mesh.everyone}, p)
 
 
 class Reducer(Protocol):
@@ -262,18 +197,20 @@ class ShardedOptimizer:
 
     Args:
         module: this rank's part of the model.
-        group: the ranks that hold copies of the module; or the `Mesh`, and then every parameter is summed and sharded
-            over its own copies, as the module declares: experts over edp, all others over the data axes.
+        group: the `Mesh`, on which every parameter is summed and sharded over its own copies, as the module declares:
+            experts over edp, all others over the data axes; or the ranks that hold copies of the module (default: the
+            world), which are a mesh with the axis dp alone.
         options: of the stage of ZeRO.
         program: of the pipeline, with a mesh that has one; its placement says which stages are mirrored.
 
     Attributes:
         adam: updates this rank's shards.
+        declaration: says which ranks have copies of each parameter.
         reducer: sums the gradients over the group.
         is_sharded: whether a rank updates one shard of each buffer, or all of it.
 
     Raises:
-        ValueError: ranks of the group hold other experts, or other shards of a layer, than this rank; as `Declaration`.
+        ValueError: as `Declaration`; ranks of a group hold other shards of a layer than this rank, for one.
     """
 
     is_sharded = True
@@ -286,21 +223,14 @@ class ShardedOptimizer:
         options: ZeroOptions | None,
         program: Program | None = None,
     ) -> None:
-        options, self.declaration = options or ZeroOptions(), None
-        if isinstance(group, Mesh):
-            _check_options(options)
-            self.declaration = Declaration(module, group, options.hybrid, program)
-            self.declaration.broadcast()
-            group = self.declaration.dense.group
-        else:
-            for copies in (group,) if options.replicas is None else (group, options.replicas):
-                broadcast_module(module, copies)
-        self.module, self.group, self.options = module, group, options
-        self.group_rank, self.group_size = comm.get_rank(group), comm.get_world_size(group)
+        self.module, self.options = module, options or ZeroOptions()
+        mesh = group if isinstance(group, Mesh) else GroupMesh(group)
+        self.declaration = Declaration(module, mesh, self.options.hybrid, program)
+        self.declaration.broadcast()
+        self.group = self.declaration.dense.group
         self.names = {parameter: name for name, parameter in module.named_parameters()}
-        self.adam = ShardedAdam(self.names, group, options, self.is_sharded, self.declaration)
-        self.sums_tied = self.declaration is not None and len(self.declaration.tied.stage_of) > 0
-        self.sums_partial = self.declaration is not None and len(self.declaration.partial) > 0
+        self.adam = ShardedAdam(self.declaration, self.options, self.is_sharded)
+        self.sums_tied, self.sums_partial = bool(self.declaration.tied.stage_of), bool(self.declaration.partial)
         self._finished: list[Tensor] | None = None  # the finished gradients, until zero_grad
 
     @property
@@ -322,25 +252,9 @@ class ShardedOptimizer:
         """Complete the sums and return this rank's shards of them, one tensor for each of `local_shards`."""
         if self._finished is None:
             self._finished = self.reducer.finish()
-            works = [
-                comm.all_reduce(grad, group=shard.replicas, async_op=True)
-                for shard, grad in zip(self.local_shards, self._finished, strict=True)
-                if shard.replicas is not None
-            ]
-            for work in works:
-                assert work is not None
-                work.wait()
-            self._sum_declared(self._finished)
-        return self._finished
-
-    def _sum_declared(self, gradients: list[Tensor]) -> None:
-        """Add what layers left partial, and a weight that other stages of a pipeline hold too."""
-        if self.declaration is not None:
             firsts = [shard.bucket.parameters[0] for shard in self.local_shards]
-            held = list(zip(firsts, gradients, strict=True))
-            self.declaration.sum_partial(held)
-            stage_of = self.declaration.tied.stage_of
-            self.declaration.tied.add({stage_of[first]: grad for first, grad in held if first in stage_of})
+            self.declaration.complete_sums(list(zip(firsts, self._finished, strict=True)))
+        return self._finished
 
     def grad_norm(self, p: float = 2.0) -> float:
         """Complete the sums and return the norm of the full gradient."""
@@ -384,11 +298,3 @@ def full_gradients(optimizer: ShardedOptimizer) -> dict[str, Tensor]:
         names = [optimizer.names[parameter] for parameter in shard.bucket.parameters]
         found |= dict(zip(names, shard.bucket.views(full), strict=True))
     return found
-
-
-def _check_options(options: ZeroOptions) -> None:
-    if options.replicas is not None or options.axes_of is not None or options.norm_groups:
-        raise ValueError(
-            "with a mesh the module's declaration says what replicas=, axes_of= and norm_groups= say; leave them out, "
-            "and use hybrid=True for replicas across nodes"
-        )

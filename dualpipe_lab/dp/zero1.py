@@ -13,7 +13,8 @@ from torch import nn
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.buckets import start_all_gather, start_reduce_scatter
 from dualpipe_lab.dp.ddp import GradientReducer
-from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.mesh import Mesh
 
@@ -43,7 +44,7 @@ class Zero1(ShardedOptimizer):
             self.options.grad_dtype,
             self.adam.kind,
             start_reduce_scatter,
-            self.adam.group_of,
+            self.declaration.group_of,
         )
         self.reducer.name = "Zero1"
         self.reducer.sums_tied, self.reducer.sums_partial = self.sums_tied, self.sums_partial
@@ -54,7 +55,7 @@ class Zero1(ShardedOptimizer):
         self,
         lr_factor: float = 1.0,
         max_norm: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
     ) -> StepReport:

@@ -26,12 +26,12 @@ from dualpipe_lab.dp.buckets import (
     Bucket,
     assign_buckets,
     make_buckets,
-    register_grad_hook,
     start_all_gather,
     start_reduce_scatter,
 )
-from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
-from dualpipe_lab.dp.synchronizer import GradShard, Synchronizer
+from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.grad_ready import GradShard, Synchronizer, register_grad_hook
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.mesh import Mesh
 
@@ -56,7 +56,7 @@ class Zero2(ShardedOptimizer):
         chosen = assign_buckets(module.parameters(), self.options.bucket_bytes, self.adam.kind)
         if not chosen:
             raise ValueError("no parameter needs a gradient; a frozen module needs no optimizer")
-        self.buckets = make_buckets(chosen, self.options.grad_dtype, self.adam.group_of)
+        self.buckets = make_buckets(chosen, self.options.grad_dtype, self.declaration.group_of)
         self.flats = [bucket.flatten_weights() for bucket in self.buckets]
         self.adam.add_shards(self.buckets, self.flats)
         self.reducer = BucketReducer(self.buckets, self.group, self.options.num_backwards)
@@ -66,7 +66,7 @@ class Zero2(ShardedOptimizer):
         self,
         lr_factor: float = 1.0,
         max_norm: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
     ) -> StepReport:

@@ -30,8 +30,9 @@ from dualpipe_lab._private import call_after_backward, tree_leaves
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.flat_parameter import FlatParameter
-from dualpipe_lab.dp.sharded import Scaler, ShardedOptimizer, StepReport, ZeroOptions
-from dualpipe_lab.dp.synchronizer import GradShard, Synchronizer
+from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.grad_ready import GradShard, Synchronizer
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.world.mesh import Mesh
 
@@ -84,7 +85,7 @@ class Zero3(ShardedOptimizer):
         self,
         lr_factor: float = 1.0,
         max_norm: float | None = None,
-        scaler: Scaler | None = None,
+        scaler: LossScaler | None = None,
         norm_type: float = 2.0,
         norm: float | None = None,
     ) -> StepReport:
@@ -120,7 +121,7 @@ class Zero3(ShardedOptimizer):
         flats = []
         for (is_trained, _), run in groupby(parameters, lambda p: (p.requires_grad, self.adam.kind(p))):
             same = list(run)
-            group = self.adam.group_of(same[0])
+            group = self.declaration.group_of(same[0])
             flat = FlatParameter(same, group, self.options.grad_dtype, on_change, self.reducer)
             flats.append(flat)
             if is_trained:

@@ -33,7 +33,6 @@ from .moe import Experts as Experts
 from .moe import MoE as MoE
 from .moe import expert_parameters as expert_parameters
 from .moe import reduce_gradients as reduce_gradients
-from .moe import counted_gradients as counted_gradients
 from .moe import operators as operators
 
 # A fixed number of slots per expert

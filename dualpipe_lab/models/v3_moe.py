@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.dp.grad_norm import global_norm
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter, update_biases
-from dualpipe_lab.ep.moe import ExpertParallel, expert_parameters, reduce_gradients
+from dualpipe_lab.ep.moe import ExpertParallel, reduce_gradients
 from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
@@ -38,7 +37,6 @@ from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
-from dualpipe_lab.tp.grads import norm_axes
 from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
 from dualpipe_lab.tp.shard import full_tensor, shards_of
@@ -213,13 +211,6 @@ class V3MoE(V3Stage):
         Every rank calls this after the last backward of a step.
         """
         reduce_gradients(self, self.ep, 1, self.data)
-
-    def gradient_norm(self) -> float:
-        """Return the gradient norm of the full model, the same on every rank; call `reduce_gradients` first."""
-        axes = norm_axes(self) | dict.fromkeys(expert_parameters(self), ("ep",))
-        found = [(p.grad, axes.get(p)) for p in self.parameters()]
-        gradients = [(grad, where) for grad, where in found if grad is not None and where is not None]
-        return global_norm(gradients, {"tp": self.tp.group, "ep": self.ep.group})
 
     def update_biases(self, speed: float) -> list[Tensor]:
         """Update the selection biases of all routers, and return each router's loads over all ranks.

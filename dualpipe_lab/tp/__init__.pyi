@@ -41,9 +41,6 @@ from .checkpoint import shard_spec_of as shard_spec_of
 
 # Gradients of replicated weights, and the norm of all
 from .grads import sum_partial_gradients as sum_partial_gradients
-from .grads import counted_gradients as counted_gradients
-from .grads import norm_axes as norm_axes
-from .grads import zero_options as zero_options
 
 # Bytes that it sends, numbers that it holds
 from .closed_forms import sum_bytes as sum_bytes

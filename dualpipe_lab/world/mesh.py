@@ -1,4 +1,4 @@
-"""`Mesh`: the topology on one rank, with a process group per axis.
+"""`Mesh`: the topology on one rank, with a process group per axis; `GroupMesh`: one group as a mesh of one axis.
 
 Chapter: book/dp/topology.  In: a topology of the world's size.  Out: coordinates, process groups, a `DeviceMesh`.
 Torch makes a group only if every rank of the world takes part.  The first call of `group(axis)` therefore makes all
@@ -8,10 +8,11 @@ Elsewhere: torch `DeviceMesh.get_group`; Megatron `get_tensor_model_parallel_gro
 """
 
 import torch
+import torch.distributed as dist
 from torch.distributed import DeviceMesh
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.topology import RankCoordinates, Topology
 from dualpipe_lab.world.context import rank_context
 
@@ -19,9 +20,14 @@ from dualpipe_lab.world.context import rank_context
 class Mesh(RankCoordinates):
     """This rank's coordinates in a topology, and its process groups.
 
+    Attributes:
+        everyone: all ranks of the mesh; None for the world.
+
     Raises:
         ValueError: the topology has another number of ranks than the world.
     """
+
+    everyone: Group | None = None
 
     def __init__(self, topology: Topology) -> None:
         world_size = rank_context().world_size
@@ -56,3 +62,25 @@ class Mesh(RankCoordinates):
         if len(groups) == 1:
             return DeviceMesh.from_group(groups[0], device, mesh_dim_names=self.topology.names)
         return DeviceMesh.from_group(groups, device, mesh=grid, mesh_dim_names=self.topology.names)
+
+
+class GroupMesh(Mesh):
+    """The ranks of one group, which work on different data, as a mesh with the axis dp alone; making it sends nothing.
+
+    Args:
+        group: the ranks (default: the world).
+    """
+
+    def __init__(self, group: Group | None = None) -> None:
+        self.everyone, self._members = group, members(group)
+        RankCoordinates.__init__(self, Topology([("dp", len(self._members))]), comm.get_rank(group))
+        self.global_rank = rank_context().rank
+
+    def group(self, *axes: str) -> Group:
+        """The group itself: no other axis has more than one rank."""
+        if self.ranks(*axes) != self._members:
+            raise ValueError(f"the ranks of one group have no groups along {axes}; give the Mesh of all axes instead")
+        return dist.group.WORLD if self.everyone is None else self.everyone
+
+    def _groups_along(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(self._members[number] for number in ranks) for ranks in super()._groups_along(axes))

@@ -134,7 +134,7 @@ def step(model, optimizer, number):
                 flat.grad[begin : begin + len(values)] = values
     else:
         for parameter, grad in gradients.items():
-            share = grad / comm.get_world_size(optimizer.adam.group_of(parameter))
+            share = grad / comm.get_world_size(optimizer.declaration.group_of(parameter))
             if parameter.grad is None:
                 parameter.grad = share.clone()
             else:

@@ -172,7 +172,6 @@ def test_what_cannot_be_right_is_refused():
             refused(lambda: Zero1(plain, piped)),
             refused(lambda: Zero1(plain, piped, program=program)),
             refused(lambda: Zero1(plain, piped, program=looped)),
-            refused(lambda: Zero2(plain, mesh, ZeroOptions(replicas=mesh.group("dp")))),
             refused(lambda: Zero2(plain, mesh, ZeroOptions(hybrid=True))),
         ]
 
@@ -184,7 +183,6 @@ def test_what_cannot_be_right_is_refused():
             "pp 2 x dp 2 = 4 ranks have a pipeline, whose program says which ranks hold a stage; give program=",
             "program '1F1B' is for 4 ranks, pp 2 x dp 2 = 4 has pp 2",
             "and Linear does not say which is which; give it `stages`",
-            "with a mesh the module's declaration says what replicas=, axes_of= and norm_groups= say",
             "hybrid ZeRO shards within nodes, got dp 2 x ep 2 = 4 ranks; give the topology ranks_per_node=",
         ]
         for text, rule in zip(found, rules, strict=True):
@@ -205,3 +203,42 @@ def test_copies_that_lie_unevenly_on_the_nodes_are_refused():
 def test_an_edp_that_leaves_out_ranks_with_other_data_is_refused_without_a_rank():
     with pytest.raises(ValueError, match=r"got dp 2 x cp 2 = 4 ranks with experts_over=\('dp',\); use experts_over="):
         copy_axes(lab.Topology([("dp", 2), ("cp", 2)], edp=2))
+
+
+@pytest.mark.parametrize("sizes", [[("dp", 2)], [("tp", 2), ("dp", 2)]], ids=str)
+def test_a_group_is_a_mesh_with_one_axis_to_the_bit(sizes):
+    """Norms and weights after clipped steps; the group is the world, or one of two."""
+
+    def fn(rank, world_size):
+        mesh, found = lab.Mesh(lab.Topology(sizes)), {}
+        for name, stage in STAGES.items():
+            for over in (mesh, mesh.group("dp")):
+                torch.manual_seed(mesh.rank("dp"))
+                model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+                units = [[model[0], model[2]]] if stage is Zero3 else []
+                optimizer, norms = stage(model, *units, over, ZeroOptions(HYPER, bucket_bytes=200)), []
+                for number in range(STEPS):
+                    optimizer.zero_grad()
+                    x = torch.full((2, 5), 1.0 + number + mesh.rank("dp"), dtype=torch.float64)
+                    model(x).square().sum().backward()
+                    norms.append(optimizer.step(max_norm=MAX_NORM).norm)
+                found.setdefault(name, []).append((norms, full_weights(optimizer)))
+        return found
+
+    for found in launch(fn, lab.Topology(sizes).world_size):
+        for (norms, weights), (other_norms, other_weights) in found.values():
+            assert norms == other_norms
+            assert all(torch.equal(weight, other_weights[name]) for name, weight in weights.items())
+
+
+def test_over_a_group_a_weight_that_other_stages_hold_too_is_refused():
+    def fn(rank, world_size):
+        module = nn.Sequential(nn.Linear(2, 2))
+        module.stages, module.tied = {0: module[0]}, {0: "weight", 1: "weight"}
+        return refused(lambda: Ddp(module))
+
+    for text in launch(fn, 2):
+        assert (
+            "stages [0, 1] hold one weight, and stages [0] are here; give the optimizer the Mesh and the program"
+            in text
+        )

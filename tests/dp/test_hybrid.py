@@ -11,7 +11,7 @@ from dualpipe_lab.dp.checkpoint import load, save
 from dualpipe_lab.dp.closed_forms import sent_bytes
 from dualpipe_lab.dp.ddp import Ddp
 from dualpipe_lab.dp.ema import ShardedEma
-from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes, shard_within_nodes
+from dualpipe_lab.dp.hybrid import count_by_node, hybrid_sent_bytes
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.dp.sharded import ZeroOptions, full_weights
 from dualpipe_lab.dp.zero1 import Zero1
@@ -23,18 +23,18 @@ TOPOLOGY = lab.Topology([("dp", 4)], ranks_per_node=2)
 SHARDED = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 
 
-def hybrid(stage, model, mesh, options):
-    group, options = shard_within_nodes(mesh, options)
+def hybrid(stage, model, mesh, **options):
+    options = ZeroOptions(**options, hybrid=True)
     if stage is Zero3:
-        return Zero3(model, getattr(model, "units", list(model.children())), group, options)
-    return stage(model, group, options)
+        return Zero3(model, getattr(model, "units", list(model.children())), mesh, options)
+    return stage(model, mesh, options)
 
 
 def test_two_nodes_of_two_ranks_equal_one_process_and_save(tmp_path):
     def fn(rank, world_size):
         mesh, found = lab.Mesh(TOPOLOGY), []
         for stage in STAGES:
-            optimizer = hybrid(stage, Blocks(seed=rank), mesh, ZeroOptions(HYPER, bucket_bytes=300))
+            optimizer = hybrid(stage, Blocks(seed=rank), mesh, hyperparameters=HYPER, bucket_bytes=300)
             train(optimizer, shard_slice(6, world_size, rank), BATCHES, 1, max_norm=0.5)
             path = save(tmp_path / stage.__name__, 3, optimizer)
             found.append((full_weights(optimizer), path))
@@ -64,10 +64,11 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
         ledger = count_by_node(TOPOLOGY)
         for name, stage in SHARDED.items():
             for is_hybrid in (False, True):
-                options, model = ZeroOptions(num_backwards=num_microbatches, master=True), make(8, torch.bfloat16)
+                model, more = make(8, torch.bfloat16), {"num_backwards": num_microbatches, "master": True}
                 if is_hybrid:
-                    optimizer = hybrid(stage, model, mesh, options)
+                    optimizer = hybrid(stage, model, mesh, **more)
                 else:
+                    options = ZeroOptions(**more)
                     optimizer = (
                         Zero3(model, list(model), None, options) if stage is Zero3 else stage(model, None, options)
                     )
@@ -96,9 +97,9 @@ def test_bytes_within_nodes_and_between_them_equal_the_closed_forms(num_microbat
 
 def test_a_topology_without_nodes_is_refused():
     def fn(rank, world_size):
-        shard_within_nodes(lab.Mesh(lab.Topology([("dp", 2)])))
+        hybrid(Ddp, Blocks(), None)
 
-    with pytest.raises(lab.RankError, match="have no shard groups; give ranks_per_node="):
+    with pytest.raises(lab.RankError, match="hybrid ZeRO shards within nodes, got dp 2 = 2 ranks; give"):
         launch(fn, 2)
 
 

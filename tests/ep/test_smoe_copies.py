@@ -13,7 +13,7 @@ from dualpipe_lab.ep.moe import (
     ExpertParallel,
     Experts,
     MoE,
-    counted_gradients,
+    expert_parameters,
     reduce_gradients,
 )
 from dualpipe_lab.ep.router import TopKRouter
@@ -44,7 +44,9 @@ def trained(rank, case, ep, data=None, num_tokens=None):
     assert routing.load.tolist() == [int((experts == expert).sum()) for expert in range(4)]
     (y * dy).sum().backward()
     reduce_gradients(model, ep, num_tokens or len(case.x), data)
-    norm = global_norm(counted_gradients(model), {"ep": ep.group})
+    experts = {id(parameter) for parameter in expert_parameters(model)}
+    gradients = [(parameter.grad, ("ep",) if id(parameter) in experts else ()) for parameter in model.parameters()]
+    norm = global_norm(gradients, {"ep": ep.group})
     return {"x": x.grad, "norm": torch.tensor(norm)} | full_state_dict(model, ep.group, "grad")
 
 

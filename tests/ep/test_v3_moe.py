@@ -12,6 +12,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.dp.data_parallel import num_valid_tokens
+from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.ep.deepseek_moe import bias_step
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.v3_moe import V3MoE, check_topology
@@ -85,7 +86,7 @@ def step(mesh, config, layout=None, is_sequence_parallel=False, **options):
     comm.all_reduce(total, group=model.data)
     model.reduce_gradients()
     loads = model.update_biases(0.01)
-    norm = torch.tensor(model.gradient_norm(), dtype=torch.float64)
+    norm = torch.tensor(Declaration(model, mesh).gradient_norm(), dtype=torch.float64)
     found = {"loss": total, "norm": norm} | model.full_state_dict("grad")
     return state, found, loads, [router.bias.clone() for router in routers(model)]
 

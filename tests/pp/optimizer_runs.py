@@ -7,7 +7,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import dualpipe_lab as lab
-from dualpipe_lab import comm
 from dualpipe_lab.dp.adam import AdamW, Hyperparameters
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients
 from dualpipe_lab.dp.ddp import Ddp
@@ -120,40 +119,42 @@ def split_off_experts(stage):
     return stage, None
 
 
+class Stages(nn.Module):
+    """Some stages of a rank, by number."""
+
+    def __init__(self, stages):
+        super().__init__()
+        self.parts = nn.ModuleDict({str(index): stages[index] for index in sorted(stages)})
+
+    @property
+    def stages(self):
+        return {int(index): stage for index, stage in self.parts.items()}
+
+
 class Trainer:
-    """The optimizers of one rank: one per stage, or one for all of them; and another one for the experts.
+    """The optimizers of one rank: one per stage, or one for all of them.
 
     Args:
         kind: of optimizer.
         stages: of this rank, by number.
-        counted: stages whose gradients this rank counts in the norm.
-        mesh: pp x dp.
-        alone: a group of this rank alone, over which experts without copies are "shared".
+        mesh: pp x dp, whose data ranks share the experts.
+        program: of the pipeline.
         joint: one optimizer for all stages.
     """
 
-    def __init__(self, kind, stages, counted, mesh, alone, joint):
+    def __init__(self, kind, stages, mesh, program, joint):
         self.optimizers = []
         self.keys = {p: (i, name) for i, stage in stages.items() for name, p in stage.named_parameters()}
-        split = {index: split_off_experts(stage) for index, stage in sorted(stages.items())}
-        dense = {index: part for index, (part, _) in split.items()}
-        for held in [dense] if joint else [{index: part} for index, part in dense.items()]:
-            self._add(kind, held, counted, mesh.group("dp"), {"pp": mesh.group("pp")})
-        for index, (_, experts) in split.items():
-            if experts is not None:
-                groups = {"pp": mesh.group("pp"), "ep": mesh.group("dp")}
-                self._add("zero1" if kind == "zero3" else kind, {index: experts}, counted, alone, groups)
+        for held in [stages] if joint else [{index: stages[index]} for index in sorted(stages)]:
+            self._add(kind, Stages(held), mesh, program)
 
-    def _add(self, kind, held, counted, group, norm_groups):
-        module = nn.ModuleList(held.values()) if len(held) > 1 else next(iter(held.values()))
-        options = ZeroOptions(
-            HYPER, norm_groups=norm_groups, bucket_bytes=100,
-            axes_of=lambda _, p: norm_groups if self.keys[p][0] in counted else None,
-        )  # fmt: skip
+    def _add(self, kind, module, mesh, program):
+        options = ZeroOptions(HYPER, bucket_bytes=100)
         if kind == "zero3":
-            optimizer = Zero3(module, [layer for layer in module.modules() if layer._parameters], group, options)
+            units = [layer for layer in module.modules() if layer._parameters]
+            optimizer = Zero3(module, units, mesh, options, program=program)
         else:
-            optimizer = OPTIMIZERS[kind](module, group, options)
+            optimizer = OPTIMIZERS[kind](module, mesh, options, program)
         self.optimizers.append(optimizer)
 
     def zero_grad(self):
@@ -253,21 +254,20 @@ def full(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def trainer(kind, stages, counted, mesh, alone, joint, device_mesh):
+def trainer(kind, stages, counted, mesh, program, joint, device_mesh):
     if kind == "none":
         return Plain(stages, counted, mesh)
     if kind == "fsdp2":
         return Fsdp(stages, counted, mesh, device_mesh)
-    return Trainer(kind, stages, counted, mesh, alone, joint)
+    return Trainer(kind, stages, mesh, program, joint)
 
 
 def train(rank, world_size, kind, layers, programs, weights, joint):
     """One step of every program: gradients, norm, weights and which parts they are; or the refusal."""
     torch.manual_seed(1000 + rank)
-    mesh = lab.Mesh(lab.Topology([("pp", PP), ("dp", DP)]))
+    mesh = lab.Mesh(lab.Topology([("pp", PP), ("dp", DP)], edp=1))
     pp, dp = mesh.group("pp"), mesh.group("dp")
     device_mesh = mesh.device_mesh() if kind == "fsdp2" else None
-    alone = [comm.new_group([r]) for r in range(world_size)][rank]
     xs, ys = (part[mesh.rank("dp")] for part in batch())
     results = []
     for name, program in programs.items():
@@ -280,7 +280,7 @@ def train(rank, world_size, kind, layers, programs, weights, joint):
                 nn.init.normal_(parameter)
         counted = {index for index in mine if name not in MIRRORED or index == mesh.rank("pp")}
         try:
-            training = trainer(kind, mine, counted, mesh, alone, joint, device_mesh)
+            training = trainer(kind, mine, counted, mesh, program, joint, device_mesh)
             runtime = PipelineRuntime(program, mine, nn.functional.mse_loss, group=pp, sum_mirrors=name in MIRRORED)
             training.zero_grad()
             runtime.step(list(xs), list(ys), [1 / (DP * M)] * M)

@@ -17,8 +17,8 @@ from dualpipe_lab.models.llama import Llama
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.sharding import shard_slice
-from dualpipe_lab.tp.grads import sum_partial_gradients, zero_options
-from dualpipe_lab.tp.shard import full_state_dict, shards_of
+from dualpipe_lab.tp.grads import sum_partial_gradients
+from dualpipe_lab.tp.shard import full_state_dict
 
 TOPOLOGY = lab.Topology([("dp", 2), ("tp", 2)])
 # eps is large: else Adam would hide a gradient that is clipped too much
@@ -52,10 +52,9 @@ def one_process(config, state):
     return norms, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def build(stage, model, options):
-    if stage is Zero3:
-        return Zero3(model, list(model.layers), model.mesh.group("dp"), options)
-    return stage(model, model.mesh.group("dp"), options)
+def build(stage, model):
+    units = [list(model.layers)] if stage is Zero3 else []
+    return stage(model, *units, model.mesh, ZeroOptions(HYPER))
 
 
 def train(optimizer, rank):
@@ -79,7 +78,7 @@ def test_norms_and_weights_are_those_of_one_process(name):
             for sequence_parallel in (False, True):
                 model = Llama(config, mesh, sequence_parallel, dtype=torch.float64)
                 state = full_state_dict(model, model.tp.group)
-                optimizer = build(stage, model, zero_options(model, model.tp, ZeroOptions(HYPER)))
+                optimizer = build(stage, model)
                 norms = train(optimizer, rank)
                 if stage is Zero3:
                     with optimizer.gathered():
@@ -113,8 +112,7 @@ def test_on_a_mesh_gradients_left_partial_are_those_of_one_process(sizes, kv_hea
             for coalesce in (False, True):
                 model = Llama(config, mesh, sequence_parallel=True, coalesce=coalesce, dtype=torch.float64)
                 state = full_state_dict(model, model.tp.group)
-                units = [list(model.layers)] if stage is Zero3 else []
-                optimizer = stage(model, *units, mesh, ZeroOptions(HYPER))
+                optimizer = build(stage, model)
                 before = all_reduces()
                 norms = train(optimizer, rank)
                 counts.append(all_reduces() - before)
@@ -156,52 +154,10 @@ def test_a_call_that_sums_partial_gradients_leaves_those_of_a_mesh_alone():
     assert launch(fn, 2) == [True, True]
 
 
-def test_copies_and_replicas_counted_by_every_rank_make_the_norm_too_large():
-    """What happens without: as if all were parts; and with copies counted as parts."""
-
-    def fn(rank, world_size):
-        mesh, found = lab.Mesh(TOPOLOGY), []
-        for kind in ("right", "all are parts", "copies are parts"):
-            model = Llama(MODELS["copies"], mesh, dtype=torch.float64)
-            options, names = zero_options(model, model.tp, ZeroOptions(HYPER)), shards_of(model)
-            if kind == "all are parts":
-                options = ZeroOptions(HYPER, norm_groups={"tp": model.tp.group})
-            if kind == "copies are parts":
-                axes = dict.fromkeys(names, ("tp",))
-                options = ZeroOptions(
-                    HYPER, axes_of=lambda name, _, axes=axes: axes.get(name, ()), norm_groups={"tp": model.tp.group}
-                )
-            found.append(train(build(Zero1, model, options), rank)[0])
-        return found
-
-    for right, all_parts, copies in launch(fn, 4):
-        assert right < copies * (1 - 1e-3)
-        assert copies < all_parts * (1 - 1e-3)
-
-
-def test_other_axes_are_kept():
-    """A parameter that pipeline ranks share out besides stays a part along that axis; a copy is left out of both."""
-
-    def fn(rank, world_size):
-        model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), dtype=torch.float64)
-        axes = [
-            zero_options(model, model.tp, options).axes_of
-            for options in (ZeroOptions(), ZeroOptions(norm_groups={"pp": None}), ZeroOptions(axes_of=lambda *_: None))
-        ]
-        named = dict(model.named_parameters())
-        names = ("layers.0.attention.q.weight", "layers.0.attention.k.weight", "norm.weight")
-        return [[of(name, named[name]) for name in names] for of in axes]
-
-    for rank, (alone, piped, nowhere) in enumerate(launch(fn, 2)):
-        assert alone == [{"tp"}, None if rank else {"tp"}, set()]
-        assert piped == [{"tp", "pp"}, None if rank else {"tp", "pp"}, {"pp"}]
-        assert nowhere == [None] * 3
-
-
-def test_gradients_that_stay_partial_are_refused():
+def test_over_a_group_gradients_that_stay_partial_are_refused():
     def fn(rank, world_size):
         model = Llama(MODELS["copies"], lab.Topology([("tp", 2)]), coalesce=True)
-        zero_options(model, model.tp)
+        Zero1(model, model.mesh.group("dp"))
 
-    with pytest.raises(lab.RankError, match="coalesce=False"):
+    with pytest.raises(lab.RankError, match=r"partial over ranks \[0, 1\], and tp of dp 1 = 1 ranks has"):
         launch(fn, 2)

@@ -6,7 +6,7 @@ import torch
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.mesh import Mesh
+from dualpipe_lab.world.mesh import GroupMesh, Mesh
 
 TOPOLOGY = Topology([("pp", 2), ("dp", 2), ("tp", 2)], edp=1, ranks_per_node=4)
 KINDS = ["pp", "dp", "tp", "model", "ep", "edp", "node"]
@@ -95,3 +95,17 @@ def test_a_group_of_members_only_leaves_the_others_alone():
         return sums
 
     assert lab.launch(fn, 5) == [[3, 3], [3, 3], [12], [12], []]
+
+
+def test_a_group_is_a_mesh_of_its_global_ranks_with_one_axis():
+    def fn(rank, world_size):
+        group = Mesh(Topology([("dp", 2), ("tp", 2)])).group("dp")
+        mesh, world, x = GroupMesh(group), GroupMesh(), torch.tensor([2**rank])
+        comm.all_reduce(x, group=mesh.group("dp", "cp"))
+        with pytest.raises(ValueError, match="have no groups along"):
+            mesh.group("tp")
+        return int(x), mesh.ranks("dp"), mesh.rank("dp"), mesh.ranks("tp"), mesh.everyone is group, world.ranks("dp")
+
+    for rank, found in enumerate(lab.launch(fn, 4)):
+        first = rank % 2
+        assert found == (2**first + 2 ** (first + 2), (first, first + 2), rank // 2, (rank,), True, (0, 1, 2, 3))

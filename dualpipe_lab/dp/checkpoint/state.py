@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.reader import CheckpointError, StoredShard, TensorEntry, type_name
 from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
-from dualpipe_lab.dp.declaration import declare, full_name_of
+from dualpipe_lab.dp.declaration import full_name_of
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.world import accelerator
@@ -102,15 +102,13 @@ def sharded_state_dict(optimizer: ShardedOptimizer, shard_spec_of: ShardSpecOf |
 
 def declared_places(optimizer: ShardedOptimizer) -> PlaceOf:
     """Return the places that the modules declare; buffers have names of the full model too, and no shards."""
-    module, declaration = optimizer.module, optimizer.declaration
-    declared = declare(module) if declaration is None else declaration.parameters
-    full_name = full_name_of(module)
+    declaration, full_name = optimizer.declaration, full_name_of(optimizer.module)
 
     def place_of(name: str, owner: Tensor) -> Place:
         if not isinstance(owner, nn.Parameter):
             return Place(ShardSpec(full_name(name)))
-        found = declared[owner]
-        shard, counts = found.shard, declaration is None or declaration.counts(owner, is_sharded=True)
+        found = declaration.parameters[owner]
+        shard, counts = found.shard, declaration.counts(owner, is_sharded=True)
         spec = ShardSpec(found.name) if shard is None else ShardSpec(found.name, shard.axis, shard.start, shard.size)
         return Place(spec, found.is_replica or not counts)
 

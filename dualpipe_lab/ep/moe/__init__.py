@@ -31,7 +31,7 @@ from dualpipe_lab.ep.moe.experts import (
     grouped_product,
     grouped_weight_grad,
 )
-from dualpipe_lab.ep.moe.gradients import counted_gradients, expert_parameters, reduce_gradients
+from dualpipe_lab.ep.moe.gradients import expert_parameters, reduce_gradients
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.moe.permutation import (
     Routes,
@@ -55,7 +55,6 @@ __all__ = [
     "SavedForWeightGrad",
     "SwiGLUWeights",
     "check_divides",
-    "counted_gradients",
     "expert_parameters",
     "experts_forward",
     "experts_input_grad",

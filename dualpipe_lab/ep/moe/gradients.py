@@ -12,7 +12,7 @@ Elsewhere: Megatron `finalize_model_grads` and its `expert_data_parallel` buffer
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
@@ -44,15 +44,6 @@ def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data
     _reduce([p for p in trained if id(p) not in sharded], data, num_tokens)
     experts = [p for p in trained if id(p) in sharded]
     _reduce(experts, ep.edp_group, num_tokens, is_alone=ep.edp_group is None)
-
-
-def counted_gradients(model: nn.Module) -> list[tuple[Tensor, tuple[str, ...]]]:
-    """Return this rank's gradients, each with the axes it is sharded along, for `dualpipe_lab.dp.global_norm`.
-
-    Gradients of experts are sharded along "ep", all others along no axis.
-    """
-    sharded = {id(parameter) for parameter in expert_parameters(model)}
-    return [(p.grad, ("ep",) if id(p) in sharded else ()) for p in model.parameters() if p.grad is not None]
 
 
 def _reduce(parameters: Sequence[nn.Parameter], group: Group | None, num_tokens: int, is_alone: bool = False) -> None:

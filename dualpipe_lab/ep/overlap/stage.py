@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.dp.flat_parameter import is_absent
-from dualpipe_lab.dp.synchronizer import Synchronizer, synchronizers_of
 from dualpipe_lab.ep.overlap import builders
 from dualpipe_lab.ep.overlap.executor import Layer, MicrobatchPass, Pass, execute
 from dualpipe_lab.ep.overlap.linked import Given
 from dualpipe_lab.ep.overlap.order import PLAIN, Op, Order, Ticks
+from dualpipe_lab.grad_ready import Synchronizer, synchronizers_of
 from dualpipe_lab.pp.program import B, F
 from dualpipe_lab.pp.runtime.stage import ForwardResult, Loss, ReadyAction, Stage, Tensors, scaled
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.dp.synchronizer import synchronizers_of
+from dualpipe_lab.grad_ready import synchronizers_of
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_v3_moe import PlainV3MoE

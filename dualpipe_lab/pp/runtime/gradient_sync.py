@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dualpipe_lab.comm.groups import members
-from dualpipe_lab.dp.synchronizer import Synchronizer, synchronizers_of
+from dualpipe_lab.grad_ready import Synchronizer, synchronizers_of
 from dualpipe_lab.pp.program import Action, B, I, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads

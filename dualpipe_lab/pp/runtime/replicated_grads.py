@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
-from dualpipe_lab.dp.synchronizer import GradShard, grad_shards_of
+from dualpipe_lab.grad_ready import GradShard, grad_shards_of
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 

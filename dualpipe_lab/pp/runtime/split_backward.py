@@ -36,7 +36,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dualpipe_lab._private import accumulate_grad_node, reentrant_checkpoint_node, saved_tensors
-from dualpipe_lab.dp.synchronizer import accumulation_hooks, synchronizers_of
+from dualpipe_lab.grad_ready import accumulation_hooks, synchronizers_of
 from dualpipe_lab.pp.runtime.recompute import SavedSlot
 
 Node: TypeAlias = Any  # a node of the autograd graph; torch has no public type for it

@@ -1,4 +1,4 @@
-"""`Synchronizer`: the calls by which a pipeline tells a reducer when gradients are complete.
+"""`Synchronizer`: the calls by which a pipeline tells a reducer when gradients are complete; pp and dp meet here.
 
 Chapter: book/pp/dualpipe.  In: the parameters of a stage.  Out: sums that are launched when a gradient is complete.
 Without a pipeline, one run of torch's autograd engine is the backward of one microbatch.  In a pipeline a microbatch
@@ -14,8 +14,8 @@ Elsewhere: torch's pipelining calls `set_requires_gradient_sync` of FSDP; Megatr
 """
 
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
-from weakref import WeakMethod
+from typing import Any, NamedTuple
+from weakref import WeakMethod, ref
 
 from torch import Tensor, nn
 
@@ -97,6 +97,18 @@ class AccumulationHook:
         method = self._method()
         if method is not None:
             method(parameter)
+
+
+def register_grad_hook(
+    parameter: nn.Parameter, method: Callable[[nn.Parameter], None], owner: Synchronizer | None = None
+) -> Any:
+    """Call a method whenever a backward has added to the parameter's gradient; return the handle that removes it.
+
+    The hook does not keep the method's object alive.  A pipeline finds the `owner` by this hook and tells it when
+    gradients are complete.
+    """
+    hook = AccumulationHook(method, ref(owner) if owner is not None else lambda: None)
+    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 def accumulation_hooks(parameter: Tensor) -> list[Callable[[Tensor], None]]:
