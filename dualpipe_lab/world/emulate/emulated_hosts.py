@@ -99,7 +99,7 @@ class EmulatedHosts:
             where = ["--rdzv-conf", f"is_host={int(host == chosen[0])},{RENDEZVOUS}", "--local-addr", _ADDRESS]
             sizes = ["--nnodes", nodes, "--nproc-per-node", str(ranks_per_host), "--max-restarts", str(max_restarts)]
             command = [sys.executable, "-m", "torch.distributed.run", *sizes, *rendezvous, *where]
-            command += ["--monitor-interval", "0.2", str(script), *map(str, arguments)]
+            command += ["--monitor-interval", "1", str(script), *map(str, arguments)]
             self._agents[host] = self._open(host, command)
 
     def wait_for(self, pattern: str, seconds: float = 120.0) -> str:
