@@ -10,7 +10,6 @@ name here, and every name of torch.distributed in `comm`, is older.  Looked up i
 
 import pickle
 from collections.abc import Callable, Hashable, Iterator
-from datetime import timedelta
 from functools import cache
 from multiprocessing import forkserver
 from typing import Any, Protocol
@@ -122,24 +121,6 @@ def tree_leaves(tree: Any) -> list[Any]:
 def source_rank(work: Any) -> int:
     """Return the global rank whose message a finished `irecv` from any rank has received."""
     return int(work._source_rank())
-
-
-def default_store() -> Any:
-    """Return the store with which the default process group was made, its prefix included."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
-
-
-def set_group_timeout(seconds: float) -> None:
-    """Set the seconds after which an operation of the default process group gives up, on each of its back ends."""
-    from torch.distributed import distributed_c10d
-
-    group: Any = distributed_c10d._get_default_group()
-    for device in group._device_types:
-        backend = group._get_backend(device)
-        backend = getattr(backend, "wrapped_pg", backend)  # where torch compares the collectives of the ranks
-        backend._set_default_timeout(timedelta(seconds=seconds))
 
 
 LATE_IMPORT = "torch._dynamo"  # torch imports it at the first optimizer step, for seconds: the fork server does so once

@@ -134,7 +134,7 @@ def _as_tensors(rows: list[bytes], device: "torch.device | str | None") -> tuple
 def slow_host_run() -> Timeline:
     """Return a stored run: one step of a pipeline over two hosts, of which host 1 sends at 10 Mbit per second.
 
-    Recorded on 25 November 2026 on two network namespaces with two ranks each, pp 2 x dp 2; the script is that of the
-    chapter book/hosts/many-hosts.  Times are in ns on the clock of rank 0, within 439 us.
+    Recorded on 25 November 2026 on two hosts with networks of their own and two ranks each, pp 2 x dp 2; the script is
+    that of the chapter book/hosts/many-hosts.  Times are in ns on the clock of rank 0, within 439 us.
     """
     return Timeline.from_dict(json.loads(_SLOW_HOST.read_text(encoding="utf-8")))

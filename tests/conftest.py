@@ -11,9 +11,6 @@ import hypothesis
 import pytest
 import stand_in
 from built_pages import HTML
-from torchrun_cases.agents import Agents
-
-from dualpipe_lab.world.emulate import hosts
 
 hypothesis.settings.register_profile("course", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("course")
@@ -55,13 +52,6 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)  # a long file that starts last leaves other workers idle
 
 
-def pytest_terminal_summary(terminalreporter):
-    """Say how many tests of many hosts did not run: they need namespaces, which few machines give to everybody."""
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_HOSTS in str(report.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests of many hosts were skipped: {skipped[0].longrepr[2]}")
-
-
 @pytest.fixture(scope="session")
 def amount(pytestconfig):
     """How often a test repeats itself: `amount(20, 8)` is 20 with --every, else 8."""
@@ -83,28 +73,6 @@ def on_stand_in(monkeypatch):
     monkeypatch.delenv(stand_in.SUITE, raising=False)
 
 
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory):
-    """A process that starts torchrun's agents."""
-    started = Agents(tmp_path_factory.mktemp("agents"))
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="session")
-def need_hosts():
-    """Tests of many hosts are skipped where none can be made, except where they are required."""
-    if reason := hosts.obstacle():
-        (pytest.fail if os.environ.get("DUALPIPE_LAB_REQUIRE_HOSTS") else pytest.skip)(reason)
-
-
-@pytest.fixture
-def two_hosts(need_hosts):
-    with hosts.network(2) as made:
-        yield made
-
-
-NO_HOSTS = "no network namespaces here"  # begins what `hosts.obstacle` says
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # no name leads anywhere

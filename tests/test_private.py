@@ -9,7 +9,6 @@ import pickle
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -161,46 +160,6 @@ def who_sent(rank, world_size):
 def test_a_receive_from_anyone_tells_who_sent():
     """Else `comm.recv(src=None)` cannot return the sender, and the ledger books the bytes under nobody."""
     assert lab.launch(who_sent, 2)[0] == 1
-
-
-def with_a_timeout(rank, world_size):
-    _private.set_group_timeout(0.5)
-    began = time.monotonic()
-    if rank == 1:
-        time.sleep(3)
-    try:
-        torch.distributed.barrier()
-    except RuntimeError:
-        return time.monotonic() - began
-    return None
-
-
-def test_a_group_gives_up_after_the_seconds_that_were_set():
-    """Else a rank under torchrun waits for half an hour for one that is gone, where no watchdog ends it."""
-    assert 0.4 < lab.launch(with_a_timeout, 2)[0] < 3
-
-
-def timeout_behind_a_check(rank, world_size):
-    _private.set_group_timeout(7)
-    group = torch.distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    return type(group).__name__, group.wrapped_pg.options._timeout.seconds
-
-
-def test_a_group_whose_collectives_are_compared_is_found_behind_the_comparison():
-    """Else the seconds of a launch with check=True are set on the comparison, which ignores them."""
-    assert lab.launch(timeout_behind_a_check, 1, check=True)[0] == ("_ProcessGroupWrapper", 7)
-
-
-def read_twice(rank, world_size):
-    store = _private.default_store()
-    store.set(f"written-{rank}", "by the default store")
-    torch.distributed.barrier()
-    return store.clone().get(f"written-{1 - rank}")
-
-
-def test_the_store_of_the_default_group_is_found():
-    """Else the watchdog under torchrun has no store to tell the status of a rank to."""
-    assert list(lab.launch(read_twice, 2)) == [b"by the default store"] * 2
 
 
 def imported_late(rank, world_size):

@@ -55,13 +55,15 @@ def new_group(ranks: Sequence[int], members_only: bool = False) -> Group:
     Raises:
         ValueError: `ranks` repeats a rank or has one outside the world, or another rank makes another group.
     """
-    world_size = rank_context().world_size
+    context = rank_context()
+    world_size = context.world_size
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
         raise ValueError(f"a group holds different ranks of 0..{world_size - 1}, got {list(ranks)}")
     if not members_only:  # other ranks do not call it, so there is nothing to compare
         _check_agreed(tuple(ranks))
-    group: Group = dist.new_group(list(ranks), use_local_synchronization=members_only)
-    if wire := rank_context().wire:
+    limit = context.time_limit
+    group: Group = dist.new_group(list(ranks), timeout=limit, use_local_synchronization=members_only)
+    if wire := context.wire:
         wire.add(ranks, "" if group is dist.GroupMember.NON_GROUP_MEMBER else name_of(group), members_only)
     return group
 

@@ -87,7 +87,7 @@ def run(
         weights: keep the full weights in the result.
         elastic: go on from the last checkpoint of `folder`, if it has one, and in a world of another size than the
             plan's under the nearest legal plan; for scripts that `torchrun --max-restarts` or a scheduler starts again.
-        timeout: seconds after which the ranks are stopped.
+        timeout: as in `launch`.
         backend: as in `launch`.
         options: as in `Options`.
 

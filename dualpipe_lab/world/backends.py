@@ -11,7 +11,7 @@ from pathlib import Path
 from dualpipe_lab.world import accelerator, operating_system
 
 BACKENDS = ("gloo", "nccl")
-_LONG = timedelta(days=1)  # the watchdog explains a wait long before GLOO would give up on it
+_LONG = timedelta(days=1)  # the supervisor explains a wait long before GLOO would give up on it
 
 
 def nccl_ready(world_size: int) -> bool:

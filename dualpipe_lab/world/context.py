@@ -7,6 +7,7 @@ It is the one piece of state that belongs to the process and not to a caller.  `
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class RankContext:
         recorder: ledger, trace and status of this rank.
         wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
         device: where the tensors of this rank live.
+        time_limit: of an operation, for the groups that are made later; None for torch's own.
         groups: this rank's group of those that a mesh has made, by the ranks of all of them.
         read_clock: how this rank reads its clock beside rank 0's, see `gained`; None where all ranks have one clock.
         in_flight: works without a completed `wait`; a work that is garbage-collected would lose its message.
@@ -64,6 +66,7 @@ class RankContext:
         self.everyone = tuple(range(world_size))
         self.recorder = Recorder(rank)
         self.in_flight: dict[int, object] = {}
+        self.time_limit: timedelta | None = None
         self.groups: dict[tuple[tuple[int, ...], ...], torch.distributed.ProcessGroup] = {}
         self.read_clock: Callable[[], tuple[int, int, int]] | None = None
         self._num_receives: Counter[tuple[int, int]] = Counter()  # by peer and stream

@@ -1,10 +1,8 @@
 """The private folder of a launch, and the removal of folders that a killed kernel left behind.
 
 The folder holds the rendezvous file, the timestamps of the emulated link, the operation logs and the stacks of crashed
-ranks.  Its owner locks it; the operating system releases the lock when the owner ends for any reason.
-  the owner ends without leaving its `with` block   `remove_own`
-  it is killed                                      `remove_of`, by a process beside it
-  all of them are                                   `sweep`, by the next launch on this machine
+ranks.  Its owner locks it; the operating system releases the lock when the owner ends for any reason, and the next
+launch on this machine removes the folder of an owner that was killed (`sweep`).
 """
 
 import fcntl
@@ -18,7 +16,6 @@ from pathlib import Path
 from dualpipe_lab.world.operating_system import is_running
 
 PREFIX = "dualpipe-lab-"
-_own: dict[Path, int] = {}  # open folders of this process, and its number: a fork of it owns none
 
 
 @contextmanager
@@ -28,26 +25,10 @@ def private_folder() -> Iterator[Path]:
     lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _own[path] = os.getpid()
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        _own.pop(path, None)  # after it: another thread may end the process meanwhile, and calls `remove_own`
         os.close(lock)
-
-
-def remove_own() -> None:
-    """Remove the open folders of this process, which is about to end without leaving their blocks."""
-    for path, owner in list(_own.items()):
-        if owner == os.getpid():
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_of(pid: int, folder: Path) -> None:
-    """Remove the folders inside of `folder` that a process left which has ended."""
-    for path in folder.glob(f"{PREFIX}{pid}-*"):
-        if _is_unlocked(path):  # else it is of a process of the same number in another container
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep() -> list[Path]:

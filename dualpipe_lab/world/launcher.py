@@ -78,7 +78,8 @@ def launch(
         world_size: number of ranks; None for as many as `torchrun`, Slurm or Kubernetes has started.
         args: further arguments of `fn`, the same on every rank; tensors and modules in them, also nested in lists,
             tuples and dicts, arrive on the rank's device.
-        timeout: seconds after which the launcher asks the ranks for their status and stops them.
+        timeout: seconds after which the launcher asks the ranks for their status and stops them; under `torchrun` the
+            seconds after which one operation fails, at most 600.
         output: `ordered` (rank 0 live, then the rest), `live` (interleaved, prefixed) or `collect` (not printed).
         threads: threads of each rank's tensor operations.
         link: emulated link that delays messages; a `NodeLink` has two speeds.
@@ -96,6 +97,7 @@ def launch(
         RankError: a rank raised, died or exited; the message has the rank, the line of code and the cause.
         RankTimeout: the ranks are in a deadlock, or `timeout` passed.
         TypeError, ValueError, RuntimeError: for bad arguments, before any process starts.
+        Exception: under `torchrun`, what `fn` or torch raised on this rank, which prints its last operation.
     """
     __tracebackhide__ = True
     config, started = LaunchConfig(threads, link, clock, check, backend, wire), cluster()

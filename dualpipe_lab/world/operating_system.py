@@ -17,12 +17,8 @@ NAME = sys.platform  # "linux", "darwin" or "win32"
 PROCESSES = "/proc"  # one folder per process of this host
 DESCRIPTORS = "/proc/self/fd"  # one link per open descriptor of this process
 STACK_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)  # asks a rank for the stacks of its threads
-# under torchrun SIGUSR1 and SIGUSR2 belong to the script: signals that nobody else uses, or that are ignored by default
-CLUSTER_STACK_SIGNAL: int | None = getattr(signal, "SIGRTMIN", getattr(signal, "SIGINFO", None))
-RAISE_SIGNAL: int | None = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else getattr(signal, "SIGWINCH", None)
 # end a training behind its step: Ctrl-C, a node that is taken away, a time limit that comes near
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-_GET_EXIT = 0xC040FF0B, 8  # PIDFD_GET_INFO and PIDFD_INFO_EXIT of linux/pidfd.h
 _IS_RUNNING = 0x40  # of an interface's flags, net/if.h
 _SET_PARENT_DEATH_SIGNAL, _SET_TIMER_SLACK, _SET_CHILD_SUBREAPER = 1, 29, 36  # linux/prctl.h
 
@@ -157,99 +153,6 @@ def host_memory_bytes() -> int:
     return found
 
 
-def process_space() -> str:
-    """Name of the set of processes that see each other by number: one boot of a machine and one container on it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()}-{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        import socket
-
-        return socket.gethostname()
-
-
-def process_handle(pid: int) -> int | None:
-    """A descriptor that becomes readable when a process ends (Linux); None if it has ended or there are none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
-
-
-def exit_code(pid: int, handle: int) -> int | None:
-    """Exit code of a process that is not this one's child, negative for a signal; None if the kernel does not tell.
-
-    It stands in /proc until the parent collects the process; Linux 6.15 or newer tells the holder of a handle later.
-    """
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            after_name = file.read().rpartition(")")[2].split()
-        if after_name[0] in "ZX":
-            return os.waitstatus_to_exitcode(int(after_name[-1]))
-    except OSError:
-        pass
-    return _exit_code_of_handle(handle)
-
-
-def _exit_code_of_handle(handle: int) -> int | None:
-    import fcntl
-    import struct
-
-    number, wanted = _GET_EXIT
-    info = bytearray(struct.pack("=Q", wanted) + bytes(56))
-    try:
-        fcntl.ioctl(handle, number, info)
-    except OSError:
-        return None
-    found, status = struct.unpack_from("=Q", info)[0], struct.unpack_from("=i", info, 60)[0]
-    return os.waitstatus_to_exitcode(status) if found & wanted else None
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process (Linux; elsewhere False)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
-
-
-def give_up_on_silent_peers(port: int, seconds: int) -> None:
-    """Let this process's connections to a port end with an error when the other host answers nothing for so long."""
-    if NAME != "linux":
-        return
-    import socket
-
-    options = (
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 3)),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 3)),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds),
-    )
-    for connection, peer_port in _tcp_connections():
-        with connection:
-            if peer_port == port:
-                for option in options:
-                    connection.setsockopt(*option)
-
-
-def moved_bytes(but_port: int) -> int:
-    """Bytes that this process's TCP connections, but for those to one port, have moved: acknowledged and received."""
-    import socket
-    import struct
-
-    if NAME != "linux":
-        return 0
-    moved = 0
-    for connection, peer_port in _tcp_connections():
-        with connection:
-            if peer_port != but_port:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                moved += sum(struct.unpack_from("QQ", info, 120))  # tcpi_bytes_acked, tcpi_bytes_received
-    return moved
-
-
 def processes_with(variable: str) -> list[int]:
     """Numbers of the processes whose environment has this `NAME=value`; none without /proc."""
     found = []
@@ -269,27 +172,6 @@ def is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _tcp_connections() -> list[tuple[Any, int]]:
-    """The TCP connections of this process, each as a duplicate that the caller closes, with the peer's port."""
-    import socket
-
-    found = []
-    for descriptor in socket_names() if os.path.isdir(DESCRIPTORS) else ():
-        try:
-            opened = socket.socket(fileno=os.dup(descriptor))
-        except OSError:  # closed meanwhile
-            continue
-        is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
-        try:
-            if is_tcp:
-                found.append((opened, opened.getpeername()[1]))
-                continue
-        except OSError:  # it listens
-            pass
-        opened.close()
-    return found
 
 
 def _prctl(option: int, value: int) -> None:

@@ -2,24 +2,34 @@
 
 `torchrun --nproc-per-node 4 script.py` starts the script once per rank.  Each `launch` in the script runs its function
 on this rank and returns the values of all ranks, so a script works unchanged with and without `torchrun`.
+Failures are torchrun's: it ends the ranks of a host when one of them fails, and starts all ranks again where
+`--max-restarts` allows.  A collective or message that waits for OPERATION_SECONDS (600), or for `timeout` if that is
+less, raises on its rank, on GLOO and on NCCL.  A rank that ends with an exception prints its last operation.
 """
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 from dualpipe_lab.world import accelerator, context
-from dualpipe_lab.world.cluster import join, watchdog
+from dualpipe_lab.world.cluster import join
 from dualpipe_lab.world.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks
 from dualpipe_lab.world.cluster.environment import Environment, cluster
 from dualpipe_lab.world.config import LaunchConfig
 from dualpipe_lab.world.folder import sweep
 from dualpipe_lab.world.record.device_clock import clock_of
+from dualpipe_lab.world.record.operation import Operation
+from dualpipe_lab.world.record.rank_status import StatusTracker
+from dualpipe_lab.world.record.traffic import Traffic
 from dualpipe_lab.world.record.wire import Wire
 
 _TAG = 2**24 + 1  # of messages about clocks, between the user's
+_END = "exchange of results", "(the function has returned)"  # name and label of the last operation
 
 
 def is_active() -> bool:
@@ -63,17 +73,20 @@ def run(
 
     Raises:
         ConnectionError, ValueError: as `join`.
-        RankError, RankTimeout: as `watchdog.watching`, on every rank that lives.
+        Exception: what `fn` raised on this rank; from torch, if an operation lost its peer or reached the time limit.
     """
     sweep()
+    seconds = min(timeout, join.OPERATION_SECONDS)
+    limit = timedelta(seconds=seconds)
     with _settings(config):
-        join.join(environment, config.backend, config.check, timeout)
+        join.join(environment, config.backend, config.check, seconds)
         wire = None
         try:
-            with watchdog.watching(join.store(), environment, timeout) as watch:
-                wire = Wire(environment.world_size) if config.reads_wire else None
-                return _called(fn, args, wire, watch)
-        except BaseException:
+            wire = Wire(environment.world_size, limit) if config.reads_wire else None
+            return _called(fn, args, wire, limit)
+        except BaseException as error:
+            if isinstance(error, Exception) and (present := context.peek()):
+                sys.stderr.write(last_operation(present.recorder.status) + "\n")
             join.stay()
             raise
         finally:
@@ -82,8 +95,26 @@ def run(
                 wire.close()
 
 
+def last_operation(status: StatusTracker) -> str:
+    """Say in a line which operation of `comm` a rank began or waited for last.
+
+    >>> status = StatusTracker(3)
+    >>> status.wait(Operation("all_reduce", (0, 1, 2, 3), Traffic(0, 0, 0), (4,), dtype="float32", sequence=17))
+    >>> last_operation(status)
+    'rank 3: last operation: all_reduce shape (4,) float32, number 17 of ranks 0, 1, 2, 3, waited 0.0 s and did not end'
+    """
+    operation = status.last
+    if operation is None:
+        return f"rank {status.rank}: last operation: none"
+    where = f", number {operation.sequence} of ranks {', '.join(map(str, operation.group))}"
+    waited = time.perf_counter() - status.since
+    end = "it ended" if status.has_ended else f"waited {waited:.1f} s and did not end"
+    text = operation.describe() + (where if operation.is_collective else "")
+    return f"rank {status.rank}: last operation: {text}, {end}"
+
+
 def _called(
-    fn: Callable[..., Any], args: tuple[Any, ...], wire: Wire | None, watch: watchdog.Watchdog
+    fn: Callable[..., Any], args: tuple[Any, ...], wire: Wire | None, limit: timedelta
 ) -> list[tuple[Any, ...]]:
     """Call the function in a context of its own and gather what the ranks return."""
     import torch.distributed as dist
@@ -94,16 +125,19 @@ def _called(
     clocks = _Numbers(place)
     first = read_clocks(rank, world_size, clocks, perf_counter_ns)
     origin_ns = agree_on_origin(rank, world_size, clocks, perf_counter_ns, first)
-    present = context.RankContext(rank, world_size, clock_of(place, origin_ns), log=watch.log, wire=wire, device=place)
+    present = context.RankContext(rank, world_size, clock_of(place, origin_ns), wire=wire, device=place)
     present.read_clock = partial(_gained, rank, world_size, clocks, origin_ns, first)
+    present.time_limit = limit
     context.install(present)
     present.clock.wait_until(0)
     value = fn(rank, world_size, *(args if place.type == "cpu" else _placed(args, place)))
-    watch.returned()
+    status = present.status()
+    name, label = _END
+    present.recorder.status.wait(Operation(name, present.everyone, Traffic(0, 0, 0), (), label=label))
     present.read_wire()
     trace = present.trace
     Alignment(first, read_clocks(rank, world_size, clocks, perf_counter_ns)).correct(trace, origin_ns)
-    mine = (value, present.ledger, trace, present.status())
+    mine = (value, present.ledger, trace, status)
     context.install(context.RankContext(rank, world_size, present.clock, device=place))  # not the user's messages
     gathered: list[tuple[Any, ...]] = all_gather_object(mine)
     return gathered

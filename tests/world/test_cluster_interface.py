@@ -26,7 +26,7 @@ def test_several_nodes_use_the_interface_of_the_route():
 def test_one_node_uses_loopback_however_its_host_is_called():
     for source in ("127.0.0.1", "192.0.2.10"):
         assert choose(ALONE, HOST, source).name == "lo"
-    assert choose(ALONE, {"eth0": ["192.0.2.10"]}, "192.0.2.10").name == "eth0"  # a namespace without loopback
+    assert choose(ALONE, {"eth0": ["192.0.2.10"]}, "192.0.2.10").name == "eth0"  # a container without loopback
 
 
 def test_an_unknown_number_of_nodes_follows_the_route_also_to_loopback():

@@ -1,4 +1,4 @@
-"""Hosts on this machine: torchrun on each, with its own network where that is allowed; a kill leaves nothing."""
+"""Hosts on this machine: a torchrun with its ranks is a host; a kill leaves nothing."""
 
 import re
 from pathlib import Path
@@ -28,11 +28,9 @@ if sys.argv[1] == "stay" and lab.cluster().restart == 0:
 """
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["one network", "namespaces"])
-def hosts(request):
-    if request.param:
-        request.getfixturevalue("need_hosts")
-    with lab.emulated_hosts(2, namespaces=request.param) as made:
+@pytest.fixture(scope="module")
+def hosts():
+    with lab.emulated_hosts(2) as made:
         (made.folder / "script.py").write_text(SCRIPT)
         yield made
 
@@ -58,7 +56,6 @@ def test_ranks_know_their_hosts(hosts):
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(1)
 def test_a_host_is_lost_and_the_other_goes_on(hosts):
     hosts.start(hosts.folder / "script.py", "stay", min_hosts=1, max_restarts=1, ranks_per_host=1)
     assert hosts.wait_for("PLACES").startswith("PLACES [(0, 2, 0, 2, 1), (1, 2, 1, 2, 1)]")
@@ -74,7 +71,6 @@ def test_a_host_is_lost_and_the_other_goes_on(hosts):
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(1)
 def test_what_takes_too_long_is_killed(hosts):
     hosts.start(hosts.folder / "script.py", "stay", ranks_per_host=1, hosts=[0])
     with pytest.raises(TimeoutError, match=r"the job ran longer than 0\.1 s"):
@@ -85,7 +81,7 @@ def test_what_takes_too_long_is_killed(hosts):
 def test_what_no_host_can_do_is_refused(tmp_path):
     with pytest.raises(ValueError, match="makes hosts from 1, got num_hosts=0"), lab.emulated_hosts(0):
         pass
-    with lab.emulated_hosts(2, namespaces=False) as hosts:
+    with lab.emulated_hosts(2) as hosts:
         folder = hosts.folder
         (folder / "script.py").write_text("")
         with pytest.raises(FileNotFoundError, match=re.escape(f"there is no {tmp_path / 'other.py'}")):
@@ -95,8 +91,4 @@ def test_what_no_host_can_do_is_refused(tmp_path):
                 hosts.start(folder / "script.py", hosts=chosen)
         with pytest.raises(ValueError, match="min_hosts is from 1 to the 2 hosts of the job, got 3"):
             hosts.start(folder / "script.py", min_hosts=3)
-        with pytest.raises(RuntimeError, match="needs a network of its own to be slowed down, and there is none"):
-            hosts.slow_down(0, "10mbit")
-        with pytest.raises(RuntimeError, match="needs a network of its own to be cut off"):
-            hosts.cut(1)
     assert not folder.exists()

@@ -1,16 +1,18 @@
 """The same script under `torchrun`: launch calls the function on this rank and gathers the values.
 
-Also: restarts over the agent's store, and two hosts made of network namespaces.
+Also: restarts over the agent's store, and what the ranks of a deadlock print at the time limit.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dualpipe_lab.world.emulate import hosts
+from dualpipe_lab.world.cluster.environment import Environment
+from dualpipe_lab.world.torchrun import check_world
 
 SCRIPT = """
 import atexit
@@ -55,9 +57,11 @@ def test_values_and_ledger_are_gathered_on_every_rank(tmp_path):
     assert done.stdout.count("GROUPS LEFT False") == 2  # a thread of GLOO that is left then may abort the process
 
 
-@pytest.mark.slow
-def test_a_world_of_another_size_is_an_error(tmp_path):
-    assert "torchrun started 2 ranks, but the script launches 3" in torchrun(tmp_path, "3").stderr
+def test_a_world_of_another_size_is_an_error():
+    started = Environment(0, 2, 0, 2, 0, 1, "127.0.0.1", 29500, starter="torchrun")
+    assert check_world(started, None) == check_world(started, 2) == 2
+    with pytest.raises(ValueError, match="torchrun started 2 ranks, but the script launches 3; pass world_size=2"):
+        check_world(started, 3)
 
 
 def test_the_script_runs_unchanged_without_torchrun(tmp_path):
@@ -80,12 +84,17 @@ def fn(rank, world_size):
     lab.comm.barrier()
     return world_size, torch.get_num_threads(), dist.get_debug_level().name
 
+def scattered(rank, world_size):
+    lab.comm.reduce_scatter_single(torch.empty(2**18), torch.ones(2**19))
+
 def mismatched(rank, world_size):
     lab.comm.all_reduce(torch.ones(4 + rank))
 
 torch.set_num_threads(3)
 told = {"threads": 2, "check": True, "output": "collect", "clock": "virtual", "start": "spawn"}
 found = [*lab.launch(fn, None), *lab.launch(fn, 2, **told), *lab.launch(fn, None, link=lab.Link(gbps=1))]
+ledger = lab.launch(scattered, None, wire=True).ledger
+sys.stdout.write(f"WIRE {[ledger.on_the_wire('reduce_scatter_single', rank) for rank in range(2)]}\\n")
 sys.stdout.write(f"RESULT {found} {torch.get_num_threads()} {dist.get_debug_level().name}\\n")
 lab.launch(mismatched, None, check=True)
 """
@@ -98,6 +107,8 @@ def test_threads_and_check_are_honoured_and_the_others_are_told_once(tmp_path):
     assert done.stdout.count(f"RESULT {plain + set_up + plain} 3 OFF") == 2, done.stderr
     for ignored in ("output='collect'", "clock='virtual'", "start='spawn'", "link=Link(gbps=1, latency_ms=0.0)"):
         assert done.stderr.count(f"{ignored} is ignored") == 1, done.stderr
+    if sys.platform == "linux":  # elsewhere the sockets cannot be read
+        assert done.stdout.count("WIRE [0.5, 0.5]") == 2, done.stdout
     assert "Detected mismatch between collectives" in done.stderr
     assert done.returncode != 0
 
@@ -126,7 +137,7 @@ def test_a_launch_with_another_back_end_joins_again(tmp_path):
     assert done.stdout.count(f"RESULT {[cpu, cuda, cpu]}") == 2, done.stderr
 
 
-# ---- restarts, and several nodes
+# ---- restarts, and time limits
 
 DIES_ONCE = """
 import os, signal, sys
@@ -156,43 +167,34 @@ def test_a_restart_joins_through_the_store_that_the_dead_have_used(tmp_path):
     assert done.returncode == 0
 
 
-NODES = """
-import os, sys
+DEADLOCK = """
 import torch
 import dualpipe_lab as lab
+from dualpipe_lab import comm
 
 def fn(rank, world_size):
-    x = torch.full((4,), float(rank))
-    lab.comm.all_reduce(x)
-    return x[0].item(), os.environ["GLOO_SOCKET_IFNAME"], lab.cluster().node
+    pair = comm.new_group([0, 1])
+    if rank < 2:
+        comm.all_reduce(torch.ones(4), group=pair)
+    if rank == 0:
+        comm.all_reduce(torch.ones(4), group=pair)
+    elif rank == 1:
+        comm.recv(torch.ones(2), 0, tag=9, group=pair)
 
-sys.stdout.write(f"RESULT {list(lab.launch(fn, None))}\\n")
+lab.launch(fn, None, timeout=3)
 """
 
 
-def start_nodes(nodes, script, **variables):
-    """Run torchrun on every host, as the page on GPUs has it, and return what each has printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    command += ["--master-addr", nodes[0].address, "--master-port", "29500"]
-    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | variables
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    running = [
-        host.start([*command, "--node-rank", str(node), str(script)], **pipes) for node, host in enumerate(nodes)
-    ]
-    try:
-        return [process.communicate(timeout=240) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.slow
-def test_two_hosts_need_no_variable_for_gloo_and_a_wrong_one_is_refused(tmp_path, two_hosts):
-    (tmp_path / "script.py").write_text(NODES)
-    said = start_nodes(two_hosts, tmp_path / "script.py")
-    refused = start_nodes(two_hosts, tmp_path / "script.py", GLOO_SOCKET_IFNAME="lo")
-    values = [(6.0, hosts.INTERFACE, node) for node in (0, 0, 1, 1)]
-    assert [out.count(f"RESULT {values}") for out, _ in said] == [2, 2], said
-    for host, (_, error) in zip(two_hosts, refused, strict=True):
-        assert f"reaches no other of the 2 nodes; set one of {hosts.INTERFACE} ({host.address})" in error
+def test_a_deadlock_ends_at_the_time_limit_with_the_last_operation_of_each_rank(tmp_path):
+    """Also in a group that the script makes, whose own limit in torch is half an hour."""
+    done = torchrun(tmp_path, script=DEADLOCK, options=("--nproc-per-node", "3", "--monitor-interval", "2"))
+    assert done.returncode == 1
+    said = dict(re.findall(r"rank (\d): last operation: (.*)$", done.stderr, re.MULTILINE))
+    waited = r", waited \d\.\d s and did not end"
+    assert re.fullmatch(rf"all_reduce shape \(4,\) float32, number 1 of ranks 0, 1{waited}", said["0"]), done.stderr
+    assert re.fullmatch(rf"recv from rank 0 tag 9 shape \(2,\) float32{waited}", said["1"]), done.stderr
+    assert re.fullmatch(
+        rf"exchange of results \(the function has returned\), number 0 of ranks 0, 1, 2{waited}", said["2"]
+    ), done.stderr
+    assert "Timed out waiting 3000ms" in done.stderr

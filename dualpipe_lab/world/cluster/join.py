@@ -7,7 +7,8 @@ Chapter: book/appendix/gpus.  In: an `Environment`, a back end.  Out: an initial
   agreement    rank 0 opens a generation, every other rank answers with a token, and rank 0 closes it with all tokens; a
                rank whose token is not among them has read an older generation, and waits for the next
   reach        every rank connects once to every other node, before GLOO does (`reach`)
-Every wait ends after `timeout`, or after CONNECT_SECONDS, with a message that names addresses and interface.
+Every wait of the meeting ends after CONNECT_SECONDS, with a message that names addresses and interface; every operation
+of the group that comes of it ends after OPERATION_SECONDS, or after fewer if the launch has fewer.
 Elsewhere: `init_process_group("env://")`, which shares keys between restarts and has no message for a wrong interface.
 """
 
@@ -15,7 +16,6 @@ import atexit
 import json
 import os
 import socket
-import threading
 import time
 import uuid
 import warnings
@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dualpipe_lab._private import default_store, set_group_timeout
 from dualpipe_lab.world import accelerator, operating_system
 from dualpipe_lab.world.cluster import interface
 from dualpipe_lab.world.cluster.environment import Environment
@@ -36,10 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 CONNECT_SECONDS = 120.0  # ranks of other nodes may still be importing torch from a slow disk
-STORE_SECONDS = 9  # for the store's host, when it answers nothing, before the connections to it end
-_GRACE_SECONDS = 5.0  # by which GLOO gives up after the launch would have
-_STORE_TIMEOUT = timedelta(minutes=30)  # torch's own for groups that are made later
-PATIENCE_SECONDS = 1_800.0  # of a message between two ranks, for later launches of the same ranks; GLOO's own
+OPERATION_SECONDS = 600.0  # for a collective or a message, then it fails; torch's own: NCCL 600, GLOO 1,800
 _LEAST_WAIT, _LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the store
 _LATER_SECONDS = 10.0  # by which rank 0 may have come later than another rank, and so say later who is missing
 
@@ -51,19 +47,20 @@ class Joined:
     store: "Store"
     backend: str
     check: bool
+    seconds: float
 
 
 _joined: Joined | None = None  # as torch's default process group, it belongs to the process
 
 
-def join(environment: Environment, backend: str, check: bool, timeout: float) -> None:
+def join(environment: Environment, backend: str, check: bool, seconds: float) -> None:
     """Make the default process group, unless an earlier launch or the script itself has made one that fits.
 
     Args:
         environment: of this rank.
         backend: `gloo`, or `nccl` for GLOO and NCCL together.
         check: torch compares every collective across the ranks; the caller has set torch's debug level.
-        timeout: seconds of the launch.
+        seconds: after which an operation of the group fails, on GLOO and on NCCL.
 
     Raises:
         ConnectionError: the ranks did not meet, or GLOO could not connect them.
@@ -72,25 +69,18 @@ def join(environment: Environment, backend: str, check: bool, timeout: float) ->
     global _joined  # beside torch's own
     import torch.distributed as dist
 
-    if dist.is_initialized() and (_joined is None or (_joined.backend, _joined.check) != (backend, check)):
+    wanted = backend, check, seconds
+    if dist.is_initialized() and (_joined is None or (_joined.backend, _joined.check, _joined.seconds) != wanted):
         if _joined is None:  # the script's own group
             return
         leave()
     if not dist.is_initialized():
-        deadline = time.monotonic() + min(timeout, CONNECT_SECONDS)
+        deadline = time.monotonic() + min(seconds, CONNECT_SECONDS)
         chosen = _interface(environment, deadline)
         store = _joined.store if _joined else _connect(environment, chosen, deadline)
-        # messages between two ranks, and check's comparison, keep the seconds that a group begins with
-        patience = timeout if check else max(timeout, PATIENCE_SECONDS)
-        _initialise(environment, backend, store, chosen, deadline, timedelta(seconds=patience + _GRACE_SECONDS))
-        _joined = Joined(store, backend, check)
+        _initialise(environment, backend, store, chosen, deadline, timedelta(seconds=seconds))
+        _joined = Joined(store, *wanted)
         atexit.register(leave)
-    set_group_timeout(timeout + _GRACE_SECONDS)
-
-
-def store() -> "Store":
-    """Return the store of the default process group, over a connection of its own: a wait on it holds up nobody."""
-    return default_store().clone()
 
 
 def leave() -> None:
@@ -138,10 +128,9 @@ def _connect(environment: Environment, chosen: Interface, deadline: float) -> "S
 
     host, port, hosts = environment.master_addr, environment.master_port, _hosts_store(environment)
     try:
-        with _no_silence(port):
-            return dist.TCPStore(
-                host, port, is_master=hosts, timeout=_left(deadline), wait_for_workers=False, multi_tenant=True
-            )
+        return dist.TCPStore(
+            host, port, is_master=hosts, timeout=_left(deadline), wait_for_workers=False, multi_tenant=True
+        )
     except Exception as error:
         does = "cannot listen at" if hosts else "reaches nobody at"
         remedy = (
@@ -151,25 +140,6 @@ def _connect(environment: Environment, chosen: Interface, deadline: float) -> "S
             f"{environment}: {does} {host}:{port} (MASTER_ADDR, MASTER_PORT) from {chosen}; {remedy}; "
             f"torch says: {_first_line(error)}"
         ) from None
-
-
-@contextmanager
-def _no_silence(port: int) -> Iterator[None]:
-    """Let connections to the store end where its host falls silent, also while torch makes them: it waits forever."""
-    is_made = threading.Event()
-
-    def look() -> None:
-        while not is_made.wait(1.0):
-            operating_system.give_up_on_silent_peers(port, STORE_SECONDS)
-
-    looking = threading.Thread(target=look, name="dualpipe-lab-join", daemon=True)
-    looking.start()
-    try:
-        yield
-        operating_system.give_up_on_silent_peers(port, STORE_SECONDS)
-    finally:
-        is_made.set()
-        looking.join()
 
 
 def _hosts_store(environment: Environment) -> bool:
@@ -182,11 +152,11 @@ def _initialise(
     store: "Store",
     chosen: Interface,
     deadline: float,
-    patience: timedelta,
+    limit: timedelta,
 ) -> None:
     """Agree on a generation and connect the ranks under its prefix, before the deadline.
 
-    `patience`: of a message between two ranks.  Ranks that cannot reach each other have been found before.
+    `limit`: of an operation.  Ranks that cannot reach each other have been found before.
     """
     import torch.distributed as dist
 
@@ -204,11 +174,11 @@ def _initialise(
             store=dist.PrefixStore(f"generation-{generation}", meeting),
             rank=environment.rank,
             world_size=environment.world_size,
-            timeout=patience,
+            timeout=limit,
         )
     except Exception as error:
         raise ConnectionError(_unconnected(environment, chosen, f"torch says: {_first_line(error)}")) from None
-    store.set_timeout(_STORE_TIMEOUT)
+    store.set_timeout(limit)  # of groups that are made later
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""`emulated_hosts`: torchrun on several hosts that are made on this machine, and what can happen to hosts.
+"""`emulated_hosts`: torchrun on several hosts that are groups of processes on this machine, and the loss of one.
 
     with lab.emulated_hosts(2) as hosts:
         hosts.start("train.py", ranks_per_host=2)
         hosts.wait_for("step 3")
-        hosts.kill(1)                       # a power cut
+        hosts.kill(1)
         run = hosts.end()
 
 Chapter: book/hosts/many-hosts, book/hosts/failures.  In: a script.  Out: what each host printed, and its exit code.
-  Linux, root and iproute2   each host is a network namespace with an address and an interface of its own (`hosts.py`)
-  elsewhere                  each host is a torchrun of its own on this machine: same ranks, same nodes, one network
+Each host is a torchrun of its own with its ranks: they have the numbers and variables of ranks on a cluster, and share
+this machine's network and clock.  A killed host closes its connections, so that the others hear of it at once; a pulled
+cable, which closes nothing, is not emulated.
 Elsewhere: containers as nodes (Kubernetes in Docker, Slurm's --enable-multiple-slurmd); Mininet.
 """
 
@@ -22,16 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dualpipe_lab.world.cluster.environment import ONE_MACHINE
-from dualpipe_lab.world.emulate.hosts import Host, network, obstacle
 from dualpipe_lab.world.operating_system import processes_with
 
-PORT = 29_400
+_ADDRESS = "127.0.0.1"
 RENDEZVOUS = "last_call_timeout=5"  # seconds for more hosts after `min_hosts` have come; torchrun waits 30
 MARK = "DUALPIPE_LAB_EMULATED_HOST"  # in the environment of every process of a host: which one it is
 _NOISE = re.compile(r"^\[?[WI]\d{4} |^\*{9}")  # torchrun's own lines that no reader needs
@@ -58,15 +58,11 @@ class EmulatedHosts:
 
     Attributes:
         folder: where the job's files belong that all hosts share, such as checkpoints; removed at the end.
-        addresses: by host, the address of its interface.
-        namespaces: by host, its network namespace; empty where this machine makes none.
-        why_one_network: why there is none; empty where it does.
+        num_hosts: number of hosts.
     """
 
     folder: Path
-    addresses: list[str]
-    namespaces: list[Host]
-    why_one_network: str
+    num_hosts: int
     _mark: str = field(default_factory=lambda: secrets.token_hex(6))
     _agents: dict[int, "subprocess.Popen[Any]"] = field(default_factory=dict)
     _num_jobs: int = 0
@@ -91,25 +87,19 @@ class EmulatedHosts:
             RuntimeError: a job runs already.
             ValueError: a host that does not exist, or fewer hosts than `min_hosts`.
         """
-        chosen = list(range(len(self.addresses))) if hosts is None else hosts
+        chosen = list(range(self.num_hosts)) if hosts is None else hosts
         self._check(Path(script), chosen, min_hosts)
         self._num_jobs += 1
         self._agents = {}
         self._began = time.perf_counter()
         nodes = f"{min_hosts}:{len(chosen)}" if min_hosts else str(len(chosen))
-        endpoint = f"{self.addresses[chosen[0]]}:{PORT if self.namespaces else _free_port()}"
-        job = f"{self._mark}-{self._num_jobs}"
+        endpoint, job = f"{_ADDRESS}:{_free_port()}", f"{self._mark}-{self._num_jobs}"
         for host in chosen:
             rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", job]
-            where = [
-                "--rdzv-conf",
-                f"is_host={int(host == chosen[0])},{RENDEZVOUS}",
-                "--local-addr",
-                self.addresses[host],
-            ]
+            where = ["--rdzv-conf", f"is_host={int(host == chosen[0])},{RENDEZVOUS}", "--local-addr", _ADDRESS]
             sizes = ["--nnodes", nodes, "--nproc-per-node", str(ranks_per_host), "--max-restarts", str(max_restarts)]
             command = [sys.executable, "-m", "torch.distributed.run", *sizes, *rendezvous, *where]
-            command += ["--monitor-interval", "0.2", str(script), *map(str, arguments)]
+            command += ["--monitor-interval", "1", str(script), *map(str, arguments)]
             self._agents[host] = self._open(host, command)
 
     def wait_for(self, pattern: str, seconds: float = 120.0) -> str:
@@ -136,26 +126,8 @@ class EmulatedHosts:
         return "\n".join(line for line in lines if not _NOISE.search(line))
 
     def kill(self, host: int) -> None:
-        """Cut the host off and kill every process on it at once, as a power cut would."""
-        if self.namespaces:
-            self.namespaces[host].cut()
+        """Kill every process of the host: its torchrun and its ranks."""
         self._kill(host)
-
-    def cut(self, host: int) -> None:
-        """Take the host's interface down: the host lives on and hears nobody.
-
-        Raises:
-            RuntimeError: the hosts share this machine's network.
-        """
-        self._namespace(host, "cut off").cut()
-
-    def slow_down(self, host: int, rate: str) -> None:
-        """Limit what leaves the host, to `"10mbit"` per second for instance.
-
-        Raises:
-            RuntimeError: the hosts share this machine's network.
-        """
-        self._namespace(host, "slowed down").slow_down(rate)
 
     def end(self, seconds: float = 300.0) -> HostsRun:
         """Wait for the end of the job.
@@ -178,45 +150,28 @@ class EmulatedHosts:
             raise FileNotFoundError(f"emulated hosts run a script that every host sees, and there is no {script}")
         if any(agent.poll() is None for agent in self._agents.values()):
             raise RuntimeError("emulated hosts run one job at a time; call end() before the next start()")
-        last = len(self.addresses) - 1
+        last = self.num_hosts - 1
         if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(last + 1)):
             raise ValueError(f"the hosts are numbered 0 to {last}, each at most once, got hosts={chosen}")
         if min_hosts is not None and not 1 <= min_hosts <= len(chosen):
             raise ValueError(f"min_hosts is from 1 to the {len(chosen)} hosts of the job, got {min_hosts}")
 
     def _open(self, host: int, command: list[str]) -> "subprocess.Popen[Any]":
-        environment = os.environ | {MARK: f"{self._mark}-{host}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own = {MARK: f"{self._mark}-{host}", ONE_MACHINE: "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self._path(host).open("w") as output:
-            options: dict[str, Any] = {
-                "stdout": output,
-                "stderr": output,
-                "env": environment,
-                "start_new_session": True,
-            }
-            if self.namespaces:
-                return self.namespaces[host].start(command, **options)
-            environment[ONE_MACHINE] = "1"
-            return subprocess.Popen(command, **options)  # noqa: S603
+            return subprocess.Popen(  # noqa: S603
+                command, stdout=output, stderr=output, env=os.environ | own, start_new_session=True
+            )
 
     def _path(self, host: int) -> Path:
         return self.folder / f"job-{self._num_jobs}-host-{host}.txt"
-
-    def _namespace(self, host: int, verb: str) -> Host:
-        if not self.namespaces:
-            raise RuntimeError(
-                f"a host needs a network of its own to be {verb}, and there is none ({self.why_one_network})"
-            )
-        return self.namespaces[host]
 
     def _kill(self, host: int) -> None:
         """Kill what runs on a host: torchrun, its ranks and theirs, until nothing is left."""
         agent = self._agents.get(host)
         if agent is None:
             return
-        if self.namespaces:
-            self.namespaces[host].kill()
-        else:
-            _kill_marked(f"{MARK}={self._mark}-{host}", agent.pid)
+        _kill_marked(f"{MARK}={self._mark}-{host}", agent.pid)
         agent.wait()
 
     def _close(self) -> None:
@@ -225,34 +180,25 @@ class EmulatedHosts:
 
 
 @contextmanager
-def emulated_hosts(num_hosts: int = 2, namespaces: bool | None = None) -> Iterator[EmulatedHosts]:
+def emulated_hosts(num_hosts: int = 2) -> Iterator[EmulatedHosts]:
     """Make hosts on this machine for jobs of torchrun; everything of them is removed at the end.
 
-    Args:
-        num_hosts: number of hosts, from 1.
-        namespaces: whether each has a network of its own; None: where this machine allows.
-
     Raises:
-        RuntimeError: `namespaces=True` where none can be made.
         ValueError: fewer than one host.
     """
     if num_hosts < 1:
         raise ValueError(f"emulated_hosts makes hosts from 1, got num_hosts={num_hosts}")
-    why = "namespaces=False" if namespaces is False else obstacle()
-    if namespaces and why:
-        raise RuntimeError(f"emulated_hosts(namespaces=True) needs Linux, root and iproute2: {why}")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        made = [] if why else stack.enter_context(network(num_hosts))
-        addresses = [host.address for host in made] or ["127.0.0.1"] * num_hosts
-        hosts = EmulatedHosts(folder, addresses, made, why)
-        stack.callback(hosts._close)
-        yield hosts
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        hosts = EmulatedHosts(Path(folder), num_hosts)
+        try:
+            yield hosts
+        finally:
+            hosts._close()
 
 
 def _free_port() -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((_ADDRESS, 0))
         return int(listener.getsockname()[1])
 
 

@@ -19,7 +19,7 @@ from dualpipe_lab.world.emulate.link import Link, NodeLink
 from dualpipe_lab.world.record.operation import Operation
 
 _RECORD = struct.Struct("<qqqq")  # stream, key, time in ns, unused
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.002  # seconds; the watchdog must not take the polling for work
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.002  # seconds; the supervisor must not take the polling for work
 
 
 class Emulator:

@@ -25,7 +25,6 @@ class Entry:
         tensor_bytes: of the full tensors.
         sent_to: bytes sent to each rank.
         wire: bytes that left the sockets; None if the wire was not read.
-        wire_abroad: of these, the bytes for other hosts.
     """
 
     count: int = 0
@@ -34,7 +33,6 @@ class Entry:
     peers: set[int] = field(default_factory=set)
     tensor_bytes: int = 0
     wire: int | None = None
-    wire_abroad: int | None = None
     sent_to: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -59,16 +57,13 @@ class RankLedger:
         entry.received += received
         entry.peers |= peers
 
-    def enter_wire(self, sent: dict[str, tuple[int, int]]) -> None:
-        """Enter the bytes that left the sockets, by operation, and those of them for other hosts.
-
-        `isend` includes `send`, unless the rank called both.
-        """
+    def enter_wire(self, sent: dict[str, int]) -> None:
+        """Enter the bytes that left the sockets, by operation; `isend` includes `send`, unless the rank called both."""
         messages = [name for name in ("isend", "send") if name in self.entries]
         for name, known in sent.items():
             for found in messages if name == "isend" and len(messages) == 1 else {name} & self.entries.keys():
                 entry, is_both = self.entries[found], name == "isend" and len(messages) == 2
-                entry.wire, entry.wire_abroad = (None, None) if is_both else known
+                entry.wire = None if is_both else known
 
 
 class Ledger:
@@ -163,15 +158,6 @@ class Ledger:
         """Bytes that all ranks send to other nodes, derived; arguments and errors as `by_node`."""
         rows = self.by_node(ranks_per_node, operation)
         return sum(num_bytes for node, row in enumerate(rows) for other, num_bytes in enumerate(row) if node != other)
-
-    def wire_between_hosts(self, operation: str | None = None) -> int | None:
-        """Bytes that left the sockets of all ranks for other hosts; None if the wire was not read.
-
-        The headers of GLOO's messages are among them, 50 to 5,000 bytes for each call and rank.
-        """
-        chosen = [entry for entry in self._select(operation, None) if entry.sent]
-        known = [entry.wire_abroad for entry in chosen if entry.wire_abroad is not None]
-        return sum(known) if len(known) == len(chosen) else None
 
     def peers(self, rank: int, operation: str | None = None) -> set[int]:
         """Ranks with which `rank` communicated."""

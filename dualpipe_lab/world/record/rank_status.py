@@ -78,12 +78,17 @@ class RankStatus:
 
 @dataclass
 class StatusTracker:
-    """Counts of one rank's operations and the one that it waits for; `comm` updates it at every begin and end."""
+    """Counts of one rank's operations and the one that it waits for; `comm` updates it at every begin and end.
+
+    `last` is the operation that was begun or waited for last, also when an exception has ended the wait.
+    """
 
     rank: int
     current: Operation | None = None
     since: float = 0.0
     in_flight: bool = False
+    last: Operation | None = None
+    has_ended: bool = False
     completed: int = 0
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     received: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -101,10 +106,11 @@ class StatusTracker:
     def wait(self, operation: Operation) -> None:
         """Mark an operation as the one that the rank waits for."""
         self.current, self.since = operation, time.perf_counter()
+        self.last, self.has_ended = operation, False
 
     def end(self) -> None:
         """Mark the current operation as complete."""
-        self.current, self.in_flight = None, False
+        self.current, self.in_flight, self.has_ended = None, False, True
         self.completed += 1
 
     def snapshot(self) -> RankStatus:

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Container, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.world import operating_system
@@ -51,7 +52,8 @@ def obstacle(backend: str) -> str:
 class Wire:
     """Connections of one rank, by kind of operation and group; every rank makes one at the same time."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, time_limit: timedelta | None = None) -> None:
+        self._time_limit = time_limit
         self._groups: dict[tuple[str, Communicator], ProcessGroup] = {}
         self._sockets: dict[str, list[tuple[socket.socket, int]]] = {kind: [] for kind in KINDS}  # bytes at the start
         self.add(range(world_size), "")
@@ -68,7 +70,7 @@ class Wire:
         is_member = dist.get_rank() in ranks
         known = set(operating_system.socket_names().values()) if is_member else set()
         for kind in KINDS:
-            group = dist.new_group(list(ranks), use_local_synchronization=members_only)
+            group = dist.new_group(list(ranks), timeout=self._time_limit, use_local_synchronization=members_only)
             if is_member:
                 found = _connections(known)
                 known.update(found)
@@ -89,20 +91,18 @@ class Wire:
         for group in self._groups.values():
             dist.destroy_process_group(group)
 
-    def sent(self) -> dict[str, tuple[int, int]]:
-        """Bytes sent so far, by kind, after the peers have acknowledged them; and those of them for other hosts."""
-        found = {}
-        for kind, sockets in self._sockets.items():
-            by_socket = [(_settled(opened) - start, _goes_abroad(opened)) for opened, start in sockets]
-            found[kind] = sum(sent for sent, _ in by_socket), sum(sent for sent, is_abroad in by_socket if is_abroad)
-        return found
+    def sent(self) -> dict[str, int]:
+        """Bytes sent so far, by kind, after the peers have acknowledged them."""
+        return {
+            kind: sum(_settled(opened) - start for opened, start in sockets) for kind, sockets in self._sockets.items()
+        }
 
 
 def _connections(known: Container[str] = ()) -> dict[str, socket.socket]:
     """A duplicate of each TCP connection of this process whose name is not known, by its name.
 
-    The watchdog's thread duplicates descriptors and closes them again at any time: a number may be that of another
-    socket a moment later, and a socket may have several.
+    A thread may close descriptors at any time: a number may be that of another socket a moment later, and a socket may
+    have several.
     """
     found: dict[str, socket.socket] = {}
     for descriptor, name in operating_system.socket_names().items():
@@ -131,14 +131,6 @@ def _duplicate(descriptor: int, name: str) -> socket.socket | None:
 
 def _info(opened: socket.socket) -> bytes:
     return opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-
-
-def _goes_abroad(opened: socket.socket) -> bool:
-    """Whether the other end has another address than this one: two ranks of a host meet at the host's own."""
-    try:
-        return bool(opened.getpeername()[0] != opened.getsockname()[0])
-    except OSError:  # the other end has closed it
-        return False
 
 
 def _settled(opened: socket.socket) -> int:
