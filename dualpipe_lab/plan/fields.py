@@ -7,15 +7,13 @@ Elsewhere: Megatron `parallel_state.initialize_model_parallel` and `--num-layers
 torchtitan's `ParallelDims`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # at run time where they are used: the fields alone are read in milliseconds
-    from dualpipe_lab.pp.compact.builders import Placement
-    from dualpipe_lab.pp.compact.program import CompactProgram
     from dualpipe_lab.pp.program import Program
     from dualpipe_lab.topology import Topology
 
@@ -176,16 +174,7 @@ class PlanFields:
         Raises:
             ValueError: the schedule cannot have these sizes.
         """
-        return None if self.pp == 1 else _legal(_program(*self._sizes))
-
-    @property
-    def compact(self) -> "CompactProgram | None":
-        """The same program as arrays, which a search reads.
-
-        Raises:
-            ValueError: the schedule cannot have these sizes.
-        """
-        return None if self.pp == 1 else _legal(_compact(*self._sizes))
+        return None if self.pp == 1 else _legal(*self._sizes)
 
     @property
     def _sizes(self) -> "_Sizes":
@@ -195,11 +184,11 @@ class PlanFields:
     @property
     def num_stages(self) -> int:
         """The number of stages of the model; 1 without pp."""
-        return 1 if self.pp == 1 else _legal(_placement(*self._sizes)).num_stages
+        return 1 if self.pp == 1 else _legal(*self._sizes).num_stages
 
     def stages(self, pp_rank: int) -> tuple[int, ...]:
         """Return the stages of a rank of pp."""
-        return (0,) if self.pp == 1 else _legal(_placement(*self._sizes)).stages[pp_rank]
+        return (0,) if self.pp == 1 else _stages(*self._sizes)[pp_rank]
 
     def holders(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of pp that hold a stage: under DualPipe two."""
@@ -208,8 +197,7 @@ class PlanFields:
     @property
     def has_pairs(self) -> bool:
         """Whether the pipeline has overlapped pairs of a forward and a backward."""
-        compact = self.compact
-        return compact is not None and compact.has_pairs
+        return self.pp > 1 and _has_pairs(*self._sizes)
 
     def describe(self) -> dict[str, Any]:
         """Return the fields as JSON values.
@@ -293,45 +281,17 @@ def _lets_choose(schedule: str) -> bool:
     return "num_virtual_stages" in schedules.options_of(schedule)
 
 
-class _HasStages(Protocol):
-    @property
-    def num_stages(self) -> int: ...
-
-
 _Sizes: TypeAlias = tuple[str, int, int, int | None]  # schedule, pp, microbatches, chunks
-Built = TypeVar("Built", bound=_HasStages)
 
 
 @cache
 def _program(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Program | str":
-    from dualpipe_lab.pp.schedules import build
-
-    return _build(build, schedule, pp, num_microbatches, chunks)
-
-
-@cache
-def _compact(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "CompactProgram | str":
-    from dualpipe_lab.pp.compact.builders import compact_build
-
-    return _build(compact_build, schedule, pp, num_microbatches, chunks)
-
-
-@cache
-def _placement(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Placement | str":
-    from dualpipe_lab.pp.compact.builders import placement
-
-    return _build(placement, schedule, pp, num_microbatches, chunks)
-
-
-def _build(
-    build: Callable[..., Built], schedule: str, pp: int, num_microbatches: int, chunks: int | None
-) -> Built | str:
     """Build a program with `chunks` stages per rank, or say why there is none: a search asks again and again."""
     from dualpipe_lab.pp import schedules
 
     options = {"num_virtual_stages": chunks} if chunks is not None and _lets_choose(schedule) else {}
     try:
-        program = build(schedule, pp, num_microbatches, **options)
+        program = schedules.build(schedule, pp, num_microbatches, **options)
     except ValueError as error:
         return str(error)
     if chunks is None or program.num_stages == chunks * pp:
@@ -343,17 +303,33 @@ def _build(
     )
 
 
-def _legal(built: Built | str) -> Built:
-    if isinstance(built, str):
-        raise ValueError(built)
-    return built
+def _legal(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> "Program":
+    program = _program(schedule, pp, num_microbatches, chunks)
+    if isinstance(program, str):
+        raise ValueError(program)
+    return program
+
+
+@cache
+def _stages(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> tuple[tuple[int, ...], ...]:
+    """Return the stages of each rank of pp, ascending."""
+    program = _legal(schedule, pp, num_microbatches, chunks)
+    return tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
+
+
+@cache
+def _has_pairs(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> bool:
+    from dualpipe_lab.pp.program import Overlap
+
+    program = _legal(schedule, pp, num_microbatches, chunks)
+    return any(isinstance(step, Overlap) for steps in program.ranks for step in steps)
 
 
 @cache
 def _holders(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> dict[int, tuple[int, ...]]:
     """Return the ranks of pp that hold each stage of a program."""
     ranks: dict[int, list[int]] = {}
-    for rank, stages in enumerate(_legal(_placement(schedule, pp, num_microbatches, chunks)).stages):
+    for rank, stages in enumerate(_stages(schedule, pp, num_microbatches, chunks)):
         for stage in stages:
             ranks.setdefault(stage, []).append(rank)
     return {stage: tuple(found) for stage, found in ranks.items()}

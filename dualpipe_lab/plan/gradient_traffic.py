@@ -189,9 +189,9 @@ class GradientTraffic:
                 self.calls.all_reduce(replicas, layout.shard_numel, self.grad_bytes)
             if self.plan.zero in (1, 2):
                 self.calls.all_gather(ranks, layout.shard_numel, self.weight_bytes)
-        self._enter_tied()
+        self.enter_tied()
 
-    def _enter_tied(self) -> None:
+    def enter_tied(self) -> None:
         """Enter the sum of a tied table's gradient, where the first and the last stage are on different ranks."""
         first, last = self.plan.holders(0), self.plan.holders(self.plan.num_stages - 1)
         here = self.plan.topology.at(self.calls.rank)
