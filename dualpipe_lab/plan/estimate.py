@@ -118,11 +118,12 @@ def estimate(
         raise ValueError(f"a utilisation is above 0 and at most 1, the least first, got {utilisation!r}; use (0.35, 0.5)")
     plan.check(model, sequence_length)
     step = Step(model, plan, sequence_length, global_batch, hardware)
-    parts = {used: step.parts(used) | step.gradients() for used in (low, high, min(max(POINT, low), high))}
-    seconds = Range(sum(parts[high].values()), sum(parts[low].values()))
+    rest = step.gradients()
+    least, most, point = (step.parts(used) | rest for used in (high, low, min(max(POINT, low), high)))
+    seconds = Range(*(sum(parts[name] for name in PARTS) for parts in (least, most)))
     flops = global_batch * model_flops(model, sequence_length, multi_token=has_second(plan, model))
-    point = {name: parts[min(max(POINT, low), high)][name] for name in PARTS}
-    return Estimate(plan, hardware, (low, high), seconds, point, flops, global_batch * sequence_length)
+    parts = {name: point[name] for name in PARTS}
+    return Estimate(plan, hardware, (low, high), seconds, parts, flops, global_batch * sequence_length)
 
 
 def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
@@ -183,11 +184,11 @@ class Step:
         self.has_second = has_second(plan, model)
         neutral = replace(plan, num_microbatches=1, schedule="gpipe", chunks=None, layers=None, zero=0, hybrid=False)
         self.units = _units(model, neutral, self.shape, hardware)
+        self.fullest = max(range(plan.pp), key=lambda pp_rank: sum(self._rank(pp_rank, POINT).values()))
 
     def parts(self, utilisation: float) -> dict[str, float]:
         """Return the seconds of the fullest rank of pp, but for gradients and weights."""
-        found = [self._rank(pp_rank, utilisation) for pp_rank in range(self.plan.pp)]
-        self.fullest, parts = max(enumerate(found), key=lambda one: sum(one[1].values()))
+        parts = self._rank(self.fullest, utilisation)
         bubble = 0.0 if self.plan.pp == 1 else _bubble(self.plan) * sum(parts.values())
         return parts | {"bubble": bubble, "pp": self._messages(self.fullest)}
 
@@ -315,17 +316,22 @@ def _flops(model: ModelConfig, plan: Plan, shape: tuple[int, int]) -> dict[str, 
 def _bubble(plan: Plan) -> float:
     """Return idle over busy ticks of the plan's schedule, with equal stages and B twice as long as F.
 
-    Beyond two microbatches for each place of a rank more of them leave the idle ticks as they are.
+    Beyond a few microbatches the idle ticks stay as they are, or grow as evenly as the busy ones (Easy DualPipe).
     """
-    full, period = plan.num_microbatches, 2 * plan.pp
-    few = full if full <= 2 * period else period + full % period
-    return _idle(plan.schedule, plan.pp, few, plan.chunks) * few / full
+    full, period, sizes = plan.num_microbatches, 2 * plan.pp, (plan.schedule, plan.pp)
+    few = full if full <= 3 * period else period + full % period
+    idle, busy = _ticks(*sizes, few, plan.chunks)
+    if few < full:
+        more, _ = _ticks(*sizes, few + period, plan.chunks)
+        idle, busy = idle + (more - idle) * (full - few) / period, busy * full / few
+    return idle / busy
 
 
 @cache
-def _idle(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> float:
+def _ticks(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> tuple[float, float]:
+    """Return idle and busy ticks of the rank that is idle least."""
     program = Plan(pp=pp, schedule=schedule, num_microbatches=num_microbatches, chunks=chunks).program
     assert program is not None
     timeline = simulate(program)
-    busy = timeline.makespan - min(timeline.bubble_time(rank) for rank in range(pp))
-    return float(timeline.makespan / busy - 1)
+    idle = min(timeline.bubble_time(rank) for rank in range(pp))
+    return float(idle), float(timeline.makespan - idle)

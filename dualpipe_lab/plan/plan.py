@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # each method reads what it needs, so that a plan is there in
     from dualpipe_lab.plan.expert_traffic import Routing
     from dualpipe_lab.plan.sums import SumsTable
     from dualpipe_lab.plan.traffic import StepTraffic
-    from dualpipe_lab.viz.grid import GridDrawing
 
 
 @dataclass(frozen=True)
@@ -180,25 +179,3 @@ class Plan(PlanFields):
         self.check(config, sequence_length)
         num_rows = check_traffic(self, batch_size)
         return traffic_of(self, config, num_rows, sequence_length, routing, clips)
-
-    def grid(self, axis: str | None = None, rank: int = 0) -> "GridDrawing":
-        """Return the drawing of the grid with one group highlighted; it prints as text and displays as SVG.
-
-        Args:
-            axis: of the group (default: the first one with several ranks).
-            rank: one of the group.
-
-        >>> print(Plan(dp=2, tp=2).grid("tp", rank=2))
-        dp 2 x tp 2 = 4 ranks; the tp group of rank 2: 2, 3
-              tp 0  tp 1
-        dp 0     0     1
-        dp 1   [2]   [3]
-        """
-        from dualpipe_lab.viz.grid import GridDrawing
-
-        return GridDrawing(self.topology, axis or self.topology.names[0], rank)
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<p>{escape(str(self))}</p>{self.grid()._repr_html_()}"
