@@ -1,8 +1,8 @@
 """Pictures in notebooks: IPython's HTML formatter shows timelines and plans as drawings of `viz`.
 
 In: the running IPython shell.  Out: registered formatters.
-`Timeline` and `Plan` are data and import nothing that draws.  The root package calls `attach` when it is imported in IPython.  The
-drawing code is imported when the first picture is shown.
+`Timeline` and `Plan` are data and import nothing that draws.  The root package calls `attach` when it is imported in
+IPython.  The drawing code is imported when the first picture is shown.
 Elsewhere: IPython's `BaseFormatter.for_type_by_name`, which does not import the type that it names.
 """
 

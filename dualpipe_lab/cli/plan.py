@@ -22,5 +22,7 @@ def plan(
         model_of(model), gpus, memory * 1e9, sequence_length=sequence_length, global_batch=global_batch, count=count
     )
     if not found:
-        raise ValueError(f"no plan of {model} on {gpus} GPUs fits into {memory:g} GB each; use more GPUs, or more memory")
+        raise ValueError(
+            f"no plan of {model} on {gpus} GPUs fits into {memory:g} GB each; use more GPUs, or more memory"
+        )
     print(found)

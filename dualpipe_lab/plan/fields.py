@@ -178,7 +178,6 @@ class PlanFields:
 
     @property
     def _sizes(self) -> "_Sizes":
-        """What the program depends on."""
         return self.schedule, self.pp, self.num_microbatches, self.chunks
 
     @property
@@ -227,7 +226,6 @@ class PlanFields:
         return ", ".join([f"{' x '.join(parts)} = {ranks}", *self._tail(), self.precision])
 
     def _notes(self, axis: str) -> str:
-        """What belongs to one axis, in parentheses."""
         notes = {"pp": self._pipeline(), "cp": [self.layout], "dp": self._zero()}.get(axis, [])
         if axis == "tp" and self.sequence_parallel:
             notes = ["sequence parallel"]
@@ -275,7 +273,6 @@ def is_synchronous(schedule: str) -> bool:
 
 @cache
 def _lets_choose(schedule: str) -> bool:
-    """Whether a schedule has as many stages per rank as one likes."""
     from dualpipe_lab.pp import schedules
 
     return "num_virtual_stages" in schedules.options_of(schedule)
@@ -312,7 +309,6 @@ def _legal(schedule: str, pp: int, num_microbatches: int, chunks: int | None) ->
 
 @cache
 def _stages(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> tuple[tuple[int, ...], ...]:
-    """Return the stages of each rank of pp, ascending."""
     program = _legal(schedule, pp, num_microbatches, chunks)
     return tuple(tuple(sorted({action.stage for action in program.actions(rank)})) for rank in range(pp))
 
@@ -327,7 +323,6 @@ def _has_pairs(schedule: str, pp: int, num_microbatches: int, chunks: int | None
 
 @cache
 def _holders(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of pp that hold each stage of a program."""
     ranks: dict[int, list[int]] = {}
     for rank, stages in enumerate(_stages(schedule, pp, num_microbatches, chunks)):
         for stage in stages:

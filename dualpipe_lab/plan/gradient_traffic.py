@@ -94,13 +94,11 @@ class _Parts:
         yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
 
     def second(self, table: list[Held]) -> Iterator[Held]:
-        """Yield those of what predicts a second token: a copy of the table, norms, projection, layer, norm."""
         hidden = self.config.hidden_size
         norm = hidden, frozenset[str]()
         yield from [*table, norm, norm, self.shard(hidden, 2 * hidden), *self.layer(self.config.num_layers), norm]
 
     def layer(self, number: int) -> list[Held]:
-        """Return those of one layer."""
         has_experts = self.sparse is not None and number >= self.sparse.num_dense_layers
         if has_experts not in self.layers:
             self.layers[has_experts] = list(self._layer(has_experts))
@@ -118,7 +116,6 @@ class _Parts:
             yield from self.experts(self.sparse)
 
     def heads(self) -> Iterator[Held]:
-        """Yield those of grouped-query attention."""
         config, inner = self.config, self.config.num_heads * self.config.size_of_head
         yield self.shard(inner, config.hidden_size)
         yield from [self.key_heads()] * 2
@@ -136,7 +133,6 @@ class _Parts:
         yield self.shard(heads * sizes.value, hidden)
 
     def experts(self, config: V3MoEConfig) -> Iterator[Held]:
-        """Yield router, experts and shared expert."""
         yield config.num_experts * config.hidden_size, frozenset()
         kind = frozenset({"ep"}) if self.ep > 1 else frozenset[str]()
         yield from [(config.num_experts // self.ep * config.expert_ffn_size * config.hidden_size, kind)] * 3
@@ -144,13 +140,11 @@ class _Parts:
             yield from [self.shard(config.shared_ffn_size, config.hidden_size)] * 3
 
     def shard(self, length: int, *others: int) -> Held:
-        """Return elements and kind of this rank's shard along a dimension."""
         part = shard_slice(length, self.tp, self.tp_rank)
         held = part.stop - part.start
         return held * prod(others), frozenset() if held == length else frozenset({"tp"})
 
     def key_heads(self) -> Held:
-        """Return those of the key heads here, of which several ranks may hold the same."""
         config = self.config
         shards = min(self.tp, config.num_kv_heads)
         kind = {"tp"} if shards > 1 else set()
@@ -247,7 +241,6 @@ class GradientTraffic:
         return found
 
     def _shared_pairs(self) -> Counter[int]:
-        """The number of overlapped pairs whose two halves use the weights of one stage, by stage."""
         if not self.plan.overlap or self.plan.program is None:
             return Counter()
         steps = self.plan.program.ranks[self.plan.topology.at(self.calls.rank).rank("pp")]
@@ -255,7 +248,6 @@ class GradientTraffic:
         return Counter(pair.forward.stage for pair in pairs if pair.forward.stage == pair.backward.stage)
 
     def _actions(self, *kinds: str) -> Counter[int]:
-        """The number of actions of some kinds, by stage here."""
         program = self.plan.program
         if program is None:
             return Counter({0: self.plan.num_microbatches})
@@ -319,7 +311,6 @@ def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:
 
 
 def _units(parts: list[Part]) -> list[list[int]]:
-    """Return the numbers of the parameters in every flat parameter of ZeRO-3: runs of one kind in a unit."""
     return [
         list(run) for _, run in groupby(range(len(parts)), key=lambda i: (parts[i].stage, parts[i].unit, parts[i].kind))
     ]

@@ -11,7 +11,7 @@ bytes per norm and token (4 at least):
   latents          T' (r_q + r_kv + d_position) b before their norms, T' (r_q + r_kv) b behind them; queries, keys and
                    values unfolded; along cp latents stay in place of keys and values where they are shorter
   network          gate and up, 2 T f b / tp: the product of the two is computed again
-  experts          their rows R h b, gate and up 2 R f_e b, all k outputs of a token, weights, routes, the router's scores
+  experts          their rows R h b, gate and up 2 R f_e b, all k outputs of a token, weights, routes, scores
   second token     norms, projection, head and logits once more
   recompute        the layer's input alone, and all of the above of one layer while its backward runs; of overlapped
                    experts also what they keep: only what is before the exchanges is run again
@@ -182,7 +182,6 @@ class LayerTable:
         yield from self._output(each * sizes.value, each * (sizes.key if pads else sizes.value))
 
     def _output(self, num_bytes: int, before: int) -> Iterator[KeptTensor]:
-        """Yield attention's output; a ring weighs the ranks' parts by their log-sum-exp."""
         if self.plan.cp > 1:
             yield KeptTensor("log-sum-exp", self._heads * self.num_tokens * max(4, self.element))
             yield KeptTensor("attention's output before the exchange", before)
@@ -260,7 +259,6 @@ class LayerTable:
 
     @property
     def _num_logits(self) -> int:
-        """The logits of a microbatch that exist at the same time on this rank."""
         tokens = self.num_tokens if self.plan.loss_chunk is None else min(self.plan.loss_chunk, self.num_tokens)
         return tokens * self.shard(self._sizes.vocabulary_size)
 

@@ -141,7 +141,7 @@ def _settle(
 
 @lru_cache(maxsize=64)
 def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig, share: int | None) -> "_Choice | None":
-    """Choose the fields of the pipeline, which depend on pp and the share alone; programs take time to build."""
+    # they depend on pp and the share alone, and programs take time to build
     _, choices = _choices(plan, pp, config.num_layers, share)[0]
     return _first_legal(pipeline, choices, replace(plan, pp=pp), config, None)
 
@@ -156,7 +156,6 @@ class _Choice(NamedTuple):
 def _first_legal(
     rule: Rule, choices: list[_Choice], plan: PlanFields, config: ModelConfig, sequence_length: int | None
 ) -> _Choice | None:
-    """Return the nearest choice that keeps a rule."""
     return next((one for one in choices if rule(replace(plan, **one.fields), config, sequence_length) is None), None)
 
 

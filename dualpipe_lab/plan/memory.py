@@ -1,15 +1,15 @@
 """`memory`: the memory of every rank at the peak of its own list of actions, before a run and without an accelerator.
 
-Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step.  Out: bytes of every rank, by what they are.
+Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step.  Out: bytes of every rank, by kind.
   states        parameters, gradients, master weights, moments        `dualpipe_lab.plan.states`
-  activations   of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the backward
-                is split, in the order of its own actions             `dualpipe_lab.plan.kept`
+  activations   of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
+                backward is split, in the order of its own actions    `dualpipe_lab.plan.kept`
   logits        from the last stage's F to its backward
   working       while an action runs: the loss, then the head's gradients, then a layer's
   buffers       of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units
 All of it by the rules of this library's runtime.  Along ep every rank is as full as the fullest one: `imbalance`.
-Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.  An I may free some
-of an activation that is counted until its W.
+Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.  An I may free
+some of an activation that is counted until its W.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 """
 

@@ -70,7 +70,6 @@ _V3: dict[str, Any] = {
 def _known(
     common: Mapping[str, Any], sizes: tuple[int, int, int, int], published: str, source: str, **more: Any
 ) -> KnownModel:
-    """Return a model; `sizes`: hidden, feed-forward, layers, heads."""
     names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
     return KnownModel({**common, **dict(zip(names, sizes, strict=True)), **more}, published, source)
 

@@ -101,7 +101,6 @@ def _check_config(plan: PlanFields, config: ModelConfig) -> None:
 
 
 def _without_nodes(plan: PlanFields) -> PlanFields:
-    """The same plan without nodes: `zero` judges those."""
     return PlanFields.from_description(plan.describe() | {"ranks_per_node": None})
 
 

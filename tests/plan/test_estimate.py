@@ -1,4 +1,4 @@
-"""The seconds of a step: FLOPs and seconds beside published ones, links with all cards of a node, and what must hold."""
+"""The seconds of a step: FLOPs and seconds beside published ones, links by hand, and what must hold."""
 
 from dataclasses import replace
 
@@ -23,7 +23,8 @@ from dualpipe_lab.plan import (
     model_flops,
     model_of,
 )
-from dualpipe_lab.plan.estimate import PARTS, _bubble, causal_pairs
+from dualpipe_lab.plan.estimate import PARTS, _bubble
+from dualpipe_lab.plan.flops import causal_pairs
 
 LLAMA = LlamaConfig(vocabulary_size=1024, hidden_size=256, ffn_size=512, num_layers=8, num_heads=8, num_kv_heads=4)
 V3 = V3MoEConfig(num_layers=4, num_heads=8, num_kv_heads=4)
@@ -41,7 +42,9 @@ def test_a_token_of_llama_3_has_the_flops_that_frameworks_print(name, full, halv
 def test_the_model_s_flops_are_six_for_each_parameter_that_a_token_uses():
     v3 = model_of("deepseek-v3")
     scores = 3 * 61 * causal_pairs(4096) * 2 * 128 * (192 + 128)
-    assert (model_flops(v3, 4096) - scores) / 4096 / 6 == pytest.approx(37e9, rel=0.02)  # 37B: arXiv 2412.19437, less the lookup
+    assert (model_flops(v3, 4096) - scores) / 4096 / 6 == pytest.approx(
+        37e9, rel=0.02
+    )  # 37B: arXiv 2412.19437, less the lookup
     assert model_flops(v3, 4096, multi_token=True) > model_flops(v3, 4096)
 
 
@@ -67,7 +70,15 @@ def test_the_published_step_of_deepseek_v3_is_of_the_size_of_the_estimate():
     """2.664e6 H800 hours for 14.8e12 tokens (arXiv 2412.19437, table 1): 1,543 tokens/s of a GPU, in float8 and with
     kernels of their own; here bfloat16."""
     plan = Plan(
-        pp=16, dp=128, ep=64, experts_in_data=True, schedule="dualpipe", overlap=True, num_microbatches=120, zero=1, **BF16
+        pp=16,
+        dp=128,
+        ep=64,
+        experts_in_data=True,
+        schedule="dualpipe",
+        overlap=True,
+        num_microbatches=120,
+        zero=1,
+        **BF16,
     )
     found = estimate(model_of("deepseek-v3"), plan, 4096, 15360, hardware=H800)
     assert found.tokens_per_second_per_gpu == pytest.approx(1543, rel=0.25)
@@ -116,7 +127,10 @@ PLANS = [
 
 
 @given(
-    st.sampled_from(PLANS), st.booleans(), st.tuples(st.floats(0.1, 1), st.floats(0.1, 1)).map(sorted), st.integers(1, 3)
+    st.sampled_from(PLANS),
+    st.booleans(),
+    st.tuples(st.floats(0.1, 1), st.floats(0.1, 1)).map(sorted),
+    st.integers(1, 3),
 )
 def test_an_estimate_falls_as_arithmetic_reaches_more_of_the_peak(case, recompute, utilisation, num_rows):
     model, fields = case

@@ -23,8 +23,10 @@ def test_each_plan_is_legal_and_fits(model, num_gpus, memory_bytes):
         fit.plan.check(model, 128, num_gpus)
         assert fit.bytes == memory(model, fit.plan, 128, 32).largest.total <= memory_bytes
         assert fit.estimate == estimate(model, fit.plan, 128, 32)
-    groups = [[fit for fit in found if fit.group == group] for group in range(1 + max((f.group for f in found), default=-1))]
-    assert sum(groups, []) == list(found)
+    groups = [
+        [fit for fit in found if fit.group == group] for group in range(1 + max((f.group for f in found), default=-1))
+    ]
+    assert [fit for group in groups for fit in group] == list(found)
     for group in groups:
         axes = [sum(size > 1 for size in fit.plan.sizes.values()) for fit in group]
         assert axes == sorted(axes)

@@ -69,7 +69,9 @@ def test_a_run_repeats_the_products_before_the_exchanges_alone(runs):
                 numels = 0
                 for number in plan.stage_layers(config)[rank]:
                     weights = tables.dense.weights()
-                    numels += sum(weights) if number == 0 else sum(weights[:-2]) + config.num_experts * config.hidden_size
+                    numels += (
+                        sum(weights) if number == 0 else sum(weights[:-2]) + config.num_experts * config.hidden_size
+                    )
                 num_layers = len(plan.stage_layers(config)[rank])
                 assert found[rank][2] == (2 * LENGTH * numels + num_layers * pairs if plan.recompute else 0)
 

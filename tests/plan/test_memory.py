@@ -188,9 +188,7 @@ def test_recomputation_keeps_inputs_and_one_layer():
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
 def test_the_parts_of_every_rank_add_up(config, sizes, schedule, zero, recompute, precision):
-    plan = lab.Plan(
-        **sizes, schedule=schedule, zero=zero, recompute=recompute, precision=precision, num_microbatches=8
-    )
+    plan = lab.Plan(**sizes, schedule=schedule, zero=zero, recompute=recompute, precision=precision, num_microbatches=8)
     try:
         found = planner.memory(config, plan, LENGTH, 8 * plan.data_size)
     except ValueError:
