@@ -109,7 +109,7 @@ def estimate(
     >>> from dualpipe_lab.plan import model_of
     >>> found = estimate(model_of("llama3-8b"), Plan(dp=8, zero=3, precision="bfloat16"), 8192, 8)
     >>> print(found.seconds, f"{found.mfu:.2f}")
-    1.0 to 1.4 s 0.34
+    0.98 to 1.34 s 0.36
     """
     low, high = (utilisation, utilisation) if isinstance(utilisation, int | float) else utilisation
     if not 0 < low <= high <= 1:

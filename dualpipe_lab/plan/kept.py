@@ -63,7 +63,7 @@ class LayerTable:
 
     >>> table = LayerTable(LlamaConfig(), Plan(), num_rows=1, length=8)
     >>> [tensor.name for tensor in table.network()], table.layer_bytes
-    (['gate and up'], 27712)
+    (['gate and up'], 25152)
     """
 
     model: ModelConfig
