@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.plan.plan import Plan
     from dualpipe_lab.plan.states import ModelStates
 
-_GIB = 2**30
+_GB = 10**9
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 
 
@@ -114,10 +114,10 @@ class Memory:
         for one, places in self._rows():
             parts = one.states.total, one.activations, one.logits, one.working, one.buffers, one.total
             kept = " ".join(f"{stage}:{count}" for stage, count in one.kept)
-            rows.append((places, *(f"{part / _GIB:.2f}" for part in parts), one.peak_action, kept))
+            rows.append((places, *(f"{part / _GB:.2f}" for part in parts), one.peak_action, kept))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.plan}; GiB", *lines])
+        return "\n".join([f"{self.plan}; GB", *lines])
 
     def _rows(self) -> Iterator[tuple[RankMemory, str]]:
         """Yield the memories that differ, with their places."""
