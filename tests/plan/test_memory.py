@@ -210,8 +210,8 @@ def test_it_prints_a_row_for_ranks_that_are_equal():
 
 def test_ranks_whose_buffers_alone_differ_have_rows_of_their_own():
     """On tp 4 every second rank has copies of two key heads, which are in buckets of their own."""
-    config = replace(V3, vocabulary_size=64, hidden_size=32, ffn_size=48, expert_ffn_size=8, num_experts=8)
-    found = planner.memory(config, lab.Plan(tp=4, ep=2, zero=2), 16, 2)
+    config = LlamaConfig(vocabulary_size=64, hidden_size=32, ffn_size=48, num_layers=1, num_heads=4, num_kv_heads=2)
+    found = planner.memory(config, lab.Plan(dp=2, tp=4, zero=2), 16, 2)
     assert len({memory.states for memory in found.places.values()}) == 1
     assert len({memory.buffers for memory in found.places.values()}) == 2
     assert [line.split("  ")[0] for line in str(found).splitlines()[2:]] == ["tp 0 2", "tp 1 3"]
