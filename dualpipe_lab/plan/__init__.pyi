@@ -1,6 +1,6 @@
 # One object that says how a model is trained on its ranks
 from .plan import Plan as Plan
-from .fields import PRECISIONS as PRECISIONS
+from .plan import PRECISIONS as PRECISIONS
 
 # Who sums what with whom
 from .sums import SumsTable as SumsTable
@@ -34,7 +34,7 @@ from .hardware import exchange_seconds as exchange_seconds
 from .hardware import message_seconds as message_seconds
 from .estimate import estimate as estimate
 from .estimate import Estimate as Estimate
-from .estimate import model_flops as model_flops
+from .flops import model_flops as model_flops
 
 # The plans that fit
 from .fits import fits as fits

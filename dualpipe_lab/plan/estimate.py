@@ -1,8 +1,8 @@
 """`estimate`: the seconds of a step, composed of the book's closed forms, always as a range.
 
 Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step, hardware.  Out: seconds, by what they are.
-  arithmetic   6 P T of the parameters that a token uses, 8 P T where a layer is recomputed, and attention's causal score
-               products, over peak * utilisation: of the fullest rank of pp
+  arithmetic   6 P T of the parameters that a token uses, 8 P T where a layer is recomputed, and attention's causal
+               scores, over peak * utilisation: of the fullest rank of pp        `dualpipe_lab.plan.flops`
   bubble       idle / busy ticks of the plan's own schedule with equal stages, times arithmetic, tp, cp and ep
   tp, cp, ep   the calls of layers, embedding and head that `Plan.traffic` counts; rows for experts spread evenly
   pp           two messages per microbatch and boundary of a stage, and the gradients of a stage that has a mirror
@@ -14,8 +14,7 @@ Collectives take all cards of a node: each GPU moves its shard over its own card
 between nodes decides; a message takes one card.
 It ends here: no optimizer step, no data loading, no checkpoints, no slow rank, no shared network; uneven stages and
 routing show in the fullest rank of pp alone; experts of a token that share a node are sent to it separately.
-Elsewhere: calculon; Megatron's `num_floating_point_operations`; torchtitan's `get_num_flop_per_token`.
-Source: Narayanan et al. 2021 (arXiv 2104.04473), appendix, for the arithmetic.
+Elsewhere: calculon; SimuMax.
 """
 
 from collections import Counter
@@ -27,14 +26,13 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.expert_traffic import ExpertTraffic
+from dualpipe_lab.plan.expert_traffic import ExpertTraffic, second_backward, second_forward
+from dualpipe_lab.plan.flops import model_flops, pass_flops
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
 from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.plan.plan import Plan
-from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.second_traffic import second_backward, second_forward
-from dualpipe_lab.plan.states import sizes_of
+from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.plan.timed_calls import TimedCalls
 from dualpipe_lab.plan.traffic import check_traffic
 from dualpipe_lab.pp.simulator import simulate
@@ -111,58 +109,21 @@ def estimate(
     >>> from dualpipe_lab.plan import model_of
     >>> found = estimate(model_of("llama3-8b"), Plan(dp=8, zero=3, precision="bfloat16"), 8192, 8)
     >>> print(found.seconds, f"{found.mfu:.2f}")
-    1.0 to 1.4 s 0.34
+    0.98 to 1.34 s 0.36
     """
     low, high = (utilisation, utilisation) if isinstance(utilisation, int | float) else utilisation
     if not 0 < low <= high <= 1:
-        raise ValueError(f"a utilisation is above 0 and at most 1, the least first, got {utilisation!r}; use (0.35, 0.5)")
+        raise ValueError(
+            f"a utilisation is above 0 and at most 1, the least first, got {utilisation!r}; use (0.35, 0.5)"
+        )
     plan.check(model, sequence_length)
     step = Step(model, plan, sequence_length, global_batch, hardware)
-    parts = {used: step.parts(used) | step.gradients() for used in (low, high, min(max(POINT, low), high))}
-    seconds = Range(sum(parts[high].values()), sum(parts[low].values()))
+    rest = step.gradients()
+    least, most, point = (step.parts(used) | rest for used in (high, low, min(max(POINT, low), high)))
+    seconds = Range(*(sum(parts[name] for name in PARTS) for parts in (least, most)))
     flops = global_batch * model_flops(model, sequence_length, multi_token=has_second(plan, model))
-    point = {name: parts[min(max(POINT, low), high)][name] for name in PARTS}
-    return Estimate(plan, hardware, (low, high), seconds, point, flops, global_batch * sequence_length)
-
-
-def model_flops(model: ModelConfig, sequence_length: int, causal: bool = True, multi_token: bool = False) -> int:
-    """Return the FLOPs of forward and backward of one sequence, without anything that is computed again.
-
-    Args:
-        model: what is trained.
-        sequence_length: tokens.
-        causal: count the pairs that a causal mask shows; else all S^2, as some frameworks do.
-        multi_token: with the part that predicts a second token.
-
-    >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
-    >>> round(model_flops(llama3_8b, 8192, causal=False) / 8192 / 1e9, 1)  # GFLOP per token
-    57.9
-    """
-    sizes, costs = sizes_of(model), model.layer_costs
-    head, hidden = sizes.vocabulary_size * sizes.hidden_size, sizes.hidden_size
-    extra = costs[-1] + 2 * hidden * hidden + head if multi_token else 0
-    pairs = causal_pairs(sequence_length) if causal else sequence_length**2
-    scores = (len(costs) + multi_token) * pairs * _score_flops(model)
-    return 3 * (2 * sequence_length * (sum(costs) + head + extra) + scores)
-
-
-def causal_pairs(length: int, num_ranks: int = 1, layout: str = "zigzag") -> int:
-    """Return the pairs of a query and a key that the slowest rank of a ring computes for one sequence.
-
-    >>> causal_pairs(8), causal_pairs(8, 2, "zigzag"), causal_pairs(8, 2, "contiguous")
-    (36, 18, 26)
-    """
-    size = -(-length // num_ranks)
-    triangle, others = size * (size + 1) // 2, num_ranks - 1
-    return triangle + others * {"contiguous": size * size, "striped": triangle, "zigzag": size * size // 2}[layout]
-
-
-def _score_flops(model: ModelConfig) -> int:
-    """Return the FLOPs of one pair of a query and a key in one layer, over all heads."""
-    latent = None if isinstance(model, LlamaConfig) else model.latent
-    sizes = sizes_of(model)
-    widths = 2 * sizes.size_of_head if latent is None else latent.key + latent.value
-    return 2 * sizes.num_heads * widths
+    parts = {name: point[name] for name in PARTS}
+    return Estimate(plan, hardware, (low, high), seconds, parts, flops, global_batch * sequence_length)
 
 
 class _Unit(NamedTuple):
@@ -183,11 +144,11 @@ class Step:
         self.has_second = has_second(plan, model)
         neutral = replace(plan, num_microbatches=1, schedule="gpipe", chunks=None, layers=None, zero=0, hybrid=False)
         self.units = _units(model, neutral, self.shape, hardware)
+        self.fullest = max(range(plan.pp), key=lambda pp_rank: sum(self._rank(pp_rank, POINT).values()))
 
     def parts(self, utilisation: float) -> dict[str, float]:
         """Return the seconds of the fullest rank of pp, but for gradients and weights."""
-        found = [self._rank(pp_rank, utilisation) for pp_rank in range(self.plan.pp)]
-        self.fullest, parts = max(enumerate(found), key=lambda one: sum(one[1].values()))
+        parts = self._rank(self.fullest, utilisation)
         bubble = 0.0 if self.plan.pp == 1 else _bubble(self.plan) * sum(parts.values())
         return parts | {"bubble": bubble, "pp": self._messages(self.fullest)}
 
@@ -210,15 +171,13 @@ class Step:
         return parts
 
     def _contents(self, stage: int) -> Counter[str]:
-        """Return how many layers and ends of each kind a stage has."""
         first = getattr(self.model, "num_dense_layers", self.model.num_layers)
         found = Counter("dense" if number < first else "sparse" for number in self.layers[stage])
         is_last = stage == len(self.layers) - 1
         return found + Counter(first=stage == 0, last=is_last, second=is_last and self.has_second)
 
     def _times(self, stage: int) -> float:
-        """Return the microbatches of a stage on one rank: a mirror takes half of them."""
-        return self.plan.num_microbatches / len(self.plan.holders(stage))
+        return self.plan.num_microbatches / len(self.plan.holders(stage))  # a mirror takes half of them
 
     def _messages(self, pp_rank: int) -> float:
         """Return the seconds of activations, their gradients, and gradients for mirrors."""
@@ -271,7 +230,7 @@ def _traffic(model: ModelConfig, plan: Plan, calls: Calls, shape: tuple[int, int
 def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Hardware) -> dict[str, _Unit]:
     """Return FLOPs and seconds of calls of one rank and microbatch, for each kind of layer and end."""
     found = {}
-    for name, flops in _flops(model, plan, shape).items():
+    for name, flops in pass_flops(model, plan, shape).items():
         calls = TimedCalls(plan, 0, hardware)
         traffic = _traffic(model, plan, calls, shape)
         if name in ("dense", "sparse"):
@@ -294,38 +253,24 @@ def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Har
     return found
 
 
-def _flops(model: ModelConfig, plan: Plan, shape: tuple[int, int]) -> dict[str, float]:
-    """Return FLOPs of one rank for a microbatch, forward and backward; every rank of tp has all experts of its place."""
-    sizes, (num_rows, length), passes = sizes_of(model), shape, 4 if plan.recompute else 3
-    tokens, hidden = 2 * num_rows * length / plan.cp, sizes.hidden_size
-    scores = num_rows * causal_pairs(length, plan.cp, plan.layout) * _score_flops(model) / plan.tp
-    head = 3 * tokens * hidden * sizes.vocabulary_size / plan.tp
-    found = {"dense": passes * (tokens * model.layer_costs[0] / plan.tp + scores), "first": 0.0, "last": head}
-    if isinstance(model, LlamaConfig) or not has_experts(model):
-        return found
-    routed = model.num_experts_per_token * model.expert_parameters
-    shared = 3 * hidden * model.shared_ffn_size / plan.tp
-    attention = (model.layer_costs[-1] - routed) / plan.tp - shared
-    again = 3 if plan.overlap else passes  # overlapped experts are not run again
-    found["sparse"] = passes * (tokens * attention + scores) + again * tokens * (routed + shared)
-    found["second"] = found["sparse"] + head + passes * tokens * 2 * hidden * hidden / plan.tp
-    return found
-
-
 def _bubble(plan: Plan) -> float:
     """Return idle over busy ticks of the plan's schedule, with equal stages and B twice as long as F.
 
-    Beyond two microbatches for each place of a rank more of them leave the idle ticks as they are.
+    Beyond a few microbatches the idle ticks stay as they are, or grow as evenly as the busy ones (Easy DualPipe).
     """
-    full, period = plan.num_microbatches, 2 * plan.pp
-    few = full if full <= 2 * period else period + full % period
-    return _idle(plan.schedule, plan.pp, few, plan.chunks) * few / full
+    full, period, sizes = plan.num_microbatches, 2 * plan.pp, (plan.schedule, plan.pp)
+    few = full if full <= 3 * period else period + full % period
+    idle, busy = _ticks(*sizes, few, plan.chunks)
+    if few < full:
+        more, _ = _ticks(*sizes, few + period, plan.chunks)
+        idle, busy = idle + (more - idle) * (full - few) / period, busy * full / few
+    return idle / busy
 
 
 @cache
-def _idle(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> float:
+def _ticks(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> tuple[float, float]:
     program = Plan(pp=pp, schedule=schedule, num_microbatches=num_microbatches, chunks=chunks).program
     assert program is not None
     timeline = simulate(program)
-    busy = timeline.makespan - min(timeline.bubble_time(rank) for rank in range(pp))
-    return float(timeline.makespan / busy - 1)
+    idle = min(timeline.bubble_time(rank) for rank in range(pp))
+    return float(idle), float(timeline.makespan - idle)

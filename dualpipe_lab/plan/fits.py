@@ -1,6 +1,6 @@
 """`fits`: the plans of a model over so many GPUs that fit, the fastest first, and of those alike the simplest first.
 
-Chapter: book/whole/plan-your-run.  In: a model, GPUs, their memory, the shape of a step.  Out: plans with bytes, seconds.
+Chapter: book/whole/plan-your-run.  In: a model, GPUs, their memory, the shape of a step.  Out: plans, bytes, seconds.
   candidates   every grid of the ranks with tp inside of a node and ep within the data ranks, microbatches of 1, 2 and 4
                sequences, the schedules, ZeRO-1 to 3, with and without recomputation; sequence parallelism with tp
   order        seconds at the point of `estimate`, of which those without dp's are a bound from below: of each grid and
@@ -92,7 +92,9 @@ def fits(
         for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules))
     ]
     if not candidates:
-        raise ValueError(f"{global_batch} sequences do not divide among the data ranks of {num_gpus} GPUs; use a multiple")
+        raise ValueError(
+            f"{global_batch} sequences do not divide among the data ranks of {num_gpus} GPUs; use a multiple"
+        )
     heapify(candidates)
     found: dict[tuple[object, ...], Fit] = {}
     while candidates and len(found) < count:
@@ -136,10 +138,7 @@ def _legal(model: ModelConfig, plan: Plan, sequence_length: int, zeros: Sequence
             yield replace(plan, zero=zero, recompute=recompute)
 
 
-def _bytes(
-    model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, memory_bytes: float
-) -> int | None:
-    """Return the bytes of the fullest rank, or None where these are too many; states alone tell most of those."""
+def _bytes(model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, memory_bytes: float) -> int | None:
     if model_states(model, plan).total > memory_bytes:
         return None
     found = largest_bytes(model, plan, sequence_length, global_batch)

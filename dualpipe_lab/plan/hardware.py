@@ -3,9 +3,9 @@
 Chapter: book/whole/plan-your-run.  In: FLOPs, bytes, GPUs of a group.  Out: seconds.
   arithmetic   FLOPs / (peak * utilisation)
   message      latency + bytes / (bandwidth inside of a node, or that of one card)
-  collective   of a tensor of n bytes over N GPUs with g on each node, in which each GPU sends b = n (N - 1) / N: over the
-               links inside n (g - 1) / g, over its own card n (N - g) / (N g); the slower of the two decides.  So 8 GPUs of
-               a node use 8 cards: of 50 GB/s each, 400 GB/s together
+  collective   of a tensor of n bytes over N GPUs with g on each node, in which each GPU sends n (N - 1) / N bytes: over
+               the links inside n (g - 1) / g, over its own card n (N - g) / (N g); the slower of the two decides.  So
+               8 GPUs of a node use 8 cards: of 50 GB/s each, 400 GB/s together
   exchange     of b bytes with all N - 1 others: (g - 1) / (N - 1) of them inside, the rest over its own card
 """
 
@@ -119,9 +119,7 @@ def collective_seconds(
     return hardware.latency + max(inside / hardware.inside, across / hardware.card)
 
 
-def exchange_seconds(
-    num_bytes_per_gpu: float, group_size: int, *, per_node: int, hardware: Hardware = H100
-) -> float:
+def exchange_seconds(num_bytes_per_gpu: float, group_size: int, *, per_node: int, hardware: Hardware = H100) -> float:
     """Return the seconds of an all-to-all in which each GPU sends so many bytes to the others, spread evenly.
 
     >>> round(exchange_seconds(63e6, 64, per_node=8), 5)

@@ -11,7 +11,7 @@ bytes per norm and token (4 at least):
   latents          T' (r_q + r_kv + d_position) b before their norms, T' (r_q + r_kv) b behind them; queries, keys and
                    values unfolded; along cp latents stay in place of keys and values where they are shorter
   network          gate and up, 2 T f b / tp: the product of the two is computed again
-  experts          their rows R h b, gate and up 2 R f_e b, all k outputs of a token, weights, routes, the router's scores
+  experts          their rows R h b, gate and up 2 R f_e b, all k outputs of a token, weights, routes, scores
   second token     norms, projection, head and logits once more
   recompute        the layer's input alone, and all of the above of one layer while its backward runs; of overlapped
                    experts also what they keep: only what is before the exchanges is run again
@@ -32,8 +32,8 @@ from typing import NamedTuple
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.states import sizes_of
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.tp.latent_sizes import LatentSizes
@@ -61,13 +61,13 @@ class LayerTable:
         length: tokens of each sequence on this rank of cp.
         tp_rank: along tp, where shards are uneven.
 
-    >>> table = LayerTable(LlamaConfig(), PlanFields(), num_rows=1, length=8)
+    >>> table = LayerTable(LlamaConfig(), Plan(), num_rows=1, length=8)
     >>> [tensor.name for tensor in table.network()], table.layer_bytes
-    (['gate and up'], 27712)
+    (['gate and up'], 25152)
     """
 
     model: ModelConfig
-    plan: PlanFields
+    plan: Plan
     num_rows: int
     length: int
     tp_rank: int = 0
@@ -182,7 +182,6 @@ class LayerTable:
         yield from self._output(each * sizes.value, each * (sizes.key if pads else sizes.value))
 
     def _output(self, num_bytes: int, before: int) -> Iterator[KeptTensor]:
-        """Yield attention's output; a ring weighs the ranks' parts by their log-sum-exp."""
         if self.plan.cp > 1:
             yield KeptTensor("log-sum-exp", self._heads * self.num_tokens * max(4, self.element))
             yield KeptTensor("attention's output before the exchange", before)
@@ -260,7 +259,6 @@ class LayerTable:
 
     @property
     def _num_logits(self) -> int:
-        """The logits of a microbatch that exist at the same time on this rank."""
         tokens = self.num_tokens if self.plan.loss_chunk is None else min(self.plan.loss_chunk, self.num_tokens)
         return tokens * self.shard(self._sizes.vocabulary_size)
 
@@ -274,8 +272,8 @@ class ExpertTable(LayerTable):
         rows: that this rank receives, if they are known; None for those of the imbalance.
 
     >>> config = V3MoEConfig(hidden_size=7168, expert_ffn_size=2048, num_experts=256, num_experts_per_token=8)
-    >>> plan = PlanFields(dp=8, ep=8, experts_in_data=True, precision="bfloat16")
-    >>> table, alone = (ExpertTable(config, one, 1, 4096) for one in (plan, PlanFields(precision="bfloat16")))
+    >>> plan = Plan(dp=8, ep=8, experts_in_data=True, precision="bfloat16")
+    >>> table, alone = (ExpertTable(config, one, 1, 4096) for one in (plan, Plan(precision="bfloat16")))
     >>> table.num_received, table.layer_bytes == alone.layer_bytes
     (32768, True)
     """
@@ -385,7 +383,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: ModelConfig, plan: PlanFields, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
+        cls, model: ModelConfig, plan: Plan, num_rows: int, length: int, tp_rank: int = 0, imbalance: float = 1.0
     ) -> "Tables":
         """Return those of a model; the arguments are those of `ExpertTable`."""
         dense = LayerTable(model, plan, num_rows, length, tp_rank)

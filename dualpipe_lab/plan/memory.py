@@ -1,15 +1,15 @@
 """`memory`: the memory of every rank at the peak of its own list of actions, before a run and without an accelerator.
 
-Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step.  Out: bytes of every rank, by what they are.
+Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step.  Out: bytes of every rank, by kind.
   states        parameters, gradients, master weights, moments        `dualpipe_lab.plan.states`
-  activations   of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the backward
-                is split, in the order of its own actions             `dualpipe_lab.plan.kept`
+  activations   of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
+                backward is split, in the order of its own actions    `dualpipe_lab.plan.kept`
   logits        from the last stage's F to its backward
   working       while an action runs: the loss, then the head's gradients, then a layer's
   buffers       of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units
 All of it by the rules of this library's runtime.  Along ep every rank is as full as the fullest one: `imbalance`.
-Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.  An I may free some
-of an activation that is counted until its W.
+Not in it: the buffers of ring attention, and what an allocator or a library of messages takes on top.  An I may free
+some of an activation that is counted until its W.
 Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dualpipe_lab.plan.plan import Plan
     from dualpipe_lab.plan.states import ModelStates
 
-_GIB = 2**30
+_GB = 10**9
 Kept: TypeAlias = tuple[tuple[int, int], ...]  # by stage, microbatches
 
 
@@ -114,10 +114,10 @@ class Memory:
         for one, places in self._rows():
             parts = one.states.total, one.activations, one.logits, one.working, one.buffers, one.total
             kept = " ".join(f"{stage}:{count}" for stage, count in one.kept)
-            rows.append((places, *(f"{part / _GIB:.2f}" for part in parts), one.peak_action, kept))
+            rows.append((places, *(f"{part / _GB:.2f}" for part in parts), one.peak_action, kept))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.plan}; GiB", *lines])
+        return "\n".join([f"{self.plan}; GB", *lines])
 
     def _rows(self) -> Iterator[tuple[RankMemory, str]]:
         """Yield the memories that differ, with their places."""
@@ -296,9 +296,9 @@ def kept_counts(plan: "Plan", pp_rank: int) -> tuple[KeptAt, ...]:
 
 @lru_cache(maxsize=4096)
 def _kept_counts(schedule: str, pp: int, num_microbatches: int, chunks: int | None, pp_rank: int) -> tuple[KeptAt, ...]:
-    from dualpipe_lab.plan.fields import PlanFields
+    from dualpipe_lab.plan.plan import Plan
 
-    program = PlanFields(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
+    program = Plan(pp=pp, num_microbatches=num_microbatches, schedule=schedule, chunks=chunks).program
     assert program is not None
     kept: dict[int, int] = {}
     firsts: dict[tuple[int, str], dict[tuple[tuple[int, ...], Kept], tuple[int, Action]]] = {}

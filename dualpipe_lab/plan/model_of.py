@@ -3,7 +3,6 @@
 In: a name, a folder, a file, or the values of a config.json.  Out: a `LlamaConfig` or a `V3MoEConfig`.
   names                        of `known_models()`; nothing is downloaded
   Llama, Qwen3, DeepSeek-V3    as `models.config_from_pretrained` reads them; a second token is a plan's matter
-Of known models the values are kept that change a size.
 Elsewhere: transformers `AutoConfig.from_pretrained`.
 """
 
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 from dualpipe_lab.models.pretrained.config import FAMILIES, config_from_pretrained
 from dualpipe_lab.models.pretrained.fields import PretrainedError, read_json
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.gradient_traffic import parts_at
+from dualpipe_lab.plan.plan import Plan
 
 
 class KnownModel(NamedTuple):
@@ -35,17 +34,16 @@ class KnownModel(NamedTuple):
 
 _TITAN = "pytorch/torchtitan, torchtitan/models, commit b5bcd76c"
 _THUNDER = "kevinstephano/thunder_model_blocks, commit 5c083b0e"
-_PAPER = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3; before its long context"
 _V3_SOURCE = f"transformers 5.23 DeepseekV3Config; {_TITAN}/deepseek_v3: 671B for the angles"
 _LLAMA3: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0, "tie_word_embeddings": False,
 }  # fmt: skip
-_ANGLES = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-_LLAMA31 = _LLAMA3 | {"rope_scaling": _ANGLES | {"factor": 8.0, "original_max_position_embeddings": 8192}}
-_LLAMA32 = _LLAMA3 | {
-    "rope_scaling": _ANGLES | {"factor": 32.0, "original_max_position_embeddings": 8192}, "tie_word_embeddings": True
+_ANGLES: dict[str, Any] = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
 }  # fmt: skip
+_LLAMA31 = _LLAMA3 | {"rope_scaling": _ANGLES | {"factor": 8.0}}
+_LLAMA32 = _LLAMA3 | {"rope_scaling": _ANGLES | {"factor": 32.0}, "tie_word_embeddings": True}
 _QWEN3: dict[str, Any] = {
     "vocab_size": 151936, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": False
 }  # fmt: skip
@@ -70,7 +68,6 @@ _V3: dict[str, Any] = {
 def _known(
     common: Mapping[str, Any], sizes: tuple[int, int, int, int], published: str, source: str, **more: Any
 ) -> KnownModel:
-    """Return a model; `sizes`: hidden, feed-forward, layers, heads."""
     names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
     return KnownModel({**common, **dict(zip(names, sizes, strict=True)), **more}, published, source)
 
@@ -79,7 +76,7 @@ _8B, _70B, _405B = (4096, 14336, 32, 32), (8192, 28672, 80, 64), (16384, 53248, 
 _MODELS = {
     "llama3-8b": _known(_LLAMA3, _8B, "8.03e9", _THUNDER),
     "llama3-70b": _known(_LLAMA3, _70B, "70.6e9", f"{_TITAN}/llama3: 70B"),
-    "llama3-405b": _known(_LLAMA3, _405B, "405.9e9", _PAPER),
+    "llama3-405b": _known(_LLAMA3, _405B, "405.9e9", "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"),
     "llama3.1-8b": _known(_LLAMA31, _8B, "8.03e9", f"{_TITAN}/llama3: 8B"),
     "llama3.1-70b": _known(_LLAMA31, _70B, "70.6e9", f"{_TITAN}/llama3: 70B"),
     "llama3.1-405b": _known(_LLAMA31, _405B, "405.9e9", f"{_TITAN}/llama3: 405B"),
@@ -139,7 +136,7 @@ def num_parameters(model: ModelConfig) -> int:
     >>> num_parameters(model_of("qwen3-30b-a3b"))
     30532122624
     """
-    return sum(part.numel for part in parts_at(PlanFields(), model, 0, 0))
+    return sum(part.numel for part in parts_at(Plan(), model, 0, 0))
 
 
 def _read(values: Mapping[str, Any], where: str) -> ModelConfig:

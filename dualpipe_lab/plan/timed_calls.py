@@ -23,11 +23,9 @@ class TimedCalls(Calls):
         self.default, self.times, self.seconds = "tp", 1.0, Counter[str]()
 
     def crosses(self, ranks: Sequence[int]) -> bool:
-        """Whether a group is on several nodes."""
         return ranks[0] // self.size != ranks[-1] // self.size
 
     def send(self, peer: int, num_bytes: int) -> None:
-        """Enter a message of the ring of cp, or of the pipeline; the slowest of its hops decides."""
         axis = "cp" if peer in self.groups.get("cp", ()) else "pp"
         across = self.crosses(self.groups[axis])
         seconds = message_seconds(num_bytes, across_nodes=across, hardware=self.hardware)
@@ -37,19 +35,15 @@ class TimedCalls(Calls):
         """Enter nothing: it runs beside the send."""
 
     def all_reduce(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        """Enter 2 (N - 1) / N of a tensor."""
         self._collective(ranks, 2 * numel * element_bytes / len(ranks))
 
     def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        """Enter N - 1 shards."""
         self._collective(ranks, numel * element_bytes)
 
     def reduce_scatter(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        """Enter (N - 1) / N of a tensor."""
         self._collective(ranks, numel * element_bytes / len(ranks))
 
     def all_to_all(self, ranks: Sequence[int], sends: Sequence[int], receives: Sequence[int]) -> None:
-        """Enter blocks for all other ranks."""
         if len(ranks) > 1:
             here = sum(rank // self.size == self.rank // self.size for rank in ranks)
             num_bytes = sum(sends) * (len(ranks) - 1) / len(ranks)
