@@ -17,7 +17,8 @@ routing show in the fullest rank of pp alone; experts of a token that share a no
 Elsewhere: calculon; SimuMax.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -130,7 +131,7 @@ class _Unit(NamedTuple):
     """One microbatch in a layer or an end, forward and backward: FLOPs of a rank, seconds of calls by axis."""
 
     flops: float
-    calls: Counter[str]
+    calls: Mapping[str, float]
 
 
 class Step:
@@ -156,11 +157,11 @@ class Step:
         """Return arithmetic and calls of a rank of pp over all of its microbatches."""
         parts = dict.fromkeys(("arithmetic", "tp", "cp", "ep"), 0.0)
         for stage in self.plan.stages(pp_rank):
-            flops, calls = 0.0, Counter[str]()
-            for name, times in self._contents(stage).items():
-                flops += times * self.units[name].flops
+            flops, calls = 0.0, defaultdict[str, float](float)
+            for name, count in self._contents(stage).items():
+                flops += count * self.units[name].flops
                 for axis, seconds in self.units[name].calls.items():
-                    calls[axis] += times * seconds
+                    calls[axis] += count * seconds
             times = self._times(stage)
             arithmetic = compute_seconds(flops, self.hardware, utilisation)
             if self.plan.overlap:

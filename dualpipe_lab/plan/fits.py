@@ -87,7 +87,7 @@ def fits(
     (3, 0, True)
     """
     shape = sequence_length, global_batch
-    candidates = [
+    candidates: list[tuple[float, int, Plan, int | None]] = [
         (sum(Step(model, plan, *shape, hardware).parts(POINT).values()), number, plan, None)
         for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules))
     ]

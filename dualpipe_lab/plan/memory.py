@@ -203,9 +203,10 @@ class RankMemories:
             for tp_rank in tp_ranks:
                 states, buffers = self._held(pp_rank, tp_rank, stages)
                 for cp_rank in cp_ranks:
-                    peak = self._peak(moments, tables[self.lengths[cp_rank], tp_rank])
+                    table = tables[self.lengths[cp_rank], tp_rank]
+                    action, kept, activations, logits, working = self._peak(moments, table)
                     place = pp_rank, cp_rank, tp_rank
-                    yield place, RankMemory(*place, states, *peak, buffers)
+                    yield place, RankMemory(*place, states, action, kept, activations, logits, working, buffers)
 
     def _peak(self, moments: "Sequence[KeptAt]", tables: "Tables") -> tuple[str, Kept, int, int, int]:
         """Return the first of the moments at which most is kept: action, counts, activations, logits, working bytes."""

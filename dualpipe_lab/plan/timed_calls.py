@@ -3,7 +3,7 @@
 In: the arguments of a call, as the rank would make it.  Out: seconds of each axis.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from dualpipe_lab.plan.calls import Calls
@@ -20,7 +20,7 @@ class TimedCalls(Calls):
         here = plan.topology.at(rank)
         self.axes = {here.ranks(axis): axis for axis in ("ep", "cp", "tp") if getattr(plan, axis) > 1}
         self.groups = {axis: ranks for ranks, axis in self.axes.items()} | {"pp": here.ranks("pp")}
-        self.default, self.times, self.seconds = "tp", 1.0, Counter[str]()
+        self.default, self.times, self.seconds = "tp", 1.0, defaultdict[str, float](float)
 
     def crosses(self, ranks: Sequence[int]) -> bool:
         return ranks[0] // self.size != ranks[-1] // self.size
