@@ -185,18 +185,13 @@ def test_the_chapters_depend_on_what_they_show_and_not_on_other_parts(book):
     assert "dualpipe_lab/viz/static/element.mjs" in everywhere  # any cell may end with a timeline
 
 
-# The museum's runs and published rows belong to the course; none of these files holds a check or a hint.
+# The museum's runs belong to the course; none of these files holds a check or a hint.
 PACKAGE = {"__init__.py", "sanitize.cfg"}
 SHOWN = {
     "pp/studio": {"pp/__init__.py", "pp/challenges.py"},
     "whole/museum": {
         "whole/__init__.py",
         "meter.py", "whole/defects.py", "whole/model_parallel_run.py", "whole/training_log.py", "whole/training_run.py",
-    },
-    "whole/predictions": {
-        "whole/__init__.py",
-        *(f"whole/published/{n}.py" for n in ("__init__", "bubbles", "fits", "korthikanti", "megatron", "mlperf")),
-        *(f"whole/published/{n}.py" for n in ("narayanan", "rivals", "sailor", "simumax", "vtrain")),
     },
 }  # fmt: skip
 

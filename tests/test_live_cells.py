@@ -21,7 +21,6 @@ LIVE = [
     "book/whole/cuts.md",
     "book/whole/training.md",
     "book/whole/deepseek.md",
-    "book/whole/plan-your-run.md",
 ]
 CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r"^(?:viz\.)?play\(", re.MULTILINE)

@@ -28,35 +28,29 @@ class Calls:
         self.rank, self.ledger = rank, RankLedger()
 
     def all_reduce(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        """Sum a tensor over some ranks."""
         chunks = [part * element_bytes for part in traffic.split(numel, len(ranks))]
         place = ranks.index(self.rank)
         before = ranks[place - 1]  # GLOO's ring runs down
         self._enter("all_reduce", traffic.all_reduce(chunks, place), ranks, to=before)
 
     def all_gather(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        """Gather a shard of so many elements from each of some ranks."""
         moved = traffic.all_gather([numel * element_bytes] * len(ranks), ranks.index(self.rank))
         self._enter("all_gather_single", moved, ranks)
 
     def reduce_scatter(self, ranks: Sequence[int], numel: int, element_bytes: int) -> None:
-        """Sum a tensor of so many elements over some ranks, of which each keeps its shard."""
         shard = numel // len(ranks) * element_bytes
         moved = traffic.reduce_scatter([shard] * len(ranks), ranks.index(self.rank))
         self._enter("reduce_scatter_single", moved, ranks, [shard] * len(ranks))  # GLOO has no ring for it
 
     def all_to_all(self, ranks: Sequence[int], sends: Sequence[int], receives: Sequence[int]) -> None:
-        """Send a block of bytes to each of some ranks, and receive one from each."""
         moved = traffic.all_to_all(sends, receives, ranks.index(self.rank))
         self._enter("all_to_all_single", moved, ranks, sends)
 
     def send(self, peer: int, num_bytes: int) -> None:
-        """Send a message."""
         self.ledger.add("isend", num_bytes, 0, {peer})
         self.ledger.entries["isend"].sent_to[peer] += num_bytes
 
     def receive(self, peer: int, num_bytes: int) -> None:
-        """Receive a message."""
         self.ledger.add("irecv", 0, num_bytes, {peer})
 
     def _enter(
@@ -67,7 +61,6 @@ class Calls:
         blocks: Sequence[int] | None = None,
         to: int | None = None,
     ) -> None:
-        """Enter a call; `blocks` are the bytes for each of the ranks, and None for a ring, to the next rank or `to`."""
         self.ledger.add(operation, moved.sent, moved.received, set(ranks) - {self.rank})
         sent_to = self.ledger.entries[operation].sent_to
         if blocks is not None:

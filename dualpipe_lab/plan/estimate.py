@@ -1,218 +1,277 @@
-"""`estimate`: the memory of every rank at the peak of its own list of actions, before a run and without an accelerator.
+"""`estimate`: the seconds of a step, composed of the book's closed forms, always as a range.
 
-In: a model, a plan, a cluster, the shape of a step.  Out: bytes by what they are, each exact, assumed or fitted.
-  states         parameters, gradients, master weights, moments: exact, `dualpipe_lab.plan.states`
-  activations    of a rank's stages: what each of its forwards keeps, from that F to its B, or to its W where the
-                 backward is split, in the order of its own actions: `dualpipe_lab.plan.kept_tensors`
-  working        while an action runs: the loss, then the head's gradients, then a layer's: assumed
-  received       inputs from other stages and their gradients that a framework holds until the next ones: assumed
-  buffers        of ZeRO-2 two buckets of gradients, of ZeRO-3 the weights and gradients of two units, and what a
-                 framework keeps for the gradients of weights and for products: assumed
-  reserve        the allocator's share, 7.1% (1.1 to 12.4), and what lies outside of it, 2.9 GiB (2.8 to 3.9): fitted
-The reserve is fitted to ranks that trained OPT-350M on GH200 with Megatron, published with Sailor (arXiv 2504.17096):
-medians and maxima of 740 ranks, minima of 52 of them.
-Of experts the tokens of every rank are assumed: `imbalance` times their mean, whatever ep is.
-Not in it: time, which is `step_time`'s; the buffers of ring attention; memory that a library takes for its messages
-beyond the reserve.  That all of an activation lives to the W of a split backward is assumed: an I may free some of it.
-Elsewhere: Megatron `theoretical_memory_usage.py`; SimuMax; llm-analysis.
+Chapter: book/whole/plan-your-run.  In: a model, a plan, the shape of a step, hardware.  Out: seconds, by what they are.
+  arithmetic   6 P T of the parameters that a token uses, 8 P T where a layer is recomputed, and attention's causal
+               scores, over peak * utilisation: of the fullest rank of pp        `dualpipe_lab.plan.flops`
+  bubble       idle / busy ticks of the plan's own schedule with equal stages, times arithmetic, tp, cp and ep
+  tp, cp, ep   the calls of layers, embedding and head that `Plan.traffic` counts; rows for experts spread evenly
+  pp           two messages per microbatch and boundary of a stage, and the gradients of a stage that has a mirror
+  dp           ZeRO-0 an all-reduce of the gradients, 1 a reduce-scatter and an all-gather of the weights, 2 a
+               reduce-scatter in each backward, 3 two gathers and a reduce-scatter for each microbatch
+The seconds are the sum of all parts.  One thing is hidden: where the plan overlaps experts, `ep` counts only what is
+longer than the arithmetic of its stage.  Runs that hide sums of gradients or messages behind arithmetic are faster.
+Collectives take all cards of a node: each GPU moves its shard over its own card, and the slower of links inside and
+between nodes decides; a message takes one card.
+It ends here: no optimizer step, no data loading, no checkpoints, no slow rank, no shared network; uneven stages and
+routing show in the fullest rank of pp alone; experts of a token that share a node are sent to it separately.
+Elsewhere: calculon; SimuMax.
 """
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from typing import NamedTuple
 
-from dualpipe_lab.plan.cluster import Cluster
-from dualpipe_lab.plan.efficiency import is_number
-from dualpipe_lab.plan.memory import Peak, RankMemory
+from dualpipe_lab.models.llama_config import LlamaConfig
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.models.v3_moe_config import V3MoEConfig
+from dualpipe_lab.plan.calls import Calls
+from dualpipe_lab.plan.expert_traffic import ExpertTraffic, second_backward, second_forward
+from dualpipe_lab.plan.flops import model_flops, pass_flops
+from dualpipe_lab.plan.gradient_traffic import GradientTraffic
+from dualpipe_lab.plan.hardware import H100, Hardware, Range, compute_seconds
+from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rules import has_second
+from dualpipe_lab.plan.timed_calls import TimedCalls
+from dualpipe_lab.plan.traffic import check_traffic
+from dualpipe_lab.pp.simulator import simulate
 
-if TYPE_CHECKING:  # an estimate reads what it needs when it is asked for
-    from dualpipe_lab.models.stage_rules import ModelConfig
-    from dualpipe_lab.plan.kept_tensors import KeepRules
-    from dualpipe_lab.plan.states import AnyModel, ModelStates, NumberBytes
-
-_GIB = 2**30
+POINT = 0.4  # the utilisation that published runs of dense models reach on H100
+PARTS = ("arithmetic", "bubble", "tp", "cp", "ep", "pp", "dp")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of every rank under one plan; it prints as a table, one row for ranks that are equal.
+    """The seconds of a step; it prints as a few lines.
 
     Attributes:
-        model, plan, cluster, sequence_length, global_batch, rules: what it is for.
-        places: by place along pp, cp and tp.
+        plan, hardware: that it is for.
+        utilisation: least and most of the peak that arithmetic reaches.
+        seconds: with the most, and with the least of it.
+        parts: of `point`, by what they are.
+        model_flops: of the step, without what is computed again.
+        num_tokens: of the step.
     """
 
-    model: "AnyModel"
     plan: Plan
-    cluster: Cluster
-    sequence_length: int
-    global_batch: int
-    rules: "KeepRules"
-    places: dict[tuple[int, int, int], RankMemory]
-
-    def of(self, rank: int) -> RankMemory:
-        """Return the memory of a rank.
-
-        Raises:
-            ValueError: no such rank.
-        """
-        if not 0 <= rank < self.plan.world_size:
-            raise ValueError(f"the plan has ranks 0 to {self.plan.world_size - 1}, got {rank}")
-        here = self.plan.topology.coordinates(rank)
-        return self.places[here.get("pp", 0), here.get("cp", 0), here.get("tp", 0)]
+    hardware: Hardware
+    utilisation: tuple[float, float]
+    seconds: Range
+    parts: dict[str, float]
+    model_flops: int
+    num_tokens: int
 
     @property
-    def ranks(self) -> list[RankMemory]:
-        """The memory of every rank, in order."""
-        return [self.of(rank) for rank in range(self.plan.world_size)]
-
-    @cached_property
-    def largest(self) -> RankMemory:
-        """The memory of the first of the ranks that need most."""
-        return max(self.places.values(), key=lambda one: one.allocated)
+    def point(self) -> float:
+        """Seconds with a utilisation of 0.4, or the nearest of the range."""
+        return sum(self.parts.values())
 
     @property
-    def fits(self) -> bool:
-        """Whether every rank has the memory, with the reserve as it is in the median."""
-        return self.largest.total.num_bytes <= self.cluster.accelerator.memory_bytes
+    def tokens_per_second_per_gpu(self) -> float:
+        """Tokens per second of one GPU, at the point."""
+        return self.num_tokens / self.point / self.plan.world_size
 
-    def bytes_by_link(self) -> dict[str, int]:
-        """Return the bytes that all ranks send in a step, inside of nodes and between them: `Plan.traffic`.
-
-        The time grows with the number of ranks: a second or two for 64.
-
-        Raises:
-            ValueError: a GPT, which no runtime here trains.
-        """
-        from dualpipe_lab.plan.gpt_config import GptConfig
-
-        if isinstance(self.model, GptConfig):
-            raise ValueError(
-                "messages are counted for models that the runtime trains, got a GptConfig; use LlamaConfig"
-            )
-        ledger = self.plan.traffic(self.model, self.global_batch, self.sequence_length).ledger
-        between = ledger.between_nodes(min(self.cluster.ranks_per_node, self.plan.world_size))
-        return {"inside": ledger.sent() - between, "between": between}
+    @property
+    def mfu(self) -> float:
+        """The part of the peak that the model's own FLOPs are, at the point."""
+        return self.model_flops / (self.point * self.plan.world_size * self.hardware.flops)
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("ranks", "states", "activations", "logits", "working", "allocated", "with reserve", "peak at", "kept")
-        ]
-        for memory, places in self._rows():
-            peak, kept = memory.peak, " ".join(f"{stage}:{count}" for stage, count in memory.peak.kept)
-            working = peak.working + peak.received + memory.buffers
-            parts = memory.states.total, peak.layers + peak.ends, peak.logits, working
-            cells = [f"{part / _GIB:.2f}" for part in (*parts, memory.allocated, memory.total.num_bytes)]
-            rows.append((places, *cells, peak.action, kept))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"{self.plan}; {self.rules.name}; GiB", *lines])
-
-    def _rows(self) -> Iterator[tuple[RankMemory, str]]:
-        """Yield the memories that differ, with their places."""
-        found: dict[tuple[ModelStates, Peak, int], list[RankMemory]] = {}
-        for memory in self.places.values():
-            found.setdefault((memory.states, memory.peak, memory.buffers), []).append(memory)
-        for same in found.values():
-            axes = [axis for axis in ("pp", "cp", "tp") if self.plan.sizes[axis] > 1]
-            names = [f"{axis} {_spans(sorted({getattr(one, f'{axis}_rank') for one in same}))}" for axis in axes]
-            yield same[0], ", ".join(names) or "all"
+        parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.parts.items() if seconds)
+        rate = f"{self.tokens_per_second_per_gpu:.0f} tokens/s per GPU, MFU {self.mfu:.0%}"
+        low, high = self.utilisation
+        return f"{self.plan}\n{self.seconds} at a utilisation of {high:g} to {low:g}\n{parts} s; {rate}"
 
 
 def estimate(
-    model: "AnyModel",
+    model: ModelConfig,
     plan: Plan,
-    cluster: Cluster,
     sequence_length: int,
     global_batch: int,
-    rules: "KeepRules | None" = None,
-    numbers: "NumberBytes | None" = None,
-    imbalance: float = 1.0,
+    *,
+    hardware: Hardware = H100,
+    utilisation: tuple[float, float] | float = (0.35, 0.5),
 ) -> Estimate:
-    """Return the memory of every rank of a plan.
+    """Return the seconds of a step.
 
     Args:
-        model: a `LlamaConfig`, a `V3MoEConfig` or a `GptConfig`.
-        plan: for as many ranks as the cluster has.
-        cluster: whose accelerators have the memory.
+        model: a `LlamaConfig` or a `V3MoEConfig`.
+        plan: that fits it.
         sequence_length: tokens of a sequence.
         global_batch: sequences of a step, over all data ranks and microbatches.
-        rules: what the framework keeps for the backward (default: this library).
-        numbers: bytes per parameter (default: those of the plan's precision).
-        imbalance: tokens for the experts of a rank, divided by their mean: every rank is as full as the fullest one.
+        hardware: GPUs and links; its nodes are those of a plan without `ranks_per_node`.
+        utilisation: the part of the peak that arithmetic reaches, least and most, or one number.
 
     Raises:
-        ValueError: as `Plan.check`, sequences that do not divide, or an imbalance below 1.
+        ValueError: as `Plan.check`, sequences that do not divide, or a utilisation outside of 0 to 1.
 
-    >>> from dualpipe_lab.models import LlamaConfig
-    >>> llama3_8b = LlamaConfig(128256, 4096, 14336, 32, 32, 8)
-    >>> plan = Plan(dp=8, zero=1, num_microbatches=2, precision="bfloat16")
-    >>> found = estimate(llama3_8b, plan, Cluster.of("h100", 8), sequence_length=8192, global_batch=16)
-    >>> print(*found.of(0).figures[:4], found.fits, sep="; ")
-    parameters 14.96 GiB (exact); gradients 29.92 GiB (exact); masters 3.74 GiB (exact); moments 7.48 GiB (exact); False
+    >>> from dualpipe_lab.plan import model_of
+    >>> found = estimate(model_of("llama3-8b"), Plan(dp=8, zero=3, precision="bfloat16"), 8192, 8)
+    >>> print(found.seconds, f"{found.mfu:.2f}")
+    0.98 to 1.34 s 0.36
     """
-    from dualpipe_lab.plan.kept_tensors import LAB
-    from dualpipe_lab.plan.places import MemoryMaker
-    from dualpipe_lab.plan.rules import lengths_of
-    from dualpipe_lab.plan.states import config_of
-    from dualpipe_lab.plan.traffic import check_traffic
-
-    if not is_number(imbalance) or not 1 <= imbalance < inf:
-        raise ValueError(f"the fullest rank has the mean of tokens or more, got imbalance={imbalance!r}; use 1 or more")
-    plan = checked(plan, config_of(model), cluster, sequence_length)
-    num_rows = check_traffic(plan, global_batch)
-    rules = rules or LAB
-    maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), numbers, imbalance)
-    return Estimate(model, plan, cluster, sequence_length, global_batch, rules, dict(maker.places()))
-
-
-def fullest_ranks(
-    model: "AnyModel", plan: Plan, sequence_length: int, global_batch: int, rules: "KeepRules"
-) -> "list[RankMemory]":
-    """Return the memory of the fullest rank of each rank of pp, for a legal plan: all that a search asks for."""
-    from dualpipe_lab.plan.places import MemoryMaker
-    from dualpipe_lab.plan.rules import lengths_of
-    from dualpipe_lab.plan.traffic import check_traffic
-
-    num_rows = check_traffic(plan, global_batch)
-    maker = MemoryMaker(model, plan, rules, num_rows, lengths_of(plan, sequence_length), None, 1.0)
-    return [memory for _, memory in maker.places(every=False)]
-
-
-def checked(plan: Plan, config: "ModelConfig", cluster: Cluster, sequence_length: int) -> Plan:
-    """Return a legal plan with the cluster's nodes.
-
-    Raises:
-        ValueError: as `Plan.check`, or other nodes than the cluster's.
-    """
-    if plan.hybrid and plan.world_size == cluster.num_ranks:  # it needs nodes to be legal
-        plan = _with_nodes(plan, cluster)
-    plan.check(config, sequence_length, cluster.num_ranks)
-    return _with_nodes(plan, cluster)
-
-
-def _with_nodes(plan: Plan, cluster: Cluster) -> Plan:
-    size = min(cluster.ranks_per_node, cluster.num_ranks)
-    if plan.ranks_per_node not in (None, size):
+    low, high = (utilisation, utilisation) if isinstance(utilisation, int | float) else utilisation
+    if not 0 < low <= high <= 1:
         raise ValueError(
-            f"the cluster has {size} ranks per node, got a plan with ranks_per_node={plan.ranks_per_node}; leave it out"
+            f"a utilisation is above 0 and at most 1, the least first, got {utilisation!r}; use (0.35, 0.5)"
         )
-    return plan if plan.ranks_per_node else replace(plan, ranks_per_node=size)
+    plan.check(model, sequence_length)
+    step = Step(model, plan, sequence_length, global_batch, hardware)
+    rest = step.gradients()
+    least, most, point = (step.parts(used) | rest for used in (high, low, min(max(POINT, low), high)))
+    seconds = Range(*(sum(parts[name] for name in PARTS) for parts in (least, most)))
+    flops = global_batch * model_flops(model, sequence_length, multi_token=has_second(plan, model))
+    parts = {name: point[name] for name in PARTS}
+    return Estimate(plan, hardware, (low, high), seconds, parts, flops, global_batch * sequence_length)
 
 
-def _spans(numbers: list[int]) -> str:
-    """Return ascending numbers as text.
+class _Unit(NamedTuple):
+    """One microbatch in a layer or an end, forward and backward: FLOPs of a rank, seconds of calls by axis."""
 
-    >>> _spans([0, 1, 2, 5])
-    '0-2 5'
-    """
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
+    flops: float
+    calls: Mapping[str, float]
+
+
+class Step:
+    """The parts of one step of a legal plan."""
+
+    def __init__(
+        self, model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, hardware: Hardware
+    ) -> None:
+        self.model, self.plan, self.hardware = model, plan, hardware
+        self.shape, self.layers = (check_traffic(plan, global_batch), sequence_length), plan.stage_layers(model)
+        self.has_second = has_second(plan, model)
+        neutral = replace(plan, num_microbatches=1, schedule="gpipe", chunks=None, layers=None, zero=0, hybrid=False)
+        self.units = _units(model, neutral, self.shape, hardware)
+        self.fullest = max(range(plan.pp), key=lambda pp_rank: sum(self._rank(pp_rank, POINT).values()))
+
+    def parts(self, utilisation: float) -> dict[str, float]:
+        """Return the seconds of the fullest rank of pp, but for gradients and weights."""
+        parts = self._rank(self.fullest, utilisation)
+        bubble = 0.0 if self.plan.pp == 1 else _bubble(self.plan) * sum(parts.values())
+        return parts | {"bubble": bubble, "pp": self._messages(self.fullest)}
+
+    def _rank(self, pp_rank: int, utilisation: float) -> dict[str, float]:
+        """Return arithmetic and calls of a rank of pp over all of its microbatches."""
+        parts = dict.fromkeys(("arithmetic", "tp", "cp", "ep"), 0.0)
+        for stage in self.plan.stages(pp_rank):
+            flops, calls = 0.0, defaultdict[str, float](float)
+            for name, count in self._contents(stage).items():
+                flops += count * self.units[name].flops
+                for axis, seconds in self.units[name].calls.items():
+                    calls[axis] += count * seconds
+            times = self._times(stage)
+            arithmetic = compute_seconds(flops, self.hardware, utilisation)
+            if self.plan.overlap:
+                calls["ep"] = max(0.0, calls["ep"] - arithmetic)
+            parts["arithmetic"] += times * arithmetic
+            for axis, seconds in calls.items():
+                parts[axis] += times * seconds
+        return parts
+
+    def _contents(self, stage: int) -> Counter[str]:
+        first = getattr(self.model, "num_dense_layers", self.model.num_layers)
+        found = Counter("dense" if number < first else "sparse" for number in self.layers[stage])
+        is_last = stage == len(self.layers) - 1
+        return found + Counter(first=stage == 0, last=is_last, second=is_last and self.has_second)
+
+    def _times(self, stage: int) -> float:
+        return self.plan.num_microbatches / len(self.plan.holders(stage))  # a mirror takes half of them
+
+    def _messages(self, pp_rank: int) -> float:
+        """Return the seconds of activations, their gradients, and gradients for mirrors."""
+        if self.plan.pp == 1:
+            return 0.0
+        calls = self._calls(pp_rank)
+        boundary, others = _traffic(self.model, self.plan, calls, self.shape).boundary_bytes, calls.groups["pp"]
+        for stage in self.plan.stages(pp_rank):
+            calls.times = self._times(stage)
+            for neighbour in (stage - 1, stage + 1):
+                is_there = 0 <= neighbour < len(self.layers)
+                if is_there and self.plan.holders(neighbour) != self.plan.holders(stage):
+                    calls.send(others[pp_rank - 1], boundary)
+        calls.times = 1.0
+        if any(len(self.plan.holders(stage)) > 1 for stage in self.plan.stages(pp_rank)):
+            GradientTraffic(self.plan, self.model, calls).enter_mirrors()
+        return calls.seconds["pp"]
+
+    def gradients(self) -> dict[str, float]:
+        """Return the seconds of the sums of gradients and the gathers of weights, of the fullest rank of pp."""
+        calls = self._calls(self.fullest)
+        calls.axes, calls.default = {}, "dp"
+        traffic, zero = GradientTraffic(self.plan, self.model, calls), self.plan.zero
+        for bucket, (ranks, replicas), layout in zip(traffic.buckets, traffic.copies, traffic.layouts, strict=True):
+            passes = sum(self._times(stage) for stage in {traffic.parts[index].stage for index in bucket})
+            if zero == 0:
+                calls.all_reduce(ranks, layout.padded_numel, traffic.grad_bytes)
+            else:
+                calls.times = {1: 1.0, 2: passes, 3: passes}[zero]
+                calls.reduce_scatter(ranks, layout.padded_numel, traffic.grad_bytes)
+                calls.times = {1: 1.0, 2: 1.0, 3: 2 * passes}[zero]
+                calls.all_gather(ranks, layout.shard_numel, traffic.weight_bytes)
+            calls.times = 1.0
+            if replicas is not None:
+                calls.all_reduce(replicas, layout.shard_numel, traffic.grad_bytes)
+        traffic.enter_tied()
+        return {"dp": calls.seconds["dp"]}
+
+    def _calls(self, pp_rank: int) -> TimedCalls:
+        rank = self.plan.topology.rank_at(pp=pp_rank) if self.plan.pp > 1 else 0
+        return TimedCalls(self.plan, rank, self.hardware)
+
+
+def _traffic(model: ModelConfig, plan: Plan, calls: Calls, shape: tuple[int, int]) -> StageTraffic:
+    kind = StageTraffic if isinstance(model, LlamaConfig) else ExpertTraffic
+    return kind(plan, model, calls, *shape)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1024)
+def _units(model: ModelConfig, plan: Plan, shape: tuple[int, int], hardware: Hardware) -> dict[str, _Unit]:
+    """Return FLOPs and seconds of calls of one rank and microbatch, for each kind of layer and end."""
+    found = {}
+    for name, flops in pass_flops(model, plan, shape).items():
+        calls = TimedCalls(plan, 0, hardware)
+        traffic = _traffic(model, plan, calls, shape)
+        if name in ("dense", "sparse"):
+            number = 0 if name == "dense" else model.num_layers - 1
+            traffic.layer_forward(number)
+            if plan.recompute:
+                traffic.layer_again(number)
+            traffic.layer_backward(number)
+        elif name == "second":
+            second_forward(traffic, model.num_layers)
+            second_backward(traffic, model.num_layers, has_table=True)
         else:
-            found.append([number])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+            traffic.forward(range(0), name == "first", name == "last")
+            traffic.backward(range(0), name == "first", name == "last")
+        if name in ("sparse", "second") and isinstance(model, V3MoEConfig) and plan.ep > 1:
+            rows = traffic.num_tokens * model.num_experts_per_token * model.hidden_size * traffic.element
+            calls.times = 6.0 if plan.recompute and not plan.overlap else 4.0  # dispatch and combine in each pass
+            calls.all_to_all(traffic.ep, [rows], [rows])  # type: ignore[attr-defined]
+        found[name] = _Unit(flops, calls.seconds)
+    return found
+
+
+def _bubble(plan: Plan) -> float:
+    """Return idle over busy ticks of the plan's schedule, with equal stages and B twice as long as F.
+
+    Beyond a few microbatches the idle ticks stay as they are, or grow as evenly as the busy ones (Easy DualPipe).
+    """
+    full, period, sizes = plan.num_microbatches, 2 * plan.pp, (plan.schedule, plan.pp)
+    few = full if full <= 3 * period else period + full % period
+    idle, busy = _ticks(*sizes, few, plan.chunks)
+    if few < full:
+        more, _ = _ticks(*sizes, few + period, plan.chunks)
+        idle, busy = idle + (more - idle) * (full - few) / period, busy * full / few
+    return idle / busy
+
+
+@cache
+def _ticks(schedule: str, pp: int, num_microbatches: int, chunks: int | None) -> tuple[float, float]:
+    program = Plan(pp=pp, schedule=schedule, num_microbatches=num_microbatches, chunks=chunks).program
+    assert program is not None
+    timeline = simulate(program)
+    idle = min(timeline.bubble_time(rank) for rank in range(pp))
+    return float(idle), float(timeline.makespan - idle)

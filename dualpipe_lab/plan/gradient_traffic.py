@@ -24,8 +24,8 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import ELEMENT_BYTES
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_second
 from dualpipe_lab.pp.program import Action, B, F, I, Overlap, W
 from dualpipe_lab.sharding import shard_slice
@@ -47,13 +47,13 @@ class Part(NamedTuple):
     kind: frozenset[str]
 
 
-def parts_of(plan: PlanFields, config: ModelConfig, rank: int) -> list[Part]:
+def parts_of(plan: Plan, config: ModelConfig, rank: int) -> list[Part]:
     """Return the parameters of a rank, in the order of its modules."""
     here = plan.topology.at(rank)
     return parts_at(plan, config, here.rank("pp"), here.rank("tp"))
 
 
-def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
+def parts_at(plan: Plan, config: ModelConfig, pp_rank: int, tp_rank: int) -> list[Part]:
     """Return the parameters of the ranks at a place along pp and tp: they are the same along all other axes."""
     shares = stage_layers(config, plan.num_stages, plan.layers, has_second(plan, config))
     maker = _Parts(plan, config, tp_rank)
@@ -69,7 +69,7 @@ def parts_at(plan: PlanFields, config: ModelConfig, pp_rank: int, tp_rank: int) 
 class _Parts:
     """Elements and kinds of the parameters of a stage on one rank of tp."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, tp_rank: int) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, tp_rank: int) -> None:
         self.overlap, self.has_second = plan.overlap, has_second(plan, config)
         self.has_copy = self.has_second and plan.num_stages > 1
         self.config = config if isinstance(config, LlamaConfig) else config.dense
@@ -94,13 +94,11 @@ class _Parts:
         yield from ((0 if is_unit else number, held) for number, unit in enumerate(units) for held in unit)
 
     def second(self, table: list[Held]) -> Iterator[Held]:
-        """Yield those of what predicts a second token: a copy of the table, norms, projection, layer, norm."""
         hidden = self.config.hidden_size
         norm = hidden, frozenset[str]()
         yield from [*table, norm, norm, self.shard(hidden, 2 * hidden), *self.layer(self.config.num_layers), norm]
 
     def layer(self, number: int) -> list[Held]:
-        """Return those of one layer."""
         has_experts = self.sparse is not None and number >= self.sparse.num_dense_layers
         if has_experts not in self.layers:
             self.layers[has_experts] = list(self._layer(has_experts))
@@ -118,7 +116,6 @@ class _Parts:
             yield from self.experts(self.sparse)
 
     def heads(self) -> Iterator[Held]:
-        """Yield those of grouped-query attention."""
         config, inner = self.config, self.config.num_heads * self.config.size_of_head
         yield self.shard(inner, config.hidden_size)
         yield from [self.key_heads()] * 2
@@ -136,7 +133,6 @@ class _Parts:
         yield self.shard(heads * sizes.value, hidden)
 
     def experts(self, config: V3MoEConfig) -> Iterator[Held]:
-        """Yield router, experts and shared expert."""
         yield config.num_experts * config.hidden_size, frozenset()
         kind = frozenset({"ep"}) if self.ep > 1 else frozenset[str]()
         yield from [(config.num_experts // self.ep * config.expert_ffn_size * config.hidden_size, kind)] * 3
@@ -144,13 +140,11 @@ class _Parts:
             yield from [self.shard(config.shared_ffn_size, config.hidden_size)] * 3
 
     def shard(self, length: int, *others: int) -> Held:
-        """Return elements and kind of this rank's shard along a dimension."""
         part = shard_slice(length, self.tp, self.tp_rank)
         held = part.stop - part.start
         return held * prod(others), frozenset() if held == length else frozenset({"tp"})
 
     def key_heads(self) -> Held:
-        """Return those of the key heads here, of which several ranks may hold the same."""
         config = self.config
         shards = min(self.tp, config.num_kv_heads)
         kind = {"tp"} if shards > 1 else set()
@@ -161,7 +155,7 @@ class _Parts:
 class GradientTraffic:
     """Enters the sums of one rank's gradients and the gathers of its weights, for one step."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, calls: Calls) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, calls: Calls) -> None:
         self.plan, self.config, self.calls = plan, config, calls
         self.parts = parts_of(plan, config, calls.rank)
         self.weight_bytes = ELEMENT_BYTES[plan.precision]
@@ -189,9 +183,9 @@ class GradientTraffic:
                 self.calls.all_reduce(replicas, layout.shard_numel, self.grad_bytes)
             if self.plan.zero in (1, 2):
                 self.calls.all_gather(ranks, layout.shard_numel, self.weight_bytes)
-        self._enter_tied()
+        self.enter_tied()
 
-    def _enter_tied(self) -> None:
+    def enter_tied(self) -> None:
         """Enter the sum of a tied table's gradient, where the first and the last stage are on different ranks."""
         first, last = self.plan.holders(0), self.plan.holders(self.plan.num_stages - 1)
         here = self.plan.topology.at(self.calls.rank)
@@ -247,7 +241,6 @@ class GradientTraffic:
         return found
 
     def _shared_pairs(self) -> Counter[int]:
-        """The number of overlapped pairs whose two halves use the weights of one stage, by stage."""
         if not self.plan.overlap or self.plan.program is None:
             return Counter()
         steps = self.plan.program.ranks[self.plan.topology.at(self.calls.rank).rank("pp")]
@@ -255,7 +248,6 @@ class GradientTraffic:
         return Counter(pair.forward.stage for pair in pairs if pair.forward.stage == pair.backward.stage)
 
     def _actions(self, *kinds: str) -> Counter[int]:
-        """The number of actions of some kinds, by stage here."""
         program = self.plan.program
         if program is None:
             return Counter({0: self.plan.num_microbatches})
@@ -285,7 +277,7 @@ class GradientTraffic:
         )
 
 
-def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def copies_of(plan: Plan, rank: int, axes: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Return the ranks that a gradient is summed over, and under hybrid ZeRO those with its shard on other nodes."""
     ranks = plan.topology.at(rank).ranks(*axes) if axes else (rank,)
     if not plan.hybrid or plan.ranks_per_node is None:
@@ -297,7 +289,7 @@ def copies_of(plan: PlanFields, rank: int, axes: tuple[str, ...]) -> tuple[tuple
     return mine, replicas if len(replicas) > 1 else None
 
 
-def buckets_of(plan: PlanFields, parts: list[Part]) -> list[list[int]]:
+def buckets_of(plan: Plan, parts: list[Part]) -> list[list[int]]:
     """Return the numbers of the parameters in every flat buffer: buckets, or under ZeRO-3 units."""
     return _units(parts) if plan.zero == 3 else _buckets(parts, ELEMENT_BYTES[plan.precision])
 
@@ -319,7 +311,6 @@ def _buckets(parts: list[Part], element_bytes: int) -> list[list[int]]:
 
 
 def _units(parts: list[Part]) -> list[list[int]]:
-    """Return the numbers of the parameters in every flat parameter of ZeRO-3: runs of one kind in a unit."""
     return [
         list(run) for _, run in groupby(range(len(parts)), key=lambda i: (parts[i].stage, parts[i].unit, parts[i].kind))
     ]

@@ -1,157 +1,131 @@
-"""`Accelerator` and `LinkClass`: what runs a rank and what carries its messages, and the seconds of one piece of work.
+"""`Hardware`: a GPU and its links, and the closed forms for the seconds of arithmetic, collectives and messages.
 
-In: numbers of data sheets, or what was measured.  Out: checked numbers, in FLOP/s, bytes, bytes/s and seconds.
-  a product       overhead + FLOPs / (peak * efficiency at these FLOPs)
-  elementwise     overhead + bytes / (memory bandwidth * efficiency at these bytes)
-  a message       latency + bytes / (bandwidth * efficiency at these bytes)
-Elsewhere: calculon's `systems/*.json`; SimuMax's system files.
+Chapter: book/whole/plan-your-run.  In: FLOPs, bytes, GPUs of a group.  Out: seconds.
+  arithmetic   FLOPs / (peak * utilisation)
+  message      latency + bytes / (bandwidth inside of a node, or that of one card)
+  collective   of a tensor of n bytes over N GPUs with g on each node, in which each GPU sends n (N - 1) / N bytes: over
+               the links inside n (g - 1) / g, over its own card n (N - g) / (N g); the slower of the two decides.  So
+               8 GPUs of a node use 8 cards: of 50 GB/s each, 400 GB/s together
+  exchange     of b bytes with all N - 1 others: (g - 1) / (N - 1) of them inside, the rest over its own card
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-
-from dualpipe_lab.plan.efficiency import FULL, Efficiency, is_number
-
-ELEMENTWISE = Efficiency(0.8, "assumed")  # of the memory's bandwidth, where nobody says more
+from typing import NamedTuple
 
 
-def check_positive(what: str, value: float, unit: str) -> None:
-    """Refuse what is not a finite number above 0."""
-    if not is_number(value) or not 0 < value < inf:
-        raise ValueError(f"{what} is a number of {unit} above 0, got {value!r}")
+class Range(NamedTuple):
+    """The least and the most of a number of seconds.
 
+    >>> print(Range(1.24, 1.68))
+    1.2 to 1.7 s
+    """
 
-def check_seconds(what: str, value: float) -> None:
-    """Refuse what is not a finite number of seconds from 0."""
-    if not is_number(value) or not 0 <= value < inf:
-        raise ValueError(f"{what} is a number of seconds from 0, got {value!r}")
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        digits = 0 if self.low >= 10 else 1 if self.low >= 1 else 2
+        return f"{self.low:.{digits}f} to {self.high:.{digits}f} s"
 
 
 @dataclass(frozen=True)
-class Accelerator:
-    """What runs one rank.
+class Hardware:
+    """GPUs of one kind in nodes of one size.
 
     Attributes:
-        name: of the product.
-        peaks: FLOP/s of dense products, by type of number.
-        memory_bytes: of one accelerator.
-        memory_bandwidth: of its memory, in bytes/s.
-        source: of the numbers.
-        date: of the source, or when it was looked up, as year-month.
-        efficiency: the part of the peaks that products reach, by the FLOPs of one product.
-        overhead: seconds that every kernel takes on top, a product's and an elementwise one alike, whatever its size.
-        memory_efficiency: the part of the memory's bandwidth that elementwise work reaches, by the bytes that one
-            kernel reads and writes.
-        efficiencies: of products whose type of number has a curve of its own; `efficiency` is that of all others.
-
-    >>> card = Accelerator("card", {"bfloat16": 100e12}, 2**35, 1e12, efficiency=Efficiency(0.5), overhead=1e-6)
-    >>> round(card.product_seconds(1e9) * 1e6, 3), round(card.elementwise_seconds(8e6) * 1e6, 3)
-    (21.0, 11.0)
+        name: of the GPU.
+        flops: peak of dense products in bfloat16, in FLOP/s.
+        memory_bytes: of one GPU.
+        inside: bytes/s of one GPU to others of its node, in one direction.
+        card: bytes/s of one network card, in one direction; every GPU has one.
+        gpus_per_node: GPUs of a node.
+        latency: seconds of a message or a collective, whatever its size.
 
     Raises:
-        ValueError: no peak, a number that is not above 0 and finite, or an overhead below 0.
+        ValueError: a number that no hardware has.
     """
 
     name: str
-    peaks: Mapping[str, float] = field(hash=False)
-    memory_bytes: int
-    memory_bandwidth: float
-    source: str = "given"
-    date: str = ""
-    efficiency: Efficiency = FULL
-    overhead: float = 0.0
-    memory_efficiency: Efficiency = ELEMENTWISE
-    efficiencies: Mapping[str, Efficiency] = field(default_factory=dict, hash=False)
+    flops: float
+    memory_bytes: float
+    inside: float
+    card: float
+    gpus_per_node: int = 8
+    latency: float = 20e-6
 
     def __post_init__(self) -> None:
-        if not self.peaks:
-            raise ValueError(
-                f'{self.name} needs a peak for a type of number, got none; such as {{"bfloat16": 989.4e12}}'
-            )
-        for kind, value in self.peaks.items():
-            check_positive(f"{self.name}'s peak for {kind}", value, "FLOP/s")
-        check_positive(f"{self.name}'s memory", self.memory_bytes, "bytes")
-        check_positive(f"{self.name}'s memory bandwidth", self.memory_bandwidth, "bytes/s")
-        check_seconds(f"{self.name}'s overhead", self.overhead)
-        unknown = [kind for kind in self.efficiencies if kind not in self.peaks]
-        if unknown:
-            raise ValueError(
-                f"{self.name} has an efficiency for {unknown[0]!r} and no peak; known are {', '.join(self.peaks)}"
-            )
-
-    def efficiency_of(self, kind: str) -> Efficiency:
-        """Return the efficiency of products of one type of number."""
-        return self.efficiencies.get(kind, self.efficiency)
-
-    def product_seconds(self, flops: float, kind: str | None = None) -> float:
-        """Return the seconds of one matrix product.
-
-        Args:
-            flops: of the product, 2 for each multiplication and addition.
-            kind: the type of its numbers (default: the first that has a peak).
-
-        Raises:
-            ValueError: a type without a peak.
-        """
-        kind = next(iter(self.peaks)) if kind is None else kind
-        if kind not in self.peaks:
-            raise ValueError(f"{self.name} has no peak for {kind!r}, only for {', '.join(self.peaks)}; give one")
-        return self.overhead + flops / self.product_rate(flops, kind)
-
-    def product_rate(self, flops: float, kind: str) -> float:
-        """Return the FLOP/s that products of so many FLOPs reach, of a type of number that has a peak."""
-        return self.peaks[kind] * self.efficiency_of(kind).at(flops)
-
-    def elementwise_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of one kernel that is bound by memory.
-
-        Args:
-            num_bytes: read and written.
-        """
-        return self.overhead + self.memory_seconds(num_bytes)
-
-    def memory_seconds(self, num_bytes: float) -> float:
-        """Return the seconds in which so many bytes are read or written, without the overhead of a kernel."""
-        return num_bytes / (self.memory_bandwidth * self.memory_efficiency.at(num_bytes))
+        for name in ("flops", "memory_bytes", "inside", "card", "gpus_per_node"):
+            value = getattr(self, name)
+            if not 0 < value < inf:
+                raise ValueError(f"{self.name} needs {name} above 0, got {value!r}; such as {getattr(H100, name):g}")
+        if not 0 <= self.latency < inf:
+            raise ValueError(f"{self.name} needs a latency of 0 seconds or more, got {self.latency!r}; such as 20e-6")
 
 
-@dataclass(frozen=True)
-class LinkClass:
-    """The links of one kind: inside of a node, or between nodes.
+H100 = Hardware("H100", 989.4e12, 80e9, 450e9, 50e9)  # NVIDIA's H100 SXM data sheet; a card of 400 Gb/s for each GPU
+H800 = Hardware("H800", 989.4e12, 80e9, 160e9, 50e9)  # DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.2, as used
 
-    Attributes:
-        name: of the kind.
-        bandwidth: in bytes/s, in one direction, for one rank.
-        latency: of a message, in seconds.
-        source: of the bandwidth.
-        efficiency: the part of the bandwidth that messages reach beyond their latency, by the bytes of one message.
 
-    >>> round(LinkClass("rail", 50e9, 20e-6, efficiency=Efficiency(0.9)).seconds(9e6) * 1e6, 3)
-    220.0
+def compute_seconds(flops: float, hardware: Hardware = H100, utilisation: float = 0.4) -> float:
+    """Return the seconds of arithmetic on one GPU.
 
-    Raises:
-        ValueError: a bandwidth that is not above 0, or a latency below 0.
+    >>> round(compute_seconds(6 * 8e9 * 8192), 3)
+    0.994
     """
+    return flops / (hardware.flops * utilisation)
 
-    name: str
-    bandwidth: float
-    latency: float = 0.0
-    source: str = "given"
-    efficiency: Efficiency = FULL
 
-    def __post_init__(self) -> None:
-        check_positive(f"the bandwidth of {self.name}", self.bandwidth, "bytes/s")
-        check_seconds(f"the latency of {self.name}", self.latency)
+def message_seconds(num_bytes: float, *, across_nodes: bool, hardware: Hardware = H100) -> float:
+    """Return the seconds of a message of one GPU, which takes one card.
 
-    def seconds(self, num_bytes: float) -> float:
-        """Return the seconds of one message.
+    >>> round(message_seconds(50e6, across_nodes=True), 5)
+    0.00102
+    """
+    return hardware.latency + num_bytes / (hardware.card if across_nodes else hardware.inside)
 
-        Args:
-            num_bytes: of the message.
-        """
-        return self.latency + num_bytes / self.rate(num_bytes)
 
-    def rate(self, num_bytes: float) -> float:
-        """Return the bytes/s that messages of so many bytes reach, behind their latency."""
-        return self.bandwidth * self.efficiency.at(num_bytes)
+def collective_seconds(
+    num_bytes_per_gpu: float,
+    group_size: int,
+    *,
+    across_nodes: bool,
+    hardware: Hardware = H100,
+    per_node: int | None = None,
+) -> float:
+    """Return the seconds of an all-gather, a reduce-scatter or an all-reduce.
+
+    Args:
+        num_bytes_per_gpu: that each GPU sends: (N - 1) / N of a tensor, of an all-reduce twice that.
+        group_size: N, the GPUs of the group.
+        across_nodes: whether they are on several nodes.
+        hardware: with the links.
+        per_node: of the group, the GPUs on each node (default: all of a node's, or one where the group has no more than
+            a node has).
+
+    The all-reduce of 8e9 gradients of 4 bytes over 64 GPUs:
+
+    >>> round(collective_seconds(2 * 63 / 64 * 32e9, 64, across_nodes=True), 2)
+    0.14
+    """
+    if group_size < 2:
+        return 0.0
+    if not across_nodes:
+        return hardware.latency + num_bytes_per_gpu / hardware.inside
+    nodes_of = hardware.gpus_per_node
+    here = per_node or (nodes_of if group_size > nodes_of else 1)
+    tensor = num_bytes_per_gpu * group_size / (group_size - 1)
+    inside, across = tensor * (here - 1) / here, tensor * (group_size - here) / (group_size * here)
+    return hardware.latency + max(inside / hardware.inside, across / hardware.card)
+
+
+def exchange_seconds(num_bytes_per_gpu: float, group_size: int, *, per_node: int, hardware: Hardware = H100) -> float:
+    """Return the seconds of an all-to-all in which each GPU sends so many bytes to the others, spread evenly.
+
+    >>> round(exchange_seconds(63e6, 64, per_node=8), 5)
+    0.00114
+    """
+    if group_size < 2:
+        return 0.0
+    inside, across = ((per_node - 1) / (group_size - 1), (group_size - per_node) / (group_size - 1))
+    return hardware.latency + num_bytes_per_gpu * max(inside / hardware.inside, across / hardware.card)

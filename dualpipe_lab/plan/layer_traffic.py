@@ -12,7 +12,7 @@ Where the backward is split, I makes all of these calls and W none: the layers c
 from dualpipe_lab.cp.layouts import SequenceLayout, make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -28,9 +28,7 @@ class StageTraffic:
         sequence_length: tokens of a full sequence.
     """
 
-    def __init__(
-        self, plan: PlanFields, config: LlamaConfig, calls: Calls, num_rows: int, sequence_length: int
-    ) -> None:
+    def __init__(self, plan: Plan, config: LlamaConfig, calls: Calls, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.calls, self.num_rows = plan, config, calls, num_rows
         here = plan.topology.at(calls.rank)
         self.tp, self.cp = here.ranks("tp"), here.ranks("cp")
@@ -44,16 +42,13 @@ class StageTraffic:
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes of what one stage sends to the next: this rank's tokens."""
         return self.local_tokens * self.config.hidden_size * self.element
 
     @property
     def local_tokens(self) -> int:
-        """The tokens that a rank holds between two layers."""
         return self.num_tokens // (self.plan.tp if self.plan.sequence_parallel else 1)
 
     def forward(self, layers: range, is_first: bool, is_last: bool) -> None:
-        """Enter the forward of a stage, with the loss of the last one."""
         if is_first:
             self.sum_output()
         for number in layers:
@@ -62,13 +57,11 @@ class StageTraffic:
             self.head_forward()
 
     def head_forward(self) -> None:
-        """Enter the forward of the head, with its loss."""
         self.gather_input()
         for numbers in (1, 2):  # the maximum; the logit of the target, and the sum of exponentials
             self.calls.all_reduce(self.tp, numbers * self.num_tokens, self.wide)
 
     def head_backward(self) -> None:
-        """Enter the backward of the head and of the norm before it."""
         self.sum_input_grad()
         self.sum_norm()
 
@@ -85,11 +78,9 @@ class StageTraffic:
 
     @property
     def position_numbers(self) -> int:
-        """The numbers that travel round the ring for each position: keys and values of the heads here."""
         return 2 * max(self.config.num_kv_heads // self.plan.tp, 1) * self.config.size_of_head
 
     def sum_output(self, width: int | None = None) -> None:
-        """Sum the partial outputs of a row-parallel layer, or of the embedding; `width`: numbers per token."""
         numel = self.num_tokens * (width or self.config.hidden_size)
         if self.plan.sequence_parallel:
             self.calls.reduce_scatter(self.tp, numel, self.element)
@@ -97,50 +88,41 @@ class StageTraffic:
             self.calls.all_reduce(self.tp, numel, self.element)
 
     def gather_input(self, width: int | None = None) -> None:
-        """Under sequence parallelism, gather the tokens of a column-parallel layer's input."""
         if self.plan.sequence_parallel:
             self.calls.all_gather(self.tp, self.local_tokens * (width or self.config.hidden_size), self.element)
 
     gather_output_grad = gather_input  # of a row-parallel layer: as many tokens
 
     def sum_input_grad(self, width: int | None = None) -> None:
-        """Sum the gradient of a column-parallel layer's input, and gather the input again for the weights'."""
         self.gather_input(width)
         self.sum_output(width)
 
     def ffn_forward(self, number: int) -> None:
-        """Enter the forward of a layer's feed-forward network."""
         self.gather_input()
         self.sum_output()
 
     def ffn_backward(self, number: int) -> None:
-        """Enter its backward."""
         self.gather_output_grad()
         self.sum_input_grad()
 
     def layer_again(self, number: int) -> None:
-        """Enter what recomputation runs of a layer: all of its forward."""
         self.layer_forward(number)
 
     def attention_forward(self) -> None:
-        """Enter the forward of a layer's attention."""
         self.gather_input()
         self.ring("forward")
         self.sum_output()
 
     def attention_backward(self) -> None:
-        """Enter its backward."""
         self.gather_output_grad()
         self.ring("backward")
         self._attention_input_grad()
 
     def layer_forward(self, number: int) -> None:
-        """Enter the forward of a layer."""
         self.attention_forward()
         self.ffn_forward(number)
 
     def layer_backward(self, number: int) -> None:
-        """Enter its backward."""
         self.ffn_backward(number)
         self.sum_norm()
         self.attention_backward()
@@ -160,7 +142,6 @@ class StageTraffic:
                 self.calls.all_reduce(self.tp[first : first + self.kv_copies], numel, self.element)
 
     def sum_norm(self) -> None:
-        """Under sequence parallelism, sum the gradient of a norm's weight over the ranks' tokens."""
         if self.plan.sequence_parallel:
             self.calls.all_reduce(self.tp, self.config.hidden_size, self.wide)
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
 from math import log2
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import Rule, first_problem, grid, has_experts, pipeline, sequence, zero
 from dualpipe_lab.pp import schedules
 
-AnyPlan = TypeVar("AnyPlan", bound=PlanFields)
 _AXES = ("pp", "dp", "cp", "tp", "ep")
 _SIZES = (*_AXES, "num_microbatches")
 
@@ -50,7 +49,7 @@ def factorisations(num_ranks: int, num_factors: int) -> Iterator[tuple[int, ...]
                 yield (first, *others)
 
 
-def distance(plan: PlanFields, other: PlanFields, fields: Iterable[str]) -> Distance:
+def distance(plan: Plan, other: Plan, fields: Iterable[str]) -> Distance:
     """Return how many of the fields differ, and by how much."""
     return _distance({name: _step(name, getattr(plan, name), getattr(other, name)) for name in fields})
 
@@ -60,18 +59,18 @@ def _distance(steps: Mapping[str, float]) -> Distance:
 
 
 def nearest_plan(
-    plan: AnyPlan,
+    plan: Plan,
     config: ModelConfig,
     sequence_length: int | None = None,
     num_ranks: int | None = None,
     global_batch: int | None = None,
-) -> AnyPlan | None:
+) -> Plan | None:
     """Return the legal plan with the fewest, smallest changes; None if no plan of so many ranks fits the model.
 
     With `global_batch`, the sequences of a step divide among data ranks and microbatches.
     """
     world_size = plan.world_size if num_ranks is None else num_ranks
-    best: tuple[Distance, AnyPlan] | None = None
+    best: tuple[Distance, Plan] | None = None
     found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
@@ -86,13 +85,13 @@ def nearest_plan(
 
 
 def legal_plans(
-    plan: AnyPlan,
+    plan: Plan,
     config: ModelConfig,
     num_ranks: int,
     sequence_length: int | None = None,
     zeros: Sequence[int] = (0, 1, 2, 3),
     schedule_names: Sequence[str] | None = None,
-) -> Iterator[AnyPlan]:
+) -> Iterator[Plan]:
     """Yield every legal plan: factorisations, with ep as an axis and within the data; schedules; stages of ZeRO.
 
     All other fields are those of `plan`.  Without pp there is one schedule, that of `plan`.
@@ -105,7 +104,7 @@ def legal_plans(
                 yield found
 
 
-def grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPlan]:
+def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for sizes in factorisations(num_ranks, len(_AXES)):
         pp, dp, cp, tp, ep = sizes
@@ -122,8 +121,8 @@ def grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPla
 
 
 def _settle(
-    plan: PlanFields, grid_plan: AnyPlan, config: ModelConfig, sequence_length: int | None, share: int | None
-) -> tuple[Distance, AnyPlan] | None:
+    plan: Plan, grid_plan: Plan, config: ModelConfig, sequence_length: int | None, share: int | None
+) -> tuple[Distance, Plan] | None:
     """Choose the fields of each group of rules; None if a group has no legal choice in this grid.
 
     `share`: the sequences of a data rank, if they must divide into microbatches.
@@ -140,8 +139,8 @@ def _settle(
 
 
 @lru_cache(maxsize=64)
-def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig, share: int | None) -> "_Choice | None":
-    """Choose the fields of the pipeline, which depend on pp and the share alone; programs take time to build."""
+def _settle_pipeline(plan: Plan, pp: int, config: ModelConfig, share: int | None) -> "_Choice | None":
+    # they depend on pp and the share alone, and programs take time to build
     _, choices = _choices(plan, pp, config.num_layers, share)[0]
     return _first_legal(pipeline, choices, replace(plan, pp=pp), config, None)
 
@@ -154,14 +153,13 @@ class _Choice(NamedTuple):
 
 
 def _first_legal(
-    rule: Rule, choices: list[_Choice], plan: PlanFields, config: ModelConfig, sequence_length: int | None
+    rule: Rule, choices: list[_Choice], plan: Plan, config: ModelConfig, sequence_length: int | None
 ) -> _Choice | None:
-    """Return the nearest choice that keeps a rule."""
     return next((one for one in choices if rule(replace(plan, **one.fields), config, sequence_length) is None), None)
 
 
 @lru_cache(maxsize=64)
-def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
+def _choices(plan: Plan, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
     """Return, for each group of rules behind the grid's, all values of its fields to try, the nearest first."""
     found = []
     for rule, values in _groups(plan, pp, num_layers, share):
@@ -172,7 +170,7 @@ def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> l
     return found
 
 
-def _groups(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, dict[str, list[Any]]]]:
+def _groups(plan: Plan, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, dict[str, list[Any]]]]:
     """Return, for each group of rules behind the grid's, its fields and the values to try, the plan's own first."""
     counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
     if share is not None:

@@ -1,67 +1,109 @@
-"""`model_of`: the sizes of a published model, by its name or from its config.json.
+"""`model_of`: the sizes of a published model that the runtime trains, by its name or from its config.json.
 
-In: a name, a folder, a file, or the values of a config.json.  Out: a `LlamaConfig`, a `V3MoEConfig` or a `GptConfig`.
-  names                        of `KNOWN_MODELS`; nothing is downloaded
+In: a name, a folder, a file, or the values of a config.json.  Out: a `LlamaConfig` or a `V3MoEConfig`.
+  names                        of `known_models()`; nothing is downloaded
   Llama, Qwen3, DeepSeek-V3    as `models.config_from_pretrained` reads them; a second token is a plan's matter
-  Mixtral                      a softmax over all experts, of which the k largest are normalised: the same as a softmax
-                               over those alone
-  GPT                          by the names of GPT-2
-DeepSeek-V2 is not read: it scores a group of experts by the largest score in it, and V3 by the two largest.
 Elsewhere: transformers `AutoConfig.from_pretrained`.
 """
 
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dualpipe_lab.models.pretrained.config import (
-    FAMILIES,
-    NEUTRAL,
-    NUMBER,
-    ROPE_KINDS,
-    WHOLE,
-    Kind,
-    PretrainedError,
-    check_kinds,
-    check_neutral,
-    config_from_pretrained,
-    read_json,
-    rope_of,
-)
-from dualpipe_lab.models.v3_moe_config import V3MoEConfig
-from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.gpt_config import GptConfig
-from dualpipe_lab.plan.known_models import KNOWN_MODELS
-from dualpipe_lab.plan.states import AnyModel, parts_of_place
+from dualpipe_lab.models.pretrained.config import FAMILIES, PretrainedError, config_from_pretrained, read_json
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.gradient_traffic import parts_at
+from dualpipe_lab.plan.plan import Plan
 
-GPT, MIXTRAL = "GPT2LMHeadModel", "MixtralForCausalLM"
-ARCHITECTURES = (*FAMILIES, MIXTRAL, GPT)
-_MIXTRAL_SIZES = {
-    "vocab_size": "vocabulary_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "ffn_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "num_local_experts": "num_experts",
-    "num_experts_per_tok": "num_experts_per_token",
+
+class KnownModel(NamedTuple):
+    """A published model.
+
+    Attributes:
+        values: of its config.json, by their names there.
+        published: the number of its parameters, with the digits that are printed, and without a second token's layers.
+        source: where the values were read.
+    """
+
+    values: Mapping[str, Any]
+    published: str
+    source: str
+
+
+_TITAN = "pytorch/torchtitan, torchtitan/models, commit b5bcd76c"
+_THUNDER = "kevinstephano/thunder_model_blocks, commit 5c083b0e"
+_V3_SOURCE = f"transformers 5.23 DeepseekV3Config; {_TITAN}/deepseek_v3: 671B for the angles"
+_LLAMA3: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+_ANGLES: dict[str, Any] = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
+}  # fmt: skip
+_LLAMA31 = _LLAMA3 | {"rope_scaling": _ANGLES | {"factor": 8.0}}
+_LLAMA32 = _LLAMA3 | {"rope_scaling": _ANGLES | {"factor": 32.0}, "tie_word_embeddings": True}
+_QWEN3: dict[str, Any] = {
+    "vocab_size": 151936, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": False
+}  # fmt: skip
+_QWEN3_DENSE = _QWEN3 | {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 8}
+_QWEN3_MOE = _QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+_V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280, "num_key_value_heads": 128,
+    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_routed_experts": 256, "num_experts_per_tok": 8,
+    "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
+}  # fmt: skip
+
+
+def _known(
+    common: Mapping[str, Any], sizes: tuple[int, int, int, int], published: str, source: str, **more: Any
+) -> KnownModel:
+    names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
+    return KnownModel({**common, **dict(zip(names, sizes, strict=True)), **more}, published, source)
+
+
+_8B, _70B, _405B = (4096, 14336, 32, 32), (8192, 28672, 80, 64), (16384, 53248, 126, 128)
+_MODELS = {
+    "llama3-8b": _known(_LLAMA3, _8B, "8.03e9", _THUNDER),
+    "llama3-70b": _known(_LLAMA3, _70B, "70.6e9", f"{_TITAN}/llama3: 70B"),
+    "llama3-405b": _known(_LLAMA3, _405B, "405.9e9", "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"),
+    "llama3.1-8b": _known(_LLAMA31, _8B, "8.03e9", f"{_TITAN}/llama3: 8B"),
+    "llama3.1-70b": _known(_LLAMA31, _70B, "70.6e9", f"{_TITAN}/llama3: 70B"),
+    "llama3.1-405b": _known(_LLAMA31, _405B, "405.9e9", f"{_TITAN}/llama3: 405B"),
+    "llama3.2-1b": _known(_LLAMA32, (2048, 8192, 16, 32), "1.24e9", _THUNDER, head_dim=64),
+    "llama3.2-3b": _known(_LLAMA32, (3072, 8192, 28, 24), "3.21e9", f"{_TITAN}/llama3: 3B", head_dim=128),
+    "qwen3-8b": _known(_QWEN3_DENSE, (4096, 12288, 36, 32), "8.2e9", f"{_TITAN}/qwen3: 8B"),
+    "qwen3-14b": _known(_QWEN3_DENSE, (5120, 17408, 40, 40), "14.8e9", f"{_TITAN}/qwen3: 14B"),
+    "qwen3-32b": _known(_QWEN3_DENSE, (5120, 25600, 64, 64), "32.8e9", f"{_TITAN}/qwen3: 32B"),
+    "qwen3-30b-a3b": _known(
+        _QWEN3_MOE, (2048, 6144, 48, 32), "30.5e9", f"{_TITAN}/qwen3: 30B-A3B", moe_intermediate_size=768
+    ),
+    "qwen3-235b-a22b": _known(
+        _QWEN3_MOE, (4096, 12288, 94, 64), "235.1e9", f"{_TITAN}/qwen3: 235B-A22B", moe_intermediate_size=1536
+    ),
+    "deepseek-v3": _known(_V3, (7168, 18432, 61, 128), "671.0e9", _V3_SOURCE),
 }
-_MIXTRAL_KINDS: dict[str, Kind] = {
-    **dict.fromkeys((*_MIXTRAL_SIZES, "num_key_value_heads", "head_dim"), WHOLE),
-    **ROPE_KINDS,
-    "rms_norm_eps": NUMBER,
-}
-_MIXTRAL_NEUTRAL: dict[str, tuple[Any, ...]] = NEUTRAL | {
-    "sliding_window": (None,),
-    "tie_word_embeddings": (False, None),
-}
 
 
-def model_of(source: str | Path | Mapping[str, Any]) -> AnyModel:
+def known_models() -> dict[str, KnownModel]:
+    """Return the models that `model_of` knows by name, with their sources."""
+    return dict(_MODELS)
+
+
+def model_of(source: str | Path | Mapping[str, Any]) -> ModelConfig:
     """Return the sizes of a published model.
 
     Args:
-        source: a name of `KNOWN_MODELS`, a folder with config.json, such a file, or its values.
+        source: a name of `known_models()`, a folder with config.json, such a file, or its values.
 
     Raises:
         ValueError: a name that is neither, with the nearest one; another architecture; a field that is missing, or one
@@ -76,95 +118,31 @@ def model_of(source: str | Path | Mapping[str, Any]) -> AnyModel:
     if isinstance(source, Mapping):
         return _read(source, "config.json")
     name = str(source)
-    if name in KNOWN_MODELS:
-        return _read(KNOWN_MODELS[name].values, name)
-    path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
+    if name in _MODELS:
+        return _read(_MODELS[name].values, name)
+    path = Path(source) / "config.json" if Path(source).is_dir() else Path(source)
     if path.is_file():
         return _read(read_json(path), str(path))
-    raise ValueError(f"no model and no folder is called {name!r}; the nearest known model is {_nearest_name(name)}")
+    wanted = name.rsplit("/", 1)[-1].lower().replace("_", "-").replace("meta-", "").replace("llama-3", "llama3")
+    longer = [known for known in _MODELS if known.startswith(wanted.removesuffix("-instruct"))]
+    nearest = get_close_matches(wanted, longer or list(_MODELS), n=1, cutoff=0)[0]
+    raise ValueError(f"no model and no folder is called {name!r}; the nearest known model is {nearest}")
 
 
-def num_parameters(model: AnyModel) -> int:
+def num_parameters(model: ModelConfig) -> int:
     """Return the number of parameters of a full model, without biases of a router's selection.
 
-    >>> num_parameters(model_of("mixtral-8x7b"))
-    46702792704
+    >>> num_parameters(model_of("qwen3-30b-a3b"))
+    30532122624
     """
-    return sum(part.numel for part in parts_of_place(model, PlanFields(), 0, 0))
+    return sum(part.numel for part in parts_at(Plan(), model, 0, 0))
 
 
-def _nearest_name(name: str) -> str:
-    """Return the known name that is most like another one, of which the last part of a path counts."""
-    wanted = name.rsplit("/", 1)[-1].lower().replace("_", "-").replace("meta-llama-3", "llama3")
-    wanted = wanted.replace("llama-3", "llama3").removesuffix("-instruct")
-    longer = [known for known in KNOWN_MODELS if known.startswith(wanted)]
-    return str(get_close_matches(wanted, longer or list(KNOWN_MODELS), n=1, cutoff=0)[0])
-
-
-def _read(values: Mapping[str, Any], where: str) -> AnyModel:
-    architecture = _architecture(values, where)
+def _read(values: Mapping[str, Any], where: str) -> ModelConfig:
+    named = values.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in FAMILIES:
+        raise PretrainedError(f"{where} needs one architecture of {', '.join(FAMILIES)}, got architectures={named!r}")
     try:
-        if architecture == GPT:
-            return _checked(GptConfig.from_fields(values))
-        if architecture == MIXTRAL:
-            return _mixtral(values, where)
         return config_from_pretrained(values)
     except ValueError as error:
-        text = str(error).replace("config.json", where, 1)
-        raise PretrainedError(f"{text}{_example(values, architecture, text)}") from error
-
-
-def _architecture(values: Mapping[str, Any], where: str) -> str:
-    """Return the architecture that is named, which is one of those that are read."""
-    named = values.get("architectures")
-    name = named[0] if isinstance(named, list) and len(named) == 1 else None
-    if name in ARCHITECTURES:
-        return str(name)
-    nearest = get_close_matches(str(name), ARCHITECTURES, n=1, cutoff=0)[0]
-    raise PretrainedError(
-        f"{where} needs an architecture that is read here, got architectures={named!r}; the nearest is {nearest}, and "
-        f"known are {', '.join(ARCHITECTURES)}"
-    )
-
-
-def _example(values: Mapping[str, Any], architecture: str, text: str) -> str:
-    """Return what the first known model of an architecture has for the missing field that a message names."""
-    for name, known in KNOWN_MODELS.items():
-        if known.values["architectures"] == [architecture]:
-            words = text.split()
-            field = next((each for each in known.values if each in words and values.get(each) is None), None)
-            return "" if field is None else f"; {name} has {field}={known.values[field]!r}"
-    return ""
-
-
-def _checked(config: GptConfig) -> GptConfig:
-    config.outline.check()
-    return config
-
-
-def _mixtral(values: Mapping[str, Any], where: str) -> V3MoEConfig:
-    """Return the sizes of a Mixtral: every layer has experts, and attention has no norms of its own."""
-    check_kinds(values, where, _MIXTRAL_KINDS, _MIXTRAL_SIZES)
-    check_neutral(values, where, _MIXTRAL_NEUTRAL)
-    base, scaling = rope_of(values, where)
-    config = V3MoEConfig(
-        **{ours: values[theirs] for theirs, ours in _MIXTRAL_SIZES.items()},
-        num_kv_heads=values.get("num_key_value_heads") or values["num_attention_heads"],
-        head_size=values.get("head_dim"),
-        expert_ffn_size=values["intermediate_size"],
-        num_dense_layers=0,
-        num_groups=1,
-        num_groups_per_token=1,
-        num_shared_experts=0,
-        scale=1.0,
-        balance=0.0,
-        scoring="softmax",
-        selection_bias=False,
-        rope_base=base,
-        rope_scaling=scaling,
-        eps=1e-5 if values.get("rms_norm_eps") is None else float(values["rms_norm_eps"]),
-    )
-    config.check()
-    return config
+        raise PretrainedError(str(error).replace("config.json", where, 1)) from error

@@ -12,27 +12,18 @@ Elsewhere: Megatron `theoretical_memory_usage.py` (the first stage alone); DeepS
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), sections 3.1 and 5.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dualpipe_lab.dp.layout import Layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
-from dualpipe_lab.plan.gpt_config import GptConfig, gpt_parts
 from dualpipe_lab.plan.gradient_traffic import Part, buckets_of, copies_of, parts_at
-
-AnyModel: TypeAlias = ModelConfig | GptConfig
-
-
-def config_of(model: AnyModel) -> ModelConfig:
-    """Return the config whose rules and stages a model has."""
-    return model.outline if isinstance(model, GptConfig) else model
+from dualpipe_lab.plan.plan import Plan
 
 
-def sizes_of(model: AnyModel) -> LlamaConfig:
+def sizes_of(model: ModelConfig) -> LlamaConfig:
     """Return the sizes of a model's attention, embedding and head."""
-    config = config_of(model)
-    return config if isinstance(config, LlamaConfig) else config.dense
+    return model if isinstance(model, LlamaConfig) else model.dense
 
 
 class NumberBytes(NamedTuple):
@@ -73,24 +64,14 @@ class ModelStates(NamedTuple):
         return self.parameters + self.gradients + self.masters + self.moments
 
 
-def model_states(
-    model: AnyModel, plan: PlanFields, pp_rank: int = 0, tp_rank: int = 0, numbers: NumberBytes | None = None
-) -> ModelStates:
+def model_states(model: ModelConfig, plan: Plan, pp_rank: int = 0, tp_rank: int = 0) -> ModelStates:
     """Return the states of the ranks at a place along pp and tp: they are equal along all other axes.
 
-    Args:
-        model: a Llama, a V3-style model or a GPT.
-        plan: that fits it.
-        pp_rank: of the place.
-        tp_rank: of the place.
-        numbers: bytes per element (default: those of the plan's precision).
-
-    >>> from dualpipe_lab.models import LlamaConfig
-    >>> plan = PlanFields(dp=2, zero=1, precision="bfloat16")
+    >>> plan = Plan(dp=2, zero=1, precision="bfloat16")
     >>> model_states(LlamaConfig(), plan).total / LlamaConfig().num_parameters()
     12.0
     """
-    parts, numbers = parts_of_place(model, plan, pp_rank, tp_rank), numbers or NumberBytes.of(plan.precision)
+    parts, numbers = parts_at(plan, model, pp_rank, tp_rank), NumberBytes.of(plan.precision)
     layouts = flat_layouts(plan, parts)
     full, shard = (sum(getattr(one, name) for one in layouts) for name in ("padded_numel", "shard_numel"))
     if not plan.zero:
@@ -104,14 +85,7 @@ def model_states(
     )
 
 
-def parts_of_place(model: AnyModel, plan: PlanFields, pp_rank: int, tp_rank: int) -> list[Part]:
-    """Return the parameters of the ranks at a place, in the order of their modules."""
-    find = gpt_parts if isinstance(model, GptConfig) else parts_at
-    found: list[Part] = find(plan, model, pp_rank, tp_rank)  # type: ignore[arg-type]
-    return found
-
-
-def flat_layouts(plan: PlanFields, parts: list[Part]) -> list[Layout]:
+def flat_layouts(plan: Plan, parts: list[Part]) -> list[Layout]:
     """Return the flat buffers of some parameters of a rank: buckets, or under ZeRO-3 units."""
     dense, experts = shard_counts(plan)
     found = []
@@ -121,10 +95,10 @@ def flat_layouts(plan: PlanFields, parts: list[Part]) -> list[Layout]:
     return found
 
 
-def shard_counts(plan: PlanFields) -> tuple[int, int]:
+def shard_counts(plan: Plan) -> tuple[int, int]:
     """Return the number of ranks that ZeRO spreads dense weights over, and experts; under hybrid ZeRO within a node.
 
-    >>> shard_counts(PlanFields(dp=8, ep=4, experts_in_data=True))
+    >>> shard_counts(Plan(dp=8, ep=4, experts_in_data=True))
     (8, 2)
     """
     if not plan.hybrid:

@@ -15,7 +15,7 @@ from html import escape
 
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
 
 _HEADER = ("parameter", "sharded over", "copied over", "gradient summed over", "in the norm", "optimizer state")
@@ -96,13 +96,13 @@ class SumsTable:
         return f'<table class="dp-sums">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def sums_of(plan: PlanFields, config: ModelConfig) -> SumsTable:
+def sums_of(plan: Plan, config: ModelConfig) -> SumsTable:
     """Return who sums what with whom when a model is trained under a plan that fits it."""
     return SumsTable(str(plan), tuple(_Rows(plan, config).rows()))
 
 
 class _Rows:
-    def __init__(self, plan: PlanFields, config: ModelConfig) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig) -> None:
         self.plan, self.config, self.topology, self.program = plan, config, plan.topology, plan.program
         self.axes = tuple(axis for axis, size in plan.sizes.items() if size > 1)
         self.last = plan.num_stages - 1
@@ -184,7 +184,6 @@ class _Rows:
         return "each shard on the first node" if self.plan.zero else "first copy"
 
     def state(self, over: tuple[str, ...], num_copies: int) -> str:
-        """Say where the optimizer state of a parameter lies."""
         if not self.plan.zero or num_copies == 1:
             return "in full on every copy" if num_copies > 1 else "with the weight"
         if self.plan.hybrid:
@@ -192,19 +191,15 @@ class _Rows:
         return f"1 / {num_copies} on each of {' x '.join(over)}"
 
     def data(self, axis: str | None) -> tuple[str, ...]:
-        """Return the axes along which other ranks have a copy of a parameter and other tokens."""
         return tuple(name for name in self.axes if name in ("dp", "ep", "cp") and name != axis)
 
     def ranks_of(self, homes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the ranks at these places of pp and at 0 along all other axes."""
         return tuple(dict.fromkeys(self.topology.rank_at(pp=home) if home else 0 for home in homes))
 
     def ranks(self, *axes: str, home: int = 0) -> tuple[int, ...]:
-        """Return the group of the first rank at a place of pp."""
         return self.topology.at(self.ranks_of((home,))[0]).ranks(*axes)
 
     def groups(self, stages: tuple[int, ...] | None, axes: tuple[str, ...]) -> int:
-        """Return the number of groups along some axes among the ranks that hold a parameter."""
         holders = self.plan.pp if stages is None else len(self.plan.holders(stages[0]))
         size = len(self.plan.holders(0)) if axes == ("pp",) else len(self.ranks(*axes))
         return self.plan.world_size // self.plan.pp * holders // size

@@ -18,12 +18,18 @@ from itertools import pairwise
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.calls import Calls
-from dualpipe_lab.plan.expert_traffic import ExpertTraffic, Routing, even_loads, router_calls
-from dualpipe_lab.plan.fields import PlanFields
+from dualpipe_lab.plan.expert_traffic import (
+    ExpertTraffic,
+    Routing,
+    even_loads,
+    router_calls,
+    second_backward,
+    second_forward,
+)
 from dualpipe_lab.plan.gradient_traffic import GradientTraffic
 from dualpipe_lab.plan.layer_traffic import StageTraffic
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.plan.rules import has_experts, has_second
-from dualpipe_lab.plan.second_traffic import second_backward, second_forward
 from dualpipe_lab.pp.program import B, F, I, Program
 from dualpipe_lab.pp.validation.rules import routes
 from dualpipe_lab.world.record.ledger import Ledger, RankLedger
@@ -67,7 +73,7 @@ class StepTraffic:
         return f"<p>{escape(self.title)}</p>{self.ledger._repr_html_()}"
 
 
-def check_traffic(plan: PlanFields, batch_size: int) -> int:
+def check_traffic(plan: Plan, batch_size: int) -> int:
     """Return the sequences of a microbatch.
 
     Raises:
@@ -83,7 +89,7 @@ def check_traffic(plan: PlanFields, batch_size: int) -> int:
 
 
 def traffic_of(
-    plan: PlanFields,
+    plan: Plan,
     config: ModelConfig,
     num_rows: int,
     sequence_length: int,
@@ -110,7 +116,7 @@ def traffic_of(
 class _Step:
     """One step under a plan; each method enters the calls of one rank in one part of it."""
 
-    def __init__(self, plan: PlanFields, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
+    def __init__(self, plan: Plan, config: ModelConfig, num_rows: int, sequence_length: int) -> None:
         self.plan, self.config, self.shape = plan, config, (num_rows, sequence_length)
         self.has_second = has_second(plan, config)
         self.shares = stage_layers(config, plan.num_stages, plan.layers, self.has_second)
@@ -183,7 +189,6 @@ class _Step:
         return ExpertTraffic(self.plan, self.config, calls, *self.shape)
 
     def _actions(self, rank: int) -> list[tuple[int, str]]:
-        """The stage and the kind of every action of a rank."""
         program = self.plan.program
         if program is None:
             return [(0, kind) for kind in (F, B) for _ in range(self.plan.num_microbatches)]
@@ -194,7 +199,6 @@ class _Step:
         return [layer for stage in stages for layer in self._sparse(stage)]
 
     def _sparse(self, stage: int) -> list[int]:
-        """The layers with experts of a stage; a second token's layer is numbered behind the last one."""
         first = getattr(self.config, "num_dense_layers", 0)
         extra = [self.config.num_layers] if self.has_second and stage == len(self.shares) - 1 else []
         return [layer for layer in self.shares[stage] if layer >= first] + extra

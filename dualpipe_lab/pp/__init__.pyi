@@ -19,10 +19,6 @@ from .schedules.variants import variant as variant
 from .cost import Cost as Cost
 from .cost import UNIT_COST as UNIT_COST
 from .simulator import simulate as simulate
-from .compact.program import CompactProgram as CompactProgram
-from .compact.builders import compact_build as compact_build
-from .compact.simulator import compact_simulate as compact_simulate
-from .compact.simulator import CompactResult as CompactResult
 from .explain import explain as explain
 from .ranking import score as score
 from .ranking import Score as Score

@@ -26,7 +26,3 @@ from .seeds import sharded_random as sharded_random
 
 # What a step measures
 from .metrics import Metrics as Metrics
-
-# The numbers of the machine that is here, for the planner
-from .calibrate import calibrate as calibrate
-from .calibration import Calibration as Calibration

@@ -5,7 +5,6 @@ from .live.play import play as play
 from .live.play import Play as Play
 from .widget import TimelineWidget as TimelineWidget
 from .explorer import Explorer as Explorer
-from .planner_page import PlannerPage as PlannerPage
 from .studio import Studio as Studio
 from .studio import Challenge as Challenge
 from .plots import plot_timelines as plot_timelines
@@ -13,6 +12,7 @@ from .plots import timeline_png as timeline_png
 from .lanes import Lanes as Lanes
 
 # What ranks hold and send
+from .grid import grid as grid
 from .grid import GridDrawing as GridDrawing
 from .steplog import steps as steps
 from .steplog import Steps as Steps

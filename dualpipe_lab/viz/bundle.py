@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib import resources
 
 ENTRY = "register.mjs"
-_OWN = {"planner": "registerPlanner", "studio": "registerStudio"}  # elements with scripts of their own
+_OWN = {"studio": "registerStudio"}  # elements with scripts of their own
 _WIDGET = "widget.mjs"
 _LIVE = "live-model.mjs"
 _IMPORT = re.compile(r'^import .*?from "\./([\w-]+\.mjs)";\n', re.MULTILINE | re.DOTALL)
@@ -29,7 +29,7 @@ def classic_script() -> str:
 
 @cache
 def element_script(name: str) -> str:
-    """Return the script of the "planner" or the "studio", which needs the classic one before it."""
+    """Return the script of an element such as the "studio", which needs the classic one before it."""
     return f"(() => {{\n{_joined(f'register-{name}.mjs')}{_OWN[name]}();\n}})();\n"
 
 
@@ -51,7 +51,7 @@ def script_name() -> str:
 
 
 def element_script_name(name: str) -> str:
-    """Return the file name of the script of the "planner" or the "studio"."""
+    """Return the file name of the script of an element such as the "studio"."""
     return f"dualpipe-lab-{name}-{_hash(element_script(name))}.js"
 
 

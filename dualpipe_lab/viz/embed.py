@@ -15,7 +15,7 @@ from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.bundle import classic_script, element_script
 from dualpipe_lab.viz.spec import Spec, timeline_spec
 
-ELEMENT_SCRIPT = {"dp-planner": "planner", "dp-studio": "studio"}  # elements that few pages have
+ELEMENT_SCRIPT = {"dp-studio": "studio"}  # elements that few pages have
 TAGS = ("dp-timeline", "dp-steps", "dp-explorer", "dp-live", *ELEMENT_SCRIPT)
 _OPEN, _CLOSE = "<script data-dualpipe-lab>", "</script>"
 _INLINE = re.compile(f"{re.escape(_OPEN)}.*?{re.escape(_CLOSE)}\n?", re.DOTALL)
@@ -51,7 +51,7 @@ def image(svg: str, words: str) -> str:
 
 
 def inline_script(element: str | None = None) -> str:
-    """Return the <script> element that every notebook output includes; for a "planner" or a "studio" there are two."""
+    """Return the <script> element that every notebook output includes; for a "studio" there are two."""
     more = f"{_OPEN}{element_script(element)}{_CLOSE}\n" if element else ""
     return f"{_OPEN}{classic_script()}{_CLOSE}\n{more}"
 
@@ -67,7 +67,7 @@ def has_elements(html: str) -> bool:
 
 
 def element_scripts(html: str) -> list[str]:
-    """Return which of them have scripts of their own, such as "planner"."""
+    """Return which of them have scripts of their own, such as "studio"."""
     return [name for tag, name in ELEMENT_SCRIPT.items() if f"<{tag} " in html]
 
 

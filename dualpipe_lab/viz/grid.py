@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from itertools import product
 
+from dualpipe_lab.plan.plan import Plan
 from dualpipe_lab.topology import Topology
 
 _FILL, _INK = "#0072b2", "#fff"  # Okabe and Ito 2008; contrast 5.2 : 1
@@ -130,3 +131,20 @@ class GridDrawing:
         places = product(*(range(extent) for _, extent in outer))
         labels = (", ".join(f"{name} {at}" for (name, _), at in zip(outer, place, strict=True)) for place in places)
         return [(label, index * size) for index, label in enumerate(labels)]
+
+
+def grid(plan: Plan, axis: str | None = None, rank: int = 0) -> GridDrawing:
+    """Return the drawing of a plan's grid with one group highlighted; it prints as text and displays as SVG.
+
+    Args:
+        plan: whose ranks are drawn.
+        axis: of the group (default: the first one with several ranks).
+        rank: one of the group.
+
+    >>> print(grid(Plan(dp=2, tp=2), "tp", rank=2))
+    dp 2 x tp 2 = 4 ranks; the tp group of rank 2: 2, 3
+          tp 0  tp 1
+    dp 0     0     1
+    dp 1   [2]   [3]
+    """
+    return GridDrawing(plan.topology, axis or plan.topology.names[0], rank)

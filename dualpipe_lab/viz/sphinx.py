@@ -1,7 +1,7 @@
 """A Sphinx extension: the pages of a book share one copy of the script instead of one copy per output.
 
 In: pages whose outputs contain drawings, fresh or from the execution cache.  Out: the same pages without inline copies,
-and a classic script under `_static`, or two where there is a planner or a studio; they work from file:// too.  Enable
+and a classic script under `_static`, or two where there is a studio; they work from file:// too.  Enable
 it with `extensions: [dualpipe_lab.viz.sphinx]`; without it the pages work as well and are larger.
 """
 

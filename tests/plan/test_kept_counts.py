@@ -6,17 +6,16 @@ from collections import Counter
 import pytest
 
 from dualpipe_lab.plan import Plan
-from dualpipe_lab.plan.kept_counts import kept_counts
+from dualpipe_lab.plan.memory import kept_counts
 from dualpipe_lab.pp import schedules
 
 
-def walk(plan, pp_rank, kept_bytes, working, idle):
+def walk(plan, pp_rank, kept_bytes, working):
     """The first of the largest peaks: bytes of the kept activations and of the action."""
-    kept, best, stages = Counter(), (-1, None), {action.stage for action in plan.program.actions(pp_rank)}
+    kept, best = Counter(), (-1, None)
     for action in plan.program.actions(pp_rank):
         kept[action.stage] += action.kind == "F"
         total = sum(count * kept_bytes[stage] for stage, count in kept.items()) + working[action.stage, action.kind]
-        total += sum(idle[stage] for stage in stages if not kept[stage])
         best = max(best, (total, str(action)), key=lambda one: one[0])
         kept[action.stage] -= action.kind in ("B", "W")
     return best
@@ -33,11 +32,8 @@ def test_the_peak_is_among_the_moments_whatever_a_stage_weighs(name, pp, num_mic
             stages = range(plan.num_stages)
             kept_bytes = {stage: draw.randrange(1, 100) for stage in stages}
             working = {(stage, kind): draw.randrange(0, 300) for stage in stages for kind in "FBIW"}
-            idle = {stage: draw.randrange(0, 200) for stage in stages}
-            held = {action.stage for action, _ in moments}
             found = (-1, None)
             for action, kept in moments:
                 total = sum(count * kept_bytes[stage] for stage, count in kept) + working[action.stage, action.kind]
-                total += sum(idle[stage] for stage in held - set(dict(kept)))
                 found = max(found, (total, str(action)), key=lambda one: one[0])
-            assert found == walk(plan, pp_rank, kept_bytes, working, idle)
+            assert found == walk(plan, pp_rank, kept_bytes, working)

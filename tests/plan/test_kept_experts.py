@@ -10,9 +10,7 @@ import dualpipe_lab as lab
 from dualpipe_lab import plan as planner
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.models import V3MoEConfig
-from dualpipe_lab.plan import LAB, MEGATRON, Cluster
-from dualpipe_lab.plan.kept_experts import ExpertTable, Tables
-from dualpipe_lab.plan.kept_second import second_tensors
+from dualpipe_lab.plan.kept import ExpertTable, Tables
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.train import Options, Trainer
 
@@ -115,7 +113,7 @@ def assert_kept(plan, configs):
             here, length = plan.topology.coordinates(rank), LENGTH
             if plan.cp > 1:
                 length = make_layout(plan.layout, LENGTH, plan.cp).size(here["cp"])
-            tables = Tables.of(config, plan, LAB, 1, length, here.get("tp", 0))
+            tables = Tables.of(config, plan, 1, length, here.get("tp", 0))
             for number, (measured, rows) in enumerate(found):
                 table = tables.layer(number)
                 assert (rows is not None) == isinstance(table, ExpertTable)
@@ -147,10 +145,10 @@ def test_layers_along_cp_keep_what_autograd_keeps(layout):
 def test_an_estimate_of_balanced_routing_is_what_autograd_keeps(plan):
     """Where every token goes to all experts, the routing is balanced."""
     config = replace(MLA, num_experts_per_token=4, num_groups=1, num_groups_per_token=1)
-    found = planner.estimate(config, plan, Cluster.of("h100", plan.world_size), LENGTH, plan.data_size)
+    found, table = planner.memory(config, plan, LENGTH, plan.data_size), Tables.of(config, plan, 1, LENGTH).dense
+    ends = sum(one.num_bytes for one in (*table.first(), *table.last()) if one.name != "logits")
     for each in lab.launch(lambda rank, size: layers_of(plan, config), plan.world_size):
-        assert found.of(0).peak.layers == sum(measured for measured, _ in each)
-    assert found.of(0).certainty == ("exact" if plan.ep == 1 else "assumed")  # by then the router decides
+        assert found.of(0).activations == ends + sum(measured for measured, _ in each)
 
 
 @pytest.mark.parametrize("plan", [lab.Plan(recompute=True), lab.Plan(tp=2, sequence_parallel=True, recompute=True)])
@@ -163,7 +161,7 @@ def test_recomputed_layers_keep_their_input_and_routes(plan):
         kept.add_nodes(*(one for pair in outputs for one in pair))
         return kept.num_bytes
 
-    tables = Tables.of(MLA, plan, LAB, 1, LENGTH)
+    tables = Tables.of(MLA, plan, 1, LENGTH)
     assert lab.launch(fn, plan.world_size) == [tables.sparse.stored_bytes] * plan.world_size
     assert (
         tables.sparse.stored_bytes - tables.sparse.route_bytes == tables.dense.stored_bytes < tables.dense.layer_bytes
@@ -184,8 +182,8 @@ def test_a_second_token_keeps_what_autograd_keeps(plan):
         return kept.num_bytes, kept.add_nodes(*outputs), kept.num_bytes
 
     for _, rows, measured in lab.launch(fn, plan.world_size):
-        tables = Tables.of(MLA, plan, LAB, 1, LENGTH)
-        extra = {tensor.name: tensor.num_bytes for tensor in second_tensors(tables.dense, has_table=False)}
+        tables = Tables.of(MLA, plan, 1, LENGTH)
+        extra = {tensor.name: tensor.num_bytes for tensor in tables.dense.second(has_table=False)}
         layer = replace(tables.sparse, rows=rows).layer_bytes
         hidden = tables.dense.boundary_bytes  # of the first token's last norm, which the estimate counts there
         assert measured - hidden == layer + sum(extra.values()) - extra["logits"]
@@ -194,7 +192,7 @@ def test_a_second_token_keeps_what_autograd_keeps(plan):
 def test_rows_do_not_depend_on_ep_and_grow_with_the_imbalance():
     config = replace(V3, num_experts=16, num_groups=1, num_groups_per_token=1, num_experts_per_token=4)
     plans = [lab.Plan(dp=8, ep=ep, experts_in_data=True) for ep in (1, 2, 4, 8)]
-    tables = [ExpertTable(config, plan, LAB, 1, LENGTH) for plan in plans]
+    tables = [ExpertTable(config, plan, 1, LENGTH) for plan in plans]
     assert {table.num_received for table in tables} == {4 * LENGTH}
     assert replace(tables[2], imbalance=1.5).num_received == 6 * LENGTH
     # a rank with two of the experts gets at most two rows of each of the tokens of 8 ranks, one with all no more
@@ -207,60 +205,29 @@ def test_rows_do_not_depend_on_ep_and_grow_with_the_imbalance():
 
 
 def test_an_imbalance_costs_memory_and_is_refused_below_one():
-    plan, cluster = lab.Plan(ep=2), Cluster.of("h100", 2)
-    even, uneven = (planner.estimate(V3, plan, cluster, LENGTH, 2, imbalance=each).of(0) for each in (1.0, 1.5))
-    assert uneven.peak.layers > even.peak.layers
+    plan = lab.Plan(ep=2)
+    even, uneven = (planner.memory(V3, plan, LENGTH, 2, imbalance=each).of(0) for each in (1.0, 1.5))
+    assert uneven.activations > even.activations
     assert uneven.states == even.states
     with pytest.raises(ValueError, match=r"mean of tokens or more, got imbalance=0\.5; use 1"):
-        planner.estimate(V3, plan, cluster, LENGTH, 2, imbalance=0.5)
+        planner.memory(V3, plan, LENGTH, 2, imbalance=0.5)
 
 
-def test_ranks_of_tp_share_out_or_shard_the_experts_of_megatron():
-    plan, cluster = lab.Plan(tp=2, sequence_parallel=True), Cluster.of("h100", 2)
-    spread, sharded, copied = (
-        planner.estimate(V3, plan, cluster, LENGTH, 1, replace(MEGATRON, experts=how)).of(0).states
-        for how in ("spread", "sharded", "copied")
-    )
-    assert spread == sharded
-    assert copied.num_parameters - spread.num_parameters == 4 * V3.expert_parameters // 2
-    tables = {how: ExpertTable(V3, plan, replace(MEGATRON, experts=how), 1, LENGTH) for how in ("spread", "sharded")}
-    # a rank's own tokens for full experts; or the tokens of both ranks for half of each
-    assert [table.num_received for table in tables.values()] == [LENGTH, 2 * LENGTH]
-    with pytest.raises(ValueError, match="experts of a rank of ep divide among the ranks of tp, got 1 for tp 2"):
-        planner.estimate(V3, lab.Plan(tp=2, ep=4), Cluster.of("h100", 8), LENGTH, 4, MEGATRON)
-    with pytest.raises(ValueError, match="features of an expert divide among the ranks of tp, got 6 for tp 4; use"):
-        planner.estimate(V3, lab.Plan(tp=4), Cluster.of("h100", 4), LENGTH, 1, MEGATRON)
-
-
-def test_a_model_without_experts_has_none_that_must_divide():
-    dense = replace(V3, num_dense_layers=V3.num_layers)
-    found = {
-        how: planner.estimate(dense, lab.Plan(tp=4), Cluster.of("h100", 4), LENGTH, 1, replace(MEGATRON, experts=how))
-        for how in ("spread", "sharded", "copied")
-    }
-    assert len({one.of(0).states for one in found.values()}) == 1
-    with pytest.raises(ValueError, match="features of an expert"):  # the second token's layer has experts
-        planner.estimate(dense, lab.Plan(tp=4, multi_token=0.3), Cluster.of("h100", 4), LENGTH, 1, MEGATRON)
-
-
-@pytest.mark.parametrize("how", ["copied", "spread", "sharded"])
 @pytest.mark.parametrize("inside", [False, True], ids=["beside data", "inside data"])
-def test_states_of_experts_follow_from_the_ranks_that_hold_and_copy_them(how, inside):
+def test_states_of_experts_follow_from_the_ranks_that_hold_and_copy_them(inside):
     """Every stage of ZeRO, from the numbers of elements alone; sizes divide, so that nothing is padded."""
     config = replace(
         V3, vocabulary_size=32, hidden_size=16, ffn_size=16, num_heads=8, num_kv_heads=4, expert_ffn_size=8,
         num_experts=8, num_dense_layers=0,
     )  # fmt: skip
     plan = lab.Plan(tp=2, ep=2, dp=4 if inside else 2, experts_in_data=inside)  # 4 copies of dense weights, 2 of others
-    rules, cluster = replace(MEGATRON, experts=how), Cluster.of("h100", 8)
-    held = config.num_layers * config.num_experts * config.expert_parameters // (2 if how == "copied" else 4)
+    held = config.num_layers * config.num_experts * config.expert_parameters // 2
 
     def states(zero):
-        return planner.estimate(config, replace(plan, zero=zero), cluster, LENGTH, 4, rules).of(0).states
+        return planner.memory(config, replace(plan, zero=zero), LENGTH, 4).of(0).states
 
     dense = states(0).num_parameters - held
-    copied = planner.estimate(config, plan, cluster, LENGTH, 4, LAB).of(0).states.num_parameters
-    assert dense == copied - config.num_layers * config.num_experts * config.expert_parameters // 2 > 0
+    assert dense > 0
     for zero in range(4):
         whole, shard = dense + held, dense // 4 + held // 2
         weights, gradients, moments = (shard if zero >= stage else whole for stage in (3, 2, 1))

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-IMPORTS = ("import dualpipe_lab.plan", "from dualpipe_lab.plan import estimate, Cluster, Plan")
+IMPORTS = ("import dualpipe_lab.plan", "from dualpipe_lab.plan import H100, Plan, memory")
 HEAVY = ("torch", "numpy", "matplotlib", "transformers", "IPython", "pydantic")
 # each is needed by a call at most, and its import is seen in the time
 LATER = (
     "multiprocessing", "socket", "pathlib", "json", "html", "fractions", "decimal", "dualpipe_lab.timeline",
     "dualpipe_lab.pp.schedules", "dualpipe_lab.models.stage_rules", "dualpipe_lab.plan.traffic",
-    "dualpipe_lab.plan.legal", "dualpipe_lab.plan.planner", "dualpipe_lab.plan.exports.megatron",
-    "dualpipe_lab.plan.known_models",
+    "dualpipe_lab.plan.legal", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.kept",
+    "dualpipe_lab.plan.model_of",
     "dualpipe_lab.world.record", "dualpipe_lab.viz",
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import dualpipe_lab as lab
+from dualpipe_lab import viz
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig
 
 LLAMA = LlamaConfig(num_layers=4, num_heads=8, num_kv_heads=2)
@@ -93,9 +94,8 @@ def test_the_table_prints_and_shows_and_a_plan_that_does_not_fit_is_refused():
 
 def test_a_plan_shows_its_grid():
     plan = lab.Plan(pp=2, dp=2)
-    assert str(plan.grid()).splitlines()[0] == "pp 2 x dp 2 = 4 ranks; the pp group of rank 0: 0, 2"
-    assert "<svg" in plan._repr_html_()
-    assert "pp 2 (1f1b, m 1) x dp 2 = 4 ranks" in plan._repr_html_()
+    assert str(viz.grid(plan)).splitlines()[0] == "pp 2 x dp 2 = 4 ranks; the pp group of rank 0: 0, 2"
+    assert "<svg" in viz.grid(plan, "dp", rank=1).to_svg()
 
 
 @pytest.mark.parametrize("config", [LLAMA, V3])

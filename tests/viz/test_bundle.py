@@ -32,11 +32,11 @@ def test_no_two_modules_define_the_same_name():
     assert {"simulate", "criticalPath", "TimelineElement"} <= set(names)
 
 
-def test_only_a_page_with_a_planner_carries_its_script():
-    both = inline_script("planner")
+def test_only_a_page_with_a_studio_carries_its_script():
+    both = inline_script("studio")
     assert both.startswith(inline_script())
-    assert "PlannerElement" in both
-    assert "PlannerElement" not in inline_script()
+    assert "StudioElement" in both
+    assert "StudioElement" not in inline_script()
 
 
 @pytest.mark.parametrize("text", [bundle.classic_script(), bundle.widget_module()], ids=["classic", "module"])
@@ -54,7 +54,6 @@ def test_both_forms_are_javascript(tmp_path):
         pytest.skip("there is no node (Debian: apt-get install nodejs); Chromium runs the same text")
     scripts = {
         "classic.js": bundle.classic_script(),
-        "planner.js": bundle.element_script("planner"),
         "studio.js": bundle.element_script("studio"),
     }
     for name, text in (scripts | {"widget.mjs": bundle.widget_module()}).items():
@@ -125,7 +124,7 @@ def test_sphinx_pages_share_one_copy(tmp_path):
     application.Sphinx(source, source, out, out / "doctrees", "html", status=None, freshenv=True).build()
     page, plain = ((out / name).read_text(encoding="utf-8") for name in ("index.html", "plain.html"))
     assert page.count("<dp-timeline ") == 2
-    assert bundle.element_script_name("planner") not in page
+    assert bundle.element_script_name("studio") not in page
     assert "data-dualpipe-lab" not in page
     assert page.count(bundle.script_name()) == 1
     assert bundle.script_name() not in plain

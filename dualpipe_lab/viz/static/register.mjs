@@ -5,7 +5,7 @@ import { ExplorerElement } from "./explorer.mjs";
 import { LiveElement } from "./live.mjs";
 import { StepsElement } from "./steps.mjs";
 
-const DRAWINGS = "dp-timeline, dp-steps, dp-explorer, dp-live, dp-planner";
+const DRAWINGS = "dp-timeline, dp-steps, dp-explorer, dp-live";
 
 // Notebooks have shortcuts on plain keys, which would take them from our sliders and buttons; Ctrl+S and the like are
 // theirs.  Notebook 7 reads a key before any element sees it, and looks for this mark on the element with the focus first.

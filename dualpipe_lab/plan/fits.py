@@ -1,0 +1,155 @@
+"""`fits`: the plans of a model over so many GPUs that fit, the fastest first, and of those alike the simplest first.
+
+Chapter: book/whole/plan-your-run.  In: a model, GPUs, their memory, the shape of a step.  Out: plans, bytes, seconds.
+  candidates   every grid of the ranks with tp inside of a node and ep within the data ranks, microbatches of 1, 2 and 4
+               sequences, the schedules, ZeRO-1 to 3, with and without recomputation; sequence parallelism with tp
+  order        seconds at the point of `estimate`, of which those without dp's are a bound from below: of each grid and
+               schedule the fastest candidate that fits is here, and no grid that is left out is faster
+  groups       seconds within 5% of the first of a group, which is less than the estimate knows; fewer axes first
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from dualpipe_lab.models.stage_rules import ModelConfig
+from dualpipe_lab.plan.estimate import POINT, Estimate, Step, estimate
+from dualpipe_lab.plan.hardware import H100, Hardware
+from dualpipe_lab.plan.legal import grids
+from dualpipe_lab.plan.memory import largest_bytes
+from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.rules import first_problem, has_experts
+from dualpipe_lab.plan.states import model_states
+
+_ROWS = (1, 2, 4)  # sequences of a microbatch
+_ALIKE = 1.05
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A plan that fits.
+
+    Attributes:
+        plan: the cut.
+        bytes: of the fullest rank.
+        estimate: seconds of a step.
+        group: those with one number are as fast as each other, as far as the estimate knows.
+    """
+
+    plan: Plan
+    bytes: int
+    estimate: Estimate
+    group: int = 0
+
+
+class Fits(list[Fit]):
+    """Plans that fit; prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [("group", "seconds", "GB", "MFU", "plan")]
+        for fit in self:
+            cells = str(fit.group), str(fit.estimate.seconds), f"{fit.bytes / 1e9:.1f}", f"{fit.estimate.mfu:.0%}"
+            rows.append((*cells, str(fit.plan)))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def fits(
+    model: ModelConfig,
+    num_gpus: int,
+    memory_bytes: float = 80e9,
+    *,
+    sequence_length: int,
+    global_batch: int,
+    hardware: Hardware = H100,
+    schedules: Sequence[str] = ("1f1b", "zero_bubble_h1", "dualpipev"),
+    count: int = 20,
+) -> Fits:
+    """Return the fastest plans that fit.
+
+    Args:
+        model: what is to be trained.
+        num_gpus: in all.
+        memory_bytes: that `memory` may reach; leave some for the allocator and the libraries of messages.
+        sequence_length: tokens of a sequence.
+        global_batch: sequences of a step.
+        hardware: GPUs and links.
+        schedules: to try where a plan has a pipeline; with experts those with pairs overlap them.
+        count: plans to return at most.
+
+    Raises:
+        ValueError: sequences that no data ranks share evenly.
+
+    >>> from dualpipe_lab.plan import model_of
+    >>> found = fits(model_of("llama3.2-1b"), 8, sequence_length=8192, global_batch=64, count=3)
+    >>> len(found), found[0].group, all(fit.bytes <= 80e9 for fit in found)
+    (3, 0, True)
+    """
+    shape = sequence_length, global_batch
+    candidates: list[tuple[float, int, Plan, int | None]] = [
+        (sum(Step(model, plan, *shape, hardware).parts(POINT).values()), number, plan, None)
+        for number, plan in enumerate(_candidates(model, num_gpus, shape, hardware, schedules))
+    ]
+    if not candidates:
+        raise ValueError(
+            f"{global_batch} sequences do not divide among the data ranks of {num_gpus} GPUs; use a multiple"
+        )
+    heapify(candidates)
+    found: dict[tuple[object, ...], Fit] = {}
+    while candidates and len(found) < count:
+        _, number, plan, num_bytes = heappop(candidates)
+        key = *plan.sizes.values(), plan.ep, plan.schedule
+        if key in found:
+            continue
+        if num_bytes is not None:
+            found[key] = Fit(plan, num_bytes, estimate(model, plan, *shape, hardware=hardware))
+        elif (num_bytes := _bytes(model, plan, *shape, memory_bytes)) is not None:
+            seconds = estimate(model, plan, *shape, hardware=hardware).point
+            heappush(candidates, (seconds, number, plan, num_bytes))
+    return Fits(_grouped(list(found.values())))
+
+
+def _candidates(
+    model: ModelConfig, num_gpus: int, shape: tuple[int, int], hardware: Hardware, names: Sequence[str]
+) -> Iterator[Plan]:
+    for grid in grids(Plan(precision="bfloat16"), model, num_gpus):
+        share, rest = divmod(shape[1], grid.data_size)
+        if rest or grid.tp > hardware.gpus_per_node or grid.has_ep_axis:
+            continue
+        for num_rows in (rows for rows in _ROWS if share % rows == 0):
+            for name in names if grid.pp > 1 else ("1f1b",):
+                plan = replace(
+                    grid, num_microbatches=share // num_rows, schedule=name, sequence_parallel=grid.tp > 1, zero=1
+                )
+                zeros = (1, 2, 3) if plan.num_copies > 1 else (0,)
+                yield from _legal(model, plan, shape[0], zeros)
+
+
+def _legal(model: ModelConfig, plan: Plan, sequence_length: int, zeros: Sequence[int]) -> Iterator[Plan]:
+    """Yield a plan with each stage of ZeRO, with and without recomputation, if it keeps the rules."""
+    plan = replace(plan, zero=zeros[0])
+    if first_problem(plan, model, sequence_length) is not None:
+        return
+    if has_experts(model) and plan.has_pairs:
+        plan = replace(plan, overlap=True)
+    for zero in zeros:
+        for recompute in (False, True):
+            yield replace(plan, zero=zero, recompute=recompute)
+
+
+def _bytes(model: ModelConfig, plan: Plan, sequence_length: int, global_batch: int, memory_bytes: float) -> int | None:
+    if model_states(model, plan).total > memory_bytes:
+        return None
+    found = largest_bytes(model, plan, sequence_length, global_batch)
+    return found if found <= memory_bytes else None
+
+
+def _grouped(found: list[Fit]) -> Iterator[Fit]:
+    """Yield ascending plans in groups, those with fewer axes first."""
+    group = 0
+    while found:
+        alike = [fit for fit in found if fit.estimate.point <= _ALIKE * found[0].estimate.point]
+        alike.sort(key=lambda fit: (sum(size > 1 for size in fit.plan.sizes.values()), fit.estimate.point))
+        yield from (replace(fit, group=group) for fit in alike)
+        found, group = found[len(alike) :], group + 1
