@@ -85,6 +85,7 @@ class NodeLedger(RankLedger):
 
     def total(self) -> NodeBytes:
         """Return the bytes of all operations."""
+        self.pull()
         parts = self.sent_by_operation.values()
         return NodeBytes(sum(part.intra for part in parts), sum(part.inter for part in parts))
 
@@ -97,6 +98,6 @@ def count_by_node(topology: Topology) -> NodeLedger:
     """
     context = rank_context()
     ledger = NodeLedger(topology, context.rank)
-    ledger.entries = context.ledger.entries
+    ledger.found = context.ledger.found
     context.recorder.ledger = ledger
     return ledger
