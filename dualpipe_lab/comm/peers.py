@@ -128,18 +128,18 @@ class _Message(Work):
         ranks, named = (context.everyone, "") if group is None else (members(group), name_of(group))
         super().__init__(context, name, ranks, named)
         self.carrier = group if context.wire is None else carrier(MESSAGES, ranks, named, group)
-        if peer is not None and peer not in ranks:
-            raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
-        if peer == context.rank:
-            raise ValueError(f"{name}: rank {peer} cannot exchange messages with itself; copy the tensor")
-        if tag < 0:
-            raise ValueError(f"{name}: a tag is at least 0, got {tag}")
         self.sends, size = name.endswith("send"), num_bytes(tensor)
         self.traffic = Traffic(size, 0, 1) if self.sends else Traffic(0, size, 1)
         self.shape, self.dtype, self.tensor_bytes = tuple(tensor.shape), dtype_name(tensor.dtype), size * self.sends
         self.peer, self.tag, self.label = peer, tag, label
         if not runs_on_gloo(tensor):
             self._check_nccl(batched)
+        if peer is not None and peer not in ranks:
+            raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
+        if peer == context.rank:
+            raise ValueError(f"{name}: rank {peer} cannot exchange messages with itself; copy the tensor")
+        if tag < 0:
+            raise ValueError(f"{name}: a tag is at least 0, got {tag}")
 
     def _check_nccl(self, batched: bool) -> None:
         """Refuse a message that NCCL cannot match, or on which it may wait for one of the other direction."""

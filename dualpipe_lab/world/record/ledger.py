@@ -8,7 +8,7 @@ Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` pri
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from html import escape
 from math import floor
@@ -44,7 +44,7 @@ class Entry:
         return self.tensor_bytes >= self.count * SMALLEST
 
 
-class Entries(Mapping[str, Entry]):
+class Entries(MutableMapping[str, Entry]):
     """`{operation: Entry}`, complete whenever it is read: what the recorder has kept is entered first."""
 
     def __init__(self, found: dict[str, Entry], pull: Callable[[], object]) -> None:
@@ -53,6 +53,14 @@ class Entries(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         self._pull()
         return self._found[name]
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        self._pull()
+        self._found[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        self._pull()
+        del self._found[name]
 
     def __iter__(self) -> Iterator[str]:
         self._pull()
@@ -77,7 +85,7 @@ class RankLedger:
         self.found: dict[str, Entry] = {}
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Entries:
         """Entries by operation."""
         return Entries(self.found, self.pull)
 
