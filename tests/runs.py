@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab.comm import work
+from dualpipe_lab.comm import call
 from dualpipe_lab.world.context import rank_context
 
 ORACLES = Path(__file__).parent / "oracles"
@@ -43,11 +43,11 @@ def counted(action):
 
 def devices_sent():
     """In a rank: the kinds of devices whose tensors its collectives send from now on, by the name of the collective."""
-    found, check = defaultdict(set), work.check_tensors
+    found, check = defaultdict(set), call.check_tensors
 
     def note(name, group, *tensors):
         found[name].update(tensor.device.type for tensor in tensors)
         check(name, group, *tensors)
 
-    work.check_tensors = note
+    call.check_tensors = note
     return found

@@ -27,8 +27,8 @@ from .peers import isend as isend
 from .peers import irecv as irecv
 from .peers import batch_isend_irecv as batch_isend_irecv
 from .peers import P2P as P2P
-from .work import Work as Work
-from .pending import Pending as Pending
+from .call import Work as Work
+from .call import Pending as Pending
 
 # Bytes sent and received, derived from the algorithms
 from dualpipe_lab.world.record import traffic as traffic

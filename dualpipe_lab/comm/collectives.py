@@ -17,9 +17,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.comm.carried import runs_on_gloo
+from dualpipe_lab.comm.call import Collective, Work, num_bytes, reduction, runs_on_gloo
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.work import Collective, Work, num_bytes, reduction
 from dualpipe_lab.world.record import traffic
 
 # torch 2.13 renamed both and warns, in every rank, under the old names
@@ -51,10 +50,9 @@ def all_reduce(
     call, operator = Collective("all_reduce", group, tensor), reduction(op)
     moved = traffic.all_reduce(call.ring_chunks(tensor), call.position)
     addressed = {call.previous: moved.sent} if runs_on_gloo(tensor) else None
-    work = call.describe(moved, tensor, addressed=addressed)
-    with work:
-        work.handle = dist.all_reduce(tensor, operator, call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, tensor, addressed=addressed):
+        call.handle = dist.all_reduce(tensor, operator, call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def reduce(
@@ -75,10 +73,9 @@ def reduce(
     sent_to, addressed = (Counter({peer: in_ring}) for peer in (call.next, call.previous))
     sent_to[dst] += to_root
     addressed[dst] += to_root
-    work = call.describe(moved, tensor, sent_to=sent_to, addressed=addressed if runs_on_gloo(tensor) else None)
-    with work:
-        work.handle = dist.reduce(tensor, dst, operator, call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, tensor, sent_to=sent_to, addressed=addressed if runs_on_gloo(tensor) else None):
+        call.handle = dist.reduce(tensor, dst, operator, call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
@@ -90,11 +87,10 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group | None = None, async_
     call = Collective("broadcast", group, tensor, root=src)
     size, root = num_bytes(tensor), call.position_of(src)
     moved = traffic.broadcast(size, call.size, call.position, root)
-    sent_to = {call.ranks[child]: size for child in traffic.children(call.size, call.position, root)}
-    work = call.describe(moved, tensor, sent_to=sent_to)
-    with work:
-        work.handle = dist.broadcast(tensor, src, call.group, async_op=True)
-    return work.wait_unless(async_op)
+    sent_to = {call.group[child]: size for child in traffic.children(call.size, call.position, root)}
+    with call.moves(moved, tensor, sent_to=sent_to):
+        call.handle = dist.broadcast(tensor, src, call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def all_gather_single(
@@ -117,10 +113,9 @@ def all_gather_single(
     call = Collective("all_gather_single", group, output, input)
     call.check_numel("output", output, call.size * input.numel())
     moved = traffic.all_gather([num_bytes(input)] * call.size, call.position)
-    work = call.describe(moved, input, tensor_bytes=num_bytes(output))
-    with work:
-        work.handle = _all_gather_single(output, input, group=call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, input, tensor_bytes=num_bytes(output)):
+        call.handle = _all_gather_single(output, input, group=call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def all_gather(
@@ -136,10 +131,9 @@ def all_gather(
     for output in outputs:
         call.check_numel("each output (pad uneven tensors, or use all_to_all)", output, tensor.numel())
     moved = traffic.all_gather([num_bytes(output) for output in outputs], call.position)
-    work = call.describe(moved, tensor, tensor_bytes=call.size * num_bytes(tensor))
-    with work:
-        work.handle = dist.all_gather(outputs, tensor, call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, tensor, tensor_bytes=call.size * num_bytes(tensor)):
+        call.handle = dist.all_gather(outputs, tensor, call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def reduce_scatter_single(
@@ -167,16 +161,14 @@ def reduce_scatter_single(
     _check_output(call, output, input, op)
     moved = traffic.reduce_scatter([num_bytes(output)] * call.size, call.position)
     if not runs_on_gloo(input):
-        work = call.describe(moved, input)
-        with work:
-            work.handle = _reduce_scatter_single(output, input, op=operator, group=call.group, async_op=True)
-        return work.wait_unless(async_op)
+        with call.moves(moved, input):
+            call.handle = _reduce_scatter_single(output, input, op=operator, group=call.carrier, async_op=True)
+        return call.wait_unless(async_op)
     received = torch.empty_like(input).view(-1)
     add = partial(_reduce_chunks, output, received.view(call.size, -1), op)
-    work = call.describe(moved, input, add, addressed=call.bytes_by_peer([num_bytes(output)] * call.size))
-    with work:
-        work.handle = dist.all_to_all_single(received, input.view(-1), group=call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, input, add, addressed=call.bytes_by_peer([num_bytes(output)] * call.size)):
+        call.handle = dist.all_to_all_single(received, input.view(-1), group=call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def reduce_scatter(
@@ -198,18 +190,16 @@ def reduce_scatter(
     moved = traffic.reduce_scatter([num_bytes(block) for block in inputs], call.position)
     full_bytes = sum(map(num_bytes, inputs))
     if not runs_on_gloo(output):
-        work = call.describe(moved, output, tensor_bytes=full_bytes)
-        with work:
-            work.handle = dist.reduce_scatter(output, inputs, operator, call.group, async_op=True)
-        return work.wait_unless(async_op)
+        with call.moves(moved, output, tensor_bytes=full_bytes):
+            call.handle = dist.reduce_scatter(output, inputs, operator, call.carrier, async_op=True)
+        return call.wait_unless(async_op)
     flat = torch.cat([block.reshape(-1) for block in inputs])
     received = flat.new_empty(call.size, output.numel())
     splits = [output.numel()] * call.size, [block.numel() for block in inputs]
     add, by_peer = partial(_reduce_chunks, output, received, op), call.bytes_by_peer(list(map(num_bytes, inputs)))
-    work = call.describe(moved, output, add, tensor_bytes=full_bytes, addressed=by_peer)
-    with work:
-        work.handle = dist.all_to_all_single(received.view(-1), flat, *splits, group=call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, output, add, tensor_bytes=full_bytes, addressed=by_peer):
+        call.handle = dist.all_to_all_single(received.view(-1), flat, *splits, group=call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def barrier(group: Group | None = None) -> None:
@@ -219,10 +209,9 @@ def barrier(group: Group | None = None) -> None:
         ValueError: this rank is not in `group`.
     """
     call = Collective("barrier", group)
-    work = call.describe(traffic.barrier(call.size), None)
-    with work:
-        work.handle = dist.barrier(call.group, async_op=True)
-    work.wait()
+    with call.moves(traffic.barrier(call.size), None):
+        call.handle = dist.barrier(call.carrier, async_op=True)
+    call.wait_unless(False)
 
 
 def _check_output(call: Collective, output: torch.Tensor, chunk: torch.Tensor, op: str) -> None:

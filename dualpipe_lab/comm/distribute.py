@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dualpipe_lab.comm.call import Collective, Work, num_bytes
 from dualpipe_lab.comm.collectives import all_gather_single
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.comm.work import Collective, Work, num_bytes
 from dualpipe_lab.world import payload
 from dualpipe_lab.world.record import traffic
 
@@ -44,10 +44,9 @@ def all_to_all_single(
     sends = call.block_bytes("input", input, input_split_sizes)
     moved = traffic.all_to_all(sends, receives, call.position)
     splits = [None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)]
-    work = call.describe(moved, input, sent_to=call.bytes_by_peer(sends))
-    with work:
-        work.handle = dist.all_to_all_single(output, input, *splits, group=call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, input, sent_to=call.bytes_by_peer(sends)):
+        call.handle = dist.all_to_all_single(output, input, *splits, group=call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def all_to_all(
@@ -72,10 +71,9 @@ def all_to_all(
         for block, part in zip(outputs, flat_out.split(splits[0]), strict=True):
             block.copy_(part.view_as(block))
 
-    work = call.describe(moved, flat_in, unpack, call.bytes_by_peer(sends))
-    with work:
-        work.handle = dist.all_to_all_single(flat_out, flat_in, *splits, group=call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, flat_in, unpack, call.bytes_by_peer(sends)):
+        call.handle = dist.all_to_all_single(flat_out, flat_in, *splits, group=call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def gather(
@@ -98,10 +96,9 @@ def gather(
     if outputs is not None:
         call.check_count("outputs", outputs)
     moved = traffic.gather(num_bytes(tensor), call.size, call.position, root)
-    work = call.describe(moved, tensor, sent_to={dst: moved.sent}, tensor_bytes=call.size * num_bytes(tensor))
-    with work:
-        work.handle = dist.gather(tensor, outputs, dst, call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, tensor, sent_to={dst: moved.sent}, tensor_bytes=call.size * num_bytes(tensor)):
+        call.handle = dist.gather(tensor, outputs, dst, call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def scatter(
@@ -125,10 +122,9 @@ def scatter(
         call.check_count("inputs", inputs)
     moved = traffic.scatter(num_bytes(tensor), call.size, call.position, root)
     sends = call.bytes_by_peer([num_bytes(block) for block in inputs or [tensor[:0]] * call.size])
-    work = call.describe(moved, tensor, sent_to=sends, tensor_bytes=call.size * num_bytes(tensor))
-    with work:
-        work.handle = dist.scatter(tensor, inputs, src, call.group, async_op=True)
-    return work.wait_unless(async_op)
+    with call.moves(moved, tensor, sent_to=sends, tensor_bytes=call.size * num_bytes(tensor)):
+        call.handle = dist.scatter(tensor, inputs, src, call.carrier, async_op=True)
+    return call.wait_unless(async_op)
 
 
 def all_gather_object(value: object, group: Group | None = None) -> list[Any]:

@@ -3,21 +3,20 @@
 Chapter: book/start/ranks-and-messages.  In: a contiguous tensor and the peer's global rank.  Out: a `Work`.
   bytes sent   S, the bytes of the tensor, on the sender; the receiver's tensor needs the same number of bytes
 Two messages between the same two ranks with the same tag arrive in the order in which they were sent.
-On NCCL they arrive in the order of the calls whatever their tags, so `comm` refuses tags there (`carried`).
+On NCCL they arrive in the order of the calls whatever their tags, so `comm` refuses tags there (`comm/call.py`).
 Elsewhere: `torch.distributed`, whose names and arguments these are.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from dualpipe_lab.comm.carried import check_message, check_order, check_tensors, runs_on_gloo
+from dualpipe_lab.comm.call import Work, check_tensors, dtype_name, num_bytes, runs_on_gloo
 from dualpipe_lab.comm.groups import Group, carrier, members, name_of
-from dualpipe_lab.comm.work import Work, dtype_name, num_bytes
 from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.traffic import Traffic
 from dualpipe_lab.world.record.wire import MESSAGES
 
@@ -48,10 +47,9 @@ def isend(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = No
     Raises:
         ValueError: `dst` is this rank or not in `group`, `tag` is negative, or `tensor` is not contiguous.
     """
-    work = _describe("isend", tensor, dst, tag, group, label)
-    with work:
-        work.handle = dist.isend(tensor, dst, _carrier(group), tag)
-    return work
+    with _Message("isend", tensor, dst, tag, group, label) as message:
+        message.handle = dist.isend(tensor, dst, message.carrier, tag)
+    return message.under_way()
 
 
 def irecv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Group | None = None) -> Work:
@@ -60,10 +58,9 @@ def irecv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Gro
     Raises:
         ValueError: as `isend`, with `src` for `dst`.
     """
-    work = _describe("irecv", tensor, src, tag, group)
-    with work:
-        work.handle = dist.irecv(tensor, src, _carrier(group), tag)
-    return work
+    with _Message("irecv", tensor, src, tag, group) as message:
+        message.handle = dist.irecv(tensor, src, message.carrier, tag)
+    return message.under_way()
 
 
 def send(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = None) -> None:
@@ -72,10 +69,9 @@ def send(tensor: torch.Tensor, dst: int, tag: int = 0, group: Group | None = Non
     Raises:
         ValueError: as `isend`.
     """
-    work = _describe("send", tensor, dst, tag, group)
-    with work:
-        work.handle = dist.isend(tensor, dst, _carrier(group), tag)
-    work.wait()
+    with _Message("send", tensor, dst, tag, group) as message:
+        message.handle = dist.isend(tensor, dst, message.carrier, tag)
+    message.wait_unless(False)
 
 
 def recv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Group | None = None) -> int:
@@ -84,12 +80,11 @@ def recv(tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: Grou
     Raises:
         ValueError: as `isend`, with `src` for `dst`.
     """
-    work = _describe("recv", tensor, src, tag, group)
-    with work:
-        work.handle = dist.irecv(tensor, src, _carrier(group), tag)
-    work.wait()
-    assert work.operation.peer is not None
-    return work.operation.peer
+    with _Message("recv", tensor, src, tag, group) as message:
+        message.handle = dist.irecv(tensor, src, message.carrier, tag)
+    message.wait_unless(False)
+    assert message.peer is not None
+    return message.peer
 
 
 def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> list[Work]:
@@ -100,50 +95,66 @@ def batch_isend_irecv(messages: Sequence[P2P], group: Group | None = None) -> li
     """
     if not messages:
         return []
-    context, functions = rank_context(), {"isend": dist.isend, "irecv": dist.irecv}
-    works = [_describe(kind, tensor, peer, tag, group, label, True) for kind, tensor, peer, tag, label in messages]
-    for work in works:
-        context.begin(work.operation)
-    group = _carrier(group)
-    handles: list[Any] = dist.batch_isend_irecv(
-        [dist.P2POp(functions[kind], tensor, peer, group, tag) for kind, tensor, peer, tag, _ in messages]
-    )
+    functions = {"isend": dist.isend, "irecv": dist.irecv}
+    works = [_Message(kind, tensor, peer, tag, group, label, True) for kind, tensor, peer, tag, label in messages]
+    carried_by = works[0].carrier
+    with ExitStack() as issued:
+        for work in works:
+            issued.enter_context(work)
+        handles: list[Any] = dist.batch_isend_irecv(
+            [dist.P2POp(functions[kind], tensor, peer, carried_by, tag) for kind, tensor, peer, tag, _ in messages]
+        )
     for position, work in enumerate(works):
         work.handle = handles[min(position, len(handles) - 1)]  # NCCL returns one for the batch, GLOO one per message
-        context.in_flight[id(work)] = work
-    return works
+        work.under_way()
+    return list(works)
 
 
-def _carrier(group: Group | None) -> Group | None:
-    if rank_context().wire is None:  # the common case, at no cost
-        return group
-    return carrier(MESSAGES, members(group), name_of(group), group)
+class _Message(Work):
+    """A message to issue; one that could only hang is refused."""
 
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        peer: int | None,
+        tag: int,
+        group: Group | None,
+        label: str = "",
+        batched: bool = False,
+    ) -> None:
+        check_tensors(name, group, tensor)
+        context = rank_context()
+        ranks, named = (context.everyone, "") if group is None else (members(group), name_of(group))
+        super().__init__(context, name, ranks, named)
+        self.carrier = group if context.wire is None else carrier(MESSAGES, ranks, named, group)
+        self.sends, size = name.endswith("send"), num_bytes(tensor)
+        self.traffic = Traffic(size, 0, 1) if self.sends else Traffic(0, size, 1)
+        self.shape, self.dtype, self.tensor_bytes = tuple(tensor.shape), dtype_name(tensor.dtype), size * self.sends
+        self.peer, self.tag, self.label = peer, tag, label
+        if not runs_on_gloo(tensor):
+            self._check_nccl(batched)
+        if peer is not None and peer not in ranks:
+            raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
+        if peer == context.rank:
+            raise ValueError(f"{name}: rank {peer} cannot exchange messages with itself; copy the tensor")
+        if tag < 0:
+            raise ValueError(f"{name}: a tag is at least 0, got {tag}")
 
-def _describe(
-    name: str,
-    tensor: torch.Tensor,
-    peer: int | None,
-    tag: int,
-    group: Group | None,
-    label: str = "",
-    batched: bool = False,
-) -> Work:
-    """Describe a message as a work to issue, and refuse one that could only hang."""
-    check_tensors(name, group, tensor)
-    check_message(name, tensor, peer, tag)
-    context, ranks = rank_context(), members(group)
-    if peer is not None and peer not in ranks:
-        raise ValueError(f"{name}: rank {peer} is not among the ranks {list(ranks)}")
-    if peer == context.rank:
-        raise ValueError(f"{name}: rank {peer} cannot exchange messages with itself; copy the tensor")
-    if tag < 0:
-        raise ValueError(f"{name}: a tag is at least 0, got {tag}")
-    sends, size = name.endswith("send"), num_bytes(tensor)
-    traffic = Traffic(size, 0, 1) if sends else Traffic(0, size, 1)
-    operation = Operation(name, ranks, traffic, tuple(tensor.shape), peer, tag, sends=sends, label=label)
-    operation.tensor_bytes = size * sends
-    operation.group_name, operation.dtype = name_of(group), dtype_name(tensor.dtype)
-    if not batched and not runs_on_gloo(tensor):
-        check_order(operation, [work.operation for work in context.in_flight.values() if isinstance(work, Work)])
-    return Work(context, operation)
+    def _check_nccl(self, batched: bool) -> None:
+        """Refuse a message that NCCL cannot match, or on which it may wait for one of the other direction."""
+        if self.peer is None:
+            raise ValueError(f"{self.name}: NCCL receives from a given rank, got src=None; name the sender")
+        if self.tag:
+            raise ValueError(
+                f"{self.name}: NCCL has no tags and matches messages in the order of the calls, got tag={self.tag} for "
+                f"rank {self.peer}; leave the tag out and post receives in the order of the sends"
+            )
+        for other in () if batched else self.context.in_flight.values():
+            opposite = (self.peer, self.group_name, not self.sends)
+            if isinstance(other, Work) and (other.peer, other.group_name, other.sends) == opposite:
+                raise ValueError(
+                    f"{self.name} with rank {self.peer}: NCCL runs the messages of two ranks in the order of the "
+                    f"calls, and {other.describe()} is not waited for; start both in one batch_isend_irecv, or wait "
+                    "first"
+                )

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
+from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.pending import Pending
 from dualpipe_lab.cp.flash_attention import FlashTiles, Kernel
 from dualpipe_lab.cp.layouts import BlockMask, SequenceLayout
 from dualpipe_lab.cp.ring import Ring, recv_buffer

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dualpipe_lab.comm.carried import check_tensors
+from dualpipe_lab.comm.call import check_tensors
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.world.record.traffic import split

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.pending import Pending
 from dualpipe_lab.cp.flash_attention import FlashTiles, Grads, Kernel, check_heads, default_scale
 from dualpipe_lab.cp.layouts import BlockMask, SequenceLayout
 from dualpipe_lab.cp.ring import Ring, recv_buffer

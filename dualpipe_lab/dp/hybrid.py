@@ -56,7 +56,13 @@ class NodeLedger(RankLedger):
         super().__init__()
         self._node_of = {member: node for node, ranks in enumerate(topology.groups("node")) for member in ranks}
         self._rank = rank
-        self.sent_by_operation: dict[str, NodeBytes] = {}
+        self._sent: dict[str, NodeBytes] = {}
+
+    @property
+    def sent_by_operation(self) -> dict[str, NodeBytes]:
+        """Bytes of each operation so far."""
+        self.pull()
+        return self._sent
 
     def add(
         self, operation: str, sent: int, received: int, peers: set[int], sent_to: dict[int, int] | None = None
@@ -67,8 +73,8 @@ class NodeLedger(RankLedger):
             following = min((peer for peer in peers if peer > self._rank), default=min(peers, default=self._rank))
             sent_to = {following: sent}
         stays = sum(part for peer, part in sent_to.items() if self._node_of[peer] == self._node_of[self._rank])
-        intra, inter = self.sent_by_operation.get(operation, NodeBytes(0, 0))
-        self.sent_by_operation[operation] = NodeBytes(intra + stays, inter + sent - stays)
+        intra, inter = self._sent.get(operation, NodeBytes(0, 0))
+        self._sent[operation] = NodeBytes(intra + stays, inter + sent - stays)
 
     def total(self) -> NodeBytes:
         """Return the bytes of all operations."""
@@ -84,6 +90,6 @@ def count_by_node(topology: Topology) -> NodeLedger:
     """
     context = rank_context()
     ledger = NodeLedger(topology, context.rank)
-    ledger.entries = context.ledger.entries
+    ledger.found = context.ledger.found
     context.recorder.ledger = ledger
     return ledger

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from dualpipe_lab import comm
-from dualpipe_lab.comm.pending import Pending
+from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import (
     LossOptions,

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.pending import Pending
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import check_tokens, flat_tokens, weight_grad
 from dualpipe_lab.tp.mappings import TOKENS, start_all_gather, start_all_reduce, start_reduce_scatter

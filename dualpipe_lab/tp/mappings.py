@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
+from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.comm.pending import Pending
 from dualpipe_lab.tp.config import TensorParallel
 
 TOKENS = -2  # x_..SD: tokens are the last dimension but one, with or without a batch

@@ -54,9 +54,7 @@ def _record(module: nn.Module, stage: int, name: str) -> None:
 
     def leave(*_: Any) -> None:
         here = rank_context()
-        here.recorder.trace.add(
-            Span(here.rank, starts.pop(), here.clock.now(), "module", stage, label=name, stream=MODULES)
-        )
+        here.recorder.keep(Span(here.rank, starts.pop(), here.clock.now(), "module", stage, label=name, stream=MODULES))
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave)

@@ -4,7 +4,6 @@ It is the one piece of state that belongs to the process and not to a caller.  `
 `torchrun` the first use makes it.  Every function of `comm` gets it from `rank_context()`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -18,7 +17,6 @@ from dualpipe_lab.world.emulate.clock import Clock
 from dualpipe_lab.world.emulate.emulator import Emulator
 from dualpipe_lab.world.record.device_clock import DeviceClock, clock_of
 from dualpipe_lab.world.record.ledger import RankLedger
-from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.operation_log import OperationLog
 from dualpipe_lab.world.record.rank_status import RankStatus
 from dualpipe_lab.world.record.recorder import Recorder
@@ -28,8 +26,6 @@ from dualpipe_lab.world.record.wire import Wire
 if TYPE_CHECKING:
     import torch
 
-UNKNOWN = -1  # number of a receive from any rank, until its message is here
-
 
 class RankContext:
     """State of one rank.
@@ -38,17 +34,14 @@ class RankContext:
         rank, world_size: number of this rank, number of ranks.
         everyone: all ranks of the world, in order.
         clock: wall clock or virtual clock.
-        emulator: delays messages; None for the wall clock without a link.
-        log: the last operations, which the launcher reads after a crash; None under `torchrun`.
         recorder: ledger, trace and status of this rank.
+        active_recorder: the recorder; None in a script that made its process group itself: `comm` records nothing.
         wire: counts the bytes that leave the sockets; None unless `launch(..., wire=True)`.
         device: where the tensors of this rank live.
         time_limit: of an operation, for the groups that are made later; None for torch's own.
         groups: this rank's group of those that a mesh has made, by the ranks of all of them.
         read_clock: how this rank reads its clock beside rank 0's, see `gained`; None where all ranks have one clock.
         in_flight: works without a completed `wait`; a work that is garbage-collected would lose its message.
-        quiet: True inside a pipeline's step: a wait for a message makes no span, the operation log is not written, and
-            the recorder buffers messages until the end of the step.
     """
 
     def __init__(
@@ -60,18 +53,17 @@ class RankContext:
         log: OperationLog | None = None,
         wire: Wire | None = None,
         device: "torch.device | None" = None,
+        records: bool = True,
     ) -> None:
-        self.rank, self.world_size, self.clock, self.emulator = rank, world_size, clock, emulator
-        self.log, self.wire, self._device = log, wire, device
+        self.rank, self.world_size, self.clock = rank, world_size, clock
+        self.wire, self._device = wire, device
         self.everyone = tuple(range(world_size))
-        self.recorder = Recorder(rank)
+        self.recorder = Recorder(rank, clock, emulator, log)
+        self.active_recorder = self.recorder if records else None
         self.in_flight: dict[int, object] = {}
         self.time_limit: timedelta | None = None
         self.groups: dict[tuple[tuple[int, ...], ...], torch.distributed.ProcessGroup] = {}
         self.read_clock: Callable[[], tuple[int, int, int]] | None = None
-        self._num_receives: Counter[tuple[int, int]] = Counter()  # by peer and stream
-        self.quiet = False
-        self._open_spans = 0
 
     @property
     def ledger(self) -> RankLedger:
@@ -111,44 +103,6 @@ class RankContext:
         """Status of this rank's main thread; another thread calls this."""
         return self.recorder.flush().status.snapshot()
 
-    def begin(self, operation: Operation) -> None:
-        """Record an operation that is about to be issued, and stamp it on an emulated link."""
-        operation.issued_ns = self.clock.now()
-        if operation.is_collective:
-            self.recorder.status.join(operation)
-        elif not operation.sends:
-            operation.sequence = UNKNOWN if operation.peer is None else self._number(operation, operation.peer)
-        if self.emulator:
-            self.emulator.stamp(operation)
-        if self.log and not self.quiet:  # a pipeline's step infers shapes before it begins
-            self.log.begin(operation)
-        self.recorder.record(operation, later=self.quiet)
-
-    def end(self, operation: Operation, waited_from: int) -> None:
-        """Wait until an operation that torch has completed is due on the emulated link, and record its end."""
-        status = self.recorder.status
-        if operation.sequence == UNKNOWN and operation.peer is not None:
-            operation.sequence = self._number(operation, operation.peer)
-        if self.emulator:
-            due = self.emulator.due_ns(operation)
-            status.in_flight = due > self.clock.now()
-            self.clock.wait_until(due)
-        else:
-            due = self.clock.now()
-        if not self._open_spans and not (self.quiet and operation.peer is not None):
-            kind = "collective" if operation.is_collective else "wait"
-            self.recorder.trace.span(waited_from, self.clock.now(), kind, operation.name)
-        status.end()
-        if self.log and operation.slot >= 0:
-            self.log.end(operation)
-        self.recorder.record(operation, due, later=self.quiet)
-
-    def _number(self, receive: Operation, peer: int) -> int:
-        """Return the number of a receive: messages are matched in the order of the calls, not of the waits."""
-        number = self._num_receives[peer, receive.stream]
-        self._num_receives[peer, receive.stream] = number + 1
-        return number
-
     @contextmanager
     def span(
         self,
@@ -159,20 +113,21 @@ class RankContext:
         pair: tuple[ActionKey, ActionKey] | None = None,
     ) -> Iterator[None]:
         """Record the `with` block as one span of the timeline; the arguments are those of `Span`."""
-        start = self.clock.now()
-        self._open_spans += 1
+        start, recorder = self.clock.now(), self.recorder
+        recorder.open_spans += 1
         try:
             yield
         finally:
-            self._open_spans -= 1
-            self.recorder.trace.add(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
+            recorder.open_spans -= 1
+            recorder.keep(Span(self.rank, start, self.clock.now(), kind, stage, microbatch, label, pair))
 
     def compute(self, ms: float, label: str = "") -> None:
         """Let `ms` milliseconds of this rank's clock pass."""
         start = self.clock.now()
         self.clock.wait_until(start + round(ms * 1_000_000))
-        if not self._open_spans:
-            self.recorder.trace.span(start, self.clock.now(), "compute", label)
+        end = self.clock.now()
+        if not self.recorder.open_spans and end > start:
+            self.recorder.keep(Span(self.rank, start, end, "compute", label=label))
 
 
 _current: RankContext | None = None
@@ -201,7 +156,8 @@ def rank_context() -> RankContext:
         if not dist.is_initialized():
             raise RuntimeError("no rank here: call this inside the function that launch(fn, world_size) runs")
         place, origin_ns = accelerator.device_of_torchrun(), perf_counter_ns()
-        install(RankContext(dist.get_rank(), dist.get_world_size(), clock_of(place, origin_ns), device=place))
+        clock = clock_of(place, origin_ns)
+        install(RankContext(dist.get_rank(), dist.get_world_size(), clock, device=place, records=False))
     assert _current is not None
     return _current
 

@@ -1,5 +1,6 @@
-"""A rank's recorder: written at once, or in the middle of a pipeline's step when somebody asks, and nothing is lost."""
+"""A rank's recorder: ledger and trace are written when somebody asks, and nothing is lost."""
 
+import pickle
 import threading
 
 import torch
@@ -7,6 +8,7 @@ import torch
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.world.emulate.clock import VirtualClock
 from dualpipe_lab.world.record import trace
 from dualpipe_lab.world.record.operation import Operation
 from dualpipe_lab.world.record.recorder import MAX_BUFFERED, Recorder
@@ -18,37 +20,50 @@ def message(sends, tag=3):
     return Operation("isend" if sends else "irecv", (0, 1), traffic, (1,), peer=1, tag=tag, sends=sends)
 
 
-def test_a_message_is_written_at_once():
-    recorder = Recorder(0)
+def recorder_of(rank):
+    return Recorder(rank, VirtualClock())
+
+
+def test_a_ledger_in_hand_is_complete_whenever_it_is_read():
+    recorder = recorder_of(0)
     entries = recorder.ledger.entries  # what a caller may have in hand before
-    recorder.record(message(sends=True))
+    assert "isend" not in entries
+    recorder.before(message(sends=True))
     assert entries["isend"].sent == 8
     assert recorder.status.sent == {(1, 3): 1}
     assert [event.peer for event in recorder.trace.sent] == [1]
 
 
-def test_in_a_step_it_is_written_when_somebody_asks():
-    recorder, receive = Recorder(0), message(sends=False)
-    recorder.record(receive, later=True)
-    recorder.record(receive, end_ns=70, later=True)
-    assert not recorder.ledger.entries
+def test_what_is_kept_is_entered_when_somebody_asks():
+    recorder, receive = recorder_of(0), message(sends=False)
+    recorder.before(receive)
+    recorder.clock.wait_until(70)
+    recorder.after(receive, waited_from=20)
     assert not recorder.status.received
+    assert not recorder.trace.spans
     recorder.flush()
     assert recorder.ledger.entries["irecv"].received == 8
     assert recorder.status.received == {(1, 3): 1}
     assert [event.time_ns for event in recorder.trace.received] == [70]
+    assert [(span.start, span.end, span.kind) for span in recorder.trace.spans] == [(20, 70, "wait")]
 
 
-def test_notes_do_not_pile_up():
-    recorder = Recorder(0)
+def test_a_pickled_ledger_is_complete():
+    recorder = recorder_of(0)
+    recorder.before(message(sends=True))
+    assert pickle.loads(pickle.dumps(recorder.ledger)).entries["isend"].sent == 8
+
+
+def test_what_is_kept_does_not_pile_up():
+    recorder = recorder_of(0)
     for tag in range(3 * MAX_BUFFERED):
-        recorder.record(message(sends=True, tag=tag), later=True)
-    assert recorder.ledger.entries["isend"].count > 2 * MAX_BUFFERED
-    assert recorder.flush().ledger.entries["isend"].count == 3 * MAX_BUFFERED
+        recorder.before(message(sends=True, tag=tag))
+    assert recorder.ledger.found["isend"].count > 2 * MAX_BUFFERED
+    assert recorder.ledger.entries["isend"].count == 3 * MAX_BUFFERED
 
 
 def test_whoever_writes_each_message_is_written_once():
-    recorder, over = Recorder(0), threading.Event()
+    recorder, over = recorder_of(0), threading.Event()
 
     def ask():
         while not over.is_set():
@@ -58,11 +73,11 @@ def test_whoever_writes_each_message_is_written_once():
     for thread in threads:
         thread.start()
     for tag in range(5_000):
-        recorder.record(message(sends=True, tag=tag), later=tag % 2 == 0)
+        recorder.before(message(sends=True, tag=tag))
     over.set()
     for thread in threads:
         thread.join()
-    assert recorder.flush().ledger.entries["isend"].count == 5_000
+    assert recorder.ledger.entries["isend"].count == 5_000
     assert len(recorder.trace.sent) == 5_000
 
 

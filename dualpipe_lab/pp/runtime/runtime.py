@@ -301,13 +301,12 @@ class PipelineRuntime:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Record no span for the wait for a message, which shows as a gap; write messages to the ledger at the end."""
-    context = rank_context()
-    before, context.quiet = context.quiet, True
+    recorder = rank_context().recorder
+    before, recorder.quiet = recorder.quiet, True
     try:
         yield
     finally:
-        context.quiet = before
-        context.recorder.flush()
+        recorder.quiet = before
 
 
 def _device_of(modules: Mapping[int, nn.Module]) -> torch.device:

@@ -8,10 +8,11 @@ Elsewhere: torch's flight recorder keeps collectives only; `NCCL_DEBUG=INFO` pri
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from html import escape
 from math import floor
+from typing import Any
 
 SMALLEST = 1 << 20  # bytes: smaller tensors have no column on the wire
 
@@ -41,17 +42,60 @@ class Entry:
         return self.tensor_bytes >= self.count * SMALLEST
 
 
+class Entries(MutableMapping[str, Entry]):
+    """`{operation: Entry}`, complete whenever it is read: what the recorder has kept is entered first."""
+
+    def __init__(self, found: dict[str, Entry], pull: Callable[[], object]) -> None:
+        self._found, self._pull = found, pull
+
+    def __getitem__(self, name: str) -> Entry:
+        self._pull()
+        return self._found[name]
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        self._pull()
+        self._found[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        self._pull()
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._pull()
+        return iter(list(self._found))
+
+    def __len__(self) -> int:
+        self._pull()
+        return len(self._found)
+
+
 class RankLedger:
-    """Ledger of one rank: `entries` is `{operation: Entry}`."""
+    """Ledger of one rank: `entries` is `{operation: Entry}`.
+
+    Attributes:
+        found: the entries so far, without those that the recorder has kept.
+        pull: enters them.
+    """
+
+    pull: Callable[[], object] = staticmethod(int)  # of a ledger without a recorder: there is nothing to enter
 
     def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.found: dict[str, Entry] = {}
+
+    @property
+    def entries(self) -> Entries:
+        """Entries by operation."""
+        return Entries(self.found, self.pull)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.pull()
+        return {name: value for name, value in self.__dict__.items() if name != "pull"}
 
     def add(
         self, operation: str, sent: int, received: int, peers: set[int], sent_to: dict[int, int] | None = None
     ) -> None:
         """Enter one call; `sent_to` has the bytes sent to each peer, unless all bytes go to the next rank."""
-        entry = self.entries.setdefault(operation, Entry())
+        entry = self.found.setdefault(operation, Entry())
         entry.count += 1
         entry.sent += sent
         entry.received += received
@@ -59,10 +103,11 @@ class RankLedger:
 
     def enter_wire(self, sent: dict[str, int]) -> None:
         """Enter the bytes that left the sockets, by operation; `isend` includes `send`, unless the rank called both."""
-        messages = [name for name in ("isend", "send") if name in self.entries]
+        entries = self.entries
+        messages = [name for name in ("isend", "send") if name in entries]
         for name, known in sent.items():
-            for found in messages if name == "isend" and len(messages) == 1 else {name} & self.entries.keys():
-                entry, is_both = self.entries[found], name == "isend" and len(messages) == 2
+            for found in messages if name == "isend" and len(messages) == 1 else {name} & entries.keys():
+                entry, is_both = entries[found], name == "isend" and len(messages) == 2
                 entry.wire = None if is_both else known
 
 

@@ -22,7 +22,7 @@ class Communicator(NamedTuple):
     name: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Operation:
     """One call on one rank: a message to or from `peer`, or a collective of the ranks in `group`.
 
@@ -86,14 +86,13 @@ class Operation:
     @property
     def signature(self) -> str:
         """Properties that all members of a collective must share: `broadcast from rank 0 of 12 elements of float32`."""
-        elements = "" if self.name in UNEVEN else f" of {prod(self.shape)} elements"
-        return f"{self._rooted}{elements}" + (f" of {self.dtype}" if self.dtype else "")
+        return signature_of(self.name, self.root, self.shape, self.dtype)
 
     def describe(self) -> str:
         """`irecv from rank 3 tag 9 shape (4,) float32` or `all_reduce shape (4,) float32`."""
         shape = f"shape {self.shape} {self.dtype}".rstrip()
         if self.is_collective:
-            return f"{self._rooted} {self.label or shape}"
+            return f"{_rooted(self.name, self.root)} {self.label or shape}"
         side = "to" if self.sends else "from"
         return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
 
@@ -108,11 +107,18 @@ class Operation:
             to = next_in_ring(self.group, rank) if self.peer is None else self.peer
             sent_to[to] = sent_to.get(to, 0) + sent
 
-    @property
-    def _rooted(self) -> str:
-        if self.root is None:
-            return self.name
-        return f"{self.name} {'from' if self.name in ('broadcast', 'scatter') else 'to'} rank {self.root}"
+
+@cache
+def signature_of(name: str, root: int | None, shape: tuple[int, ...], dtype: str) -> str:
+    """Return `Operation.signature` of these fields."""
+    elements = "" if name in UNEVEN else f" of {prod(shape)} elements"
+    return f"{_rooted(name, root)}{elements}" + (f" of {dtype}" if dtype else "")
+
+
+def _rooted(name: str, root: int | None) -> str:
+    if root is None:
+        return name
+    return f"{name} {'from' if name in ('broadcast', 'scatter') else 'to'} rank {root}"
 
 
 @cache

@@ -6,12 +6,13 @@ differ.  A dead rank cannot report its status, so each rank logs its calls in th
 Elsewhere: torch's flight recorder.
 """
 
-import json
+import marshal
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
 from dualpipe_lab.world.record.operation import Operation
+from dualpipe_lab.world.record.traffic import Traffic
 
 SLOTS, SLOT_BYTES = 64, 512
 _BEGUN, _ENDED = b"B", b"E"
@@ -41,19 +42,16 @@ class OperationLog:
             self._memory = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
         self._count = 0
 
-    def begin(self, operation: Operation) -> None:
-        """Log an operation that is about to be issued."""
-        operation.slot = self._count % SLOTS
+    def begin(self, of: Operation) -> None:
+        """Log an operation that is about to be issued, field by field: text is made by whoever reads it."""
+        of.slot = self._count % SLOTS
         self._count += 1
-        moved = operation.traffic.sent if operation.sends else operation.traffic.received
-        entry = (
-            operation.describe(), operation.signature, moved,
-            operation.sends, operation.peer, operation.stream, operation.sequence,
-        )  # fmt: skip
-        data = json.dumps(entry).encode()
-        if len(data) < SLOT_BYTES - 1:
-            start = operation.slot * SLOT_BYTES
-            self._memory[start : start + len(data) + 2] = _BEGUN + data + b"\0"
+        moved = of.traffic.sent if of.sends else of.traffic.received
+        entry = of.name, of.shape, of.dtype, of.root, of.peer, of.tag, of.label, of.sends, moved, of.stream, of.sequence
+        data = _BEGUN + marshal.dumps(entry)
+        if len(data) <= SLOT_BYTES:
+            start = of.slot * SLOT_BYTES
+            self._memory[start : start + len(data)] = data
 
     def end(self, operation: Operation) -> None:
         """Log the end of an operation."""
@@ -65,11 +63,15 @@ def read(path: Path) -> list[LoggedOperation]:
     """The operations in a rank's log; empty if there is none."""
     data = path.read_bytes() if path.exists() else b""
     slots = (data[start : start + SLOT_BYTES] for start in range(0, len(data), SLOT_BYTES))
-    return [
-        LoggedOperation(slot[:1] == _ENDED, *json.loads(slot[1 : slot.index(b"\0")]))
-        for slot in slots
-        if slot[:1] != b"\0"
-    ]
+    return [_entry(slot[:1] == _ENDED, *marshal.loads(slot[1:])) for slot in slots if slot[:1] != b"\0"]  # noqa: S302
+
+
+def _entry(
+    ended: bool, name: str, shape: tuple[int, ...], dtype: str, root: int | None, peer: int | None, tag: int,
+    label: str, sends: bool | None, moved: int, stream: int, sequence: int,
+) -> LoggedOperation:  # fmt: skip
+    told = Operation(name, (), Traffic(0, 0, 0), shape, peer, tag, sends=sends, label=label, dtype=dtype, root=root)
+    return LoggedOperation(ended, told.describe(), told.signature, moved, sends, peer, stream, sequence)
 
 
 def mismatch(logs: dict[int, list[LoggedOperation]], dead: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from dualpipe_lab.world.record.operation import Communicator, Operation
+from dualpipe_lab.world.record.operation import Communicator, Operation, signature_of
 
 HISTORY_LENGTH = 1_000  # collectives per communicator that are compared across the ranks
 
@@ -78,7 +78,7 @@ class RankStatus:
 
 @dataclass
 class StatusTracker:
-    """Counts of one rank's operations and the one that it waits for; `comm` updates it at every begin and end.
+    """Counts of one rank's operations and the one that it waits for; the recorder updates it at every begin and end.
 
     `last` is the operation that was begun or waited for last, also when an exception has ended the wait.
     """
@@ -92,16 +92,17 @@ class StatusTracker:
     completed: int = 0
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     received: Counter[tuple[int, int]] = field(default_factory=Counter)
-    joined: dict[Communicator, int] = field(default_factory=dict)
-    history: dict[Communicator, list[str]] = field(default_factory=dict)
+    joined: dict[tuple[tuple[int, ...], str], int] = field(default_factory=dict)
+    history: dict[tuple[tuple[int, ...], str], list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def join(self, operation: Operation) -> None:
         """Number a collective that is being issued."""
-        communicator = operation.communicator
+        communicator = operation.group, operation.group_name
         operation.sequence = self.joined.get(communicator, 0)
         self.joined[communicator] = operation.sequence + 1
         if operation.sequence < HISTORY_LENGTH:
-            self.history.setdefault(communicator, []).append(operation.signature)
+            fields = operation.name, operation.root, operation.shape, operation.dtype
+            self.history.setdefault(communicator, []).append(fields)
 
     def wait(self, operation: Operation) -> None:
         """Mark an operation as the one that the rank waits for."""
@@ -129,8 +130,11 @@ class StatusTracker:
             cpu_seconds=time.process_time(),
             sent=Counter(self.sent),
             received=Counter(self.received),
-            joined=dict(self.joined),
-            history={communicator: list(names) for communicator, names in list(self.history.items())},
+            joined={Communicator(*group): number for group, number in list(self.joined.items())},
+            history={
+                Communicator(*group): [signature_of(*fields) for fields in list(calls)]
+                for group, calls in list(self.history.items())
+            },
             frames=frames,
         )
 

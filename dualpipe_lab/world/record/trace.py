@@ -68,11 +68,6 @@ class RankTrace:
         self.is_partial = False
         del self.spans[:], self.collectives[:], self.sent[:], self.received[:]
 
-    def span(self, start: int, end: int, kind: str, label: str = "") -> None:
-        """Record a span of work or waiting; a span without duration is left out."""
-        if end > start:
-            self.add(Span(self.rank, start, end, kind, label=label))
-
     def add(self, span: Span) -> None:
         """Record a span."""
         self._append(self.spans, span)
