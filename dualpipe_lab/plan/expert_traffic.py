@@ -7,8 +7,8 @@ Chapter: book/whole/sums.  In: a plan, a config, how many tokens chose each expe
   tp          every rank of tp routes all tokens: under sequence parallelism they are gathered for that
   balance     along cp the counts of each sequence, B E whole numbers, are summed
   overlap     recomputation runs attention and router once more, and no expert
-  latents     forward the sum of T h and the ring of cp; backward sums of T r_q (T h without a latent of queries), T r_kv
-              and T d_position; under sequence parallelism the down-projections and their norms are summed
+  latents     forward the sum of T h and the ring of cp; backward sums of T r_q (T h without a latent of queries),
+              T r_kv and T d_position; under sequence parallelism the down-projections and their norms are summed
   latents, cp they travel where they are shorter than the keys and values of a rank's heads; what unfolds them is then
               no layer that gathers its input again
   second      forward the embedding's sum, the gather of the projection's outputs, the extra layer, head and loss again;
