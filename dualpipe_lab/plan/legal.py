@@ -12,13 +12,14 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dualpipe_lab.models.stage_rules import ModelConfig
-from dualpipe_lab.plan.plan import Plan
+from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.rules import Rule, first_problem, grid, has_experts, pipeline, sequence, zero
 from dualpipe_lab.pp import schedules
 
+AnyPlan = TypeVar("AnyPlan", bound=PlanFields)
 _AXES = ("pp", "dp", "cp", "tp", "ep")
 _SIZES = (*_AXES, "num_microbatches")
 
@@ -49,7 +50,7 @@ def factorisations(num_ranks: int, num_factors: int) -> Iterator[tuple[int, ...]
                 yield (first, *others)
 
 
-def distance(plan: Plan, other: Plan, fields: Iterable[str]) -> Distance:
+def distance(plan: PlanFields, other: PlanFields, fields: Iterable[str]) -> Distance:
     """Return how many of the fields differ, and by how much."""
     return _distance({name: _step(name, getattr(plan, name), getattr(other, name)) for name in fields})
 
@@ -59,18 +60,18 @@ def _distance(steps: Mapping[str, float]) -> Distance:
 
 
 def nearest_plan(
-    plan: Plan,
+    plan: AnyPlan,
     config: ModelConfig,
     sequence_length: int | None = None,
     num_ranks: int | None = None,
     global_batch: int | None = None,
-) -> Plan | None:
+) -> AnyPlan | None:
     """Return the legal plan with the fewest, smallest changes; None if no plan of so many ranks fits the model.
 
     With `global_batch`, the sequences of a step divide among data ranks and microbatches.
     """
     world_size = plan.world_size if num_ranks is None else num_ranks
-    best: tuple[Distance, Plan] | None = None
+    best: tuple[Distance, AnyPlan] | None = None
     found = ((distance(plan, grid, (*_AXES, "experts_in_data")), grid) for grid in grids(plan, config, world_size))
     for far, grid_plan in sorted(found, key=lambda pair: (pair[0], -pair[1].dp)):  # of equals, the most data ranks
         if best is not None and far >= best[0]:
@@ -85,13 +86,13 @@ def nearest_plan(
 
 
 def legal_plans(
-    plan: Plan,
+    plan: AnyPlan,
     config: ModelConfig,
     num_ranks: int,
     sequence_length: int | None = None,
     zeros: Sequence[int] = (0, 1, 2, 3),
     schedule_names: Sequence[str] | None = None,
-) -> Iterator[Plan]:
+) -> Iterator[AnyPlan]:
     """Yield every legal plan: factorisations, with ep as an axis and within the data; schedules; stages of ZeRO.
 
     All other fields are those of `plan`.  Without pp there is one schedule, that of `plan`.
@@ -104,7 +105,7 @@ def legal_plans(
                 yield found
 
 
-def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
+def grids(plan: AnyPlan, config: ModelConfig, num_ranks: int) -> Iterator[AnyPlan]:
     """Yield the plan with every factorisation of the ranks that keeps the rules of the grid."""
     for sizes in factorisations(num_ranks, len(_AXES)):
         pp, dp, cp, tp, ep = sizes
@@ -121,8 +122,8 @@ def grids(plan: Plan, config: ModelConfig, num_ranks: int) -> Iterator[Plan]:
 
 
 def _settle(
-    plan: Plan, grid_plan: Plan, config: ModelConfig, sequence_length: int | None, share: int | None
-) -> tuple[Distance, Plan] | None:
+    plan: PlanFields, grid_plan: AnyPlan, config: ModelConfig, sequence_length: int | None, share: int | None
+) -> tuple[Distance, AnyPlan] | None:
     """Choose the fields of each group of rules; None if a group has no legal choice in this grid.
 
     `share`: the sequences of a data rank, if they must divide into microbatches.
@@ -139,7 +140,7 @@ def _settle(
 
 
 @lru_cache(maxsize=64)
-def _settle_pipeline(plan: Plan, pp: int, config: ModelConfig, share: int | None) -> "_Choice | None":
+def _settle_pipeline(plan: PlanFields, pp: int, config: ModelConfig, share: int | None) -> "_Choice | None":
     # they depend on pp and the share alone, and programs take time to build
     _, choices = _choices(plan, pp, config.num_layers, share)[0]
     return _first_legal(pipeline, choices, replace(plan, pp=pp), config, None)
@@ -153,13 +154,13 @@ class _Choice(NamedTuple):
 
 
 def _first_legal(
-    rule: Rule, choices: list[_Choice], plan: Plan, config: ModelConfig, sequence_length: int | None
+    rule: Rule, choices: list[_Choice], plan: PlanFields, config: ModelConfig, sequence_length: int | None
 ) -> _Choice | None:
     return next((one for one in choices if rule(replace(plan, **one.fields), config, sequence_length) is None), None)
 
 
 @lru_cache(maxsize=64)
-def _choices(plan: Plan, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
+def _choices(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, list[_Choice]]]:
     """Return, for each group of rules behind the grid's, all values of its fields to try, the nearest first."""
     found = []
     for rule, values in _groups(plan, pp, num_layers, share):
@@ -170,7 +171,7 @@ def _choices(plan: Plan, pp: int, num_layers: int, share: int | None) -> list[tu
     return found
 
 
-def _groups(plan: Plan, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, dict[str, list[Any]]]]:
+def _groups(plan: PlanFields, pp: int, num_layers: int, share: int | None) -> list[tuple[Rule, dict[str, list[Any]]]]:
     """Return, for each group of rules behind the grid's, its fields and the values to try, the plan's own first."""
     counts = [plan.num_microbatches, 2 * pp, plan.num_microbatches + 1, max(1, plan.num_microbatches - 1)]
     if share is not None:

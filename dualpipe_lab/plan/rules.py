@@ -16,12 +16,12 @@ from typing import TypeAlias
 from dualpipe_lab.cp.layouts import make_layout
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, check_multi_token, stage_layers
-from dualpipe_lab.plan.plan import Plan, is_synchronous
+from dualpipe_lab.plan.fields import PlanFields, is_synchronous
 
-Rule: TypeAlias = Callable[[Plan, ModelConfig, int | None], str | None]
+Rule: TypeAlias = Callable[[PlanFields, ModelConfig, int | None], str | None]
 
 
-def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
+def grid(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with the sizes of the axes."""
     try:
         _check_config(plan, config)
@@ -33,7 +33,7 @@ def grid(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | 
     return None
 
 
-def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
+def pipeline(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with the schedule, its microbatches or its stages."""
     if not is_synchronous(plan.schedule):
         return (
@@ -49,7 +49,7 @@ def pipeline(plan: Plan, config: ModelConfig, sequence_length: int | None) -> st
     return _stages(plan, config, num_stages) or _overlap(plan, config)
 
 
-def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
+def sequence(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with how a sequence is sharded along cp and tp, or with its second targets."""
     problem = _second_token(plan, config, sequence_length)
     if problem is not None or sequence_length is None:
@@ -64,7 +64,7 @@ def sequence(plan: Plan, config: ModelConfig, sequence_length: int | None) -> st
     return None
 
 
-def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
+def zero(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     """Return what is wrong with the stage of ZeRO and its shards."""
     nodes = plan.ranks_per_node
     if nodes is not None and plan.world_size % nodes:
@@ -77,7 +77,7 @@ def zero(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | 
 GROUPS: tuple[Rule, ...] = (grid, pipeline, sequence, zero)
 
 
-def first_problem(plan: Plan, config: ModelConfig, sequence_length: int | None = None) -> str | None:
+def first_problem(plan: PlanFields, config: ModelConfig, sequence_length: int | None = None) -> str | None:
     """Return the first rule that a plan breaks, or None."""
     found = (rule(plan, config, sequence_length) for rule in GROUPS)
     return next((problem for problem in found if problem is not None), None)
@@ -89,22 +89,22 @@ def has_experts(config: ModelConfig) -> bool:
     return config.num_layers > num_dense_layers
 
 
-def has_second(plan: Plan, config: ModelConfig) -> bool:
+def has_second(plan: PlanFields, config: ModelConfig) -> bool:
     """Whether the model's last stage predicts a second token under this plan."""
     return plan.multi_token is not None and not isinstance(config, LlamaConfig)
 
 
-def _check_config(plan: Plan, config: ModelConfig) -> None:
+def _check_config(plan: PlanFields, config: ModelConfig) -> None:
     config.check(plan.tp) if isinstance(config, LlamaConfig) else config.check(plan.tp, plan.ep, plan.cp)
     if plan.ep > 1 and not has_experts(config):
         raise ValueError(f"ep shards experts, and this model has none, got ep {plan.ep}")
 
 
-def _without_nodes(plan: Plan) -> Plan:
-    return Plan.from_description(plan.describe() | {"ranks_per_node": None})
+def _without_nodes(plan: PlanFields) -> PlanFields:
+    return PlanFields.from_description(plan.describe() | {"ranks_per_node": None})
 
 
-def _stages(plan: Plan, config: ModelConfig, num_stages: int) -> str | None:
+def _stages(plan: PlanFields, config: ModelConfig, num_stages: int) -> str | None:
     try:
         stage_layers(config, num_stages, plan.layers, has_second(plan, config))
     except ValueError as error:
@@ -112,7 +112,7 @@ def _stages(plan: Plan, config: ModelConfig, num_stages: int) -> str | None:
     return None
 
 
-def _overlap(plan: Plan, config: ModelConfig) -> str | None:
+def _overlap(plan: PlanFields, config: ModelConfig) -> str | None:
     if not plan.overlap:
         return None
     if not has_experts(config):
@@ -123,7 +123,7 @@ def _overlap(plan: Plan, config: ModelConfig) -> str | None:
     return None
 
 
-def _second_token(plan: Plan, config: ModelConfig, sequence_length: int | None) -> str | None:
+def _second_token(plan: PlanFields, config: ModelConfig, sequence_length: int | None) -> str | None:
     if plan.multi_token is None:
         return None
     try:
@@ -135,7 +135,7 @@ def _second_token(plan: Plan, config: ModelConfig, sequence_length: int | None) 
     return None
 
 
-def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
+def lengths_of(plan: PlanFields, sequence_length: int) -> list[int]:
     """Return the tokens of a sequence that each rank of cp holds.
 
     Raises:
@@ -149,7 +149,7 @@ def lengths_of(plan: Plan, sequence_length: int) -> list[int]:
     return [layout.size(rank) for rank in range(plan.cp)]
 
 
-def _freed_head(plan: Plan, config: ModelConfig) -> str | None:
+def _freed_head(plan: PlanFields, config: ModelConfig) -> str | None:
     """The loss in chunks calls the head behind its stage; ZeRO-3 frees a stage that it gathers as one unit before."""
     is_tied = plan.pp == 1 and getattr(config, "tied", False)
     has_second_head = has_second(plan, config) and not plan.overlap  # overlapped experts hold a stage until its loss
@@ -162,7 +162,7 @@ def _freed_head(plan: Plan, config: ModelConfig) -> str | None:
     return None
 
 
-def _hybrid(plan: Plan) -> str | None:
+def _hybrid(plan: PlanFields) -> str | None:
     if plan.ranks_per_node is None:
         return "hybrid ZeRO shards within a node, got ranks_per_node=None; give the ranks of a node"
     if not plan.zero:
