@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 PACKAGES = ("dualpipe_lab", "dualpipe_course")
 # Its texts name the types that a rank's result may be made of: what a page returns, its own code has imported.
-TYPES = "dualpipe_lab.world.restricted"
+TYPES = "dualpipe_lab.launch.restricted"
 # What runs code that the graph does not see.
 OPAQUE = {"subprocess", "runpy", "get_ipython", "exec", "eval", "import_module", "__import__", "system", "popen"}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dualpipe_course.differences import TOLERANCE, Difference, apart, difference
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.trial import on_ranks
-from dualpipe_lab.world.launcher import Results
+from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,7 +28,7 @@ class Meter:
 
     @staticmethod
     def _reading() -> tuple[int, int, int]:
-        from dualpipe_lab.world.context import now, rank_context
+        from dualpipe_lab.launch.context import now, rank_context
 
         entries = rank_context().ledger.entries.values()
         return sum(entry.sent for entry in entries), sum(entry.count for entry in entries), now()

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from dualpipe_course.exercise import Wrong
 from dualpipe_course.plain import plain
-from dualpipe_lab.world.launcher import Results, launch
-from dualpipe_lab.world.supervise.errors import RankError, RankTimeout
+from dualpipe_lab.launch.launcher import Results, launch
+from dualpipe_lab.launch.supervise.errors import RankError, RankTimeout
 
 Case = TypeVar("Case")
 SECONDS = 20.0

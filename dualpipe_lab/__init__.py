@@ -33,7 +33,7 @@ def _is_kernel() -> bool:
 
 
 def _can_fork() -> bool:
-    from dualpipe_lab.world.operating_system import can_fork
+    from dualpipe_lab.launch.operating_system import can_fork
 
     return can_fork()
 

@@ -1,31 +1,31 @@
 __version__: str
 
 # A function on ranks
-from .world.launcher import launch as launch
-from .world.supervise.errors import RankError as RankError
-from .world.supervise.errors import RankTimeout as RankTimeout
-from .world.server import warm as warm
-from .world.server import reset as reset
-from .world.cluster.environment import cluster as cluster
-from .world.emulate.emulated_hosts import emulated_hosts as emulated_hosts
-from .world.backends import nccl_ready as nccl_ready
-from .world.compare import compare_backends as compare_backends
+from .launch.launcher import launch as launch
+from .launch.supervise.errors import RankError as RankError
+from .launch.supervise.errors import RankTimeout as RankTimeout
+from .launch.server import warm as warm
+from .launch.server import reset as reset
+from .launch.cluster.environment import cluster as cluster
+from .launch.emulate.emulated_hosts import emulated_hosts as emulated_hosts
+from .launch.backends import nccl_ready as nccl_ready
+from .launch.compare import compare_backends as compare_backends
 
 # Inside a rank: messages, time, places
 from . import comm as comm
-from .world.context import device as device
-from .world.context import compute as compute
-from .world.context import now as now
-from .world.context import span as span
-from .world.context import rank_context as rank_context
-from .world.mesh import Mesh as Mesh
+from .launch.context import device as device
+from .launch.context import compute as compute
+from .launch.context import now as now
+from .launch.context import span as span
+from .launch.context import rank_context as rank_context
+from .launch.mesh import Mesh as Mesh
 from .topology import Topology as Topology
-from .world.emulate.link import Link as Link
-from .world.emulate.link import NodeLink as NodeLink
+from .launch.emulate.link import Link as Link
+from .launch.emulate.link import NodeLink as NodeLink
 
 # Long runs: the traces of some steps in files, and one timeline of them
-from .world.record.step_traces import StepTraces as StepTraces
-from .world.record.trace_files import read_traces as read_traces
+from .launch.record.step_traces import StepTraces as StepTraces
+from .launch.record.trace_files import read_traces as read_traces
 
 # Pipelines as data
 from .pp.program import Action as Action

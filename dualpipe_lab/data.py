@@ -125,7 +125,7 @@ def batches(
 def _as_tensors(rows: list[bytes], device: "torch.device | str | None") -> tuple["Tensor", "Tensor"]:
     import torch  # here, so that the module is importable in milliseconds
 
-    from dualpipe_lab.world import context
+    from dualpipe_lab.launch import context
 
     tokens = torch.tensor([list(row) for row in rows], device=context.device() if device is None else device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -7,7 +7,7 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab.comm import call
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.launch.context import rank_context
 
 ORACLES = Path(__file__).parent / "oracles"
 A1 = 1e-12  # relative to the largest number of a tensor: what float64 leaves when a sum has another order

@@ -19,12 +19,12 @@ sys.path.pop(0)
 FACADE = "import sys\nfrom dualpipe_lab._facade import make_facade\n"
 LIBRARY = {
     "dualpipe_lab/__init__.py": f"{FACADE}sys.modules[__name__].warm()\n",
-    "dualpipe_lab/__init__.pyi": "from . import comm, cp, tp, viz\nfrom .world.server import warm as warm\n",
+    "dualpipe_lab/__init__.pyi": "from . import comm, cp, tp, viz\nfrom .launch.server import warm as warm\n",
     "dualpipe_lab/_facade.py": "def make_facade(name): ...\n",
-    "dualpipe_lab/world/__init__.py": "",
-    "dualpipe_lab/world/server.py": 'PRELOAD = ["torch", "dualpipe_lab.world.rank"]\ndef warm(): ...\n',
-    "dualpipe_lab/world/rank.py": "",
-    "dualpipe_lab/world/unused.py": "",
+    "dualpipe_lab/launch/__init__.py": "",
+    "dualpipe_lab/launch/server.py": 'PRELOAD = ["torch", "dualpipe_lab.launch.rank"]\ndef warm(): ...\n',
+    "dualpipe_lab/launch/rank.py": "",
+    "dualpipe_lab/launch/unused.py": "",
     "dualpipe_lab/comm/__init__.py": FACADE,
     "dualpipe_lab/comm/__init__.pyi": "from .sums import all_reduce as all_reduce\n",
     "dualpipe_lab/comm/sums.py": "def all_reduce(): ...\n",
@@ -57,9 +57,9 @@ EDITS = {
     "tp/linear.py": {"linear"},
     "tp/__init__.pyi": {"linear"},
     "cp/tiles.py": set(),
-    "world/server.py": EVERY,
-    "world/rank.py": EVERY,
-    "world/unused.py": set(),
+    "launch/server.py": EVERY,
+    "launch/rank.py": EVERY,
+    "launch/unused.py": set(),
     "viz/static/chart.mjs": {"drawn"},
     "__init__.pyi": EVERY,
     "../dualpipe_course/hints.py": set(),
@@ -139,7 +139,7 @@ CODES = {
 def without_common(root, files):
     """Files of a part, less what every import of the library needs."""
     names = {path.relative_to(root / "dualpipe_lab").as_posix() for path in files}
-    return {name for name in names if "/" in name and not name.startswith("world/") and "/__init__.py" not in name}
+    return {name for name in names if "/" in name and not name.startswith("launch/") and "/__init__.py" not in name}
 
 
 def test_names_are_looked_up_where_the_stubs_say(root, subtests):
@@ -178,8 +178,8 @@ def test_the_chapters_depend_on_what_they_show_and_not_on_other_parts(book):
     assert "dualpipe_lab/dp/zero3.py" not in book["dp/zero-2"]
     everywhere = set.intersection(*book.values())
     assert {
-        "dualpipe_lab/world/server.py",
-        "dualpipe_lab/world/rank.py",
+        "dualpipe_lab/launch/server.py",
+        "dualpipe_lab/launch/rank.py",
         "dualpipe_lab/timeline/model.py",
     } <= everywhere
     assert "dualpipe_lab/viz/static/element.mjs" in everywhere  # any cell may end with a timeline

@@ -34,7 +34,7 @@ def deeper_imports(text):
 
 
 # it prices a part that `launch` starts by itself, and that no facade hands out
-INSIDE = {f"benchmarks/{name}.py": "dualpipe_lab.world" for name in ("cluster", "hosts")}
+INSIDE = {f"benchmarks/{name}.py": "dualpipe_lab.launch" for name in ("cluster", "hosts")}
 
 
 def test_pages_and_benchmarks_import_from_facades():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BELOW_VIZ = ("timeline", "topology", "pp", "cp", "dp", "tp", "ep", "comm", "world", "models")
+BELOW_VIZ = ("timeline", "topology", "pp", "cp", "dp", "tp", "ep", "comm", "launch", "models")
 
 
 def modules():

@@ -53,7 +53,7 @@ print(random.random(), numpy.random.rand(), torch.rand(1).item())
 """
 RANKS = """
 import dualpipe_lab as lab
-from dualpipe_lab.world import server
+from dualpipe_lab.launch import server
 import psutil
 def ranks():
     def parent(rank, world_size):

@@ -180,7 +180,7 @@ def test_what_the_fork_server_imports_starts_no_thread():
     code = "import {}, os; print(len(os.listdir('/proc/self/task')))"
     for_torch, for_all = (
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
-        for name in ("torch", "dualpipe_lab.world.preload")
+        for name in ("torch", "dualpipe_lab.launch.preload")
     )
     assert int(for_all) == int(for_torch)
 

@@ -112,7 +112,7 @@ TOPICS = (column_parallel, zero_2, ring_attention, moe, dualpipe)
 
 def files_of(walk):
     """Files of a walk; what all topics share (messages and their bookkeeping) counts as one."""
-    return {"comm" if file.startswith(("comm/", "world/")) else file for file, _ in walk}
+    return {"comm" if file.startswith(("comm/", "launch/")) else file for file, _ in walk}
 
 
 def longest(topic):

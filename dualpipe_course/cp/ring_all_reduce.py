@@ -16,7 +16,7 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import MS, ONE_MS, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks
-from dualpipe_lab.world.launcher import Results
+from dualpipe_lab.launch.launcher import Results
 
 LIBRARY = ("dualpipe_lab.cp.ring_all_reduce", "dualpipe_lab.cp.ring")  # switched off while an answer runs
 NAMES = ("bytes of rank 0", "bytes of rank 1", "bytes of rank 2", "bytes of rank 3", "messages of all ranks")
@@ -115,7 +115,7 @@ def to_the_left(fn: Callable[..., Any]) -> str:
 def _sum(rank: int, world_size: int, fn: Callable[..., Any], size: int) -> tuple[list[int], int]:
     import torch
 
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     x = torch.full((size,), 10**rank)
     fn(x)

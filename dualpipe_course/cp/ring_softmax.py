@@ -168,7 +168,7 @@ def _own_pair(rank: int, name: str) -> "tuple[Tensor, Tensor]":
 
 def _pairs(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Pair]:
     """What a rank returns in float32 and in float64, and when."""
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     found = []
     for name in TYPES:

@@ -13,8 +13,8 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function, on_ranks, partial_score
-from dualpipe_lab.world.emulate.link import Link
-from dualpipe_lab.world.launcher import Results
+from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -285,7 +285,7 @@ def _loss(weights: "list[nn.Parameter]", rank: int, microbatch: int, rare: int |
     """A sum whose gradient is known; the backward of each layer takes its time, the last layer's first."""
     import torch
 
-    from dualpipe_lab.world.context import compute
+    from dualpipe_lab.launch.context import compute
 
     class Slow(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -316,7 +316,7 @@ def _num_buffers(weights: "list[nn.Parameter]") -> int:
 
 
 def _buckets(rank: int, world_size: int, fn: Callable[..., Any], bucket_bytes: int, rare: int | None) -> Found:
-    from dualpipe_lab.world.context import now
+    from dualpipe_lab.launch.context import now
 
     weights, parameters = _parameters()
     finish = fn(parameters, bucket_bytes)
@@ -327,7 +327,7 @@ def _buckets(rank: int, world_size: int, fn: Callable[..., Any], bucket_bytes: i
 
 
 def _once(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: int) -> Found:
-    from dualpipe_lab.world.context import now
+    from dualpipe_lab.launch.context import now
 
     weights, parameters = _parameters()
     finish, began = fn(parameters, num_microbatches), 0

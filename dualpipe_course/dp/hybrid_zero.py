@@ -13,8 +13,8 @@ from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.plain import plain
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 from dualpipe_lab.dp.closed_forms import STAGES, bytes_per_parameter
+from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.record import traffic
 
 if TYPE_CHECKING:
     from dualpipe_lab.dp.hybrid import NodeBytes
@@ -238,8 +238,8 @@ def _scale(ratio: float, per_node: int, num_nodes: int) -> str:
 
 
 def _groups(per_node: int) -> Any:
-    from dualpipe_lab.world.context import rank_context
-    from dualpipe_lab.world.mesh import Mesh
+    from dualpipe_lab.launch.context import rank_context
+    from dualpipe_lab.launch.mesh import Mesh
 
     topology = Topology([("dp", rank_context().world_size)], ranks_per_node=per_node)
     mesh = Mesh(topology)

@@ -239,7 +239,7 @@ def _cut(whole: "Tensor", rank: int, world_size: int) -> "Tensor":
 def _linear(rank: int, world_size: int, fn: Callable[..., Any]) -> Found:
     import torch
 
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     generator = torch.Generator().manual_seed(2)
     weights = [

@@ -13,7 +13,7 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_lab.world.emulate.link import Link
+from dualpipe_lab.launch.emulate.link import Link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -263,7 +263,7 @@ def _worker(factor: float, ms: float) -> Callable[["Tensor"], "Tensor"]:
     """A job: y = factor x, in `ms` forward and twice that backward."""
     import torch
 
-    from dualpipe_lab.world import context
+    from dualpipe_lab.launch import context
 
     class Work(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod

@@ -24,8 +24,8 @@ from dualpipe_lab.ep.overlap import (
     ticks_of,
 )
 from dualpipe_lab.ep.overlap.order import Op, Ticks, parse_ops
+from dualpipe_lab.launch.emulate.link import Link
 from dualpipe_lab.timeline import Time
-from dualpipe_lab.world.emulate.link import Link
 
 NAMES = ("serial", "overlapped", "W not split", "overlapped on the slow link")
 EXPECTED = (220, 121, 130, 160)

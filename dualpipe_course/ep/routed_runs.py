@@ -93,7 +93,7 @@ def moved(
     rank: int, world_size: int, router: Callable[..., Any], fn: Callable[..., Any], step: Step
 ) -> tuple[list[float], int]:
     """This rank's bias after a step, and how many messages it took part in."""
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     made = _new_router(router, step)
     fn(made, _microbatches(rank, step), SPEED)

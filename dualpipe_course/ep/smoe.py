@@ -303,8 +303,8 @@ def _gradients(rank: int, world_size: int, fn: Callable[..., Any], ep: int, edp:
     import torch
 
     from dualpipe_lab.ep.moe import ExpertParallel
+    from dualpipe_lab.launch.mesh import Mesh
     from dualpipe_lab.topology import Topology
-    from dualpipe_lab.world.mesh import Mesh
 
     setting = ExpertParallel.of(Mesh(Topology([("dp", edp), ("ep", ep)])))
     tokens = [3 + r for r in range(world_size)]  # uneven

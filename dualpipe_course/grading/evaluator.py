@@ -22,8 +22,8 @@ from typing import Any, TextIO
 from dualpipe_course.grading import protocol, worker
 from dualpipe_course.registry import find
 from dualpipe_lab._private import assume_fork_server, fork_server_pid
-from dualpipe_lab.world import payload, server
-from dualpipe_lab.world.launcher import launch
+from dualpipe_lab.launch import payload, server
+from dualpipe_lab.launch.launcher import launch
 
 UNKNOWN_EXIT = 255  # what `multiprocessing` reports when the fork server is gone and nobody knows how its child ended
 

@@ -26,7 +26,7 @@ from dualpipe_course.grading.replay import Replayed, shows_nothing
 from dualpipe_course.grading.submissions import Submission, library_digest
 from dualpipe_course.registry import find as find_check
 from dualpipe_lab._optional import extra
-from dualpipe_lab.world.folder import private_folder, sweep
+from dualpipe_lab.launch.folder import private_folder, sweep
 
 with extra("grading", "grading"):
     import psutil

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from dualpipe_lab._optional import extra
-from dualpipe_lab.world import operating_system
+from dualpipe_lab.launch import operating_system
 
 with extra("grading", "grading"):
     import psutil

@@ -9,7 +9,7 @@ import base64
 import json
 from typing import Any
 
-from dualpipe_lab.world import payload
+from dualpipe_lab.launch import payload
 
 MAX_BYTES = 20_000_000
 MAX_DEPTH = 20

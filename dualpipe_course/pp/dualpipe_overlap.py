@@ -90,7 +90,7 @@ def pair(backward_pieces: Callable[..., Any], in_turn: Callable[..., Any]) -> st
     """Write `backward_pieces(layers, dy, pair)`, with W behind the travel, and `in_turn` for halves of any lengths."""
     needs_function(backward_pieces)
     needs_function(in_turn)
-    from dualpipe_lab.world.emulate.link import Link
+    from dualpipe_lab.launch.emulate.link import Link
 
     for down, up in LAYERS:
         compare_on_ranks(
@@ -149,7 +149,7 @@ class Half:
 
     def forward(self, x: "Tensor", ms: float = F_MS) -> "Tensor":
         """The same, kept for the backward."""
-        from dualpipe_lab.world.context import compute
+        from dualpipe_lab.launch.context import compute
 
         self.x = x.detach().requires_grad_()
         self.y = self.part(self.x)
@@ -160,7 +160,7 @@ class Half:
         """This rank's part of the gradient of the layer's input."""
         import torch
 
-        from dualpipe_lab.world.context import compute
+        from dualpipe_lab.launch.context import compute
 
         self.dy = dy.detach().clone()
         compute(I_MS, "I")
@@ -170,7 +170,7 @@ class Half:
         """Add the gradient of the weights."""
         import torch
 
-        from dualpipe_lab.world.context import compute
+        from dualpipe_lab.launch.context import compute
 
         compute(W_MS, "W")
         self.grads.append(list(torch.autograd.grad(self.y, self.weights, self.dy, retain_graph=True)))
@@ -193,7 +193,7 @@ def _pair(rank: int, world_size: int, backward_pieces: Any, in_turn: Any, down: 
     import torch
 
     from dualpipe_lab import comm
-    from dualpipe_lab.world.context import now
+    from dualpipe_lab.launch.context import now
 
     group = comm.new_group([0, 1])
     below = [[Half(layer, r) for r in (0, 1)] for layer in range(down)]

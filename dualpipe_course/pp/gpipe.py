@@ -18,8 +18,8 @@ from dualpipe_course.pp.programs import check_rows, parse
 from dualpipe_course.start.ranks import MS, SENDS, all_waited_for, check_messages_only
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import call_each, ended, needs_function, needs_ints, partial_score, smallest_failing
+from dualpipe_lab.launch.launcher import Results
 from dualpipe_lab.pp.simulator import simulate
-from dualpipe_lab.world.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -275,7 +275,7 @@ class _Watch:
     def starts(self, module: Any, args: tuple["Tensor", ...]) -> None:
         """Called by the stage before each forward."""
         from dualpipe_course.pp.saved import held
-        from dualpipe_lab.world.context import rank_context
+        from dualpipe_lab.launch.context import rank_context
 
         number = self.number_of(args[0])
         self.order.append(-1 if number is None else number)
@@ -292,7 +292,7 @@ def _step(rank: int, world_size: int, fn: Callable[..., Any], num_microbatches: 
 
     from dualpipe_course.pp.saved import Saved
     from dualpipe_course.pp.timed import Timed
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     stage, inputs, targets = gradients.make_stage(rank), *gradients.make_batch([ROWS] * num_microbatches)
     probe = Saved()

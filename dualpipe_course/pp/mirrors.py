@@ -13,7 +13,7 @@ from dualpipe_course.exercise import Wrong
 from dualpipe_course.pp.gradients import ROWS, WIDTH, grads_of, make_batch, make_stage, without_runtime
 from dualpipe_course.start.ranks import MS, all_waited_for
 from dualpipe_course.trial import on_ranks
-from dualpipe_lab.world.launcher import Results
+from dualpipe_lab.launch.launcher import Results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +159,7 @@ def _two_way_step(rank: int, world_size: int, fn: Callable[..., Any], num_microb
 
     from dualpipe_course.pp.saved import Saved
     from dualpipe_course.pp.timed import Timed
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     inputs, targets = make_batch([ROWS] * num_microbatches)
     stages = [make_stage(0), make_stage(1)]

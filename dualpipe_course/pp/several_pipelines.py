@@ -66,7 +66,7 @@ def _step(
     from torch import nn
 
     from dualpipe_course.pp.timed import Timed
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     (index,) = (i for i, pipeline in enumerate(pipelines) if rank in pipeline)
     pipeline = pipelines[index]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualpipe_lab.world.context import compute
+from dualpipe_lab.launch.context import compute
 
 
 class _Pass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped to mypy

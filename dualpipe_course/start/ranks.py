@@ -11,8 +11,8 @@ from typing import Any
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
-from dualpipe_lab.world.emulate.link import Link
-from dualpipe_lab.world.launcher import Results
+from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.launcher import Results
 
 ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model time counts steps
 MS = 1_000_000
@@ -151,7 +151,7 @@ def check_messages_only(results: Results, case: str) -> None:
 
 def all_waited_for() -> None:
     """Raise unless this rank has waited for every message that it has started."""
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     if open_works := rank_context().in_flight:
         raise RuntimeError(
@@ -163,7 +163,7 @@ def all_waited_for() -> None:
 def _sum(rank: int, world_size: int, fn: Callable[..., Any], shape: tuple[int, ...]) -> tuple[list[int], int]:
     import torch
 
-    from dualpipe_lab.world.context import rank_context
+    from dualpipe_lab.launch.context import rank_context
 
     x = torch.tensor(_parts(rank, prod(shape))).reshape(shape)
     fn(x)

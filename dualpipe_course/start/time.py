@@ -11,9 +11,9 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
+from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.launcher import Results
 from dualpipe_lab.timeline import Message, Span, Timeline
-from dualpipe_lab.world.emulate.link import Link
-from dualpipe_lab.world.launcher import Results
 
 MS = 1_000_000
 MAKESPAN_MS = 29
@@ -146,7 +146,7 @@ def best_ms() -> int:
 def _relay(rank: int, world_size: int, fn: Callable[..., Any], case: Relay) -> tuple[list[float] | None, list[int]]:
     import torch
 
-    from dualpipe_lab.world.context import compute
+    from dualpipe_lab.launch.context import compute
 
     done: list[int] = []
 

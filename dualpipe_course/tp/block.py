@@ -154,12 +154,12 @@ _COMPLETE = "was complete, and is not any more"
 def _step(rank: int, world_size: int, fn: Callable[..., Any]) -> list[Found]:
     import torch
 
+    from dualpipe_lab.launch.mesh import Mesh
     from dualpipe_lab.models.llama import Llama
     from dualpipe_lab.models.llama_config import LlamaConfig
     from dualpipe_lab.models.plain_llama import PlainLlama
     from dualpipe_lab.topology import Topology
     from dualpipe_lab.tp.shard import full_state_dict, shards_of
-    from dualpipe_lab.world.mesh import Mesh
 
     found, mesh, ids = [], Mesh(Topology([("tp", world_size)])), torch.arange(16).view(2, 8) * 5 % 12
     for qk_norm, is_cut in CASES.values():

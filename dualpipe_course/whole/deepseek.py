@@ -227,8 +227,8 @@ def _bias_in_words(off: Off) -> str:
 def _with_balance(rank: int, world_size: int, fn: Callable[..., Any], ep_size: int) -> Found:
     import torch
 
+    from dualpipe_lab.launch.mesh import Mesh
     from dualpipe_lab.topology import Topology
-    from dualpipe_lab.world.mesh import Mesh
 
     mesh = Mesh(Topology([("pp", 2), ("ep", ep_size)]))
     pp_rank = mesh.rank("pp")

@@ -34,8 +34,8 @@ from dualpipe_course.whole.training_run import (
     TrainingRun,
 )
 from dualpipe_lab import comm, cp, dp, ep
+from dualpipe_lab.launch.launcher import launch
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.world.launcher import launch
 
 
 class MeanOfMeans(DataParallel):

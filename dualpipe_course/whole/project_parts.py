@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from dualpipe_lab.launch.mesh import Mesh
     from dualpipe_lab.train.sampler import Batch
-    from dualpipe_lab.world.mesh import Mesh
 
 LENGTH, BATCH = 16, 8  # tokens of a sequence, sequences of a step
 _SIZES: dict[str, Any] = {"hidden_size": 16, "ffn_size": 32, "num_heads": 4, "num_kv_heads": 2}
@@ -90,9 +90,9 @@ def assemble(config: LlamaConfig | V3MoEConfig, plan: Plan, lr: float = 1e-2) ->
     """Make this rank's parts; every rank of the plan calls it."""
     import torch
 
+    from dualpipe_lab.launch.mesh import Mesh
     from dualpipe_lab.models import build_stages
     from dualpipe_lab.pp.runtime import PipelineRuntime
-    from dualpipe_lab.world.mesh import Mesh
 
     mesh = Mesh(plan.topology)
     program = plan.program or schedules.build("1f1b", 1, plan.num_microbatches)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from dualpipe_course.meter import Meter
 from dualpipe_course.whole.training_log import RankLog
 from dualpipe_lab import comm, data, dp, models
+from dualpipe_lab.launch.context import compute, span
+from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.context import compute, span
-from dualpipe_lab.world.emulate.link import Link
-from dualpipe_lab.world.mesh import Mesh
 
 ROWS, LENGTH, MICROBATCHES, STEPS = 8, 16, 2, 8
 FORWARD_MS, BACKWARD_MS, LINK = 1, 2, Link(gbps=0.5, latency_ms=0.02)  # of one layer, on the virtual clock

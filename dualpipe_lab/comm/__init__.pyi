@@ -31,4 +31,4 @@ from .call import Work as Work
 from .call import Pending as Pending
 
 # Bytes sent and received, derived from the algorithms
-from dualpipe_lab.world.record import traffic as traffic
+from dualpipe_lab.launch.record import traffic as traffic

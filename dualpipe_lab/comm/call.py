@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 from dualpipe_lab._private import source_rank
 from dualpipe_lab.comm.groups import Group, carrier, members, name_of
-from dualpipe_lab.world.context import RankContext, rank_context
-from dualpipe_lab.world.record import traffic
-from dualpipe_lab.world.record.operation import Operation
-from dualpipe_lab.world.record.traffic import Traffic
+from dualpipe_lab.launch.context import RankContext, rank_context
+from dualpipe_lab.launch.record import traffic
+from dualpipe_lab.launch.record.operation import Operation
+from dualpipe_lab.launch.record.traffic import Traffic
 
 T = TypeVar("T")
 _REDUCTIONS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "max", "min", "product")}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from dualpipe_lab.comm.call import Collective, Work, num_bytes, reduction, runs_on_gloo
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.world.record import traffic
+from dualpipe_lab.launch.record import traffic
 
 # torch 2.13 renamed both and warns, in every rank, under the old names
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from dualpipe_lab.comm.call import Collective, Work, num_bytes
 from dualpipe_lab.comm.collectives import all_gather_single
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.world import payload
-from dualpipe_lab.world.record import traffic
+from dualpipe_lab.launch import payload
+from dualpipe_lab.launch.record import traffic
 
 
 def all_to_all_single(

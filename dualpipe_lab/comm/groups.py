@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
-from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.record.operation import Operation
-from dualpipe_lab.world.record.traffic import Traffic
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record.operation import Operation
+from dualpipe_lab.launch.record.traffic import Traffic
 
 Group: TypeAlias = dist.ProcessGroup
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from dualpipe_lab.comm.call import Work, check_tensors, dtype_name, num_bytes, runs_on_gloo
 from dualpipe_lab.comm.groups import Group, carrier, members, name_of
-from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.record.traffic import Traffic
-from dualpipe_lab.world.record.wire import MESSAGES
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record.traffic import Traffic
+from dualpipe_lab.launch.record.wire import MESSAGES
 
 
 class P2P(NamedTuple):

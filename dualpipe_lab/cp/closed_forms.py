@@ -14,8 +14,8 @@ Messages are counted without headers.  A single rank sends nothing.
 from typing import Literal, NamedTuple, TypeAlias
 
 from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.tp.latent_sizes import LatentSizes
-from dualpipe_lab.world.record import traffic
 
 Form: TypeAlias = Literal["ring", "all-gather"]
 FORMS: tuple[Form, ...] = ("ring", "all-gather")

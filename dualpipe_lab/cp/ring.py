@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.launch.context import rank_context
 
 
 class Ring:

@@ -19,7 +19,7 @@ from torch import Tensor
 from dualpipe_lab.comm.call import check_tensors
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.ring import Ring
-from dualpipe_lab.world.record.traffic import split
+from dualpipe_lab.launch.record.traffic import split
 
 
 def ring_all_reduce(tensor: Tensor, group: Group | None = None) -> None:

@@ -15,7 +15,7 @@ from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather
 from dualpipe_lab.dp.data_parallel import IGNORED
-from dualpipe_lab.world.context import device as lab_device
+from dualpipe_lab.launch.context import device as lab_device
 
 
 def positions(layout: SequenceLayout, rank: int, device: torch.device | str | None = None) -> Tensor:

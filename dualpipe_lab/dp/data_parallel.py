@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.dp.declaration import Copies, broadcast_over, check_mesh
-from dualpipe_lab.world.context import device
-from dualpipe_lab.world.mesh import GroupMesh
+from dualpipe_lab.launch.context import device
+from dualpipe_lab.launch.mesh import GroupMesh
 
 IGNORED = -100  # the target of a token that has no loss, as in torch.nn.functional.cross_entropy
 

@@ -25,11 +25,11 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.dp.grad_norm import global_norm
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.grads import partial_of, sum_in_groups
 from dualpipe_lab.tp.shard import Shard, declared_shards, shards_of
-from dualpipe_lab.world.mesh import Mesh
 
 DATA_AXES = ("dp", "ep", "cp")  # ranks that differ along these have the same dense weights and other tokens
 

@@ -15,9 +15,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dualpipe_lab.dp.closed_forms import BF16, Precision, Stage, sent_bytes
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record.ledger import RankLedger
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.record.ledger import RankLedger
 
 
 class NodeBytes(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.world.context import device
+from dualpipe_lab.launch.context import device
 
 _STATE = ("scale", "growth", "backoff", "interval", "num_good_steps")
 

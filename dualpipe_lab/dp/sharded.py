@@ -25,8 +25,8 @@ from dualpipe_lab.dp.buckets import BUCKET_BYTES, Bucket, local_shard
 from dualpipe_lab.dp.declaration import Declaration
 from dualpipe_lab.dp.grad_norm import clip_factor, global_norm
 from dualpipe_lab.dp.mixed_precision import LossScaler
+from dualpipe_lab.launch.mesh import GroupMesh, Mesh
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.world.mesh import GroupMesh, Mesh
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dualpipe_lab.dp.buckets import start_all_gather, start_reduce_scatter
 from dualpipe_lab.dp.ddp import GradientReducer
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.world.mesh import Mesh
 
 
 class Zero1(ShardedOptimizer):

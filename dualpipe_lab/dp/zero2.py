@@ -32,8 +32,8 @@ from dualpipe_lab.dp.buckets import (
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.grad_ready import GradShard, Synchronizer, register_grad_hook
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.world.mesh import Mesh
 
 
 class Zero2(ShardedOptimizer):

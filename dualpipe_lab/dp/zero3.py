@@ -33,8 +33,8 @@ from dualpipe_lab.dp.flat_parameter import FlatParameter
 from dualpipe_lab.dp.mixed_precision import LossScaler
 from dualpipe_lab.dp.sharded import ShardedOptimizer, StepReport, ZeroOptions
 from dualpipe_lab.grad_ready import GradShard, Synchronizer
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.world.mesh import Mesh
 
 
 class Zero3(ShardedOptimizer):

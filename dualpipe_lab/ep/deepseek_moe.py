@@ -30,8 +30,8 @@ from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.layer import Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.ep.router import Routing, Scoring, TopKRouter, top_experts
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.pp.program import Program
-from dualpipe_lab.world.context import device
 
 
 class DeepSeekRouter(TopKRouter):

@@ -33,8 +33,8 @@ from dualpipe_lab.ep.all_to_all import Splits, combine, dispatch
 from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
-from dualpipe_lab.world.context import device
 
 DROPPED = -1  # the slot of a choice that got none
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, logsigmoid
 
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import initialize_parameters
-from dualpipe_lab.world.context import device
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 

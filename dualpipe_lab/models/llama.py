@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
 from dualpipe_lab.models.stage_rules import check_sizes
@@ -25,7 +26,6 @@ from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.swiglu import SwiGLU
-from dualpipe_lab.world.mesh import Mesh
 
 
 class LlamaLayer(nn.Module):

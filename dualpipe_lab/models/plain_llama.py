@@ -12,9 +12,9 @@ from torch.distributed import DeviceMesh
 from torch.nn import functional
 
 from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.launch import context
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp.rope import rotation
-from dualpipe_lab.world import context
 
 
 class PlainAttention(nn.Module):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from dualpipe_lab.dp.data_parallel import IGNORED
+from dualpipe_lab.launch import context
 from dualpipe_lab.models.plain_llama import PlainAttention, PlainMlp
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.rope import rotation
-from dualpipe_lab.world import context
 
 
 class PlainRouter(nn.Linear):

@@ -21,6 +21,8 @@ from dualpipe_lab import comm
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.ep.deepseek_moe import update_biases
 from dualpipe_lab.ep.node_dispatch import NodeGroups
+from dualpipe_lab.launch.context import device as rank_device
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama import LlamaStage
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.multi_token import COPY, MultiTokenStage
@@ -32,8 +34,6 @@ from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.shard import full_tensor, shards_of
-from dualpipe_lab.world.context import device as rank_device
-from dualpipe_lab.world.mesh import Mesh
 
 Extra: TypeAlias = dict[str, Tensor]
 

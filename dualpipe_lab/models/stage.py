@@ -24,6 +24,8 @@ from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.latent_ring import LatentRing
 from dualpipe_lab.cp.layouts import SequenceLayout
 from dualpipe_lab.cp.sequence import positions as positions_of
+from dualpipe_lab.launch import context
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
@@ -35,8 +37,6 @@ from dualpipe_lab.tp.gqa import Attend, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import initialize_parameters
-from dualpipe_lab.world import context
-from dualpipe_lab.world.mesh import Mesh
 
 _NO_HEAD = "the last stage has the head and computes the loss; this stage has layers alone"
 HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table

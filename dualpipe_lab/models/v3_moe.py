@@ -30,6 +30,7 @@ from dualpipe_lab.ep.moe import ExpertParallel, reduce_gradients
 from dualpipe_lab.ep.node_dispatch import NodeGroups
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.ep.router_losses import sequence_loss
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
 from dualpipe_lab.models.stage_rules import check_sizes
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -41,7 +42,6 @@ from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
 from dualpipe_lab.tp.shard import full_tensor, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
-from dualpipe_lab.world.mesh import Mesh
 
 
 class V3Layer(nn.Module):

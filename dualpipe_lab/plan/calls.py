@@ -1,14 +1,14 @@
 """`Calls`: the communication calls of one rank, entered into a ledger without a process.
 
 In: the arguments of a call, as the rank would make it.  Out: counts, bytes and peers by operation, as in the ledger of
-a run: the formulas are the ledger's (`dualpipe_lab.world.record.traffic`).
+a run: the formulas are the ledger's (`dualpipe_lab.launch.record.traffic`).
 """
 
 from collections.abc import Sequence
 
-from dualpipe_lab.world.record import traffic
-from dualpipe_lab.world.record.ledger import RankLedger
-from dualpipe_lab.world.record.operation import next_in_ring
+from dualpipe_lab.launch.record import traffic
+from dualpipe_lab.launch.record.ledger import RankLedger
+from dualpipe_lab.launch.record.operation import next_in_ring
 
 
 class Calls:

@@ -21,12 +21,12 @@ The number of calls does not depend on the router, the bytes do.
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.plan.calls import Calls
 from dualpipe_lab.plan.fields import PlanFields
 from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.tp.latent_sizes import LatentSizes
-from dualpipe_lab.world.record import traffic
 
 Routing: TypeAlias = Mapping[tuple[int, int], Sequence[int]]  # by rank and layer: load_E of the rank's step
 _COUNT = 8  # bytes of a whole number

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from dualpipe_lab.launch.record.ledger import Ledger, RankLedger
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage_rules import ModelConfig, stage_layers
 from dualpipe_lab.plan.calls import Calls
@@ -32,7 +33,6 @@ from dualpipe_lab.plan.layer_traffic import StageTraffic
 from dualpipe_lab.plan.rules import has_experts, has_second
 from dualpipe_lab.pp.program import B, F, I, Program
 from dualpipe_lab.pp.validation.rules import routes
-from dualpipe_lab.world.record.ledger import Ledger, RankLedger
 
 PARTS = ("layers", "pipeline", "gradients", "norm", "routers")
 _NUMBER = 8  # bytes of a shape's number, and of a norm's power

@@ -24,10 +24,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from dualpipe_lab import comm
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, start_all_gather, start_reduce_scatter
 from dualpipe_lab.tp.shard import Shard, full_state_dict, initialize_parameters, load_full_state_dict
-from dualpipe_lab.world.context import device
 
 
 class ColumnParallel(torch.autograd.Function):

@@ -13,9 +13,9 @@ from socket import gethostname
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import latest, saved_steps
+from dualpipe_lab.launch.cluster.environment import Environment
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.options import Config, Options
-from dualpipe_lab.world.cluster.environment import Environment
 
 
 def fitted(plan: Plan, config: Config, options: Options, started: Environment | None) -> Plan:

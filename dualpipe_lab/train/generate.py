@@ -18,10 +18,10 @@ from torch import Tensor
 from dualpipe_lab import comm
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.data import VOCABULARY_SIZE
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.train.options import Config, find_checkpoint
 from dualpipe_lab.train.sampler import check_vocabulary
 from dualpipe_lab.train.saved_model import read_model, sequence_length_of
-from dualpipe_lab.world.context import device
 
 if TYPE_CHECKING:
     from dualpipe_lab.train.trainer import Trainer

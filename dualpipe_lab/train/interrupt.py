@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dualpipe_lab.world import operating_system, torchrun
-from dualpipe_lab.world.cluster.environment import cluster
+from dualpipe_lab.launch import operating_system, torchrun
+from dualpipe_lab.launch.cluster.environment import cluster
 
 EXIT_CODE = getattr(os, "EX_TEMPFAIL", 75)  # of a script whose training was stopped early: start it again to go on
 

@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass
 import torch
 
 from dualpipe_lab import comm
-from dualpipe_lab.world.context import device, now, rank_context
-from dualpipe_lab.world.operating_system import peak_memory_bytes
+from dualpipe_lab.launch.context import device, now, rank_context
+from dualpipe_lab.launch.operating_system import peak_memory_bytes
 
 _NS = 1e9
 

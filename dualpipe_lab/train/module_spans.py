@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import nn
 
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.timeline.spans import MODULES, Span
-from dualpipe_lab.world.context import rank_context
 
 _SHOWN = re.compile(r"embedding|norm|head|layers\.\d+(\.(attention|mlp(\.(router|experts|shared))?))?")
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from dualpipe_lab.dp.adam import Hyperparameters
 from dualpipe_lab.dp.checkpoint.folder import latest, name_of, saved_steps
 from dualpipe_lab.dp.checkpoint.reader import INDEX, Checkpoint
+from dualpipe_lab.launch.cluster.environment import Environment, cluster
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.pretrained.load import check_form, open_pretrained
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
@@ -21,7 +22,6 @@ from dualpipe_lab.plan import Plan
 from dualpipe_lab.train.metrics import check_csv, check_tensorboard
 from dualpipe_lab.train.sampler import Sampler, check_vocabulary, microbatch_size
 from dualpipe_lab.train.schedule import Schedule
-from dualpipe_lab.world.cluster.environment import Environment, cluster
 
 _COUNTS = (
     "sequence_length", "global_batch", "num_evaluations", "evaluate_every", "save_every", "keep", "trace_every",

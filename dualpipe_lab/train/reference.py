@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab.launch.operating_system import peak_memory_bytes
 from dualpipe_lab.models.plain_llama import PlainLlama
 from dualpipe_lab.models.plain_multi_token import PlainMultiToken
 from dualpipe_lab.models.plain_v3_moe import PlainRouter, PlainV3MoE
@@ -21,7 +22,6 @@ from dualpipe_lab.tp.shard import initialize_parameters
 from dualpipe_lab.train.metrics import Metrics
 from dualpipe_lab.train.options import Config, Data, check_data, named_options
 from dualpipe_lab.train.result import Result
-from dualpipe_lab.world.operating_system import peak_memory_bytes
 
 
 def reference(

@@ -16,6 +16,11 @@ from torch import Tensor
 
 from dualpipe_lab import comm
 from dualpipe_lab.dp.checkpoint.folder import name_of
+from dualpipe_lab.launch import torchrun
+from dualpipe_lab.launch.cluster.environment import cluster
+from dualpipe_lab.launch.folder import private_folder
+from dualpipe_lab.launch.launcher import launch
+from dualpipe_lab.launch.record.step_traces import StepTraces
 from dualpipe_lab.plan import Plan
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.train.elastic import agree, fitted, last_checkpoint
@@ -28,11 +33,6 @@ from dualpipe_lab.train.result import Result, read_weights
 from dualpipe_lab.train.sampler import Sampler
 from dualpipe_lab.train.screen import Screen, append, follow
 from dualpipe_lab.train.trainer import Trainer
-from dualpipe_lab.world import torchrun
-from dualpipe_lab.world.cluster.environment import cluster
-from dualpipe_lab.world.folder import private_folder
-from dualpipe_lab.world.launcher import launch
-from dualpipe_lab.world.record.step_traces import StepTraces
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ class Sampler:
         import torch  # here, so that a plan is checked in milliseconds
 
         from dualpipe_lab.cp.sequence import shard
+        from dualpipe_lab.launch import context
         from dualpipe_lab.models.multi_token import next_tokens
-        from dualpipe_lab.world import context
 
         length, device = self.sequence_length, context.device()
         inputs = torch.tensor([[*row[:-1], *[0] * (length + 1 - len(row))] for row in rows], device=device)

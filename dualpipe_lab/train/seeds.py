@@ -21,9 +21,9 @@ from hashlib import blake2b
 
 import torch
 
+from dualpipe_lab.launch import accelerator
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.topology import RankCoordinates
-from dualpipe_lab.world import accelerator
-from dualpipe_lab.world.context import device
 
 
 def seed_ranks(seed: int, here: RankCoordinates, step: int = 0) -> None:

@@ -26,6 +26,7 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import update_biases
 from dualpipe_lab.ep.overlap.stage import overlapped_forward_backward
 from dualpipe_lab.ep.overlap.v3 import interruptible_stage
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.pretrained.load import load_pretrained
 from dualpipe_lab.models.rank_model import RankModel, build_stages
 from dualpipe_lab.plan import Plan
@@ -38,7 +39,6 @@ from dualpipe_lab.train.module_spans import record_modules
 from dualpipe_lab.train.options import Config, Options, describe
 from dualpipe_lab.train.sampler import Batch, Sampler
 from dualpipe_lab.train.seeds import seed_ranks
-from dualpipe_lab.world.mesh import Mesh
 
 _OPTIMIZERS: tuple[Callable[..., Ddp | Zero1 | Zero2 | Zero3], ...] = (Ddp, Zero1, Zero2, Zero3)  # by the stage of ZeRO
 

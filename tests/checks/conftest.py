@@ -78,7 +78,7 @@ class Book:
     def verdict(self, name, text):
         """What the check says of an answer, with what ranks return opened as the grader opens it."""
         from dualpipe_course.registry import find
-        from dualpipe_lab.world import payload
+        from dualpipe_lab.launch import payload
 
         arguments = self.arguments(name, text)
         with payload.data_only():

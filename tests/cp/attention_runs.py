@@ -11,7 +11,7 @@ from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.launch.context import rank_context
 
 FORMS = {"ring": ring_attention, "all-gather": all_gather_attention}
 HEADS = ((2, 2), (4, 2), (3, 1))

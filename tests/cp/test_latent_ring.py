@@ -14,8 +14,8 @@ from dualpipe_lab.cp.latent_ring import LatentRing, latent_ring_attention, sends
 from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.tp.latent_attention import LatentSizes
-from dualpipe_lab.world.context import rank_context
 
 BATCH, HEADS = 2, 3
 SIZES = {

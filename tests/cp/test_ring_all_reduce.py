@@ -12,9 +12,9 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.cp.ring import Ring
 from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.viz import Steps
-from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.record import traffic
 
 VECTORS = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["ring_allreduce"]
 SIZES = (0, 1, 2, 3, 4, 7, 12, 1000)

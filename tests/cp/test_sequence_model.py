@@ -11,9 +11,9 @@ from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import next_token_labels, positions, shard
 from dualpipe_lab.dp.data_parallel import all_reduce_gradients, num_valid_tokens, token_loss
+from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.sharding import shard_slice
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.world.mesh import Mesh
 
 VOCABULARY, HEADS, KV_HEADS, SIZE, LENGTH, ROWS = 7, 4, 2, 4, 24, 4
 WIDTH = HEADS * SIZE

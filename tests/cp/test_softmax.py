@@ -12,9 +12,9 @@ from runs import launch
 from dualpipe_lab.cp.online_softmax import MaxSum, online_average, online_softmax
 from dualpipe_lab.cp.ring_softmax import all_reduce_softmax, ring_softmax
 from dualpipe_lab.cp.softmax import Softmax, softmax, softmax_backward
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.viz import Steps
-from dualpipe_lab.world.context import rank_context
-from dualpipe_lab.world.record import traffic
 
 INF = float("inf")
 ROWS = torch.tensor(  # a usual row, ties, huge, tiny, hidden parts, nothing to see

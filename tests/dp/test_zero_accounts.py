@@ -26,7 +26,7 @@ from dualpipe_lab.dp.sharded import ZeroOptions
 from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.launch.context import rank_context
 
 ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "collectives.json").read_text())["zero_bytes_per_param"]
 CLASSES = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}

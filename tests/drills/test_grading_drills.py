@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests" / "grading"))
 import mixed  # noqa: E402
 
 from dualpipe_course.grading import evaluator, sandbox, submissions  # noqa: E402
-from dualpipe_lab.world.folder import PREFIX, sweep  # noqa: E402
+from dualpipe_lab.launch.folder import PREFIX, sweep  # noqa: E402
 
 sys.path.pop(0)
 
@@ -50,7 +50,7 @@ def gpipe_rows(num_ranks, num_microbatches):
 SENDS = """
 def gpipe_rows(num_ranks, num_microbatches):
     import gc
-    from dualpipe_lab.world.rank import _Mailbox
+    from dualpipe_lab.launch.rank import _Mailbox
     (mailbox,) = [found for found in gc.get_objects() if isinstance(found, _Mailbox)]
     mailbox.send("where", Forger())
     return []

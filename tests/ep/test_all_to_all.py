@@ -18,7 +18,7 @@ from dualpipe_lab.ep.all_to_all import (
     start_dispatch,
     start_rows,
 )
-from dualpipe_lab.world.context import rank_context
+from dualpipe_lab.launch.context import rank_context
 
 TABLES = {
     1: [[[3]], [[0]]],

@@ -19,9 +19,9 @@ from dualpipe_lab.ep.deepseek_moe import (
 from dualpipe_lab.ep.moe import reduce_gradients
 from dualpipe_lab.ep.router import top_experts
 from dualpipe_lab.ep.router_losses import sequence_loss
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
-from dualpipe_lab.world.context import rank_context
 
 E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
 

@@ -10,8 +10,8 @@ import dualpipe_lab as lab
 from dualpipe_lab.dp.hybrid import count_by_node
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.tp.shard import full_state_dict
-from dualpipe_lab.world.context import rank_context
 
 
 def run(case, rank, nodes, meanwhile=None):

@@ -18,7 +18,7 @@ LATER = (
     "dualpipe_lab.pp.schedules", "dualpipe_lab.models.stage_rules", "dualpipe_lab.plan.traffic",
     "dualpipe_lab.plan.legal", "dualpipe_lab.plan.estimate", "dualpipe_lab.plan.fits", "dualpipe_lab.plan.kept",
     "dualpipe_lab.plan.model_of",
-    "dualpipe_lab.world.record", "dualpipe_lab.viz",
+    "dualpipe_lab.launch.record", "dualpipe_lab.viz",
 )  # fmt: skip
 
 

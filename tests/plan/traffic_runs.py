@@ -6,9 +6,9 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.train import Batch, Options, Trainer
 from dualpipe_lab.train import trainer as trainer_module
-from dualpipe_lab.world.context import rank_context
 
 
 def calls():

@@ -1,7 +1,7 @@
 """A stand-in for CUDA and NCCL, for machines without either: `DUALPIPE_LAB_ACCELERATOR=stand_in`.
 
-In: what `dualpipe_lab.world.accelerator` asks of an accelerator.  Out: a device that is memory of the CPU under a mark,
-and a back end that is GLOO behind NCCL's refusals.
+In: what `dualpipe_lab.launch.accelerator` asks of an accelerator.  Out: a device that is memory of the CPU under a
+mark, and a back end that is GLOO behind NCCL's refusals.
   tensors.py   tells "device" tensors from those of the host, and refuses to mix them, as CUDA does
   nccl.py      refuses what NCCL refuses, and runs operations in the order that its streams impose
 `DUALPIPE_LAB_STAND_IN=suite` is for tests that were written without devices: what a test makes inside a rank, or hands
@@ -67,8 +67,8 @@ def take_over():
 
     A test's own time limit is for GLOO: it is raised to `PATIENCE`.  Ranks that wait for each other are found anyway.
     """
-    from dualpipe_lab.world import launcher
-    from dualpipe_lab.world.config import LaunchConfig
+    from dualpipe_lab.launch import launcher
+    from dualpipe_lab.launch.config import LaunchConfig
 
     os.environ.update({ACCELERATOR: __name__, SUITE: "suite"})
 

@@ -250,7 +250,7 @@ def _watch_backward(functions):
 
 
 def _mark_first_call():
-    from dualpipe_lab.world import payload
+    from dualpipe_lab.launch import payload
 
     loads, rebuild = payload.loads, payload._rebuild
 

@@ -212,7 +212,7 @@ def test_the_library_reads_what_the_page_says_that_it_reads():
     listed = variables_of("Variables that the library reads")
     assert len(listed) == len(set(listed)) > 20
     assert [name for name in listed if f'"{name}"' not in sources] == []
-    environment = (ROOT / "dualpipe_lab" / "world" / "cluster" / "environment.py").read_text()
+    environment = (ROOT / "dualpipe_lab" / "launch" / "cluster" / "environment.py").read_text()
     read = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)*)"', environment))
     assert read <= set(listed)
 

@@ -17,9 +17,9 @@ from training_runs import LLAMA, OPTIONS, TEXT, V3, plan, run, worst
 import dualpipe_lab as lab
 from dualpipe_lab import train
 from dualpipe_lab.dp.checkpoint import saved_steps
+from dualpipe_lab.launch.cluster.environment import Environment
 from dualpipe_lab.train.elastic import agree, fitted
 from dualpipe_lab.train.result import read_weights
-from dualpipe_lab.world.cluster.environment import Environment
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}"}

@@ -27,8 +27,8 @@ from dualpipe_lab.dp.checkpoint.region import ShardRegion, full_region
 from dualpipe_lab.dp.declaration import full_name_of
 from dualpipe_lab.dp.sharded import ShardedOptimizer
 from dualpipe_lab.dp.zero3 import Zero3
-from dualpipe_lab.world import accelerator
-from dualpipe_lab.world.context import device
+from dualpipe_lab.launch import accelerator
+from dualpipe_lab.launch.context import device
 
 _SAMPLE, _ALIKE = 16, 0.01  # elements of a weight, and their relative difference, that tell copies from other layers
 _REMEDY = "give each its own name with shard_spec_of, or by `names_start_here` of the stages and `shards` of the layers"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.expert_rules import check_divides
-from dualpipe_lab.world.mesh import Mesh
+from dualpipe_lab.launch.mesh import Mesh
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
 from dualpipe_lab.ep.moe.permutation import plan_routes
 from dualpipe_lab.ep.router import Routing
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
-from dualpipe_lab.world.context import device
 
 
 class Experts(nn.Module):

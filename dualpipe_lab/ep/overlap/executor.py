@@ -18,8 +18,8 @@ from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
 from dualpipe_lab.ep.overlap.linked import Given
 from dualpipe_lab.ep.overlap.order import Op, Order, Ticks
 from dualpipe_lab.ep.overlap.simulator import StreamSpans, span_kind, span_of
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.timeline import Span, Time
-from dualpipe_lab.world.context import rank_context
 
 # the method of a layer's pass for each kind; some take the layer's input or its output's gradient
 _PIECES = {

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from dualpipe_lab import comm, data
+from dualpipe_lab.launch.context import device
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.runtime import PipelineRuntime
 from dualpipe_lab.timeline import Timeline
-from dualpipe_lab.world.context import device
 
 ROWS, LENGTH, HIDDEN = 2, 24, 32  # sequences in a microbatch, bytes in each, features
 BOUNDARY_BYTES = ROWS * LENGTH * HIDDEN * 8

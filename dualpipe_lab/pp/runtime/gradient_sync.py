@@ -12,11 +12,11 @@ from torch import nn
 
 from dualpipe_lab.comm.groups import members
 from dualpipe_lab.grad_ready import Synchronizer, synchronizers_of
+from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.program import Action, B, I, W
 from dualpipe_lab.pp.runtime.p2p import PipelineP2P
 from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
 from dualpipe_lab.pp.runtime.stage import ReadyAction, Stage
-from dualpipe_lab.world.context import rank_context
 
 
 class GradientSync:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from dualpipe_lab.world import accelerator
+from dualpipe_lab.launch import accelerator
 
 
 def recompute(segment: Callable[..., Any], *inputs: Any, preserve_rng: bool = True) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.launch.context import device, rank_context
 from dualpipe_lab.pp.cost import Cost
 from dualpipe_lab.pp.lowering import lower
 from dualpipe_lab.pp.program import (
@@ -51,7 +52,6 @@ from dualpipe_lab.pp.runtime.replicated_grads import ReplicatedGrads
 from dualpipe_lab.pp.runtime.shape_inference import Boundary, BoundaryShapes, GivenShapes, InferredShapes
 from dualpipe_lab.pp.runtime.stage import Overlapped, ReadyAction, Stage, run_pair_serially, span_title
 from dualpipe_lab.pp.validation.validator import validate
-from dualpipe_lab.world.context import device, rank_context
 
 
 class PipelineRuntime:

@@ -1,0 +1,148 @@
+"""The accelerator of a rank: the one module that calls `torch.cuda`, and the place where another one plugs in.
+
+In: `backend="nccl"` and the rank's number on its machine.  Out: a device, events, and the name of torch's back end.
+`DUALPIPE_LAB_ACCELERATOR=package.module` names a module with the attributes of `Accelerator`, which then takes the
+place of CUDA and NCCL in every rank: for another accelerator, or for a stand-in that tests use.
+Elsewhere: `torch.accelerator`; `torch.utils.backend_registration`; `torch.distributed.Backend.register_backend`.
+"""
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Protocol
+
+from dualpipe_lab.launch.cluster.environment import cluster
+
+OVERRIDE = "DUALPIPE_LAB_ACCELERATOR"
+
+
+class Event(Protocol):
+    """A point in the stream of a device: `torch.cuda.Event(enable_timing=True)`."""
+
+    def record(self) -> None:
+        """Queue this point behind the work that the current stream has so far."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from this point to a later one, both of which have been reached."""
+
+
+class Accelerator(Protocol):
+    """What a module that takes the place of CUDA and NCCL provides.
+
+    Attributes:
+        device_type: of its tensors, such as `cuda`.
+        backend: torch.distributed's name of the back end that carries them, such as `nccl`.
+    """
+
+    device_type: str
+    backend: str
+
+    def obstacle(self, world_size: int) -> str:
+        """Reason why `world_size` ranks cannot run on this machine; empty if they can."""
+
+    def start(self, local_rank: int) -> Any:
+        """Make the device of this rank the current one and return it; a rank calls this before anything else."""
+
+    def synchronize(self) -> None:
+        """Block until the device has done what is queued."""
+
+    def event(self) -> Event:
+        """A point in the current stream that can be timed."""
+
+    def rng_state(self, device: Any) -> Any:
+        """State of a device's random numbers."""
+
+    def set_rng_state(self, state: Any, device: Any) -> None:
+        """Set the state of a device's random numbers."""
+
+
+class Cuda:
+    """CUDA and NCCL."""
+
+    device_type, backend = "cuda", "nccl"
+
+    def obstacle(self, world_size: int) -> str:
+        """Reason why NCCL cannot connect `world_size` ranks on this machine; empty if it can."""
+        import torch
+        import torch.distributed as dist
+
+        if not dist.is_nccl_available():
+            return f"NCCL needs {world_size} GPUs, and this build of torch has no NCCL"
+        found = torch.cuda.device_count()
+        return f"NCCL needs one GPU per rank, {world_size} ranks have {found}" if found < world_size else ""
+
+    def start(self, local_rank: int) -> Any:
+        """Make GPU `local_rank` the current device of this process and return it."""
+        import torch
+
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+
+    def synchronize(self) -> None:
+        """Block until the current GPU has done what is queued."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def event(self) -> Event:
+        """A CUDA event that can be timed."""
+        import torch
+
+        make: Callable[..., Any] = torch.cuda.Event
+        event: Event = make(enable_timing=True)
+        return event
+
+    def rng_state(self, device: Any) -> Any:
+        """State of a GPU's random numbers."""
+        import torch
+
+        return torch.cuda.get_rng_state(device)
+
+    def set_rng_state(self, state: Any, device: Any) -> None:
+        """Set the state of a GPU's random numbers."""
+        import torch
+
+        torch.cuda.set_rng_state(state, device)
+
+
+def current() -> Accelerator:
+    """The accelerator behind `backend="nccl"`: CUDA, or the module that `DUALPIPE_LAB_ACCELERATOR` names."""
+    name = os.environ.get(OVERRIDE)
+    module: Any = import_module(name) if name else Cuda()
+    accelerator: Accelerator = module
+    return accelerator
+
+
+def start(backend: str, local_rank: int) -> Any:
+    """Return the device of a rank, after making it the current one: the CPU, unless the back end is NCCL."""
+    import torch
+
+    return current().start(local_rank) if backend == "nccl" else torch.device("cpu")
+
+
+def group_backends(backend: str) -> str:
+    """What `init_process_group` gets: tensors on the CPU always travel over GLOO.
+
+    >>> group_backends("gloo"), group_backends("nccl")
+    ('gloo', 'cpu:gloo,cuda:nccl')
+    """
+    if backend != "nccl":
+        return backend
+    accelerator = current()
+    return f"cpu:gloo,{accelerator.device_type}:{accelerator.backend}"
+
+
+def device_of_torchrun() -> Any:
+    """The device of a rank that `torchrun` started: its GPU if the process group carries tensors of GPUs."""
+    import torch
+    import torch.distributed as dist
+
+    accelerator = current()
+    carried = f"{accelerator.device_type}:{accelerator.backend}" in str(dist.get_backend_config())
+    return torch.device(accelerator.device_type, local_rank()) if carried else torch.device("cpu")
+
+
+def local_rank() -> int:
+    """Number of this rank on its machine, as `torchrun` or another starter gives it."""
+    started = cluster()
+    return 0 if started is None else started.local_rank

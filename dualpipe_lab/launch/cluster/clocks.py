@@ -1,0 +1,152 @@
+"""`Alignment`: the clock of a rank beside that of rank 0, so that the traces of many hosts lie on one axis.
+
+Chapter: book/appendix/gpus.  In: a rank's own clock, messages to and from rank 0.  Out: offset, drift, and their bound.
+  ask         send, and take the own time t0; rank 0 answers with its time T; the answer is here at t1
+  offset      T - (t0 + t1) / 2      rank 0's clock minus this one's
+  bound       (t1 - t0) / 2          T was read between t0 and t1, wherever the messages lost their time
+  drift       between two readings, before and after the run, the offset is a straight line: of two clocks whose rates
+              stay as they are, the error in between is at most the larger of the two bounds
+The shortest of several exchanges counts.  Ranks on one host read one clock, and their offset is 0 within the bound.
+Elsewhere: NTP, whose four time stamps also leave out the time that the server takes; Score-P `SCOREP_TIMER` and its
+linear interpolation between two readings.
+Source: Cristian 1989 (Probabilistic clock synchronization), section 4.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from dualpipe_lab.launch.record.trace import RankTrace
+from dualpipe_lab.timeline import Span
+
+NUM_EXCHANGES = 8
+HEAD_START_NS = 2_000_000  # between the last message about the origin and time 0, so that all ranks are awake
+
+
+class Exchange(NamedTuple):
+    """One question and its answer, in nanoseconds: `asked` and `heard` on this clock, `answered` on rank 0's."""
+
+    asked: int
+    answered: int
+    heard: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The offset of a clock at one time.
+
+    Attributes:
+        time_ns: on this rank's clock.
+        offset_ns: rank 0's clock minus this one's.
+        bound_ns: of the error of the offset.
+    """
+
+    time_ns: int
+    offset_ns: int
+    bound_ns: int
+
+
+def reading_of(exchanges: Iterable[Exchange]) -> Reading:
+    """Return the offset that the shortest exchange tells.
+
+    >>> reading_of([Exchange(100, 5_120, 140), Exchange(200, 5_290, 380)])
+    Reading(time_ns=120, offset_ns=5000, bound_ns=20)
+    """
+    asked, answered, heard = min(exchanges, key=lambda one: one.heard - one.asked)
+    middle = (asked + heard) // 2
+    return Reading(middle, answered - middle, (heard - asked + 1) // 2)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A clock beside that of rank 0, from a reading before a run and one after it."""
+
+    first: Reading
+    last: Reading
+
+    @property
+    def bound_ns(self) -> int:
+        """Bound of the error of a time between the readings, if both clocks keep their rates."""
+        return max(self.first.bound_ns, self.last.bound_ns)
+
+    @property
+    def drift(self) -> float:
+        """Seconds that rank 0's clock gains on this one per second."""
+        return (self.last.offset_ns - self.first.offset_ns) / max(self.last.time_ns - self.first.time_ns, 1)
+
+    def gained(self, time_ns: int) -> int:
+        """Nanoseconds that rank 0's clock has gained on this one from the first reading until a time of this one.
+
+        >>> Alignment(Reading(0, 500, 10), Reading(1_000, 700, 20)).gained(250)
+        50
+        """
+        return round((time_ns - self.first.time_ns) * self.drift)
+
+    def correct(self, trace: RankTrace, origin_ns: int) -> None:
+        """Put the times of a trace on rank 0's clock, and note their bound.
+
+        Args:
+            trace: of this rank; its times count from the origin, by the first reading.
+            origin_ns: the origin on this rank's clock.
+        """
+
+        def moved(time: int) -> int:
+            return time + self.gained(time + origin_ns)
+
+        for spans in (trace.spans, trace.collectives):
+            spans[:] = [_between(span, moved(int(span.start)), moved(int(span.end))) for span in spans]
+        trace.sent[:] = [sent._replace(time_ns=moved(sent.time_ns)) for sent in trace.sent]
+        trace.received[:] = [one._replace(time_ns=moved(one.time_ns)) for one in trace.received]
+        trace.error_ns = self.bound_ns
+
+
+def _between(span: Span, start: int, end: int) -> Span:
+    return span._replace(start=start, end=end)
+
+
+class Exchanger(Protocol):
+    """How ranks talk about time: one whole number per message."""
+
+    def send(self, value: int, peer: int) -> None:
+        """Send a number to a rank."""
+
+    def recv(self, peer: int) -> int:
+        """Return the number that a rank sends."""
+
+
+def read_clocks(rank: int, world_size: int, exchanger: Exchanger, now: Callable[[], int]) -> Reading:
+    """Return the offset of this rank's clock; every rank calls this, and rank 0 answers one rank after the other.
+
+    Args:
+        rank: this one.
+        world_size: number of ranks.
+        exchanger: carries the messages.
+        now: this rank's clock, in nanoseconds.
+    """
+    if rank:
+        return reading_of([_ask(exchanger, now) for _ in range(NUM_EXCHANGES)])
+    for peer in range(1, world_size):
+        for _ in range(NUM_EXCHANGES):
+            exchanger.recv(peer)
+            exchanger.send(now(), peer)
+    return Reading(now(), 0, 0)
+
+
+def agree_on_origin(rank: int, world_size: int, exchanger: Exchanger, now: Callable[[], int], reading: Reading) -> int:
+    """Return the time on this rank's clock that counts as 0 on all of them; every rank calls this after `read_clocks`.
+
+    It lies a little ahead, and later with more ranks, so that all of them are awake when it comes.
+    """
+    if rank:
+        return exchanger.recv(0) - reading.offset_ns
+    origin_ns = now() + HEAD_START_NS + HEAD_START_NS * world_size // 4
+    for peer in range(1, world_size):
+        exchanger.send(origin_ns, peer)
+    return origin_ns
+
+
+def _ask(exchanger: Exchanger, now: Callable[[], int]) -> Exchange:
+    asked = now()
+    exchanger.send(0, 0)
+    answered = exchanger.recv(0)
+    return Exchange(asked, answered, now())

@@ -1,0 +1,306 @@
+"""`join`: the ranks that a starter has started meet at a store and form one process group.
+
+Chapter: book/appendix/gpus.  In: an `Environment`, a back end.  Out: an initialised default process group.
+  store        `TCPStore` at MASTER_ADDR:MASTER_PORT, of torchrun's agent, or of rank 0 where no agent has one
+  generation   a number for each time that a whole world meets; the process group's keys have it as a prefix, because an
+               agent keeps its store over a restart, and with it the addresses of ranks that have ended
+  agreement    rank 0 opens a generation, every other rank answers with a token, and rank 0 closes it with all tokens; a
+               rank whose token is not among them has read an older generation, and waits for the next
+  reach        every rank connects once to every other node, before GLOO does (`reach`)
+Every wait of the meeting ends after CONNECT_SECONDS, with a message that names addresses and interface; every operation
+of the group that comes of it ends after OPERATION_SECONDS, or after fewer if the launch has fewer.
+Elsewhere: `init_process_group("env://")`, which shares keys between restarts and has no message for a wrong interface.
+"""
+
+import atexit
+import json
+import os
+import socket
+import time
+import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dualpipe_lab.launch import accelerator, operating_system
+from dualpipe_lab.launch.cluster import interface
+from dualpipe_lab.launch.cluster.environment import Environment
+from dualpipe_lab.launch.cluster.interface import Interface
+from dualpipe_lab.launch.cluster.reach import Place, check_reach, listener
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+CONNECT_SECONDS = 120.0  # ranks of other nodes may still be importing torch from a slow disk
+OPERATION_SECONDS = 600.0  # for a collective or a message, then it fails; torch's own: NCCL 600, GLOO 1,800
+_LEAST_WAIT, _LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the store
+_LATER_SECONDS = 10.0  # by which rank 0 may have come later than another rank, and so say later who is missing
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How this process has joined: its default process group fits another launch with the same values."""
+
+    store: "Store"
+    backend: str
+    check: bool
+    seconds: float
+
+
+_joined: Joined | None = None  # as torch's default process group, it belongs to the process
+
+
+def join(environment: Environment, backend: str, check: bool, seconds: float) -> None:
+    """Make the default process group, unless an earlier launch or the script itself has made one that fits.
+
+    Args:
+        environment: of this rank.
+        backend: `gloo`, or `nccl` for GLOO and NCCL together.
+        check: torch compares every collective across the ranks; the caller has set torch's debug level.
+        seconds: after which an operation of the group fails, on GLOO and on NCCL.
+
+    Raises:
+        ConnectionError: the ranks did not meet, or GLOO could not connect them.
+        ValueError: no network interface can reach the other nodes.
+    """
+    global _joined  # beside torch's own
+    import torch.distributed as dist
+
+    wanted = backend, check, seconds
+    if dist.is_initialized() and (_joined is None or (_joined.backend, _joined.check, _joined.seconds) != wanted):
+        if _joined is None:  # the script's own group
+            return
+        leave()
+    if not dist.is_initialized():
+        deadline = time.monotonic() + min(seconds, CONNECT_SECONDS)
+        chosen = _interface(environment, deadline)
+        store = _joined.store if _joined else _connect(environment, chosen, deadline)
+        _initialise(environment, backend, store, chosen, deadline, timedelta(seconds=seconds))
+        _joined = Joined(store, *wanted)
+        atexit.register(leave)
+
+
+def leave() -> None:
+    """End the groups' threads before the interpreter ends: a thread that is left then may abort the process."""
+    import torch.distributed as dist
+
+    atexit.unregister(leave)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def stay() -> None:
+    """Do not leave at exit: after an error, a message that nobody answers would keep the groups' threads alive."""
+    atexit.unregister(leave)
+
+
+def _interface(environment: Environment, deadline: float) -> Interface:
+    """Choose the interface, and tell GLOO; a name that the network does not know yet is asked for again."""
+    host, port = environment.master_addr, environment.master_port
+    wait = _LEAST_WAIT
+    while True:
+        try:
+            source = interface.route(host, port)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline or not isinstance(error, socket.gaierror):
+                found = interface.candidates(operating_system.interface_addresses())
+                raise ConnectionError(
+                    f"{environment}: this host does not reach MASTER_ADDR={host} ({error}); its interfaces are "
+                    f"{found}; give an address of the node of rank 0"
+                ) from None
+        time.sleep(wait)
+        wait = min(2 * wait, _LONGEST_WAIT)
+    wanted = os.environ.get(interface.VARIABLE)
+    chosen = interface.choose(environment, operating_system.interface_addresses(), source, wanted)
+    if chosen.note:
+        warnings.warn(chosen.note, stacklevel=2)
+    os.environ[interface.VARIABLE] = chosen.name
+    return chosen
+
+
+def _connect(environment: Environment, chosen: Interface, deadline: float) -> "Store":
+    """Connect to the store where the ranks meet; rank 0 opens it where no agent has."""
+    import torch.distributed as dist
+
+    host, port, hosts = environment.master_addr, environment.master_port, _hosts_store(environment)
+    try:
+        return dist.TCPStore(
+            host, port, is_master=hosts, timeout=_left(deadline), wait_for_workers=False, multi_tenant=True
+        )
+    except Exception as error:
+        does = "cannot listen at" if hosts else "reaches nobody at"
+        remedy = (
+            "choose a free MASTER_PORT" if hosts else "start rank 0, and let its port through the firewall of its node"
+        )
+        raise ConnectionError(
+            f"{environment}: {does} {host}:{port} (MASTER_ADDR, MASTER_PORT) from {chosen}; {remedy}; "
+            f"torch says: {_first_line(error)}"
+        ) from None
+
+
+def _hosts_store(environment: Environment) -> bool:
+    return environment.rank == 0 and not environment.agent_hosts_store
+
+
+def _initialise(
+    environment: Environment,
+    backend: str,
+    store: "Store",
+    chosen: Interface,
+    deadline: float,
+    limit: timedelta,
+) -> None:
+    """Agree on a generation and connect the ranks under its prefix, before the deadline.
+
+    `limit`: of an operation.  Ranks that cannot reach each other have been found before.
+    """
+    import torch.distributed as dist
+
+    meeting = dist.PrefixStore("dualpipe_lab", store)
+    with _rendezvous_of(environment), listener(chosen.address) as door:
+        place = chosen.address, int(door.getsockname()[1])
+        generation, places = agree(meeting, environment, place, deadline)
+        problem = check_reach(meeting, generation, environment.rank, places, deadline)
+    if problem:
+        raise ConnectionError(_unconnected(environment, chosen, problem))
+    accelerator.start(backend, environment.local_rank)
+    try:
+        dist.init_process_group(
+            accelerator.group_backends(backend),
+            store=dist.PrefixStore(f"generation-{generation}", meeting),
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=limit,
+        )
+    except Exception as error:
+        raise ConnectionError(_unconnected(environment, chosen, f"torch says: {_first_line(error)}")) from None
+    store.set_timeout(limit)  # of groups that are made later
+
+
+@contextmanager
+def _rendezvous_of(environment: Environment) -> Iterator[None]:
+    """Say that the store is gone where torch says what its sockets do."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's own classes for the store's errors are RuntimeErrors
+        raise ConnectionError(
+            f"{environment}: the rendezvous at {environment.master_addr}:{environment.master_port} is gone: its "
+            "process has ended, or its host answers nothing; see what its node prints; "
+            f"torch says: {_first_line(error)}"
+        ) from None
+
+
+def _unconnected(environment: Environment, chosen: Interface, problem: str) -> str:
+    found = interface.candidates(operating_system.interface_addresses())
+    return (
+        f"{environment}: the ranks met at {environment.master_addr}:{environment.master_port}, but GLOO cannot connect "
+        f"them: {problem}; this rank uses {chosen}, its host has {found}; set {interface.VARIABLE} on every node to "
+        "the interface that reaches the others, and let all ports between the nodes through, as GLOO listens on ports "
+        "that the kernel chooses"
+    )
+
+
+def agree(meeting: "Store", environment: Environment, place: Place, deadline: float) -> tuple[int, list[Place]]:
+    """Wait until all ranks of one start are here; return the generation and the place of each rank.
+
+    Args:
+        meeting: the store; keys of earlier starts may be in it.
+        environment: of this rank.
+        place: where this rank listens.
+        deadline: in seconds of `time.monotonic`.
+
+    Raises:
+        ConnectionError: ranks are missing at the deadline.
+        ValueError: the ranks do not agree on the number of ranks or of ranks per node.
+    """
+    per_node = environment.ranks_per_node if environment.has_equal_nodes else None
+    answer = [uuid.uuid4().hex, list(place), environment.world_size, per_node]
+    part = _open if environment.rank == 0 else _enter
+    generation, closing = part(meeting, environment, answer, deadline)
+    if closing["problem"]:
+        raise (ConnectionError if closing["is_missing"] else ValueError)(closing["problem"])
+    return generation, [(address, port) for address, port in closing["places"]]
+
+
+def _open(
+    meeting: "Store", environment: Environment, answer: list[object], deadline: float
+) -> tuple[int, dict[str, Any]]:
+    """Rank 0: open a generation, wait for all answers, and close it with them."""
+    generation = meeting.add("generations", 1)
+    meeting.set("open", str(generation))
+    keys = {rank: f"{generation}/{rank}" for rank in range(1, environment.world_size)}
+    wait = _LEAST_WAIT
+    while keys and not meeting.check(list(keys.values())) and time.monotonic() < deadline:
+        time.sleep(wait)  # not a wait in the store, which would hold up signals
+        wait = min(1.5 * wait, _LONGEST_WAIT)
+    missing = [rank for rank, key in keys.items() if not meeting.check([key])]
+    here = {rank: json.loads(meeting.get(key)) for rank, key in keys.items() if rank not in missing}
+    answers = {0: answer} | here
+    closing = {
+        "tokens": {rank: token for rank, (token, *_) in answers.items()},
+        "places": [place for _, place, *_ in answers.values()],
+        "problem": _missing(environment, missing) if missing else _disagreement(answers),
+        "is_missing": bool(missing),
+    }
+    meeting.set(f"{generation}/closed", json.dumps(closing))
+    return generation, closing
+
+
+def _enter(
+    meeting: "Store", environment: Environment, answer: list[object], deadline: float
+) -> tuple[int, dict[str, Any]]:
+    """Another rank: answer the generation that is open, and wait until one is closed with this answer."""
+    rank, answered, wait = environment.rank, "", _LEAST_WAIT
+    is_open = False
+    while time.monotonic() < deadline + (_LATER_SECONDS if is_open else _LONGEST_WAIT):
+        generation = meeting.get("open").decode() if meeting.check(["open"]) else ""
+        if generation and generation != answered:
+            meeting.set(f"{generation}/{rank}", json.dumps(answer))
+            answered = generation
+        is_open = answered != "" and not meeting.check([f"{answered}/closed"])
+        if answered and not is_open:
+            closing = json.loads(meeting.get(f"{answered}/closed"))
+            if closing["tokens"].get(str(rank)) == answer[0]:
+                return int(answered), closing
+        time.sleep(wait)
+        wait = min(1.5 * wait, _LONGEST_WAIT)
+    did = "came to {}, and does not say who is missing" if is_open else "did not come to {}"
+    raise ConnectionError(f"{environment}: rank 0 {did.format(_place(environment))}; see what its node prints")
+
+
+def _missing(environment: Environment, missing: list[int]) -> str:
+    listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return (
+        f"{len(missing)} of {environment.world_size} ranks did not come to {_place(environment)}: {listed}; start them "
+        "with the same address and port, and see what their nodes print"
+    )
+
+
+def _disagreement(answers: dict[int, list[object]]) -> str:
+    """What ranks of one world must agree on, and do not; empty if all is well."""
+    for name, index, remedy in (
+        ("ranks of the world", 2, "start all nodes with the same sizes"),
+        ("ranks per node", 3, "start equally many ranks on every node, with consecutive numbers"),
+    ):
+        found = {rank: answer[index] for rank, answer in answers.items()}
+        other = next((rank for rank, value in found.items() if value != found[0]), None)
+        if other is not None:
+            said = [f"{'unequal numbers' if found[rank] is None else found[rank]} (rank {rank})" for rank in (0, other)]
+            return f"the nodes were started with different numbers of {name}: {' and '.join(said)}; {remedy}"
+    return ""
+
+
+def _place(environment: Environment) -> str:
+    return f"{environment.master_addr}:{environment.master_port} (MASTER_ADDR, MASTER_PORT)"
+
+
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]

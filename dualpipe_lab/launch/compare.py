@@ -1,0 +1,98 @@
+"""`compare_backends`: the same function on GLOO and on NCCL, its results compared and its time on the device measured.
+
+Chapter: book/appendix/gpus; the last cell of every chapter that starts ranks.  In: what `launch` gets, and a tolerance.
+Out: the results on NCCL.
+Elsewhere: torch's own tests run one body per back end (`MultiProcContinuousTest`).
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from math import isinf
+from statistics import median
+from typing import Any
+
+from dualpipe_lab.launch import accelerator, launcher, payload
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.launcher import Results
+
+
+def compare_backends(
+    fn: Callable[..., Any], world_size: int, *args: Any, tolerance: float, rounds: int = 1, **launch_options: Any
+) -> Results:
+    """Run `fn(rank, world_size, *args)` on GLOO and on NCCL, and print how far the results are apart.
+
+    Args:
+        fn: the function, as for `launch`.
+        world_size: number of ranks.
+        args: further arguments of `fn`; tensors and modules in them arrive on the rank's device.
+        tolerance: largest absolute difference that two numbers of the results may have.
+        rounds: calls on NCCL.  The time printed is that of the only one, which includes connecting the ranks, or the
+            median of those after the first; each call gets its own copy of `args`.
+        launch_options: as for `launch`, for both runs; by default nothing that the ranks print is shown.
+
+    Returns:
+        The values of the first call on NCCL, as `launch` returns them.
+
+    Raises:
+        AssertionError: the results differ by more than `tolerance`, with the place of the largest difference.
+        RankError, RankTimeout, TypeError, ValueError: as `launch`.
+    """
+    __tracebackhide__ = True
+    payload.check_call(fn, world_size, args)
+    _check(tolerance, rounds, launch_options)
+    options = {"output": "collect"} | launch_options
+    expected = launcher.launch(fn, world_size, *args, backend="gloo", **options)
+    found = launcher.launch(_timed, world_size, fn, rounds, args, backend="nccl", **options)
+    milliseconds = [times for _, times in found]
+    found[:] = [value for value, _ in found]
+    _report(expected, found, tolerance, world_size, milliseconds)
+    return found
+
+
+def _check(tolerance: float, rounds: int, options: dict[str, Any]) -> None:
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise ValueError(f"compare_backends needs tolerance >= 0, got {tolerance!r}; 0 asks for equal numbers")
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        raise ValueError(f"compare_backends needs rounds to be a whole number from 1, got {rounds!r}")
+    if "backend" in options:
+        raise ValueError(f"compare_backends runs both back ends, got backend={options['backend']!r}; leave it out")
+
+
+def _report(
+    expected: list[Any], found: list[Any], tolerance: float, world_size: int, milliseconds: list[list[float]]
+) -> None:
+    """Print the largest difference and the time; AssertionError if the difference is beyond the tolerance."""
+    from dualpipe_lab.launch.differences import largest_difference
+
+    __tracebackhide__ = True
+    worst = largest_difference(list(expected), list(found))
+    ranks = f"{world_size} rank{'s' if world_size > 1 else ''} on NCCL"
+    if worst.size > tolerance:
+        apart = worst.text if isinf(worst.size) and worst.text else f"{worst.size:.1e} apart"
+        raise AssertionError(f"{ranks} and GLOO: results{worst.place} {apart}, at most {tolerance:.1e} allowed")
+    per_rank = [median(times[1:] or times) for times in milliseconds]
+    calls = len(milliseconds[0]) - 1
+    which = "median of the ranks" + (f" and of {calls} call{'s' * (calls > 1)} after the first" if calls else "")
+    print(
+        f"{ranks} agree with GLOO: largest difference {worst.size:.1e} of at most {tolerance:.1e}; "
+        f"{median(per_rank):.2f} ms between CUDA events, {which}"
+    )
+
+
+def _timed(rank: int, world_size: int, fn: Callable[..., Any], rounds: int, args: tuple[Any, ...]) -> Any:
+    """Call `fn`; return the value of the first call and the milliseconds of each between two events of the device."""
+    device, values, times = accelerator.current(), [], []
+    copies = [deepcopy(args) for _ in range(rounds - 1)]
+    for call_args in (args, *copies):
+        begin, end = device.event(), device.event()
+        begin.record()
+        value = fn(rank, world_size, *call_args)
+        end.record()
+        device.synchronize()
+        values.append(value)
+        times.append(begin.elapsed_time(end))
+        if rank_context().world_size > 1 and rounds > 1:
+            from dualpipe_lab.comm import barrier
+
+            barrier()
+    return values[0], times

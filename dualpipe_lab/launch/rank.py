@@ -1,0 +1,240 @@
+"""The process of a rank: receive a job, join the process group, run the user's function, return its value.
+
+  rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
+In: a job over a pipe.  Out: the pickled value, or the failure, with the status of the rank.
+A second thread listens to the launcher: it answers requests for the rank's status, and ends the process when the
+launcher is gone.
+"""
+
+import contextlib
+import faulthandler
+import io
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from dualpipe_lab._private import LATE_IMPORT, release_fork_server
+from dualpipe_lab.launch import accelerator, backends, context, operating_system, payload
+from dualpipe_lab.launch.config import LaunchConfig
+from dualpipe_lab.launch.emulate.clock import VirtualClock
+from dualpipe_lab.launch.emulate.emulator import Emulator, Timestamps
+from dualpipe_lab.launch.record.device_clock import clock_of
+from dualpipe_lab.launch.record.operation_log import OperationLog
+from dualpipe_lab.launch.record.rank_status import StackFrame, StatusTracker
+from dualpipe_lab.launch.record.wire import Wire
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call for one rank; `call` is the pickled `(fn, args)`, or the file that holds it."""
+
+    rank: int
+    world_size: int
+    call: bytes | Path
+    sources: dict[str, list[str]]
+    folder: Path
+    environment: dict[str, str]
+    directory: str
+    search_path: list[str]
+    config: LaunchConfig
+
+
+def rank_main(channel: "Connection[Any, Any]", out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
+    """Serve jobs until the launcher kills this process or is gone."""
+    _detach(out, err)
+    launcher = _Channel(channel)
+    launcher.send("hello", LATE_IMPORT in sys.modules)
+    while True:
+        job: Job = launcher.receive()
+        launcher.rank = job.rank
+        try:
+            _serve(job, launcher)
+        finally:
+            _flush()
+        launcher.receive()  # release: only a pooled rank comes to read it
+        _leave()
+        launcher.send("hello", True)
+
+
+def spawned_rank(index: int, ends: "tuple[tuple[Connection[Any, Any], ...], ...]") -> None:
+    """Serve jobs as process `index` of `torch.multiprocessing.spawn`, which hands every process the ends of all."""
+    for other, connections in enumerate(ends):
+        if other != index:
+            for connection in connections:
+                connection.close()  # held open here, the end of that rank would go unnoticed
+    rank_main(*ends[index])
+
+
+class _Channel:
+    """The rank's end of the pipe to the launcher; a thread reads it and answers requests for the status."""
+
+    def __init__(self, channel: "Connection[Any, Any]") -> None:
+        self._channel = channel
+        self.rank = -1  # until there is a job
+        self._lock = threading.Lock()
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._listen, name="dualpipe-lab", daemon=True).start()
+
+    def send(self, kind: str, *content: Any) -> None:
+        with self._lock:
+            self._channel.send((kind, *content))
+
+    def receive(self) -> Any:
+        return self._inbox.get()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                kind, *content = self._channel.recv()
+                if kind == "where":
+                    self.send("where", rank_status(self.rank))
+                else:
+                    self._inbox.put(content[0] if content else None)
+        except (EOFError, OSError):
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # the launcher is gone: no process of this rank may survive it
+
+
+def rank_status(rank: int) -> Any:
+    """Status of this process, also before it has a context."""
+    present = context.peek()
+    return present.status() if present else StatusTracker(rank).snapshot()
+
+
+def _serve(job: Job, launcher: _Channel) -> None:
+    try:
+        device, (fn, args) = _prepare(job)
+        backends.join(job.rank, job.world_size, job.config.backend, job.folder, job.config.check)
+        wire = Wire(job.world_size) if job.config.reads_wire else None
+    except BaseException as error:
+        return launcher.send("failure", *_describe(error), rank_status(job.rank))
+    launcher.send("ready")
+    present = _make_context(job, wire, device, origin_ns=launcher.receive())
+    context.install(present)
+    present.clock.wait_until(0)
+    try:
+        args = args if device.type == "cpu" else _placed(args, device)
+        value = fn(job.rank, job.world_size, *args)
+        present.read_wire()
+        _flush()
+        result = _packed(fn, value, present)
+    except BaseException as error:
+        _flush()
+        return launcher.send("failure", *_describe(error), rank_status(job.rank))
+    return launcher.send("result", result, rank_status(job.rank))
+
+
+def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
+    """Pickle the value, ledger, trace and status for the launcher.
+
+    Raises:
+        TypeError: if the value cannot travel.
+    """
+    try:
+        return payload.dumps((value, present.ledger, present.trace, rank_status(present.rank)))
+    except Exception as error:
+        name = getattr(fn, "__name__", "the function")
+        raise TypeError(
+            f"{name} returned a {type(value).__name__} that cannot travel back ({error}); "
+            "return numbers, tensors, lists or dicts of them"
+        ) from None
+
+
+def _placed(args: tuple[Any, ...], device: Any) -> Any:
+    from dualpipe_lab.launch.placement import place
+
+    return place(args, device)
+
+
+def _prepare(job: Job) -> tuple[Any, Any]:
+    """Set up environment, random numbers, threads, tracebacks and device; return the device and the call."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    os.chdir(job.directory)
+    sys.path[:] = job.search_path
+    stacks = open(job.folder / f"stack-{job.rank}", "w")  # noqa: SIM115  faulthandler writes to it until the end
+    faulthandler.enable(stacks)
+    if operating_system.STACK_SIGNAL is not None:
+        faulthandler.register(operating_system.STACK_SIGNAL, stacks)
+    payload.install_sources(job.sources)
+    import torch
+
+    torch.set_num_threads(job.config.threads)
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
+    device = accelerator.start(job.config.backend, job.rank)
+    return device, payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
+
+
+def _make_context(job: Job, wire: Wire | None, device: Any, origin_ns: int) -> context.RankContext:
+    config = job.config
+    clock = VirtualClock() if config.clock == "virtual" else clock_of(device, origin_ns)
+    emulator = None
+    if config.is_emulated:
+        emulator = Emulator(job.rank, clock, config.link, Timestamps(job.folder, job.rank))
+    log = OperationLog(job.folder / f"operations-{job.rank}")
+    return context.RankContext(job.rank, job.world_size, clock, emulator, log, wire, device)
+
+
+def _describe(error: BaseException) -> tuple[str, list[StackFrame], str, bytes | None]:
+    """Cause in one line, frames, traceback, and the pickled exception if it can be pickled."""
+    if isinstance(error, SystemExit):
+        cause = f"left with sys.exit({error.code!r})"
+    else:
+        cause = "raised " + "".join(traceback.format_exception_only(error)).strip()
+    own = error.__traceback__.tb_next if error.__traceback__ else None  # the first frame is this file
+    lines = (item for item in traceback.extract_tb(own) if item.filename != __file__)
+    frames = [StackFrame(item.filename, item.lineno or 0, item.name) for item in lines]
+    text = "".join(traceback.format_exception(type(error), error, own))
+    try:
+        travels = payload.dumps(error)
+        payload.loads(travels)
+    except Exception:
+        return cause, frames, text, None
+    return cause, frames, text, travels
+
+
+def _detach(out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
+    """Detach from the terminal: a new process group, pipes for the output, no interrupts, exit with the fork server."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent and parent.pid != os.getppid():
+        _die_with_the_fork_server()
+    for connection, number in ((out, 1), (err, 2)):
+        os.dup2(connection.fileno(), number)
+        connection.close()
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), "utf-8", "replace", line_buffering=True)  # noqa: SIM115
+
+
+def _die_with_the_fork_server() -> None:
+    """The server ends with the kernel, and this rank with the server, even while it holds the interpreter's lock."""
+    inherited = release_fork_server()
+    if inherited is not None:  # as long as a rank keeps it open, the server lives
+        os.close(inherited)
+    operating_system.die_with_parent()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError):  # the learner may have closed it
+            stream.flush()
+
+
+def _leave() -> None:
+    """Remove the context and the process group, so that the process can run the next job."""
+    import torch.distributed as dist
+
+    context.install(None)
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,137 @@
+"""Description of one communication call: the ledger counts it, the link delays it, the supervisor reports it.
+
+In: the arguments of a call of `comm`.  Out: an `Operation`.
+"""
+
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+from dualpipe_lab.launch.record.traffic import Traffic
+
+# each rank's tensor may have its own size, or there is none
+UNEVEN = ("all_to_all", "all_to_all_single", "reduce_scatter", "barrier", "new_group")
+
+
+class Communicator(NamedTuple):
+    """A group of ranks; groups of the same ranks differ in torch's name, which is empty for the world."""
+
+    ranks: tuple[int, ...]
+    name: str = ""
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call on one rank: a message to or from `peer`, or a collective of the ranks in `group`.
+
+    Attributes:
+        name: the public name, e.g. `all_reduce`, `isend`.
+        group: global ranks of the members, in group order.
+        traffic: bytes sent and received by this rank, latency steps.
+        shape, dtype: of this rank's tensor; the dtype of a barrier is empty.
+        root: global rank of a broadcast, reduce, gather or scatter; None elsewhere.
+        peer: global rank at the other end of a message; None for a collective or a receive from any rank.
+        sent_to: bytes sent to each rank; None for a ring in the order of the ranks.
+        addressed: bytes sent to each rank where GLOO has no ring and takes another way; None elsewhere.
+        tag: tag of a message.
+        sequence: number of earlier collectives of this communicator on this rank; of a receive, number of earlier
+            receives from this peer with this group and tag, which is the number of the message that it gets.
+        tensor_bytes: bytes of the full tensor.
+        group_name: torch's name of the group, the same on all members; empty for the world.
+        sends: True for a send, False for a receive, None for a collective.
+        slot: index in the operation log; -1 if it is not logged.
+        label: name of the message in the timeline; the ranks of a new group.
+        issued_ns, left_ns, due_ns: times of the call, of the start on the emulated link (None: at once) and of the end;
+            a collective starts when all members have called it and the group's previous one has ended.
+    """
+
+    name: str
+    group: tuple[int, ...]
+    traffic: Traffic
+    shape: tuple[int, ...]
+    peer: int | None = None
+    tag: int = 0
+    sequence: int = 0
+    sends: bool | None = None
+    label: str = ""
+    issued_ns: int = 0
+    left_ns: int | None = None
+    due_ns: int = 0
+    sent_to: dict[int, int] | None = None
+    addressed: dict[int, int] | None = None
+    group_name: str = ""
+    tensor_bytes: int = 0
+    dtype: str = ""
+    root: int | None = None
+    slot: int = -1
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks of the group take part."""
+        return self.sends is None
+
+    @property
+    def communicator(self) -> Communicator:
+        """Ranks and name of the group."""
+        return Communicator(self.group, self.group_name)
+
+    @property
+    def stream(self) -> int:
+        """Key of this operation's timestamps on all ranks: group and tag for a message, group for a collective."""
+        group = _number(self.group, self.group_name)
+        return -1 - group if self.is_collective else (group << 31) | self.tag
+
+    @property
+    def signature(self) -> str:
+        """Properties that all members of a collective must share: `broadcast from rank 0 of 12 elements of float32`."""
+        return signature_of(self.name, self.root, self.shape, self.dtype)
+
+    def describe(self) -> str:
+        """`irecv from rank 3 tag 9 shape (4,) float32` or `all_reduce shape (4,) float32`."""
+        shape = f"shape {self.shape} {self.dtype}".rstrip()
+        if self.is_collective:
+            return f"{_rooted(self.name, self.root)} {self.label or shape}"
+        side = "to" if self.sends else "from"
+        return f"{self.name} {side} {'any rank' if self.peer is None else f'rank {self.peer}'} tag {self.tag} {shape}"
+
+    def enter_destinations(self, rank: int, sent_to: dict[int, int]) -> None:
+        """Add the bytes that this rank sends to each other one; every call of `comm` pays for this."""
+        known = self.sent_to if self.addressed is None else self.addressed
+        if known is not None:
+            for peer, num_bytes in known.items():
+                if num_bytes:
+                    sent_to[peer] = sent_to.get(peer, 0) + num_bytes
+        elif sent := self.traffic.sent:
+            to = next_in_ring(self.group, rank) if self.peer is None else self.peer
+            sent_to[to] = sent_to.get(to, 0) + sent
+
+
+@cache
+def signature_of(name: str, root: int | None, shape: tuple[int, ...], dtype: str) -> str:
+    """Return `Operation.signature` of these fields."""
+    elements = "" if name in UNEVEN else f" of {prod(shape)} elements"
+    return f"{_rooted(name, root)}{elements}" + (f" of {dtype}" if dtype else "")
+
+
+def _rooted(name: str, root: int | None) -> str:
+    if root is None:
+        return name
+    return f"{name} {'from' if name in ('broadcast', 'scatter') else 'to'} rank {root}"
+
+
+@cache
+def next_in_ring(ranks: tuple[int, ...], rank: int) -> int:
+    """The rank to which one sends all its bytes in a ring.
+
+    >>> next_in_ring((0, 2, 3), 3)
+    0
+    """
+    return ranks[(ranks.index(rank) + 1) % len(ranks)]
+
+
+@cache
+def _number(ranks: tuple[int, ...], name: str) -> int:
+    """Number of a communicator, the same on all members."""
+    return zlib.crc32(f"{ranks} {name}".encode()) & 0x7FFFFFFF

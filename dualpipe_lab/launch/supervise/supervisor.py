@@ -1,0 +1,251 @@
+"""The supervisor of one launch: an event loop in the calling thread.
+
+  hello -> job -> ready (all ranks) -> go -> results (all ranks)
+In: jobs and rank processes.  Out: one pickled result per rank, or one error.
+The loop prints the ranks' output, asks each rank for its status at intervals, detects deadlocks and ends a launch after
+its time limit.
+"""
+
+import os
+import selectors
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from dualpipe_lab.launch import payload, restricted
+from dualpipe_lab.launch.rank import Job
+from dualpipe_lab.launch.record.rank_status import RankStatus
+from dualpipe_lab.launch.server import RankProcess
+from dualpipe_lab.launch.supervise.diagnosis import is_stuck
+from dualpipe_lab.launch.supervise.errors import RankFailure, StartupError
+from dualpipe_lab.launch.supervise.failure_report import FailureReport
+from dualpipe_lab.launch.supervise.output import Output
+
+STARTUP_SECONDS = 120.0  # the first launch may wait for the fork server's imports on a busy machine
+PROBE_SECONDS = 0.7  # between two requests for the ranks' status
+STUCK_ROUNDS = 2  # unchanged rounds that count as a deadlock
+HEAD_START_NS = 2_000_000  # between "go" and time 0, so that all ranks are awake when it strikes
+GRACE_SECONDS = 0.3  # for the other ranks to report after the first failure
+_MESSAGES = ("hello", "ready", "where", "result", "failure")
+
+
+@dataclass
+class WatchedRank:
+    """State of one rank as the supervisor knows it; `statuses` holds the last two."""
+
+    rank: int
+    job: Job
+    process: RankProcess
+    greeted: bool = False
+    ready: bool = False
+    result: bytes | None = None
+    failure: RankFailure | None = None
+    statuses: list[RankStatus] = field(default_factory=list)
+
+    @property
+    def running(self) -> bool:
+        """Whether the rank has neither returned nor failed."""
+        return self.result is None and self.failure is None
+
+    @property
+    def latest(self) -> RankStatus | None:
+        """Newest status; compare by identity to detect a new one, because `statuses` keeps only two."""
+        return self.statuses[-1] if self.statuses else None
+
+
+class Supervisor:
+    """Runs one job on each process and collects the results."""
+
+    def __init__(self, jobs: list[Job], processes: list[RankProcess], output: Output, timeout: float) -> None:
+        self.ranks = [WatchedRank(job.rank, job, process) for job, process in zip(jobs, processes, strict=True)]
+        self._output, self._timeout = output, timeout
+        self._report = FailureReport(jobs[0].folder, set(jobs[0].sources), len(jobs))
+        self._selector = selectors.DefaultSelector()
+        self._started = time.perf_counter()
+        self._went: float | None = None
+        self._failed_at: float | None = None
+        self._asked_at = 0.0
+        self._stuck_rounds = 0
+        for watched in self.ranks:
+            process = watched.process
+            for connection in (process.out, process.err):
+                os.set_blocking(connection.fileno(), False)
+            self._selector.register(process.channel, selectors.EVENT_READ, (self._on_message, watched))
+            self._selector.register(process.out, selectors.EVENT_READ, (self._on_output, watched))
+            self._selector.register(process.err, selectors.EVENT_READ, (self._on_output, watched))
+            self._selector.register(process.process.sentinel, selectors.EVENT_READ, (self._on_death, watched))
+
+    def run(self) -> list[bytes]:
+        """Return the pickled result of each rank.
+
+        Raises:
+            RankError, RankTimeout: see `errors.py`.
+            StartupError: if the processes cannot be started at all.
+        """
+        __tracebackhide__ = True
+        while any(watched.running for watched in self.ranks):
+            for key, _ in self._selector.select(0.05):
+                handle, watched = key.data
+                handle(watched, key.fileobj)
+            now = time.perf_counter()
+            if self._failed_at is not None:
+                if now - self._failed_at > GRACE_SECONDS:
+                    break
+            else:
+                self._keep_time(now)
+        if self._failed_at is not None:
+            raise self._report.error(self.ranks)
+        for watched in self.ranks:
+            self._finish_output(watched)
+        return [watched.result for watched in self.ranks if watched.result is not None]
+
+    def close(self) -> None:
+        """Print the rest of the ranks' output and close the event loop."""
+        for watched in self.ranks:
+            self._finish_output(watched)
+        self._selector.close()
+
+    def _keep_time(self, now: float) -> None:
+        if self._went is None:
+            if now - self._started > STARTUP_SECONDS:
+                late = [watched.rank for watched in self.ranks if not watched.ready]
+                headline = f"ranks {late} were not ready after {now - self._started:.0f} s"
+                raise self._report.timeout(self.ranks, headline)
+            return
+        ran = now - self._went
+        if now - self._asked_at > PROBE_SECONDS:
+            self._compare_rounds()
+            self._ask_status(now)
+        if self._stuck_rounds >= STUCK_ROUNDS:
+            headline = f"no progress; gave up after {ran:.1f} s. Where each rank was:"
+            raise self._report.timeout(self.ranks, headline, ran)
+        if ran > self._timeout:
+            self._collect_statuses()
+            headline = f"the time limit of {self._timeout:g} s passed (timeout=). Where each rank was:"
+            raise self._report.timeout(self.ranks, headline, ran)
+
+    def _ask_status(self, now: float) -> None:
+        self._asked_at = now
+        for watched in self.ranks:
+            if watched.running:
+                self._send(watched, "where")
+
+    def _compare_rounds(self) -> None:
+        running = [watched for watched in self.ranks if watched.running]
+        if all(len(watched.statuses) > 1 for watched in running):
+            before = {watched.rank: watched.statuses[-2] for watched in running}
+            after = {watched.rank: watched.statuses[-1] for watched in running}
+            stuck = is_stuck(before, after, PROBE_SECONDS) and all(a is not before[r] for r, a in after.items())
+            self._stuck_rounds = self._stuck_rounds + 1 if stuck else 0
+
+    def _collect_statuses(self) -> None:
+        """Ask once more for the status; after half a second a silent rank gets a signal to dump its stack."""
+        known = {watched.rank: watched.latest for watched in self.ranks if watched.running}
+        self._ask_status(time.perf_counter())
+        deadline = time.perf_counter() + 0.5
+        while time.perf_counter() < deadline:
+            for key, _ in self._selector.select(0.05):
+                handle, watched = key.data
+                handle(watched, key.fileobj)
+            silent = [w for w in self.ranks if w.running and w.latest is known.get(w.rank)]
+            if not silent:
+                return
+        self._report.force_stacks(silent)
+
+    def _on_message(self, watched: WatchedRank, channel: Any) -> None:
+        try:
+            kind, *content = self._receive(channel)
+        except (EOFError, OSError):
+            return self._on_death(watched, None)
+        getattr(self, f"_on_{kind}")(watched, *content)
+        return None
+
+    def _receive(self, channel: Any) -> Any:
+        message = payload.receive(channel)
+        if message[0] not in _MESSAGES:  # a rank's code can reach its channel
+            raise restricted.Refused(f"a rank sent an unknown message, {str(message[0])[:40]!r}")
+        return message
+
+    def _on_hello(self, watched: WatchedRank, preloaded: bool) -> None:
+        watched.greeted = True
+        self._send(watched, "job", watched.job)
+
+    def _on_ready(self, watched: WatchedRank) -> None:
+        watched.ready = True
+        if all(other.ready for other in self.ranks):
+            self._went = self._asked_at = time.perf_counter()
+            origin_ns = time.perf_counter_ns() + HEAD_START_NS + HEAD_START_NS * len(self.ranks) // 4
+            for other in self.ranks:
+                self._send(other, "go", origin_ns)
+
+    def _on_where(self, watched: WatchedRank, status: RankStatus) -> None:
+        watched.statuses = [*watched.statuses[-1:], status]
+
+    def _on_result(self, watched: WatchedRank, result: bytes, status: RankStatus) -> None:
+        watched.result = result
+        watched.statuses.append(status)
+        self._finish_output(watched)
+
+    def _on_failure(
+        self, watched: WatchedRank, cause: str, frames: Any, text: str, exception: bytes | None, status: RankStatus
+    ) -> None:
+        watched.statuses.append(status)
+        try:
+            error = payload.loads(exception) if exception else None
+        except Exception:
+            error = None  # its class exists in the rank alone; the text has arrived
+        watched.failure = self._report.raised(watched.rank, cause, frames, text, error)
+        self._note_failure()
+
+    def _on_death(self, watched: WatchedRank, _: Any) -> None:
+        self._read_remaining_messages(watched)
+        if not watched.running:
+            return self._forget(watched)
+        if not watched.greeted:
+            raise StartupError(f"rank {watched.rank} died before it said hello")
+        watched.failure = self._report.died(watched)
+        self._note_failure()
+        return self._forget(watched)
+
+    def _read_remaining_messages(self, watched: WatchedRank) -> None:
+        channel = watched.process.channel
+        try:
+            while channel.poll(0):
+                kind, *content = self._receive(channel)
+                getattr(self, f"_on_{kind}")(watched, *content)
+        except (EOFError, OSError):
+            pass  # the channel is empty
+
+    def _note_failure(self) -> None:
+        if self._failed_at is None:
+            self._failed_at = time.perf_counter()
+            self._ask_status(self._failed_at)
+
+    def _forget(self, watched: WatchedRank) -> None:
+        for source in (watched.process.process.sentinel, watched.process.channel):
+            if source in self._selector.get_map():
+                self._selector.unregister(source)
+
+    def _send(self, watched: WatchedRank, *message: Any) -> None:
+        try:
+            watched.process.channel.send(message)
+        except OSError:
+            self._on_death(watched, None)
+
+    def _on_output(self, watched: WatchedRank, connection: Any) -> None:
+        try:
+            data = os.read(connection.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        if data:
+            stream = "stdout" if connection is watched.process.out else "stderr"
+            self._output.feed(watched.rank, stream, data)
+        elif connection in self._selector.get_map():
+            self._selector.unregister(connection)
+
+    def _finish_output(self, watched: WatchedRank) -> None:
+        """Read the rest of the output; everything written before the last message is in the pipe already."""
+        for connection in (watched.process.out, watched.process.err):
+            while connection in self._selector.get_map() and connection.poll(0):
+                self._on_output(watched, connection)
+        self._output.finish(watched.rank)

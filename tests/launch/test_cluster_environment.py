@@ -1,0 +1,211 @@
+"""Who started this process: torchrun's, Slurm's and Kubernetes' variables, whole, half and wrong."""
+
+import pytest
+
+import dualpipe_lab as lab
+from dualpipe_lab.launch.cluster.environment import Environment, cluster, first_host
+from dualpipe_lab.launch.launcher import launch
+from dualpipe_lab.train.options import on_nodes
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "192.0.2.10",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+SLURM = {  # what srun gives a task of an allocation of three nodes, of which the step takes two
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "1",
+    "SLURM_NTASKS": "6",
+    "SLURM_NNODES": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[007-008]",
+    "SLURM_JOB_NODELIST": "gpu[006-008]",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+}
+KUBERNETES = {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-0.ranks", "MASTER_PORT": "29500"}
+
+
+def without(variables, *names):
+    return {name: value for name, value in variables.items() if name not in names}
+
+
+def test_a_process_by_itself_has_no_cluster():
+    assert cluster({}) is None
+    assert cluster({"MASTER_ADDR": "192.0.2.10", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}) is None
+    assert cluster({"JOB_COMPLETION_INDEX": "2"}) is None  # a Job whose pods have nothing to do with each other
+
+
+def test_torchrun():
+    found = cluster(TORCHRUN)
+    assert found == Environment(3, 4, 1, 2, 1, 2, "192.0.2.10", 29500, 2, "torchrun", agent_hosts_store=True)
+    assert found.has_equal_nodes
+    assert str(found) == "rank 3 of 4 on node 1 of 2, started by torchrun"
+
+
+def test_a_launcher_that_sets_four_variables_does_not_say_where_the_nodes_are():
+    found = cluster({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")})
+    assert (found.node, found.num_nodes, found.ranks_per_node, found.local_rank) == (None, None, None, 0)
+    assert not found.has_equal_nodes
+    assert not found.agent_hosts_store
+
+
+def test_a_task_of_srun_has_the_sizes_of_its_step():
+    found = cluster(SLURM)
+    assert (found.rank, found.world_size, found.local_rank) == (2, 4, 0)
+    assert (found.node, found.num_nodes, found.ranks_per_node) == (1, 2, 2)
+    assert (found.master_addr, found.starter) == ("gpu007", "Slurm")
+    assert found.has_equal_nodes
+    assert cluster(SLURM | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}).master_port == found.master_port
+    assert cluster(SLURM | {"SLURM_STEP_ID": "2"}).master_port != found.master_port  # two steps at once
+    assert cluster(SLURM | {"SLURM_JOB_ID": "4712"}).master_port != found.master_port
+    assert 1024 < found.master_port < 32768
+
+
+def test_what_sbatch_exports_goes_before_what_slurm_says():
+    found = cluster(SLURM | {"MASTER_ADDR": "gpu008-ib", "MASTER_PORT": "12345"})
+    assert (found.master_addr, found.master_port) == ("gpu008-ib", 12345)
+
+
+def test_the_older_names_of_slurm_are_read_where_a_step_has_none():
+    step = [name for name in SLURM if name.startswith("SLURM_STEP_")]
+    found = cluster(without(SLURM, *step) | {"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "3,2,1"})
+    assert (found.world_size, found.num_nodes, found.ranks_per_node, found.master_addr) == (6, 3, 2, "gpu006")
+    assert not cluster(without(SLURM, *step) | {"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "1(x2),4"}).has_equal_nodes
+    plain = cluster(without(SLURM, "SLURM_STEP_TASKS_PER_NODE") | {"SLURM_NTASKS_PER_NODE": "2"})
+    assert plain.ranks_per_node == 2
+
+
+def test_a_batch_script_and_a_single_task_are_processes_by_themselves():
+    """The batch script has SLURM_PROCID=0 too; taken for a task it would wait for ranks that nobody starts."""
+    assert cluster(without(SLURM, "SLURM_STEP_ID")) is None
+    assert cluster(SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+
+
+def test_torchrun_inside_of_slurm_and_of_a_job_counts_first():
+    assert cluster(KUBERNETES | SLURM | TORCHRUN) == cluster(TORCHRUN)
+
+
+def test_tasks_in_another_order_than_that_of_the_nodes_are_no_equal_nodes():
+    cyclic = cluster(SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"})
+    assert cyclic.ranks_per_node == 2
+    assert not cyclic.has_equal_nodes
+
+
+def test_unequal_nodes_are_seen():
+    assert not cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}).has_equal_nodes
+
+
+def test_a_pod_of_an_indexed_job_is_a_node_with_one_rank():
+    assert cluster(KUBERNETES) == Environment(1, 3, 0, 1, 1, 3, "job-0.ranks", 29500, starter="Kubernetes")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("gpu1", "gpu1"),
+        ("gpu1,gpu2", "gpu1"),
+        ("gpu[007,009-012],login1", "gpu007"),
+        ("r[1-2]n[03-04].cluster", "r1n03.cluster"),
+        ("login1,gpu[1-2]", "login1"),
+    ],
+)
+def test_the_first_host_of_a_list(nodes, host):
+    assert first_host(nodes) == host
+
+
+WRONG = [
+    (without(TORCHRUN, "MASTER_PORT"), "got RANK, WORLD_SIZE, MASTER_ADDR without MASTER_PORT; set MASTER_PORT, or un"),
+    ({"RANK": "0"}, "got RANK without WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+    (TORCHRUN | {"MASTER_ADDR": ""}, "without MASTER_ADDR"),
+    ({"WORLD_SIZE": "2"}, "got WORLD_SIZE without RANK, MASTER_ADDR, MASTER_PORT"),
+    (without(KUBERNETES, "MASTER_ADDR"), "got JOB_COMPLETION_INDEX, WORLD_SIZE, MASTER_PORT without MASTER_ADDR"),
+    (TORCHRUN | {"RANK": "4"}, "4 ranks are numbered 0 to 3, got number 4 from torchrun"),
+    (TORCHRUN | {"LOCAL_RANK": "2"}, "2 ranks of a node are numbered 0 to 1, got number 2"),
+    (TORCHRUN | {"GROUP_RANK": "7"}, "2 nodes are numbered 0 to 1, got number 7"),
+    (TORCHRUN | {"WORLD_SIZE": "four"}, "WORLD_SIZE is a whole number from 1, got 'four'; set it so, or unset it"),
+    (TORCHRUN | {"WORLD_SIZE": "0"}, "WORLD_SIZE is a whole number from 1, got '0'"),
+    (TORCHRUN | {"RANK": "-1"}, "RANK is a whole number from 0, got '-1'"),
+    (TORCHRUN | {"MASTER_PORT": "65536"}, "MASTER_PORT is at most 65535, got 65536"),
+    (without(SLURM, "SLURM_NODEID"), "a rank needs SLURM_NODEID, and it is not set"),
+    (without(SLURM, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "got no SLURM_JOB_NODELIST; set MASTER_ADDR"),
+]
+
+
+@pytest.mark.parametrize(("variables", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_half_and_wrong_variables_are_refused(variables, message):
+    with pytest.raises(ValueError, match=message):
+        cluster(variables)
+
+
+# ---- what launch and plans make of it
+
+
+def start(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_half_set_environment_is_refused_by_launch_before_a_process_starts(monkeypatch):
+    start(monkeypatch, {"RANK": "0"})
+    with pytest.raises(ValueError, match="without WORLD_SIZE"):
+        launch(print, 2)
+
+
+def test_the_world_as_it_is_needs_a_starter():
+    with pytest.raises(ValueError, match=r"with world_size=None, where torchrun, .* and nobody has; give a number"):
+        launch(print, None)
+
+
+def test_a_world_of_slurm_with_another_size_is_refused(monkeypatch):
+    start(monkeypatch, SLURM)
+    with pytest.raises(
+        ValueError, match="Slurm started 4 ranks, but the script launches 2; pass world_size=4, or None"
+    ):
+        launch(print, 2)
+
+
+def test_the_facade_tells_where_this_process_is(monkeypatch):
+    assert lab.cluster() is None
+    start(monkeypatch, TORCHRUN)
+    assert lab.cluster() == cluster(TORCHRUN)
+
+
+def test_a_plan_takes_the_nodes_of_the_world():
+    plan = lab.Plan(dp=4, zero=3, hybrid=True)
+    found = on_nodes(plan, cluster(TORCHRUN))
+    assert found.ranks_per_node == found.topology.ranks_per_node == 2
+    assert "2 ranks per node" in str(found)
+    assert on_nodes(found, cluster(TORCHRUN)) == found
+    assert found.topology.groups("node") == ((0, 1), (2, 3))
+
+
+def test_a_plan_keeps_what_no_starter_knows():
+    plan, named = lab.Plan(dp=4), lab.Plan(dp=4, ranks_per_node=2)
+    one_node = cluster(TORCHRUN | {"GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "4"})
+    unknown = cluster({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")})
+    for started in (None, one_node, unknown):
+        assert on_nodes(plan, started) == plan
+        assert on_nodes(named, started) == named
+    unequal = cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"})
+    assert on_nodes(lab.Plan(dp=5), unequal) == lab.Plan(dp=5)
+
+
+def test_a_plan_with_other_nodes_than_the_world_s_is_refused():
+    with pytest.raises(
+        ValueError, match=r"names ranks_per_node=4, and the 2 nodes that torchrun started have 2; leave"
+    ):
+        on_nodes(lab.Plan(dp=4, ranks_per_node=4), cluster(TORCHRUN))
+    with pytest.raises(ValueError, match=r"names ranks_per_node=1, and the 2 nodes .* have unequal numbers of ranks"):
+        on_nodes(lab.Plan(dp=5, ranks_per_node=1), cluster(TORCHRUN | {"WORLD_SIZE": "5", "RANK": "4"}))

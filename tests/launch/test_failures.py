@@ -1,0 +1,279 @@
+"""Every way a rank can fail: the message names rank, line and cause, and it comes long before the time limit."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.launch.rank import rank_status
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(leftovers):
+    yield
+    leftovers.check()
+
+
+def test_a_raising_rank_is_named_with_its_line(failing):
+    def fn(rank, world_size):
+        if rank == 1:
+            time.sleep(0.5)  # on a busy machine the others need this to get there
+            raise ValueError("bad shape")
+        comm.all_reduce(torch.ones(2))
+
+    error = failing(fn)
+    text = str(error)
+    assert text.startswith("rank 1 of 3 raised ValueError: bad shape\n")
+    assert "test_failures.py, line" in text
+    assert 'in fn:  raise ValueError("bad shape")' in text
+    assert "rank 0: waits for all_reduce shape (2,)" in text
+    assert isinstance(error.failures[1].exception, ValueError)
+    assert list(error.failures) == [1]
+
+
+def test_peers_that_compute_are_stopped_at_once(failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            raise KeyError("x")
+        time.sleep(60)
+
+    text = str(failing(fn))
+    assert "rank 0 of 3 raised KeyError: 'x'" in text
+    assert "rank 1: is not in communication" in text
+    assert "stopped by the launcher" in text
+
+
+def test_a_rank_that_has_not_begun_is_reported_by_its_number():
+    """Its peer may fail before it: a status is asked of a process that has a job and no context yet."""
+    assert rank_status(1).rank == 1
+
+
+def test_all_failing_ranks_are_reported(failing):
+    def fn(rank, world_size):
+        raise ValueError(rank)
+
+    assert set(failing(fn).failures) == {0, 1, 2}
+
+
+def test_a_killed_rank(failing):
+    def fn(rank, world_size):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(torch.ones(2))
+
+    error = failing(fn)
+    assert str(error).startswith("rank 1 of 3 died without an exception (SIGKILL)")
+    assert all(failure.secondary for rank, failure in error.failures.items() if rank != 1)
+
+
+def test_a_rank_killed_by_a_signal_without_a_name(failing):
+    def fn(rank, world_size):
+        os.kill(os.getpid(), signal.SIGRTMIN + 5)
+        time.sleep(60)
+
+    number = signal.SIGRTMIN + 5
+    assert f"rank 0 of 1 died without an exception (signal {number})" in str(failing(fn, 1))
+
+
+def test_an_exiting_rank(failing):
+    def fn(rank, world_size):
+        if rank == 2:
+            os._exit(3)
+        comm.barrier()
+
+    assert "rank 2 of 3 died without an exception (exit code 3)" in str(failing(fn))
+
+
+def test_a_rank_that_calls_sys_exit(failing):
+    def fn(rank, world_size):
+        raise SystemExit(4)
+
+    assert "rank 0 of 1 left with sys.exit(4)" in str(failing(fn, 1))
+
+
+def test_a_segfault_shows_the_line(failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            import ctypes
+
+            ctypes.string_at(0)
+        comm.barrier()
+
+    text = str(failing(fn))
+    assert "rank 0 of 3 died without an exception (SIGSEGV)" in text
+    assert "in fn" in text
+    assert "Fatal Python error: Segmentation fault" in text
+
+
+def test_a_strided_slice_is_refused(failing):
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(4, 4)[:, 1])
+
+    text = str(failing(fn, 2))
+    assert "all_reduce needs a contiguous tensor, got shape (4,) with strides (4,)" in text
+
+
+def test_a_function_that_cannot_be_rebuilt_names_the_cause(tmp_path, monkeypatch, failing):
+    (tmp_path / "vanishing.py").write_text("def fn(rank, world_size):\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import vanishing
+
+    (tmp_path / "vanishing.py").unlink()
+    assert "ModuleNotFoundError: No module named 'vanishing'" in str(failing(vanishing.fn, 2))
+
+
+def test_an_edited_module_on_disk_is_seen(tmp_path, monkeypatch):
+    (tmp_path / "edited.py").write_text("def fn(rank, world_size):\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import edited
+
+    assert lab.launch(edited.fn, 1) == [1]
+    (tmp_path / "edited.py").write_text("def fn(rank, world_size):\n    return 22\n")
+    assert lab.launch(edited.fn, 1) == [22]
+
+
+def test_a_killed_fork_server_is_restarted():
+    from multiprocessing import forkserver
+
+    lab.launch(lambda rank, world_size: None, 1)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    assert lab.launch(lambda rank, world_size: rank, 2) == [0, 1]
+
+
+def test_a_lost_message_is_mentioned():
+    def fn(rank, world_size):
+        if rank == 0:
+            comm.isend(torch.ones(3), 1)
+
+    with pytest.warns(UserWarning, match="rank 0 sent 12 bytes to rank 1, which never received it"):
+        lab.launch(fn, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: comm.send(torch.ones(1), 0), "rank 0 cannot exchange messages with itself"),
+        (lambda: comm.send(torch.ones(1), 7), "rank 7 is not among the ranks"),
+        (lambda: comm.send(torch.ones(1), 1, tag=-1), "a tag is at least 0, got -1"),
+        (lambda: comm.all_reduce(torch.ones(1), op="mean"), "one of sum, avg, max, min, product, got 'mean'"),
+        (lambda: comm.all_reduce([1.0]), "works on tensors, got list"),
+        (lambda: comm.all_gather_single(torch.ones(3), torch.ones(2)), "output needs 4 elements"),
+        (lambda: comm.reduce_scatter_single(torch.ones(3), torch.ones(2)), "input needs 6 elements"),
+        (lambda: comm.all_to_all_single(torch.ones(3), torch.ones(2)), "3 rows of output do not divide"),
+        (lambda: comm.all_to_all_single(torch.ones(2), torch.ones(2), [1, 2], [1, 1]), "2 numbers that sum to 2 rows"),
+        (lambda: comm.broadcast(torch.ones(1), 5), "rank 5 is not among the ranks"),
+        (lambda: comm.all_gather([torch.ones(2), torch.ones(3)], torch.ones(2)), "pad uneven tensors"),
+        (lambda: comm.all_gather([torch.ones(2)], torch.ones(2)), "one tensor per rank in outputs, got 1 for 2 ranks"),
+        (lambda: comm.gather(torch.ones(2), None, 0), "outputs belong on rank 0 and on no other"),
+        (lambda: comm.new_group([0, 0]), "different ranks of 0..1"),
+        (lambda: lab.compute(-1), "no less than 0 ms, got -1"),
+    ],
+)
+def test_bad_calls_are_refused_before_they_can_hang(call, message, failing):
+    def fn(rank, world_size):
+        if rank == 0:
+            call()
+
+    assert message in str(failing(fn, 2))
+
+
+def test_groups_made_in_different_orders_are_refused_on_every_rank(failing):
+    def fn(rank, world_size):
+        for ranks in [(0, 1), (2, 3)] if rank < 2 else [(2, 3), (0, 1)]:
+            comm.new_group(ranks)
+
+    text = str(failing(fn, 4))
+    assert "rank 0 makes a group of ranks [0, 1] while rank 2 makes one of [2, 3]" in text
+    assert "every rank must make all groups, its own or not, in one order" in text
+
+
+def test_a_message_larger_than_its_tensor_names_the_line(failing):
+    def fn(rank, world_size):
+        if rank:
+            comm.send(torch.ones(4), 0)
+        else:
+            comm.recv(torch.ones(3), 1)
+
+    text = str(failing(fn, 2))
+    assert "rank 0 of 2 died without an exception (SIGABRT)" in text
+    assert "rank 0 called recv from rank 1 tag 0 shape (3,) float32" in text
+    assert "rank 1 send to rank 0 tag 0 shape (4,) float32" in text
+    assert "the same shape and dtype on every rank" in text
+    assert "in fn" in text
+
+
+def test_tensors_of_other_dtypes_that_end_a_rank_are_both_named(failing):
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(4, dtype=torch.float64 if rank == 0 else torch.float32))
+
+    text = str(failing(fn, 2))
+    assert "(SIGABRT): rank 1 called all_reduce of 4 elements of float32" in text
+    assert "rank 0 all_reduce of 4 elements of float64" in text
+
+
+def test_tensors_of_other_sizes_that_end_a_rank_are_both_named(failing):
+    def fn(rank, world_size):
+        x = torch.ones(5 - rank, 3)
+        comm.all_gather_single(torch.empty(world_size * len(x), 3), x)
+
+    text = str(failing(fn, 2))
+    assert "all_gather_single of 15 elements of float32" in text
+    assert "all_gather_single of 12 elements of float32" in text
+
+
+def test_dtypes_of_one_width_do_not_pass_for_each_other(failing):
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(2, dtype=torch.int32 if rank else torch.float32))
+
+    text = str(failing(fn, 2))
+    assert "called all_reduce of 2 elements of int32 as collective 0 of ranks [0, 1], where rank 0 called" in text
+
+
+def test_an_abort_outside_of_communication_is_not_blamed_on_it(failing):
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(1))
+        if rank == 0:
+            os.abort()
+        time.sleep(60)
+
+    assert str(failing(fn, 2)).splitlines()[0] == "rank 0 of 2 died without an exception (SIGABRT)"
+
+
+def test_a_value_that_cannot_travel_is_said_to_be_the_returned_one(failing):
+    def fn(rank, world_size):
+        return (i for i in range(3))
+
+    text = str(failing(fn, 1))
+    assert "rank 0 of 1 raised TypeError: fn returned a generator that cannot travel back" in text
+    assert "cloudpickle" not in text.splitlines()[1]
+
+
+class Unrebuildable:
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise RuntimeError("not here")
+
+
+def test_a_value_that_cannot_be_rebuilt_names_its_rank(failing):
+    def fn(rank, world_size):
+        return Unrebuildable() if rank else 0
+
+    text = str(failing(fn, 2))
+    assert "rank 1 of 2 returned a value that cannot be rebuilt here (RuntimeError: not here)" in text
+
+
+def test_a_message_smaller_than_its_tensor_is_no_silent_success(failing):
+    def fn(rank, world_size):
+        if rank:
+            comm.send(torch.ones(3), 0)
+        else:
+            comm.recv(torch.ones(4), 1)
+
+    assert "rank 0 of 2 received 12 bytes from rank 1 into a tensor of 16" in str(failing(fn, 2))

@@ -1,0 +1,94 @@
+"""The ledger: counted messages, the closed forms of collectives, and how it prints."""
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.launch.record import traffic
+
+WORLD, SIZE = 4, 8
+
+
+def test_a_ring_counts_the_chunks_it_passes_on():
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(10))  # 4 bytes each; chunks of 3, 3, 3, 1
+
+    ledger = lab.launch(fn, WORLD).ledger
+    assert [ledger.sent("all_reduce", rank) // 4 for rank in range(WORLD)] == [14, 16, 16, 14]
+
+
+def test_messages_count_their_bytes_and_peers():
+    def fn(rank, world_size):
+        receiving = comm.irecv(torch.empty(SIZE), (rank - 1) % WORLD)
+        comm.isend(torch.ones(SIZE), (rank + 1) % WORLD).wait()
+        receiving.wait()
+
+    ledger = lab.launch(fn, WORLD).ledger
+    for rank in range(WORLD):
+        assert ledger.sent("isend", rank) == SIZE * 4
+        assert ledger.received("irecv", rank) == SIZE * 4
+        assert ledger.peers(rank) == {(rank - 1) % WORLD, (rank + 1) % WORLD}
+    assert ledger.count() == 2 * WORLD
+
+
+def test_an_unknown_sender_is_counted_once_it_is_known():
+    def fn(rank, world_size):
+        if rank:
+            comm.send(torch.ones(SIZE), 0)
+        else:
+            for _ in range(WORLD - 1):
+                comm.recv(torch.empty(SIZE))
+
+    assert lab.launch(fn, WORLD).ledger.peers(0, "recv") == {1, 2, 3}
+
+
+def test_blocks_to_oneself_do_not_travel():
+    def fn(rank, world_size):
+        x = torch.ones(6)
+        comm.all_to_all_single(torch.empty(6), x, [3, 3], [3, 3])
+
+    assert lab.launch(fn, 2).ledger.sent("all_to_all_single", 0) == 3 * 4
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("elements", [0, 1, 5, 12])
+def test_rings_conserve_bytes_and_neighbours_agree(size, elements):
+    chunks = traffic.split(elements, size)
+    assert sum(chunks) == elements
+    for ring in (traffic.all_reduce, traffic.reduce_scatter, traffic.all_gather):
+        moved = [ring(chunks, position) for position in range(size)]
+        assert all(moved[position].received == moved[position - 1].sent for position in range(size))
+        if elements % size == 0:
+            passes = 2 if ring is traffic.all_reduce else 1
+            assert {move.sent for move in moved} == {passes * (size - 1) * elements // size}
+    for root in range(size):
+        for spread in (traffic.broadcast, traffic.gather, traffic.scatter):
+            moved = [spread(elements, size, position, root) for position in range(size)]
+            assert sum(move.sent for move in moved) == sum(move.received for move in moved) == (size - 1) * elements
+        moved = [traffic.reduce(chunks, position, root) for position in range(size)]
+        assert {move.sent for position, move in enumerate(moved) if position != root} <= {elements}
+        assert sum(move.sent for move in moved) == sum(move.received for move in moved)
+        assert moved[root].sent == elements - chunks[root]
+        reached, told = {root}, [root]
+        for rank in told:  # a broadcast's tree reaches every rank once, and later ones from earlier ones
+            told += traffic.children(size, rank, root)
+            reached |= set(told)
+        assert len(told) == len(reached) == size
+
+
+def test_the_ledger_prints_the_same_in_every_form():
+    def fn(rank, world_size):
+        comm.all_reduce(torch.ones(300))
+        with lab.span("compute", label="named"):
+            before = lab.now()
+            lab.compute(1)
+        return lab.now() - before
+
+    out = lab.launch(fn, 2, clock="virtual")
+    assert out == [1_000_000] * 2
+    assert [span.label for span in out.timeline.spans_by_rank[0] if span.kind == "compute"] == ["named"]
+    assert str(out.ledger) == repr(out.ledger)
+    assert out.ledger._repr_html_().count("1,200") == 4
+    assert str(out.ledger).count("1,200") == 4
+    assert "no rank communicated" in str(lab.launch(lambda rank, world_size: None, 1).ledger)

@@ -1,0 +1,94 @@
+"""Without a fork server: spawned ranks, kept from one launch to the next, and the fall-back to them."""
+
+import multiprocessing
+import os
+import warnings
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.launch import server
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def spawning(monkeypatch):
+    monkeypatch.setenv(server.OVERRIDE, "spawn")
+    yield
+    monkeypatch.undo()
+    lab.reset()
+
+
+def fn(rank, world_size):
+    import torch
+
+    x = torch.ones(1)
+    comm.all_reduce(x)
+    print(rank)
+    return os.getpid(), x.item()
+
+
+def test_spawned_ranks_are_kept_unless_a_launch_fails(capsys):
+    first, second = lab.launch(fn, 2), lab.launch(fn, 2)
+    assert [value[1] for value in second] == [2, 2]
+    assert {pid for pid, _ in first} == {pid for pid, _ in second}
+    assert second.ledger.count() == 2
+    assert capsys.readouterr().out == "0\n1\n" * 2
+    with pytest.raises(lab.RankError, match="rank 0 of 2 raised ZeroDivisionError"):
+        lab.launch(lambda rank, world_size: 1 / 0, 2)
+    assert not {pid for pid, _ in lab.launch(fn, 2)} & {pid for pid, _ in first}
+
+
+def test_spawn_when_asked_for_is_torch_s_own_and_keeps_no_process(monkeypatch, capsys):
+    calls = []
+    real = torch.multiprocessing.spawn
+
+    def spy(*args, **options):
+        calls.append(options["nprocs"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch.multiprocessing, "spawn", spy)
+    monkeypatch.setenv(server.OVERRIDE, "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # who asks for it knows that it is slow
+        values = lab.launch(fn, 2, start="spawn")
+    assert [value for _, value in values] == [2, 2]
+    assert calls == [2]
+    assert not server._pool
+    assert capsys.readouterr().out == "0\n1\n"
+    with pytest.raises(ValueError, match="launch knows start=forkserver, spawn, got 'fork'"):
+        lab.launch(fn, 2, start="fork")
+
+
+def test_a_fork_server_that_does_not_work_is_replaced_with_a_word(monkeypatch):
+    monkeypatch.setenv(server.OVERRIDE, "")
+    real = server._start_forked
+
+    def start_forked():
+        rank = real()
+        rank.kill()
+        rank.channel.close()  # it may have said hello already
+        rank.channel, far = multiprocessing.Pipe()
+        far.close()
+        return rank
+
+    monkeypatch.setattr(server, "_start_forked", start_forked)
+    with pytest.warns(UserWarning, match="forked ranks die on this machine"):
+        assert len(lab.launch(fn, 1)) == 1
+
+
+def test_an_unknown_start_method_is_refused(monkeypatch):
+    monkeypatch.setenv(server.OVERRIDE, "fork")
+    with pytest.raises(ValueError, match="DUALPIPE_LAB_START is forkserver or spawn, got 'fork'"):
+        lab.launch(fn, 1)
+
+
+def test_a_platform_without_fork_server_spawns_and_says_why(monkeypatch):
+    monkeypatch.setenv(server.OVERRIDE, "")
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.warns(UserWarning, match="this platform has no fork server, so ranks are spawned: each imports torch"):
+        assert len(lab.launch(fn, 1)) == 1
+    server._discard_pool()

@@ -1,0 +1,217 @@
+"""Traces in files: windows of steps, what a killed rank leaves, missing files, clocks that drift, one timeline."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+import dualpipe_lab as lab
+from dualpipe_lab import comm
+from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record import trace
+from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent
+from dualpipe_lab.launch.record.trace_format import FORMAT, pack_step
+from dualpipe_lab.timeline import Span, Timeline
+
+
+def passes_on(step):
+    """One step: rank 0 sends to rank 1, which sends to rank 2; then all of them sum."""
+    rank, x = comm.get_rank(), torch.ones(step + 1)
+    if rank:
+        comm.recv(x, rank - 1)
+    with lab.span("compute", label=f"step {step}"):
+        x += 1
+    if rank < 2:
+        comm.send(x, rank + 1)
+    comm.all_reduce(x)
+
+
+def trains(rank, world_size, folder, steps, **window):
+    with lab.StepTraces(folder, **window) as traces:
+        for step in range(steps):
+            with traces.step(step):
+                passes_on(step)
+        return len(rank_context().trace.spans)
+
+
+def launch(fn, *args, **options):
+    return lab.launch(fn, 3, *args, output="collect", **options)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_windows_of_steps_are_in_the_files_and_nothing_else_is_kept(tmp_path):
+    def fn(rank, world_size):
+        return trains(rank, world_size, tmp_path, 10, every=4, length=2)
+
+    kept = launch(fn)
+    assert max(kept) < 6, "the last step alone is in the memory"
+    found = lab.read_traces(tmp_path)
+    assert found.steps == [0, 1, 4, 5, 8, 9]
+    assert (found.world_size, found.missing) == (3, ())
+    assert "12 matched, 0 lost, 0 with one end" in str(found)
+    one = found.timeline([5])
+    assert [message[:2] for message in one.messages] == [(0, 1), (1, 2)]
+    assert {message.num_bytes for message in one.messages} == {24}
+    assert one.streams == ("work", "communication")
+    labels = [{span.label for span in spans if span.kind == "compute"} for spans in one.spans_by_rank]
+    assert labels == [{"step 5"}] * 3
+    assert min(span.start for spans in one.spans_by_rank for span in spans) == 0
+    assert len(found.timeline().messages) == 12
+
+
+def test_a_recorded_step_is_what_the_launch_would_have_returned(tmp_path):
+    def fn(rank, world_size):
+        with lab.StepTraces(tmp_path) as traces:
+            for step in range(3):
+                with traces.step(step):
+                    passes_on(step)
+
+    last, read = launch(fn).timeline, lab.read_traces(tmp_path)
+    assert (
+        read.timeline([2]).messages
+        == last.between(min(s.start for r in last.spans_by_rank for s in r), 10**18).messages
+    )
+
+
+def test_runs_have_numbers_and_the_last_one_is_read(tmp_path):
+    for steps in (1, 2):
+        launch(trains, tmp_path, steps)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["run-0000", "run-0001"]
+    assert lab.read_traces(tmp_path).steps == [0, 1]
+    assert lab.read_traces(tmp_path / "run-0000").steps == [0]
+
+
+def test_a_killed_rank_leaves_its_steps_and_half_a_line_is_not_read(tmp_path):
+    def fn(rank, world_size):
+        with lab.StepTraces(tmp_path) as traces:
+            for step in range(100):
+                with traces.step(step):
+                    passes_on(step)
+                    if (rank, step) == (1, 3):
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(lab.RankError, match="SIGKILL"):
+        launch(fn)
+    victim = tmp_path / "run-0000" / "rank-00001.jsonl"
+    assert lines_of(victim)[-1].keys() == {"clock"}
+    victim.write_text(victim.read_text() + '{"step":3,"spans":[[12')
+    found = lab.read_traces(tmp_path)
+    assert found.steps[:3] == [0, 1, 2]
+    assert max(found.files[1].steps) == 2
+    assert found.matching().lost == []
+    assert len(found.timeline([0, 1, 2]).messages) == 6
+    assert "ended without closing their files: ranks 0, 1, 2" in str(found)
+
+
+def test_a_missing_file_is_named_and_its_messages_are_truncated(tmp_path):
+    launch(trains, tmp_path, 2)
+    (tmp_path / "run-0000" / "rank-00002.jsonl").unlink()
+    found = lab.read_traces(tmp_path)
+    assert found.missing == (2,)
+    assert "no file of ranks 2" in str(found)
+    matching = found.matching()
+    assert (len(matching.messages), matching.lost, matching.truncated) == (2, [], 2)
+    assert found.timeline().num_ranks == 3
+
+
+def test_a_message_that_never_came_is_lost_and_one_over_the_edge_is_not(tmp_path):
+    """Rank 2's last receive is taken out of its file; then its last steps are, too."""
+    launch(trains, tmp_path, 3)
+    path = tmp_path / "run-0000" / "rank-00002.jsonl"
+    lines = lines_of(path)
+    steps = [line for line in lines if "step" in line]
+    steps[-1]["received"] = []
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert lab.read_traces(tmp_path).matching().lost == ["rank 1 sent 12 bytes to rank 2"]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines if line is not steps[1]))
+    matching = lab.read_traces(tmp_path).matching()
+    assert (matching.lost, matching.truncated) == ([], 2)
+
+
+def test_more_events_than_are_kept_are_no_lost_messages(tmp_path, monkeypatch):
+    def fn(rank, world_size):
+        trace.MAX_EVENTS = 3  # in this rank's process
+        with lab.StepTraces(tmp_path) as traces:
+            for step in range(2):
+                with traces.step(step):
+                    for number in range(5):
+                        passes_on(number)
+
+    monkeypatch.setattr(trace, "MAX_EVENTS", 3)
+    launch(fn)
+    found = lab.read_traces(tmp_path)
+    matching = found.matching()
+    assert matching.lost == []
+    assert {message.num_bytes for message in matching.messages} == {4, 8, 12}
+    assert len(matching.messages) == 2 * 2 * 3
+    assert found.matching([1]).truncated == 0, "of either end as many are kept"
+
+
+def written(folder, rank, readings, steps, world_size=2):
+    """A file as a rank on another host would write it."""
+    path = folder / f"rank-{rank:05d}.jsonl"
+    head = {"format": FORMAT, "rank": rank, "world_size": world_size, "host": f"host{rank}", "pid": 1}
+    lines = [head, *({"clock": reading} for reading in readings), *(pack_step(*step) for step in steps), {"end": True}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_a_drift_is_taken_out_between_two_readings_and_the_bound_is_told(tmp_path):
+    """Rank 1's clock loses 1 us per ms in the first window and nothing in the second."""
+    first, second = RankTrace(0), RankTrace(0)
+    first.sent, second.sent = [Sent(1, 0, 500_000, None, 8, "")], [Sent(1, 0, 1_600_000, None, 8, "")]
+    second.forgotten[1, 0] = 1
+    here, there = RankTrace(1), RankTrace(1)
+    here.received, there.received = [Received(0, 0, 0, 499_700, 8)], [Received(0, 0, 1, 1_599_300, 8)]
+    here.spans = [Span(1, 0, 1_000_000, "compute")]
+    written(tmp_path, 0, [[0, 0, 0]], [(0, first), (1, second)])
+    written(tmp_path, 1, [[0, 0, 90], [1_000_000, 1_000, 110], [2_000_000, 1_000, 80]], [(0, here), (1, there)])
+    found = lab.read_traces(tmp_path)
+    assert [(m.sent, m.arrived) for m in found.matching().messages] == [(500_000, 500_200), (1_600_000, 1_600_300)]
+    assert found.files[1].steps[0].spans[0].end == 1_001_000
+    assert "clocks: within 1 us" in str(found)
+    assert ", clocks within 1 us" in found.timeline().name
+
+
+def test_what_cannot_be_read_or_recorded_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"has no trace files, run-0000/rank-00000\.jsonl; name the folder"):
+        lab.read_traces(tmp_path)
+    written(tmp_path, 0, [], [(0, RankTrace(0))])
+    with pytest.raises(ValueError, match="has no step 7; it has step 0"):
+        lab.read_traces(tmp_path).timeline([7])
+    written(tmp_path, 1, [], [], world_size=3)
+    with pytest.raises(ValueError, match=r"files of worlds of \[2, 3\] ranks; put the files of one run"):
+        lab.read_traces(tmp_path)
+    (tmp_path / "rank-00001.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="does not begin with the format"):
+        lab.read_traces(tmp_path)
+
+    def fn(rank, world_size):
+        return lab.StepTraces(tmp_path, every=2, length=3)
+
+    with pytest.raises(lab.RankError, match="every=2 and length=3; use length=1 to 2"):
+        lab.launch(fn, 1, output="collect")
+
+
+def test_the_command_merges_and_writes_every_form(tmp_path):
+    from typer.testing import CliRunner
+
+    from dualpipe_lab.cli.app import app
+
+    launch(trains, tmp_path / "traces", 3)
+    files = {form: tmp_path / f"run.{form}" for form in ("svg", "html", "perfetto", "json")}
+    flags = [word for form, file in files.items() for word in (f"--{form}", str(file))]
+    done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces"), "--step", "1", "--step", "2", *flags])
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 ranks on 1 host" in done.output
+    timeline = lab.read_traces(tmp_path / "traces").timeline([1, 2])
+    assert Timeline.from_dict(json.loads(files["json"].read_text())) == timeline
+    assert files["svg"].read_text() == timeline.to_svg()
+    assert files["perfetto"].read_text() == timeline.to_perfetto()
+    assert "<dp-timeline" in files["html"].read_text()
+    done = CliRunner().invoke(app, ["traces", str(tmp_path / "traces")])
+    assert "run-0000, steps 0 to 2: 3 ranks, measured" in done.output
