@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BELOW_VIZ = ("timeline", "topology", "pp", "cp", "dp", "tp", "ep", "comm", "launch", "models")
+BELOW_VIZ = ("timeline", "topology", "pp", "cp", "dp", "tp", "ep", "comm", "launch", "models", "plan")
 
 
 def modules():

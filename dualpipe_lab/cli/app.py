@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from dualpipe_lab._optional import MissingExtra
-from dualpipe_lab.cli import compare, convert, explain, optimise, plan, show, traces
+from dualpipe_lab.cli import commands
 from dualpipe_lab.pp.validation.rules import InvalidProgram
 
 
@@ -53,13 +53,13 @@ app = typer.Typer(
     "traces. The course: lab, fresh, progress, grade.",
 )
 _PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}  # the options of a schedule's builder
-app.command(context_settings=_PASSING)(show.show)
-app.command(context_settings=_PASSING)(compare.compare)
-app.command(context_settings=_PASSING)(explain.explain)
-app.command()(optimise.optimise)
-app.command()(convert.convert)
-app.command()(traces.traces)
-app.command()(plan.plan)
+app.command(context_settings=_PASSING)(commands.show)
+app.command(context_settings=_PASSING)(commands.compare)
+app.command(context_settings=_PASSING)(commands.explain)
+app.command()(commands.optimise)
+app.command()(commands.convert)
+app.command()(commands.traces)
+app.command()(commands.plan)
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -1,6 +1,7 @@
-"""The inputs of the commands: schedules with their options, CSV files, and costs as exact numbers."""
+"""What the commands read and write: schedules with their options, CSV files, exact costs; pictures, pages, traces."""
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import lcm, prod
@@ -13,20 +14,41 @@ import typer
 from dualpipe_lab.pp.cost import UNIT_COST, Cost
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.schedules.variants import Variant, read_value, variant
-from dualpipe_lab.pp.torch_csv import from_torch_csv
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.pp.torch_csv import from_torch_csv, to_torch_csv
+from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.timeline.units import number
 
 Options: TypeAlias = dict[str, int | str]
+
+
 Ranks = Annotated[int, typer.Option(min=1, help="number of ranks, p")]
+
+
 Microbatches = Annotated[int, typer.Option(min=1, help="number of microbatches, m")]
+
+
 ShareCost = Annotated[str | None, typer.Option("--cost", help="ticks of a rank's share: F=1,I=1,W=1,FB=2.5,latency=0")]
+
+
 StageCost = Annotated[str | None, typer.Option("--cost", help="ticks of a stage: F=1,I=1,W=1,FB=2.5,latency=0")]
+
+
 Memory = Annotated[int | None, typer.Option(min=1, help="activations that a rank has room for, in shares")]
 
+
 COST_KEYS = {"F": "F", "I": "I", "W": "W", "B": "B", "FB": "overlap", "latency": "latency", "transfer": "transfer"}
+
+
 _PAIR = re.compile(r"\s*([^=\s]+)\s*=\s*(\S+)\s*")
+
+
 _NUMBER = re.compile(r"[+-]?[0-9./]{1,40}(e[+-]?[0-9]{1,2})?", re.IGNORECASE)  # 1e999999999 would fill the memory
+
+
 MAX_CELLS = 2**17  # ranks x microbatches, for each virtual stage: what a command draws or simulates within a minute
+
+
 MAX_CSV_BYTES = 20_000_000
 
 
@@ -169,3 +191,58 @@ def words_of(costs: Mapping[str, int | Fraction]) -> str:
     """Return costs in the form that `--cost` reads."""
     letters = {name: key for key, name in COST_KEYS.items()}
     return " ".join(f"{letters[name]}={number(value)}" for name, value in costs.items())
+
+
+Svg: TypeAlias = Annotated[Path | None, typer.Option(help="write the picture")]
+
+
+Png: TypeAlias = Annotated[Path | None, typer.Option(help="write the picture as pixels")]
+
+
+Html: TypeAlias = Annotated[Path | None, typer.Option(help="write a page that plays and recomputes")]
+
+
+Csv: TypeAlias = Annotated[Path | None, typer.Option(help="write the program for torch.distributed.pipelining")]
+
+
+Perfetto: TypeAlias = Annotated[Path | None, typer.Option(help="write a trace for ui.perfetto.dev")]
+
+
+_NO_TERMINAL = (100, 24)
+
+
+def write(files: Mapping[str, Path | None], program: Program, cost: Cost) -> None:
+    """Write the program in every form that has a path, and print each path."""
+    for form, path in files.items():
+        if path is not None:
+            path.write_bytes(_export(form, program, cost))
+            print(f"wrote {path} ({path.stat().st_size:,} bytes)")
+
+
+def columns() -> int:
+    """Return the width of the terminal in columns."""
+    return shutil.get_terminal_size(_NO_TERMINAL).columns
+
+
+def _export(form: str, program: Program, cost: Cost) -> bytes:
+    if form == "csv":
+        return to_torch_csv(program).encode()
+    if form == "html":
+        return _page(program, cost).encode()
+    timeline = simulate(program, cost)
+    if form == "png":
+        from dualpipe_lab.viz.plots import timeline_png
+
+        return timeline_png(timeline)
+    return (timeline.to_svg() if form == "svg" else timeline.to_perfetto()).encode()
+
+
+def _page(program: Program, cost: Cost) -> str:
+    """Return a page; its sliders need integer ticks, so fractional costs are converted to finer ticks."""
+    from dualpipe_lab.viz.embed import page, timeline_html
+
+    ticks, fine = whole_ticks(cost)
+    title = program.name if fine == 1 else f"{program.name}, ticks of 1/{fine}"
+    recosted = simulate(program, ticks)
+    named = Timeline(title, recosted.spans_by_rank, recosted.messages, costs=recosted.costs)
+    return page(timeline_html(named), program.name)

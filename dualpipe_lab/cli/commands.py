@@ -1,0 +1,335 @@
+"""The commands: `show`, `compare`, `explain`, `optimise` schedules; `plan` a run; `convert` weights; merge `traces`.
+
+Chapter: book/appendix/command-line.  Each prints, or writes files; errors are ValueErrors: `app` prints them as one line.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dualpipe_lab.cli.inputs import (
+    Csv,
+    CsvFile,
+    Html,
+    Memory,
+    Microbatches,
+    Options,
+    Perfetto,
+    Png,
+    Ranks,
+    ShareCost,
+    StageCost,
+    Svg,
+    check_size,
+    columns,
+    costs_of,
+    flag_of,
+    only,
+    read_cost,
+    split,
+    wanted,
+    words_of,
+    write,
+)
+from dualpipe_lab.plan.fits import fits
+from dualpipe_lab.plan.hardware import H100
+from dualpipe_lab.plan.model_of import model_of
+from dualpipe_lab.pp import schedules
+from dualpipe_lab.pp.cost import Cost
+from dualpipe_lab.pp.optimise import search
+from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.ranking import Score, local_bubble, ranked, score, share, stage_cost
+from dualpipe_lab.pp.schedules.variants import Variant
+from dualpipe_lab.pp.simulator import simulate
+from dualpipe_lab.timeline import Time, Timeline
+from dualpipe_lab.timeline.units import number
+
+
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="a schedule, or a CSV file, which has its own size")],
+    ranks: Ranks = 4,
+    microbatches: Microbatches = 8,
+    cost: StageCost = None,
+    svg: Svg = None,
+    png: Png = None,
+    html: Html = None,
+    csv: Csv = None,
+    perfetto: Perfetto = None,
+) -> None:
+    """Print a schedule's timeline and numbers, or write it to files.
+
+    Other options, such as --virtual-stages 3, go to the schedule's builder.
+    """
+    asked = only("show", name, context)
+    check_size(ranks, microbatches, asked)
+    program, costs = asked.build(ranks, microbatches), read_cost(cost)
+    files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
+    if not any(files.values()):
+        timeline = simulate(program, costs)
+        print(timeline.to_text(columns()))
+        print("\n".join(["", *_numbers(program, timeline, costs)]))
+    write(files, program, costs)
+
+
+def _numbers(program: Program, timeline: Timeline, cost: Cost) -> Iterator[str]:
+    """Yield one line for each number, with its unit."""
+    ranks = range(timeline.num_ranks)
+    idle = [timeline.bubble_time(rank) for rank in ranks]
+    peaks = [timeline.peak_activations(rank) for rank in ranks]
+    stages = [len({action.stage for action in program.actions(rank)}) for rank in ranks]
+    yield _line(
+        "size", f"{program.num_ranks} ranks, {program.num_stages} stages, {program.num_microbatches} microbatches"
+    )
+    yield _line("costs", f"{words_of(costs_of(cost))} (ticks of a stage)")
+    yield _line("makespan", f"{number(timeline.makespan)} ticks")
+    yield _line("bubble", f"{timeline.bubble_fraction:.1%} of all ranks' time; a rank idles {_range(idle)} ticks")
+    yield _line(
+        "local bubble", f"{number(local_bubble(timeline))} ticks at most between a rank's first and last action"
+    )
+    yield _line("activations", f"{_range(peaks)} at most on a rank, one stage and microbatch each")
+    if any(waiting := [timeline.peak_pending_weight_grads(rank) for rank in ranks]):
+        yield _line("waiting W", f"{_range(waiting)} at most on a rank, between I and W")
+    yield _line("weights", f"{_range(stages)} of {program.num_stages} stages on a rank")
+    yield _line("messages", str(len(timeline.messages)))
+    if share(program) != 1:
+        fair = score(program, cost)
+        sizes = f"{number(fair.makespan)} ticks, {number(fair.peak)} activations, {number(fair.weights)} of the weights"
+        yield _line("in compare", f"{sizes}: there the costs are those of 1/{program.num_ranks} of the model")
+
+
+def _line(what: str, value: str) -> str:
+    return f"{what:<15}{value}"
+
+
+def _range(values: Sequence[Time]) -> str:
+    least, most = min(values), max(values)
+    return number(most) if least == most else f"{number(least)} to {number(most)}"
+
+
+Asked: TypeAlias = Variant | CsvFile
+
+
+_COLUMNS = ("", "schedule", "makespan", "bubble", "window", "local", "activations", "weights", "pairs", "messages")
+
+
+_WIDTH = 120
+
+
+def compare(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="schedules, also interleaved:num_virtual_stages=3; none: all synchronous ones"),
+    ] = None,
+    ranks: Ranks = 4,
+    microbatches: Microbatches = 8,
+    cost: ShareCost = None,
+    memory: Memory = None,
+    barrier: Annotated[bool, typer.Option(help="whether the ranks wait for each other after each step")] = True,
+    pairs: Annotated[
+        bool | None, typer.Option(help="whether all may overlap F with B, or none; all if FB is given")
+    ] = None,
+) -> None:
+    """Rank schedules: those within the memory limit first, the quickest of them at the top.
+
+    Without names, schedules run as their twins with overlapped pairs, or nobody overlaps: one rule for all.
+    Other options, such as --virtual-stages 3, go to the builders that have them.
+    """
+    costs = read_cost(cost)
+    may_pair = costs.overlap is not None if pairs is None else pairs
+    costs = costs if may_pair else replace(costs, overlap=None)
+    given, options = split([*(names or []), *context.args])
+    asked = _with_options(
+        [wanted(name) for name in given or schedules.names(synchronous=True, pairs=may_pair)], options
+    )
+    check_size(ranks, microbatches, *asked)
+    scores, refused = _scores(asked, (ranks, microbatches), costs)
+    console = Console(width=_WIDTH if not Console().is_terminal else None)
+    print(f"{ranks} ranks, {microbatches} microbatches; a rank's share of the model costs {words_of(costs_of(costs))}")
+    print(f"overlapped pairs: {'for all that have them' if may_pair else 'none, a pair takes F and then B'}")
+    if scores:
+        console.print(_table(ranked(scores, memory, barrier), memory))
+    for name, reason in refused:
+        print(f"{name}: {reason}")
+    for one in asked:
+        if may_pair and isinstance(one, Variant) and (twin := schedules.twin_of(one.name)):
+            print(f"{one}: it has no pairs; {twin} has")
+        if isinstance(one, Variant) and not schedules.is_synchronous(one.name):
+            print(
+                f"{one}: it updates the weights between microbatches, so it computes another gradient than the others"
+            )
+    if not scores:
+        raise ValueError("none of these schedules has this size")
+
+
+def _with_options(asked: list[Asked], options: Options) -> list[Asked]:
+    """Apply each option to the schedules that define it; ValueError for an option of none."""
+    for option in options:
+        if not any(one.has(option) for one in asked):
+            raise ValueError(f"none of these schedules has the option {flag_of(option)}")
+    return [one.with_options({key: value for key, value in options.items() if one.has(key)}) for one in asked]
+
+
+def _scores(asked: list[Asked], size: tuple[int, int], cost: Cost) -> tuple[list[Score], list[tuple[str, str]]]:
+    """Return the scores of the schedules that support the size, and the reasons of the others."""
+    scores, refused = [], []
+    for one in asked:
+        try:
+            program = one.build(*size)
+        except ValueError as reason:
+            if isinstance(one, CsvFile):
+                raise
+            refused.append((str(one), str(reason)))
+            continue
+        if (program.num_ranks, program.num_microbatches) != size:
+            has = f"{program.num_ranks} ranks and {program.num_microbatches} microbatches"
+            refused.append((one.name, f"it is for {has}; choose --ranks and --microbatches like it"))
+            continue
+        scores.append(score(program, cost)._replace(name=one.title(program)))
+    return scores, refused
+
+
+def _table(scores: list[Score], memory: int | None) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column == "schedule" else "right")
+    for place, one in enumerate(scores, 1):
+        fits = one.fits(memory)
+        counts = (number(one.weights), str(one.pairs), str(one.messages))
+        sizes = (number(one.peak) + ("" if fits else " > limit"), *counts)
+        numbers = (number(one.makespan), f"{one.bubble:.1%}", number(one.window), number(one.local_bubble), *sizes)
+        table.add_row(str(place) if fits else "-", one.name, *numbers, style=None if fits else "dim")
+    return table
+
+
+def explain(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="a CSV file of torch's form, which has its own size, or a schedule")],
+    ranks: Ranks = 4,
+    microbatches: Microbatches = 8,
+    cost: StageCost = None,
+) -> None:
+    """Say in words what each rank waits for; list every problem of a program that is not valid.
+
+    Other options, such as --virtual-stages 3, go to the schedule's builder.
+    """
+    from dualpipe_lab.pp.explain import explain as told
+
+    asked = only("explain", name, context)
+    check_size(ranks, microbatches, asked)
+    program = asked.read(check=False) if isinstance(asked, CsvFile) else asked.build(ranks, microbatches)
+    explanation = told(program, read_cost(cost))
+    print(explanation)
+    if explanation.problems:
+        raise typer.Exit(1)
+
+
+MAX_SEARCHED = 2**11  # ranks x microbatches: every move is a simulation
+
+
+def optimise(
+    names: Annotated[list[str] | None, typer.Argument(help="schedules to start from; none: all")] = None,
+    ranks: Ranks = 4,
+    microbatches: Microbatches = 8,
+    cost: ShareCost = None,
+    memory: Memory = None,
+    weights: Annotated[int | None, typer.Option(min=1, help="weights that a rank has room for, in shares")] = None,
+    moves: Annotated[int, typer.Option(min=0, max=100_000, help="local moves to try, per placement of stages")] = 300,
+    seed: Annotated[int, typer.Option(help="of the moves; the same seed gives the same order")] = 0,
+    svg: Svg = None,
+    png: Png = None,
+    html: Html = None,
+    csv: Csv = None,
+    perfetto: Perfetto = None,
+) -> None:
+    """Search for a quicker order, and say how far it is from a lower bound; print it, or write it to files."""
+    costs = read_cost(cost)
+    check_size(ranks, microbatches, *map(wanted, names or ["gpipe"]), most=MAX_SEARCHED)
+    found = search(ranks, microbatches, costs, memory, weights, names or None, seed, moves)
+    per_stage = stage_cost(found.program, costs)
+    print(found)
+    files = {"svg": svg, "png": png, "html": html, "csv": csv, "perfetto": perfetto}
+    if not any(files.values()):
+        print(f"\n{simulate(found.program, per_stage).to_text(columns())}")
+    write(files, found.program, per_stage)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="a known model, such as llama3-8b, or a folder with a config.json")],
+    gpus: Annotated[int, typer.Option(min=1, help="H100 in all, 8 on a node")],
+    memory: Annotated[float, typer.Option(min=0, help="GB that a plan may take of a GPU")] = H100.memory_bytes / 1e9,
+    sequence_length: Annotated[int, typer.Option(min=1, help="tokens of a sequence")] = 8192,
+    global_batch: Annotated[int, typer.Option(min=1, help="sequences of a step")] = 512,
+    count: Annotated[int, typer.Option(min=1, help="plans to print at most")] = 20,
+) -> None:
+    """List the plans that fit, the fastest first, those within 5% of each other together; seconds are an estimate."""
+    found = fits(
+        model_of(model), gpus, memory * 1e9, sequence_length=sequence_length, global_batch=global_batch, count=count
+    )
+    if not found:
+        raise ValueError(
+            f"no plan of {model} on {gpus} GPUs fits into {memory:g} GB each; use more GPUs, or more memory"
+        )
+    print(found)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="a published folder, or a checkpoint, of any plan or of torch")],
+    target: Annotated[Path, typer.Argument(help="the folder to write, which must not be there yet")],
+    to: Annotated[str, typer.Option(help="published (Hugging Face), checkpoint (of this library) or torch (DCP)")],
+    dtype: Annotated[str | None, typer.Option(help="float64, float32, bfloat16 or float16; default: as it is")] = None,
+) -> None:
+    """Convert weights between published folders and checkpoints, also of torch, tensor by tensor, expert by expert.
+
+    Every tensor is checked before one is written; the target appears when it is complete.
+    """
+    from dualpipe_lab.train import convert as converted
+
+    done = converted(source, target, to, dtype)
+    print(f"{done.source} -> {done.target}: {done.num_tensors} tensors, {done.num_bytes:,} bytes")
+    print(f"wrote {done.path}")
+
+
+def traces(
+    folder: Annotated[
+        Path, typer.Argument(help="a run's folder, or the folder of all runs, of which the last is read")
+    ],
+    step: Annotated[list[int] | None, typer.Option(help="a step to take; again for more (default: all)")] = None,
+    svg: Svg = None,
+    html: Html = None,
+    perfetto: Perfetto = None,
+    values: Annotated[Path | None, typer.Option("--json", help="write what Timeline.from_dict reads")] = None,
+) -> None:
+    """Merge the trace files of all ranks: say what is there, and print the timeline or write it to files.
+
+    Copy the files of hosts that share no folder into one folder first.
+    """
+    from dualpipe_lab.launch.record.trace_files import read_traces  # imports torch's neighbours
+
+    found = read_traces(folder)
+    print(found)
+    timeline = found.timeline(step)
+    files = {"svg": svg, "html": html, "perfetto": perfetto, "json": values}
+    if not any(files.values()):
+        print(timeline.to_text(columns()))
+    for form, path in files.items():
+        if path is not None:
+            path.write_bytes(_exported(form, timeline).encode())
+            print(f"wrote {path} ({path.stat().st_size:,} bytes)")
+
+
+def _exported(form: str, timeline: Timeline) -> str:
+    if form == "html":
+        from dualpipe_lab.viz.embed import page, timeline_html
+
+        return page(timeline_html(timeline), timeline.name)
+    if form == "json":
+        return json.dumps(timeline.to_dict())
+    return timeline.to_svg() if form == "svg" else timeline.to_perfetto()
