@@ -1,6 +1,6 @@
 """The commands: `show`, `compare`, `explain`, `optimise` schedules; `plan` a run; `convert` weights; merge `traces`.
 
-Chapter: book/appendix/command-line.  Each prints, or writes files; errors are ValueErrors: `app` prints them as one line.
+Chapter: book/appendix/command-line.  Each prints, or writes files; `app` prints a ValueError as one line.
 """
 
 import json
