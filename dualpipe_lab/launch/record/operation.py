@@ -143,7 +143,6 @@ def next_in_ring(ranks: tuple[int, ...], rank: int) -> int:
 
 @cache
 def _number(ranks: tuple[int, ...], name: str) -> int:
-    """Number of a communicator, the same on all members."""
     return zlib.crc32(f"{ranks} {name}".encode()) & 0x7FFFFFFF
 
 

@@ -280,14 +280,9 @@ def _read(path: Path) -> RankFile:
             file.readings.append((time, gained, bound))
     file.is_whole = "end" in values[-1]
     for trace in file.steps.values():
-        _correct(trace, file.readings)
+        trace.move(_line(file.readings))
+        trace.error_ns = max((bound for _, _, bound in file.readings), default=0)
     return file
-
-
-def _correct(trace: RankTrace, readings: list[tuple[int, int, int]]) -> None:
-    """Put a step's times on rank 0's clock; behind the last reading the offset is taken to stay."""
-    trace.move(_line(readings))
-    trace.error_ns = max((bound for _, _, bound in readings), default=0)
 
 
 def _line(readings: list[tuple[int, int, int]]) -> Callable[[int], int]:
@@ -319,7 +314,6 @@ def _parts(rank: int, file: RankFile | None, steps: list[int]) -> list[RankTrace
 
 
 def _has_all_behind(file: RankFile, first: int) -> bool:
-    """Whether a rank recorded every step from one on, to the end of its file."""
     rest = [step for step in sorted(file.steps) if step >= first]
     is_dense = rest == list(range(first, first + len(rest)))
     return file.is_whole and is_dense and not any(file.steps[step].is_partial for step in rest)

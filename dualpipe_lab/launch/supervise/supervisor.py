@@ -15,7 +15,7 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -298,9 +298,8 @@ class FailureReport:
         text = name_cells(stack, self._cells)
         return RankFailure(observed.rank, cause, name_frame(frame) if frame else "", text)
 
-    def error(self, ranks: Iterable[WatchedRank]) -> RankError:
+    def error(self, ranks: list[WatchedRank]) -> RankError:
         """Error with all failures of a launch and the status of the other ranks."""
-        ranks = list(ranks)
         failures = {observed.rank: observed.failure for observed in ranks if observed.failure}
         others = [observed for observed in ranks if not observed.failure and not observed.result and observed.statuses]
         notes = [f"{locate(observed.statuses[-1], self._line_of)}; stopped by the launcher" for observed in others]
@@ -308,13 +307,12 @@ class FailureReport:
         mismatches = [cause for cause in causes if cause.startswith("collective mismatch")]
         return RankError(failures, len(ranks), mismatches + notes)
 
-    def timeout(self, ranks: Iterable[WatchedRank], headline: str, seconds: float = 0.0) -> RankTimeout:
+    def timeout(self, ranks: list[WatchedRank], headline: str, seconds: float = 0.0) -> RankTimeout:
         """Error with the status of all ranks and the causes of the deadlock."""
-        ranks = list(ranks)
         lines = [self._describe(observed) for observed in ranks]
         return RankTimeout(headline, lines + explain(_latest(ranks), _returned(ranks)), seconds)
 
-    def force_stacks(self, silent: Iterable[WatchedRank]) -> None:
+    def force_stacks(self, silent: list[WatchedRank]) -> None:
         """Make ranks that do not answer dump their stacks by a signal: `faulthandler` needs no GIL."""
         for observed in silent:
             observed.statuses.clear()
@@ -340,11 +338,11 @@ class FailureReport:
         return user_stack(path.read_text(errors="replace")) if path.exists() else ""
 
 
-def _latest(ranks: Iterable[WatchedRank]) -> dict[int, RankStatus]:
+def _latest(ranks: list[WatchedRank]) -> dict[int, RankStatus]:
     return {observed.rank: observed.statuses[-1] for observed in ranks if observed.statuses}
 
 
-def _returned(ranks: Iterable[WatchedRank]) -> set[int]:
+def _returned(ranks: list[WatchedRank]) -> set[int]:
     return {observed.rank for observed in ranks if observed.result is not None}
 
 
