@@ -7,8 +7,8 @@ from .launch.supervise.errors import RankTimeout as RankTimeout
 from .launch.server import warm as warm
 from .launch.server import reset as reset
 from .launch.cluster.environment import cluster as cluster
-from .launch.emulate.emulated_hosts import emulated_hosts as emulated_hosts
-from .launch.backends import nccl_ready as nccl_ready
+from .launch.cluster.emulated_hosts import emulated_hosts as emulated_hosts
+from .launch.accelerator import nccl_ready as nccl_ready
 from .launch.compare import compare_backends as compare_backends
 
 # Inside a rank: messages, time, places
@@ -20,12 +20,12 @@ from .launch.context import span as span
 from .launch.context import rank_context as rank_context
 from .launch.mesh import Mesh as Mesh
 from .topology import Topology as Topology
-from .launch.emulate.link import Link as Link
-from .launch.emulate.link import NodeLink as NodeLink
+from .launch.emulator import Link as Link
+from .launch.emulator import NodeLink as NodeLink
 
 # Long runs: the traces of some steps in files, and one timeline of them
 from .launch.record.step_traces import StepTraces as StepTraces
-from .launch.record.trace_files import read_traces as read_traces
+from .launch.record.step_traces import read_traces as read_traces
 
 # Pipelines as data
 from .pp.program import Action as Action

@@ -25,7 +25,7 @@ from dualpipe_course.meter import Meter
 from dualpipe_course.start.ranks import check_messages_only
 from dualpipe_course.trial import call_each, ended
 from dualpipe_lab.cp.layouts import make_layout
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
     from torch import Tensor

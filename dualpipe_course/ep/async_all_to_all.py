@@ -13,7 +13,7 @@ from dualpipe_course.exercise import exercise, hint_of
 from dualpipe_course.meter import Meter
 from dualpipe_course.switched_off import Without
 from dualpipe_course.trial import check_ints, needs_function
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,7 @@ from dualpipe_lab.ep.overlap import (
     ticks_of,
 )
 from dualpipe_lab.ep.overlap.order import Op, Ticks, parse_ops
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.timeline import Time
 
 NAMES = ("serial", "overlapped", "W not split", "overlapped on the slow link")

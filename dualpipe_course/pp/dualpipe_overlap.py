@@ -90,7 +90,7 @@ def pair(backward_pieces: Callable[..., Any], in_turn: Callable[..., Any]) -> st
     """Write `backward_pieces(layers, dy, pair)`, with W behind the travel, and `in_turn` for halves of any lengths."""
     needs_function(backward_pieces)
     needs_function(in_turn)
-    from dualpipe_lab.launch.emulate.link import Link
+    from dualpipe_lab.launch.emulator import Link
 
     for down, up in LAYERS:
         compare_on_ranks(

@@ -11,7 +11,7 @@ from typing import Any
 from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.launch.launcher import Results
 
 ONE_MS = Link(gbps=1e6, latency_ms=1)  # the bytes take no time, so that model time counts steps

@@ -11,7 +11,7 @@ from dualpipe_course import check as checks
 from dualpipe_course.exercise import Wrong, exercise, hint_of
 from dualpipe_course.start.ranks import SENDS, all_waited_for, check_messages_only
 from dualpipe_course.trial import needs_function, needs_ints, on_ranks
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.launch.launcher import Results
 from dualpipe_lab.timeline import Message, Span, Timeline
 

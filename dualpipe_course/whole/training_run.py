@@ -17,7 +17,7 @@ from dualpipe_course.meter import Meter
 from dualpipe_course.whole.training_log import RankLog
 from dualpipe_lab import comm, data, dp, models
 from dualpipe_lab.launch.context import compute, span
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.topology import Topology
 

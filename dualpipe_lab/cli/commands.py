@@ -311,7 +311,7 @@ def traces(
 
     Copy the files of hosts that share no folder into one folder first.
     """
-    from dualpipe_lab.launch.record.trace_files import read_traces  # imports torch's neighbours
+    from dualpipe_lab.launch.record.step_traces import read_traces  # imports torch's neighbours
 
     found = read_traces(folder)
     print(found)

@@ -1,6 +1,7 @@
 """The accelerator of a rank: the one module that calls `torch.cuda`, and the place where another one plugs in.
 
-In: `backend="nccl"` and the rank's number on its machine.  Out: a device, events, and the name of torch's back end.
+In: `backend="nccl"`, the rank's number on its machine.  Out: a device, events, the name of torch's back end; the
+arguments of a launch on the device.  Results need no way back: tensors are rebuilt on the CPU (`payload`).
 `DUALPIPE_LAB_ACCELERATOR=package.module` names a module with the attributes of `Accelerator`, which then takes the
 place of CUDA and NCCL in every rank: for another accelerator, or for a stand-in that tests use.
 Elsewhere: `torch.accelerator`; `torch.utils.backend_registration`; `torch.distributed.Backend.register_backend`.
@@ -9,10 +10,14 @@ Elsewhere: `torch.accelerator`; `torch.utils.backend_registration`; `torch.distr
 import os
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dualpipe_lab.launch.cluster.environment import cluster
 
+if TYPE_CHECKING:
+    import torch
+
+BACKENDS = ("gloo", "nccl")
 OVERRIDE = "DUALPIPE_LAB_ACCELERATOR"
 
 
@@ -146,3 +151,59 @@ def local_rank() -> int:
     """Number of this rank on its machine, as `torchrun` or another starter gives it."""
     started = cluster()
     return 0 if started is None else started.local_rank
+
+
+def nccl_ready(world_size: int) -> bool:
+    """Return whether this machine has a GPU for each of `world_size` ranks; if not, print the reason.
+
+    A cell that needs GPUs starts with `if lab.nccl_ready(2):`; on other machines it prints why it is skipped.
+    """
+    reason = nccl_obstacle(world_size)
+    if reason:
+        print(f"skipped: {reason}")
+    return not reason
+
+
+def nccl_obstacle(world_size: int) -> str:
+    """Reason why NCCL cannot connect `world_size` ranks on this machine; empty if it can."""
+    return current().obstacle(world_size)
+
+
+def place(value: Any, device: "torch.device") -> Any:
+    """Return `value` with every tensor and module in its lists, tuples and dicts on `device`.
+
+    A tensor that occurs twice is one tensor afterwards too; a leaf stays a leaf, a parameter a parameter.  Modules are
+    moved in place; other objects are returned as they are, and on the CPU there is nothing to move.
+    """
+    return value if device.type == "cpu" else _place(value, device, {})
+
+
+def _place(value: Any, device: "torch.device", placed: dict[int, Any]) -> Any:
+    from torch import Tensor, nn
+
+    if isinstance(value, nn.Module):
+        return value.to(device)
+    if isinstance(value, Tensor):
+        if id(value) not in placed:
+            placed[id(value)] = _place_tensor(value, device)
+        return placed[id(value)]
+    if isinstance(value, dict):  # in place: the constructor of an ordered or a default dict may need more
+        value.update([(key, _place(part, device, placed)) for key, part in value.items()])
+        return value
+    if isinstance(value, tuple):
+        parts = [_place(part, device, placed) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, list):
+        value[:] = [_place(part, device, placed) for part in value]
+    return value
+
+
+def _place_tensor(tensor: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    from torch import nn
+
+    if tensor.device == device:
+        return tensor
+    moved = tensor.detach().to(device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(moved, requires_grad=tensor.requires_grad)
+    return moved.requires_grad_(tensor.requires_grad)

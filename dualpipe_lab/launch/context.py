@@ -11,11 +11,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from dualpipe_lab.launch import accelerator
-from dualpipe_lab.launch.emulate.clock import Clock
-from dualpipe_lab.launch.emulate.emulator import Emulator
-from dualpipe_lab.launch.record.device_clock import DeviceClock, clock_of
+from dualpipe_lab.launch.clock import Clock, DeviceClock, clock_of
+from dualpipe_lab.launch.emulator import Emulator
 from dualpipe_lab.launch.record.ledger import RankLedger
-from dualpipe_lab.launch.record.operation_log import OperationLog
+from dualpipe_lab.launch.record.operation import OperationLog
 from dualpipe_lab.launch.record.rank_status import RankStatus
 from dualpipe_lab.launch.record.recorder import Recorder
 from dualpipe_lab.launch.record.trace import RankTrace
@@ -75,7 +74,7 @@ class RankContext:
         """Spans, messages and collectives of this rank so far, with their times."""
         trace = self.recorder.flush().trace
         if isinstance(self.clock, DeviceClock):
-            self.clock.resolve(trace)
+            trace.move(self.clock.event_times())
         return trace
 
     @property

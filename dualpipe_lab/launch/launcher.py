@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dualpipe_lab.launch import context, payload, server, torchrun
+from dualpipe_lab.launch.clock import ClockName
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
-from dualpipe_lab.launch.config import LaunchConfig
-from dualpipe_lab.launch.emulate.clock import ClockName
-from dualpipe_lab.launch.emulate.link import Link, NodeLink
+from dualpipe_lab.launch.emulator import Link, NodeLink
 from dualpipe_lab.launch.folder import private_folder
-from dualpipe_lab.launch.rank import Job
+from dualpipe_lab.launch.rank import Job, LaunchConfig
 from dualpipe_lab.launch.record.ledger import Ledger
 from dualpipe_lab.launch.record.trace import clock_note, match, to_timeline
 from dualpipe_lab.launch.record.wire import obstacle as wire_obstacle

@@ -133,26 +133,6 @@ def peak_memory_bytes() -> int:
     return peak if NAME == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
 
 
-def processor_name() -> str:
-    """Model of this machine's processor, or its architecture where the model is not told; never the machine's name."""
-    with suppress(OSError):
-        lines = Path(PROCESSES, "cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        names = [value.strip() for name, _, value in (line.partition(":") for line in lines) if "model name" in name]
-        if names and names[0]:
-            return names[0]
-    import platform
-
-    return platform.processor() or platform.machine() or "CPU"
-
-
-def host_memory_bytes() -> int:
-    """Memory that the processes of this machine have together: its own, or less where a container has a limit."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # "max" where there is none
-        return min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return found
-
-
 def processes_with(variable: str) -> list[int]:
     """Numbers of the processes whose environment has this `NAME=value`; none without /proc."""
     found = []

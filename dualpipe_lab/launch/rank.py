@@ -1,7 +1,8 @@
 """The process of a rank: receive a job, join the process group, run the user's function, return its value.
 
   rank:    hello -> (job) -> ready -> (go) -> result or failure -> killed, or (release) and the next job
-In: a job over a pipe.  Out: the pickled value, or the failure, with the status of the rank.
+In: a job over a pipe, with the checked arguments of `launch`.
+Out: the pickled value, or the failure, with the status of the rank.
 A second thread listens to the launcher: it answers requests for the rank's status, and ends the process when the
 launcher is gone.
 """
@@ -16,6 +17,7 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,14 +25,60 @@ from queue import SimpleQueue
 from typing import Any
 
 from dualpipe_lab._private import LATE_IMPORT, release_fork_server
-from dualpipe_lab.launch import accelerator, backends, context, operating_system, payload
-from dualpipe_lab.launch.config import LaunchConfig
-from dualpipe_lab.launch.emulate.clock import VirtualClock
-from dualpipe_lab.launch.emulate.emulator import Emulator, Timestamps
-from dualpipe_lab.launch.record.device_clock import clock_of
-from dualpipe_lab.launch.record.operation_log import OperationLog
+from dualpipe_lab.launch import accelerator, context, operating_system, payload
+from dualpipe_lab.launch.clock import ClockName, VirtualClock, clock_of
+from dualpipe_lab.launch.emulator import Emulator, Link, NodeLink, Timestamps
+from dualpipe_lab.launch.record.operation import OperationLog
 from dualpipe_lab.launch.record.rank_status import StackFrame, StatusTracker
 from dualpipe_lab.launch.record.wire import Wire
+from dualpipe_lab.launch.record.wire import obstacle as wire_obstacle
+
+_LONG = timedelta(days=1)  # the supervisor explains a wait long before GLOO would give up on it
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Arguments of `launch` that apply on every rank; `launch` documents them."""
+
+    threads: int
+    link: Link | NodeLink | None
+    clock: ClockName
+    check: bool
+    backend: str
+    wire: bool
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether messages carry timestamps."""
+        return self.link is not None or self.clock == "virtual"
+
+    @property
+    def reads_wire(self) -> bool:
+        """Whether this launch counts the bytes on the wire."""
+        return self.wire and not wire_obstacle(self.backend)
+
+    def validate(self, world_size: int) -> None:
+        """Raise ValueError for a value that no rank could use."""
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+            raise ValueError(f"launch needs threads to be a whole number from 1, got {self.threads!r}")
+        if self.link is not None and not isinstance(self.link, (Link, NodeLink)):
+            raise ValueError(
+                f"launch needs link to be a Link, such as lab.Link(gbps=1, latency_ms=1), got {self.link!r}"
+            )
+        if self.clock not in ("wall", "virtual"):
+            raise ValueError(f"launch knows clock=wall, virtual, got {self.clock!r}")
+        if self.backend not in accelerator.BACKENDS:
+            raise ValueError(f"launch knows backend={', '.join(accelerator.BACKENDS)}, got {self.backend!r}")
+        if self.backend == "nccl" and self.is_emulated:
+            asked = f"link={self.link!r}" if self.link is not None else f"clock={self.clock!r}"
+            raise ValueError(
+                f"NCCL's messages take the time that its links take, and {asked} emulates another; "
+                "leave it out, or use backend='gloo'"
+            )
+        if self.backend == "nccl" and (obstacle := accelerator.nccl_obstacle(world_size)):
+            raise ValueError(
+                f"{obstacle}; use backend='gloo', or guard the cell with `if lab.nccl_ready({world_size}):`"
+            )
 
 
 @dataclass(frozen=True)
@@ -112,7 +160,7 @@ def rank_status(rank: int) -> Any:
 def _serve(job: Job, launcher: _Channel) -> None:
     try:
         device, (fn, args) = _prepare(job)
-        backends.join(job.rank, job.world_size, job.config.backend, job.folder, job.config.check)
+        _join(job)
         wire = Wire(job.world_size) if job.config.reads_wire else None
     except BaseException as error:
         return launcher.send("failure", *_describe(error), rank_status(job.rank))
@@ -121,8 +169,7 @@ def _serve(job: Job, launcher: _Channel) -> None:
     context.install(present)
     present.clock.wait_until(0)
     try:
-        args = args if device.type == "cpu" else _placed(args, device)
-        value = fn(job.rank, job.world_size, *args)
+        value = fn(job.rank, job.world_size, *accelerator.place(args, device))
         present.read_wire()
         _flush()
         result = _packed(fn, value, present)
@@ -148,12 +195,6 @@ def _packed(fn: Any, value: Any, present: context.RankContext) -> bytes:
         ) from None
 
 
-def _placed(args: tuple[Any, ...], device: Any) -> Any:
-    from dualpipe_lab.launch.placement import place
-
-    return place(args, device)
-
-
 def _prepare(job: Job) -> tuple[Any, Any]:
     """Set up environment, random numbers, threads, tracebacks and device; return the device and the call."""
     os.environ.clear()
@@ -173,6 +214,22 @@ def _prepare(job: Job) -> tuple[Any, Any]:
         sys.modules["numpy.random"].seed()  # forked ranks would all draw the server's numbers
     device = accelerator.start(job.config.backend, job.rank)
     return device, payload.loads(job.call.read_bytes() if isinstance(job.call, Path) else job.call)
+
+
+def _join(job: Job) -> None:
+    """Make the process group through a file store; only GLOO's loopback sockets listen.
+
+    With `backend="nccl"` the group has both back ends, `cpu:gloo,cuda:nccl`, and so has every group made from it: the
+    device of a tensor says which one carries it.
+    """
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = operating_system.loopback()
+    if job.config.check:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    store = dist.FileStore(str(job.folder / "rendezvous"), job.world_size)
+    names = accelerator.group_backends(job.config.backend)
+    dist.init_process_group(names, store=store, rank=job.rank, world_size=job.world_size, timeout=_LONG)
 
 
 def _make_context(job: Job, wire: Wire | None, device: Any, origin_ns: int) -> context.RankContext:

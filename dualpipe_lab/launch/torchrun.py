@@ -17,12 +17,12 @@ from time import perf_counter_ns
 from typing import Any
 
 from dualpipe_lab.launch import accelerator, context
+from dualpipe_lab.launch.clock import clock_of
 from dualpipe_lab.launch.cluster import join
 from dualpipe_lab.launch.cluster.clocks import Alignment, Reading, agree_on_origin, read_clocks
 from dualpipe_lab.launch.cluster.environment import Environment, cluster
-from dualpipe_lab.launch.config import LaunchConfig
 from dualpipe_lab.launch.folder import sweep
-from dualpipe_lab.launch.record.device_clock import clock_of
+from dualpipe_lab.launch.rank import LaunchConfig
 from dualpipe_lab.launch.record.operation import Operation
 from dualpipe_lab.launch.record.rank_status import StatusTracker
 from dualpipe_lab.launch.record.traffic import Traffic
@@ -130,7 +130,7 @@ def _called(
     present.time_limit = limit
     context.install(present)
     present.clock.wait_until(0)
-    value = fn(rank, world_size, *(args if place.type == "cpu" else _placed(args, place)))
+    value = fn(rank, world_size, *accelerator.place(args, place))
     status = present.status()
     name, label = _END
     present.recorder.status.wait(Operation(name, present.everyone, Traffic(0, 0, 0), (), label=label))
@@ -188,9 +188,3 @@ def _settings(config: LaunchConfig) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         dist.set_debug_level(level)
-
-
-def _placed(args: tuple[Any, ...], device: Any) -> Any:
-    from dualpipe_lab.launch.placement import place
-
-    return place(args, device)

@@ -20,7 +20,7 @@ from dualpipe_lab.cp.ring_time import MessageTimes, ring_backward_ns, ring_forwa
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import live_tensors, storage_bytes
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 from dualpipe_lab.viz import Steps
 
 PAIR_MS = 0.25  # of a forward; a backward takes twice as long

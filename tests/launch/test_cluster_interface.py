@@ -8,7 +8,7 @@ import pytest
 
 from dualpipe_lab.launch import operating_system
 from dualpipe_lab.launch.cluster.environment import Environment
-from dualpipe_lab.launch.cluster.interface import candidates, choose, route
+from dualpipe_lab.launch.cluster.join import candidates, choose, route
 
 NODE_0 = Environment(0, 4, 0, 2, 0, 2, "192.0.2.10", 29500)
 NODE_1 = replace(NODE_0, rank=2, node=1)

@@ -12,10 +12,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from dualpipe_lab.launch.cluster import interface
+from dualpipe_lab.launch.cluster import join as join_module
 from dualpipe_lab.launch.cluster.environment import Environment
-from dualpipe_lab.launch.cluster.join import agree, join
-from dualpipe_lab.launch.cluster.reach import check_reach, listener
+from dualpipe_lab.launch.cluster.join import agree, check_reach, join, listener
 
 WORLD = [Environment(rank, 3, 0, 1, rank, 3, "192.0.2.10", 29500) for rank in range(3)]
 
@@ -79,7 +78,7 @@ def test_a_rank_that_came_before_rank_0_hears_from_it_who_did_not():
 
 
 def test_a_rank_0_that_is_lost_after_it_came_is_not_said_to_be_missing(monkeypatch):
-    monkeypatch.setattr("dualpipe_lab.launch.cluster.join._LATER_SECONDS", 0.3)
+    monkeypatch.setattr(join_module, "_LATER_SECONDS", 0.3)
     store = HashStore()
     store.set("open", "1")
     (error,) = meet(store, WORLD[1:2], 0.3)
@@ -88,7 +87,7 @@ def test_a_rank_0_that_is_lost_after_it_came_is_not_said_to_be_missing(monkeypat
 
 
 def test_a_store_that_ends_while_the_ranks_meet_is_told(monkeypatch):
-    monkeypatch.setenv(interface.VARIABLE, "")  # and remove the choice at the end
+    monkeypatch.setenv(join_module.VARIABLE, "")  # and remove the choice at the end
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     code = f"from torch.distributed import TCPStore\nTCPStore('127.0.0.1', {port}, is_master=True).wait(['end'])"
@@ -140,7 +139,7 @@ def test_nodes_that_were_started_differently_are_refused_on_every_rank(change, m
     ],
 )
 def test_a_rendezvous_that_is_not_there_is_told_in_bounded_time(monkeypatch, change, message):
-    monkeypatch.setenv(interface.VARIABLE, "")  # and remove the choice at the end
+    monkeypatch.setenv(join_module.VARIABLE, "")  # and remove the choice at the end
     if "rank" in change:  # another process has the port
         monkeypatch.setattr("torch.distributed.TCPStore", taken)
     began = time.monotonic()
@@ -179,6 +178,6 @@ def test_ranks_at_one_address_are_not_asked_to_reach_each_other():
 
 
 def test_a_rank_that_does_not_try_is_waited_for_in_bounded_time(monkeypatch):
-    monkeypatch.setattr("dualpipe_lab.launch.cluster.reach.PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(join_module, "PROBE_SECONDS", 0.3)
     found = check_reach(HashStore(), 1, 0, [("127.0.0.1", 9)] * 2, time.monotonic())
     assert found == "1 of 2 ranks have not tried to reach the others in time"

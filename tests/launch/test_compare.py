@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch.differences import largest_difference
+from dualpipe_lab.launch.compare import largest_difference
 
 
 def test_one_line_says_how_far_they_are_apart(on_stand_in, capsys):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dualpipe_lab as lab
-from dualpipe_lab.launch.emulate.emulated_hosts import MARK
+from dualpipe_lab.launch.cluster.emulated_hosts import MARK
 
 SCRIPT = """
 import os, sys, time

@@ -13,7 +13,7 @@ import pytest
 import dualpipe_lab as lab
 from dualpipe_course.grading import process_tree
 from dualpipe_lab.launch import operating_system
-from dualpipe_lab.launch.supervise.failure_report import FailureReport
+from dualpipe_lab.launch.supervise.supervisor import FailureReport
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for part in ("dualpipe_lab", "dualpipe_course") for path in sorted((ROOT / part).rglob("*.py"))]

@@ -7,8 +7,8 @@ import torch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
+from dualpipe_lab.launch.clock import VirtualClock
 from dualpipe_lab.launch.context import rank_context
-from dualpipe_lab.launch.emulate.clock import VirtualClock
 from dualpipe_lab.launch.record import trace
 from dualpipe_lab.launch.record.operation import Operation
 from dualpipe_lab.launch.record.recorder import MAX_BUFFERED, Recorder

@@ -11,8 +11,8 @@ import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import trace
+from dualpipe_lab.launch.record.step_traces import FORMAT, pack_step
 from dualpipe_lab.launch.record.trace import RankTrace, Received, Sent
-from dualpipe_lab.launch.record.trace_format import FORMAT, pack_step
 from dualpipe_lab.timeline import Span, Timeline
 
 

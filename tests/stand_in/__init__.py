@@ -68,7 +68,7 @@ def take_over():
     A test's own time limit is for GLOO: it is raised to `PATIENCE`.  Ranks that wait for each other are found anyway.
     """
     from dualpipe_lab.launch import launcher
-    from dualpipe_lab.launch.config import LaunchConfig
+    from dualpipe_lab.launch.rank import LaunchConfig
 
     os.environ.update({ACCELERATOR: __name__, SUITE: "suite"})
 

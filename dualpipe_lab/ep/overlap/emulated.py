@@ -18,7 +18,7 @@ from dualpipe_lab.ep.moe import ExpertParallel, Experts
 from dualpipe_lab.ep.overlap.layer import InterruptibleLayer
 from dualpipe_lab.ep.router import TopKRouter, expert_weights
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.launch.emulate.link import Link
+from dualpipe_lab.launch.emulator import Link
 
 MS = 1_000_000  # nanoseconds
 

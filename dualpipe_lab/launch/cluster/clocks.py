@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dualpipe_lab.launch.record.trace import RankTrace
-from dualpipe_lab.timeline import Span
 
 NUM_EXCHANGES = 8
 HEAD_START_NS = 2_000_000  # between the last message about the origin and time 0, so that all ranks are awake
@@ -89,19 +88,8 @@ class Alignment:
             trace: of this rank; its times count from the origin, by the first reading.
             origin_ns: the origin on this rank's clock.
         """
-
-        def moved(time: int) -> int:
-            return time + self.gained(time + origin_ns)
-
-        for spans in (trace.spans, trace.collectives):
-            spans[:] = [_between(span, moved(int(span.start)), moved(int(span.end))) for span in spans]
-        trace.sent[:] = [sent._replace(time_ns=moved(sent.time_ns)) for sent in trace.sent]
-        trace.received[:] = [one._replace(time_ns=moved(one.time_ns)) for one in trace.received]
+        trace.move(lambda time: time + self.gained(time + origin_ns))
         trace.error_ns = self.bound_ns
-
-
-def _between(span: Span, start: int, end: int) -> Span:
-    return span._replace(start=start, end=end)
 
 
 class Exchanger(Protocol):

@@ -1,15 +1,22 @@
 """`join`: the ranks that a starter has started meet at a store and form one process group.
 
 Chapter: book/appendix/gpus.  In: an `Environment`, a back end.  Out: an initialised default process group.
+  interface    GLOO uses loopback on one machine; between nodes it uses the one by which the kernel would send to
+               MASTER_ADDR: the local address of a connected UDP socket, which sends nothing; the user's
+               GLOO_SOCKET_IFNAME is kept if it exists and can reach another node
   store        `TCPStore` at MASTER_ADDR:MASTER_PORT, of torchrun's agent, or of rank 0 where no agent has one
   generation   a number for each time that a whole world meets; the process group's keys have it as a prefix, because an
                agent keeps its store over a restart, and with it the addresses of ranks that have ended
   agreement    rank 0 opens a generation, every other rank answers with a token, and rank 0 closes it with all tokens; a
                rank whose token is not among them has read an older generation, and waits for the next
-  reach        every rank connects once to every other node, before GLOO does (`reach`)
+  reach        every rank connects once to every other node, before GLOO does, which tries four times, for the whole
+               timeout each, before it says that it cannot connect, and then not to whom
 Every wait of the meeting ends after CONNECT_SECONDS, with a message that names addresses and interface; every operation
 of the group that comes of it ends after OPERATION_SECONDS, or after fewer if the launch has fewer.
-Elsewhere: `init_process_group("env://")`, which shares keys between restarts and has no message for a wrong interface.
+Without a choice GLOO takes the interface of the host's name, which many hosts resolve to loopback: one node then waits,
+and the other one fails.
+Elsewhere: `init_process_group("env://")`, which shares keys between restarts and has no message for a wrong interface;
+NCCL takes `ib*`, else any but `docker*`, `lo` and `virbr*`, and NCCL_SOCKET_IFNAME chooses another.
 """
 
 import atexit
@@ -19,24 +26,28 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dualpipe_lab.launch import accelerator, operating_system
-from dualpipe_lab.launch.cluster import interface
 from dualpipe_lab.launch.cluster.environment import Environment
-from dualpipe_lab.launch.cluster.interface import Interface
-from dualpipe_lab.launch.cluster.reach import Place, check_reach, listener
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+VARIABLE = "GLOO_SOCKET_IFNAME"
+Addresses: TypeAlias = Mapping[str, Sequence[str]]  # by the name of an interface
+Place: TypeAlias = tuple[str, int]  # address and port
 CONNECT_SECONDS = 120.0  # ranks of other nodes may still be importing torch from a slow disk
 OPERATION_SECONDS = 600.0  # for a collective or a message, then it fails; torch's own: NCCL 600, GLOO 1,800
 _LEAST_WAIT, _LONGEST_WAIT = 0.01, 0.5  # seconds between two looks at the store
+_LONGEST_REACH_WAIT = 0.2  # of these, while the ranks reach out
+PROBE_SECONDS = 5.0  # within which a host of one cluster answers
+_BACKLOG = 1024  # ranks that connect at once; nobody accepts them
 _LATER_SECONDS = 10.0  # by which rank 0 may have come later than another rank, and so say later who is missing
 
 
@@ -97,28 +108,148 @@ def stay() -> None:
     atexit.unregister(leave)
 
 
+@dataclass(frozen=True)
+class Interface:
+    """What GLOO listens on.
+
+    Attributes:
+        name: for GLOO_SOCKET_IFNAME; several of them with commas between.
+        address: of the first one.
+        note: what is unusual about it; empty if nothing is.
+    """
+
+    name: str
+    address: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+def route(host: str, port: int) -> str:
+    """Return the local address from which this host would send to another one; nothing is sent.
+
+    Raises:
+        OSError: the name is unknown (`socket.gaierror`), or there is no route.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        local: str = probe.getsockname()[0]
+    return local
+
+
+def choose(environment: Environment, addresses: Addresses, source: str, wanted: str | None = None) -> Interface:
+    """Return the interface for GLOO.
+
+    Args:
+        environment: of this rank.
+        addresses: of this host's interfaces that are up.
+        source: the local address of the route to `MASTER_ADDR`, from `route`.
+        wanted: the user's GLOO_SOCKET_IFNAME, if it is set.
+
+    Raises:
+        ValueError: no interface can reach the other nodes; the candidates are named.
+    """
+    if wanted:
+        return _checked(environment, addresses, source, wanted)
+    if environment.is_one_machine:
+        name = next((name for name in addresses if _is_loopback(addresses[name][0])), None)
+        return _owner(environment, addresses, source) if name is None else Interface(name, addresses[name][0])
+    if _is_loopback(source) and environment.num_nodes is not None:
+        return _only_candidate(environment, addresses, source)
+    return _owner(environment, addresses, source)
+
+
+def candidates(addresses: Addresses) -> str:
+    """The interfaces that may reach another node, with their addresses, as a text."""
+    outside = [f"{name} ({found[0]})" for name, found in addresses.items() if not _is_loopback(found[0])]
+    return ", ".join(outside) or "none but loopback"
+
+
+def _checked(environment: Environment, addresses: Addresses, source: str, wanted: str) -> Interface:
+    """The user's interfaces, if they can be right."""
+    names = [name.strip() for name in wanted.split(",")]
+    for name in names:
+        if name not in addresses:
+            raise ValueError(
+                f"{VARIABLE}={wanted} names {name!r}, which is no interface with an address on this host; "
+                f"it has {candidates(addresses)}; set one of them, or unset the variable"
+            )
+        if not environment.is_one_machine and (environment.num_nodes or 1) > 1 and _is_loopback(addresses[name][0]):
+            raise ValueError(
+                f"{VARIABLE}={wanted} names loopback, which reaches no other of the {environment.num_nodes} nodes; "
+                f"set one of {candidates(addresses)}, or unset the variable"
+            )
+    local, note = source.partition("%")[0], ""
+    if not environment.is_one_machine and not any(local in _plain(addresses[name]) for name in names):
+        note = f"{VARIABLE}={wanted} is kept; the route to {environment.master_addr} leaves from {local}"
+    return Interface(wanted, addresses[names[0]][0], note)
+
+
+def _only_candidate(environment: Environment, addresses: Addresses, source: str) -> Interface:
+    """Where this host takes `MASTER_ADDR` for its own loopback: the one other interface, on the node of rank 0."""
+    where = f"MASTER_ADDR={environment.master_addr} is {source} on node {environment.node}"
+    if environment.node != 0 or environment.master_addr == "localhost" or _is_loopback(environment.master_addr):
+        raise ValueError(
+            f"{where}, which is this node itself, and {environment.num_nodes} nodes meet there; give torchrun an "
+            "address of node 0 that the others reach (--master-addr, or --rdzv-endpoint and --local-addr)"
+        )
+    outside = {name: found for name, found in addresses.items() if not _is_loopback(found[0])}
+    if len(outside) != 1:
+        raise ValueError(
+            f"{where}, so no route says which interface reaches the other nodes, and it has {candidates(addresses)}; "
+            f"set {VARIABLE} to the right one, or MASTER_ADDR to an address"
+        )
+    ((name, found),) = outside.items()
+    return Interface(name, found[0], f"{where}; {name} is taken, the only interface to other nodes")
+
+
+def _owner(environment: Environment, addresses: Addresses, source: str) -> Interface:
+    """The interface with the address from which the kernel would send."""
+    local = source.partition("%")[0]
+    for name, found in addresses.items():
+        if local in _plain(found):
+            return Interface(name, local)
+    raise ValueError(
+        f"the route to MASTER_ADDR={environment.master_addr} leaves from {local}, which is the address of no interface "
+        f"that is up here; it has {candidates(addresses)}; set {VARIABLE} to the one that reaches the other nodes"
+    )
+
+
+def _plain(addresses: Sequence[str]) -> list[str]:
+    return [address.partition("%")[0] for address in addresses]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:  # a name
+        return False
+
+
 def _interface(environment: Environment, deadline: float) -> Interface:
     """Choose the interface, and tell GLOO; a name that the network does not know yet is asked for again."""
     host, port = environment.master_addr, environment.master_port
     wait = _LEAST_WAIT
     while True:
         try:
-            source = interface.route(host, port)
+            source = route(host, port)
             break
         except OSError as error:
             if time.monotonic() > deadline or not isinstance(error, socket.gaierror):
-                found = interface.candidates(operating_system.interface_addresses())
+                found = candidates(operating_system.interface_addresses())
                 raise ConnectionError(
                     f"{environment}: this host does not reach MASTER_ADDR={host} ({error}); its interfaces are "
                     f"{found}; give an address of the node of rank 0"
                 ) from None
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
-    wanted = os.environ.get(interface.VARIABLE)
-    chosen = interface.choose(environment, operating_system.interface_addresses(), source, wanted)
+    wanted = os.environ.get(VARIABLE)
+    chosen = choose(environment, operating_system.interface_addresses(), source, wanted)
     if chosen.note:
         warnings.warn(chosen.note, stacklevel=2)
-    os.environ[interface.VARIABLE] = chosen.name
+    os.environ[VARIABLE] = chosen.name
     return chosen
 
 
@@ -195,10 +326,10 @@ def _rendezvous_of(environment: Environment) -> Iterator[None]:
 
 
 def _unconnected(environment: Environment, chosen: Interface, problem: str) -> str:
-    found = interface.candidates(operating_system.interface_addresses())
+    found = candidates(operating_system.interface_addresses())
     return (
         f"{environment}: the ranks met at {environment.master_addr}:{environment.master_port}, but GLOO cannot connect "
-        f"them: {problem}; this rank uses {chosen}, its host has {found}; set {interface.VARIABLE} on every node to "
+        f"them: {problem}; this rank uses {chosen}, its host has {found}; set {VARIABLE} on every node to "
         "the interface that reaches the others, and let all ports between the nodes through, as GLOO listens on ports "
         "that the kernel chooses"
     )
@@ -291,6 +422,50 @@ def _disagreement(answers: dict[int, list[object]]) -> str:
         if other is not None:
             said = [f"{'unequal numbers' if found[rank] is None else found[rank]} (rank {rank})" for rank in (0, other)]
             return f"the nodes were started with different numbers of {name}: {' and '.join(said)}; {remedy}"
+    return ""
+
+
+def listener(address: str) -> socket.socket:
+    """Return a socket on which this rank listens, at a port that the kernel chooses, until all have connected."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+
+
+def check_reach(meeting: "Store", generation: int, rank: int, places: Sequence[Place], deadline: float) -> str:
+    """Connect to one rank of every other address, and wait until all ranks have; return what went wrong, or nothing.
+
+    Args:
+        meeting: the store of the ranks.
+        generation: of this start.
+        rank: of this process.
+        places: where each rank listens.
+        deadline: in seconds of `time.monotonic`.
+    """
+    problem = _first_problem(rank, places)
+    if problem:
+        meeting.set(f"{generation}/unreached", problem)
+    meeting.add(f"{generation}/reached", 1)
+    wait = _LEAST_WAIT
+    while True:
+        num_reached = meeting.add(f"{generation}/reached", 0)
+        if meeting.check([f"{generation}/unreached"]):
+            return str(meeting.get(f"{generation}/unreached"), "utf-8")
+        if num_reached >= len(places):
+            return ""
+        if time.monotonic() > deadline + PROBE_SECONDS:
+            return f"{len(places) - num_reached} of {len(places)} ranks have not tried to reach the others in time"
+        time.sleep(wait)
+        wait = min(1.5 * wait, _LONGEST_REACH_WAIT)
+
+
+def _first_problem(rank: int, places: Sequence[Place]) -> str:
+    own, _ = places[rank]
+    others = {address: (other, port) for other, (address, port) in enumerate(places) if address != own}
+    for address, (other, port) in others.items():
+        try:
+            socket.create_connection((address, port), timeout=PROBE_SECONDS, source_address=(own, 0)).close()
+        except OSError as error:
+            return f"rank {rank} at {own} does not reach rank {other} at {address} ({error})"
     return ""
 
 

@@ -12,11 +12,10 @@ import threading
 from collections import Counter, deque
 from typing import NamedTuple
 
-from dualpipe_lab.launch.emulate.clock import Clock
-from dualpipe_lab.launch.emulate.emulator import Emulator
+from dualpipe_lab.launch.clock import Clock
+from dualpipe_lab.launch.emulator import Emulator
 from dualpipe_lab.launch.record.ledger import RankLedger
-from dualpipe_lab.launch.record.operation import Operation
-from dualpipe_lab.launch.record.operation_log import OperationLog
+from dualpipe_lab.launch.record.operation import Operation, OperationLog
 from dualpipe_lab.launch.record.rank_status import StatusTracker
 from dualpipe_lab.launch.record.trace import RankTrace
 from dualpipe_lab.timeline import Span

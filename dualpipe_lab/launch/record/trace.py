@@ -5,10 +5,11 @@ Sends and receives are matched by sender, receiver, group and tag, in the order 
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from dualpipe_lab.launch.emulate.clock import ClockName
+from dualpipe_lab.launch.clock import ClockName
 from dualpipe_lab.launch.record.operation import Operation
 from dualpipe_lab.timeline import COMMUNICATION, Message, Span, Timeline
 from dualpipe_lab.timeline.data import Source
@@ -88,6 +89,16 @@ class RankTrace:
         """Record a received message."""
         number, size = operation.sequence, operation.traffic.received
         self._append(self.received, Received(peer, operation.stream, number, time_ns, size))
+
+    def move(self, moved: Callable[[int], int]) -> None:
+        """Put every time of the trace on another clock."""
+        for spans in (self.spans, self.collectives):
+            spans[:] = [span._replace(start=moved(int(span.start)), end=moved(int(span.end))) for span in spans]
+        self.sent[:] = [
+            sent._replace(time_ns=moved(sent.time_ns), left_ns=None if sent.left_ns is None else moved(sent.left_ns))
+            for sent in self.sent
+        ]
+        self.received[:] = [one._replace(time_ns=moved(one.time_ns)) for one in self.received]
 
     def _append(self, events: list[Event], event: Event) -> None:
         """Keep an event, unless there are too many; sends are counted on, so that later ones keep their numbers."""

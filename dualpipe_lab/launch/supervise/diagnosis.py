@@ -47,7 +47,6 @@ def is_stuck(before: Statuses, after: Statuses, seconds: float) -> bool:
 
 
 def _has_all_ranks(blocked: Blocked | None, statuses: Statuses) -> bool:
-    """Whether every rank of a collective waits in it, with one signature."""
     if blocked is None or blocked.communicator is None:
         return False
     return all(rank in statuses and statuses[rank].blocked == blocked for rank in blocked.communicator.ranks)
