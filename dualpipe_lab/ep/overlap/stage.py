@@ -34,10 +34,22 @@ from torch import Tensor, nn
 
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.ep.moe import MoE
-from dualpipe_lab.ep.overlap import builders
 from dualpipe_lab.ep.overlap.executor import Layer, MicrobatchPass, Pass, execute
 from dualpipe_lab.ep.overlap.layer import Given, Linked, LinkedLayer, PlainLayer, Routed, RoutedLayer
-from dualpipe_lab.ep.overlap.order import PLAIN, ROUTED, SHARED, Op, Order, Ticks
+from dualpipe_lab.ep.overlap.order import (
+    PLAIN,
+    ROUTED,
+    SHARED,
+    Op,
+    Order,
+    Ticks,
+    backward_alone,
+    forward_alone,
+    input_grads_alone,
+    one_f_one_b_overlap,
+    weight_grads_alone,
+    without_weight_grads,
+)
 from dualpipe_lab.grad_ready import Synchronizer, synchronizers_of
 from dualpipe_lab.pp.program import B, F
 from dualpipe_lab.pp.runtime.recompute import recompute
@@ -87,24 +99,24 @@ class InterruptibleStage(Stage):
     ) -> ForwardResult:
         """F: the serial forward."""
         one = self.begin_forward(microbatch, inputs, extra, weight, loss_fn)
-        self.execute(builders.forward_alone(one.letters, microbatch), forward=one)
+        self.execute(forward_alone(one.letters, microbatch), forward=one)
         return self.finish_forward(one, loss_fn, weight)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """B: input and weight gradients."""
-        order = builders.backward_alone(self.letters, microbatch, self._fill)
+        order = backward_alone(self.letters, microbatch, self._fill)
         self.execute(order, backward=self.begin_backward(microbatch, grads))
         return self.finish_backward(self.passes.pop(microbatch))
 
     def input_grad(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """I: input gradients; the tensors that W needs are kept."""
-        order = builders.input_grads_alone(self.letters, microbatch)
+        order = input_grads_alone(self.letters, microbatch)
         self.execute(order, backward=self.begin_backward(microbatch, grads))
         return self.finish_backward(self.passes[microbatch])
 
     def weight_grad(self, microbatch: int) -> None:
         """W: weight gradients."""
-        order = builders.weight_grads_alone(self.letters, microbatch)
+        order = weight_grads_alone(self.letters, microbatch)
         self.execute(order, backward=self.passes.pop(microbatch))
 
     def execute(self, order: Order, forward: Pass | None = None, backward: Pass | None = None) -> None:
@@ -204,11 +216,11 @@ def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> 
         InvalidOrder: both halves are of one microbatch.
     """
     up, down = _half(forward), _half(backward)
-    order = builders.one_f_one_b_overlap(
+    order = one_f_one_b_overlap(
         up.letters, forward.action.microbatch, backward.action.microbatch, backward_layers=down.letters
     )
     if backward.action.kind != B:  # I: its weight gradients come later
-        order = builders.without_weight_grads(order)
+        order = without_weight_grads(order)
     execute(order, up.begin(), down.begin(), up.ticks or down.ticks, traced=False)
     up.finish()
     down.finish()
