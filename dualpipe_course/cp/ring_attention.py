@@ -19,9 +19,7 @@ from dualpipe_course.plain import plain
 from dualpipe_course.switched_off import AUTOGRAD, Without
 from dualpipe_course.trial import check_ints, needs_function, partial_score
 
-RING = tuple(
-    f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_all_reduce", "ring_attention", "all_gather_attention")
-)
+RING = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "ring_attention", "all_gather_attention"))
 NAMES = ("zigzag path", "contiguous path", "bytes forward", "bytes backward", "hops of a gradient")
 EXPECTED = (132, 228, 1536, 5632, 4)
 _SLIPS = (

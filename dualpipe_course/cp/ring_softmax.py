@@ -18,9 +18,7 @@ from dualpipe_course.trial import check_ints, needs_function, on_ranks
 if TYPE_CHECKING:
     from torch import Tensor
 
-LIBRARY = tuple(
-    f"dualpipe_lab.cp.{name}" for name in ("ring", "softmax", "online_softmax", "ring_softmax", "ring_all_reduce")
-)
+LIBRARY = tuple(f"dualpipe_lab.cp.{name}" for name in ("ring", "softmax", "online_softmax", "ring_softmax"))
 NAMES = ("bytes of the ring", "bytes of two all-reduces", "messages of the ring", "messages of two all-reduces",
          "bytes backward")  # fmt: skip
 EXPECTED = (56_000, 14_000, 7, 28, 7_000)

@@ -49,7 +49,7 @@ _SLIPS = (
 )
 UNEVEN = ticks_of(comm=3, A_F=1, A_B=1, A_W=1, M_F=4, M_B=4, M_W=4)
 V3_TICKS, TARGET, LAYERS = 36, 32, 2
-_LIBRARY = ("dualpipe_lab.ep.overlap.host:host_calls", "dualpipe_lab.ep.overlap.host")
+_LIBRARY = tuple(f"dualpipe_lab.ep.overlap.simulator:{name}" for name in ("host_calls", "_Host", "Call"))
 VERBS = ("run", "issue", "wait")
 
 

@@ -150,7 +150,7 @@ def _losses(rank: int, world_size: int, fn: Callable[..., Any], words: int, chun
     import torch
     from torch.nn.functional import cross_entropy
 
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     x, weight, targets = _batch(words, 200.0)  # a sum without the right maximum overflows, or vanishes
     targets[3:7] = IGNORED
@@ -195,7 +195,7 @@ def _rows_of(width: int) -> Any:
 def _gradients(rank: int, world_size: int, fn: Callable[..., Any], words: int, chunk: int, kept: int) -> Found:
     from torch.nn.functional import cross_entropy
 
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     x, weight, targets = _batch(words, 1.0)
     targets[kept:] = IGNORED

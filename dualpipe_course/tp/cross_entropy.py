@@ -212,7 +212,7 @@ def _batch(case: str, vocabulary: int) -> "tuple[Tensor, Tensor]":
 def _run(
     rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, cases: Sequence[str], means: bool
 ) -> list[Found]:
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     own, results = slice(*TensorParallel().span(vocabulary)), []
     for case in cases:

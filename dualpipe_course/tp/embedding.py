@@ -173,7 +173,7 @@ def _table_gradient(ids: "Tensor", grad: "Tensor", rows: int) -> "Tensor":
 
 
 def _look_up(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     start, stop = TensorParallel().span(rows)
     ids, table, _ = _batch(rows)
@@ -196,7 +196,7 @@ def _own(ids: "Tensor", table: "Tensor", start: int, stop: int) -> "Tensor":
 
 
 def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     start, stop = TensorParallel().span(rows)
     ids, table, grad = _batch(rows)
@@ -212,7 +212,7 @@ def _gradient(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> 
 def _tokens(rank: int, world_size: int, fn: Callable[..., Any], rows: int) -> Found:
     import torch
 
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     start, stop = TensorParallel().span(rows)
     first, last = TensorParallel().span(TOKENS)

@@ -265,7 +265,7 @@ def _spans(rank: int, num_ranks: int, num_heads: int, num_kv_heads: int) -> tupl
 def _project(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int, num_kv_heads: int) -> Found:
     import torch
 
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     group = TensorParallel().neighbours(world_size // num_kv_heads) if world_size > num_kv_heads else None
     queries, keys = (slice(*span) for span in _spans(rank, world_size, num_heads, num_kv_heads))
@@ -307,9 +307,8 @@ def _train(rank: int, world_size: int, fn: Callable[..., Any], num_heads: int, n
 
     from dualpipe_lab.models.llama_config import LlamaConfig
     from dualpipe_lab.models.plain_llama import PlainAttention
-    from dualpipe_lab.tp.config import TensorParallel
     from dualpipe_lab.tp.gqa import GroupedQueryAttention
-    from dualpipe_lab.tp.shard import load_full_state_dict, shards_of
+    from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict, shards_of
 
     torch.manual_seed(num)
     plain = PlainAttention(LlamaConfig(2, HIDDEN, 1, 1, num_heads, num_kv_heads, head_size=HEAD), torch.float64)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 LIBRARY = tuple(
-    f"dualpipe_lab.tp.{name}"
-    for name in ("mappings", "linear", "fused_linear", "swiglu", "grads:sum_partial_gradients")
+    f"dualpipe_lab.tp.{name}" for name in ("mappings", "linear", "swiglu", "grads:sum_partial_gradients")
 )  # switched off while an answer runs
 
 

@@ -173,7 +173,7 @@ def _padded(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int,
 def _likeliest(rank: int, world_size: int, fn: Callable[..., Any], vocabulary: int, dtype: str) -> Found:
     import torch
 
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
 
     y = torch.randint(-9, 0, (TOKENS, vocabulary), generator=torch.Generator().manual_seed(3)).double()
     y[0, :], y[1, -1], y[2, 0] = -5, 8192, 8192

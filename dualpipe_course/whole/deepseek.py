@@ -56,7 +56,21 @@ PAIRS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("P",), ("ADMC",)),
     (("ASDMC", "ADMC"), ("P", "P")),
 )
-LIBRARY = ("dualpipe_lab.ep.overlap.builders",)
+LIBRARY = tuple(
+    f"dualpipe_lab.ep.overlap.order:{name}"
+    for name in (
+        "one_f_one_b_basic",
+        "one_f_one_b_overlap",
+        "forward_alone",
+        "backward_alone",
+        "input_grads_alone",
+        "weight_grads_alone",
+        "without_weight_grads",
+        "_order",
+        "_forward_groups",
+        "_backward_groups",
+    )
+)
 _SHORT = dict.fromkeys(("S_F", "S_B", "S_W", "P_F", "P_B", "P_W"), 2)
 RANKS, LAYERS, SEQUENCES, TIME, ROOM = 4, 8, 48, 1850, 36
 SCHEDULES = ("1f1b", "paired_1f1b", "zbv", "paired_interleaved", "dualpipe", "dualpipev")

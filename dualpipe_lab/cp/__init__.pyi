@@ -1,8 +1,8 @@
 # Sums around a ring
 from .ring import Ring as Ring
-from .ring_all_reduce import ring_all_reduce as ring_all_reduce
-from .ring_all_reduce import ring_reduce_scatter as ring_reduce_scatter
-from .ring_all_reduce import ring_all_gather as ring_all_gather
+from .ring import ring_all_reduce as ring_all_reduce
+from .ring import ring_reduce_scatter as ring_reduce_scatter
+from .ring import ring_all_gather as ring_all_gather
 
 # Softmax, block by block
 from .softmax import Softmax as Softmax
@@ -47,6 +47,6 @@ from .closed_forms import sent_bytes as sent_bytes
 from .closed_forms import latent_sent_bytes as latent_sent_bytes
 from .closed_forms import unfolding_flops as unfolding_flops
 from .closed_forms import saved_bytes as saved_bytes
-from .ring_time import MessageTimes as MessageTimes
-from .ring_time import ring_forward_ns as ring_forward_ns
-from .ring_time import ring_backward_ns as ring_backward_ns
+from .layouts import MessageTimes as MessageTimes
+from .layouts import ring_forward_ns as ring_forward_ns
+from .layouts import ring_backward_ns as ring_backward_ns

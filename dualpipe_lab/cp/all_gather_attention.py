@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.flash_attention import Kernel
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_reduce_scatter
+from dualpipe_lab.cp.ring import ring_all_gather, ring_reduce_scatter
 from dualpipe_lab.cp.ring_attention import BlockAttention, add_gradients, empty_result, merge
 from dualpipe_lab.cp.softmax import accumulation_dtype
 

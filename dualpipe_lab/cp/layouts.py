@@ -1,4 +1,4 @@
-"""Layouts of a sequence on a ring: which positions each rank holds, and which pairs of a block its mask shows.
+"""Layouts of a sequence on a ring: the positions of each rank, the pairs that a mask shows, and the time they take.
 
 Chapter: book/cp/ring-layouts.  In: a length s, c ranks.  Out: positions per rank; visible pairs per rank and step.
               rank r holds                  pairs of a rank, causal          critical path, 16 positions on 4 ranks
@@ -7,9 +7,15 @@ Chapter: book/cp/ring-layouts.  In: a length s, c ranks.  Out: positions per ran
   zigzag      chunks r and 2c - 1 - r       s (s + 1) / 2c, on every rank    10  8  8  8: 34
 A step lasts as long as its busiest rank.  The critical path is the sum over the steps of the largest number of pairs.
 A causal mask shows a received block in full, not at all, as a triangle, or by half.  Each layout has one rule for it.
+The time of a ring whose messages travel while it computes is simulated step by step, from work and messages in ns:
+  a step        max(work, message) where all ranks are equal: a shorter message is hidden by the work
+  forward       work + (c - 1) max(work, message): the last step sends no message
+  backward      the gradients of a block are sent after the work on it: the last hop is never hidden
+A rank begins a step when its block has arrived and the block it sent has left.  A link carries one message at a time.
 Elsewhere: ring-flash-attention `zigzag`, `stripe`; torch `_HeadTailLoadBalancer`; Megatron `get_batch_on_this_cp_rank`.
 Source: Brandon et al. 2023 (arXiv 2311.09431), section 3, for stripes; Grattafiori et al. 2024 (arXiv 2407.21783),
-section 3.3.2, for 2c chunks.
+section 3.3.2, for 2c chunks; Liu, Zaharia and Abbeel 2023 (arXiv 2310.01889), section 3, "arithmetic intensity", for
+the time.
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +25,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from dualpipe_lab.sharding import shard_slice
 
 LayoutName: TypeAlias = Literal["contiguous", "zigzag", "striped"]
+Ns = Sequence[Sequence[int]]  # by rank and step
 
 
 class BlockMask(NamedTuple):
@@ -190,3 +197,72 @@ def critical_path(pairs: Sequence[Sequence[int]]) -> int:
     [58, 34, 40]
     """
     return sum(max(step) for step in zip(*pairs, strict=True))
+
+
+class MessageTimes(NamedTuple):
+    """Times of messages in ns: `transfer` on the link, by rank and step; `latency` until the last byte arrives."""
+
+    transfer: Ns
+    latency: int
+
+
+class _Links:
+    """The links from each rank to the next one."""
+
+    def __init__(self, num_ranks: int, latency: int) -> None:
+        self.free, self.latency = [0] * num_ranks, latency
+
+    def send(self, rank: int, now: int, transfer: int) -> int:
+        """Return when the message has left; it arrives `latency` later."""
+        self.free[rank] = max(now, self.free[rank]) + transfer
+        return self.free[rank]
+
+
+def ring_forward_ns(work: Ns, kv: MessageTimes) -> list[int]:
+    """Return when each rank has finished the forward of a ring.
+
+    >>> ring_forward_ns([[10, 10], [10, 10]], MessageTimes([[4], [4]], latency=1))
+    [20, 20]
+    >>> ring_forward_ns([[10, 10], [10, 10]], MessageTimes([[14], [14]], latency=1))
+    [25, 25]
+    """
+    num_ranks = len(work)
+    now, links = [0] * num_ranks, _Links(num_ranks, kv.latency)
+    for step in range(num_ranks):
+        left = _start(now, links, kv, step)
+        now = [time + spent[step] for time, spent in zip(now, work, strict=True)]
+        now = _arrived(now, left, links.latency)
+    return now
+
+
+def ring_backward_ns(work: Ns, kv: MessageTimes, dkv: MessageTimes) -> list[int]:
+    """Return when each rank has finished the backward: gradients travel behind the blocks, and one hop further.
+
+    >>> ring_backward_ns([[10, 10], [10, 10]], MessageTimes([[4], [4]], 1), MessageTimes([[4, 4], [4, 4]], 1))
+    [25, 25]
+    """
+    num_ranks = len(work)
+    now, links = [0] * num_ranks, _Links(num_ranks, kv.latency)
+    dkv_left: list[int] | None = None
+    for step in range(num_ranks):
+        kv_left = _start(now, links, kv, step)
+        now = [time + spent[step] for time, spent in zip(now, work, strict=True)]
+        now = _arrived(now, dkv_left, links.latency)
+        if num_ranks > 1:
+            dkv_left = [links.send(rank, now[rank], dkv.transfer[rank][step]) for rank in range(num_ranks)]
+        now = _arrived(now, kv_left, links.latency)
+    return _arrived(now, dkv_left, links.latency)
+
+
+def _start(now: list[int], links: _Links, kv: MessageTimes, step: int) -> list[int] | None:
+    """Send the block of every rank to the next rank, unless this is the last step."""
+    if step == len(now) - 1:
+        return None
+    return [links.send(rank, time, kv.transfer[rank][step]) for rank, time in enumerate(now)]
+
+
+def _arrived(now: list[int], left: list[int] | None, latency: int) -> list[int]:
+    """Wait until the message of the previous rank has arrived and this rank's message has left."""
+    if left is None:
+        return now
+    return [max(time, left[rank - 1] + latency, left[rank]) for rank, time in enumerate(now)]

@@ -1,17 +1,31 @@
-"""`Ring`: a rank's two neighbours in its group, and the exchange with them that every ring algorithm is made of.
+"""`Ring`, a rank's two neighbours in its group, and the all-reduce by hand that is made of exchanges with them.
 
-Chapter: book/cp/ring-all-reduce.  In: a group of N ranks.  Out: messages to the next rank and from the previous one.
+Chapter: book/cp/ring-all-reduce.  In: a tensor per rank, a group of N ranks.  Out: the sum, on every rank.
   one exchange    every rank sends one block and receives one; all links are busy, each in one direction
 Both messages are launched in one batch.  If all ranks completed their send first, none would receive.  Exchanges need
 no tags, which NCCL does not have, also where two are in flight: all ranks launch them in one order.
-Elsewhere: ring-flash-attention `RingComm.send_recv`; torch `_AllToAllRotater`; picotron `ContextCommunicate`.
+Ring all-reduce: chunks are summed while they travel once round the ring, then the sums travel round.
+  bytes sent   2 (N - 1) / N * S      each chunk of S / N bytes is sent 2 (N - 1) times; no algorithm sends less
+  messages     2 (N - 1)              one after the other: latency grows with N, bytes do not
+  memory       S + one chunk
+Each chunk is summed along the ring, starting one rank downstream of the rank that keeps the sum.  The order of addition
+therefore differs from chunk to chunk.  For N >= 3 floats the sum need not be bitwise that of another all-reduce.  All
+ranks hold the same bits.
+Elsewhere: `torch.distributed.all_reduce` (GLOO's ring goes the opposite way); NCCL's ring; Horovod; for the exchange
+ring-flash-attention `RingComm.send_recv`, torch `_AllToAllRotater`, picotron `ContextCommunicate`.
+Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from dualpipe_lab import comm
+from dualpipe_lab.comm.call import check_tensors
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.launch.context import rank_context
+from dualpipe_lab.launch.record.traffic import split
 
 
 class Ring:
@@ -55,3 +69,42 @@ def recv_buffer(shape: tuple[int, ...], sent: Tensor) -> Tensor:
     A ring therefore needs two buffers, one to send from and one to receive into.
     """
     return sent if sent.shape == shape else sent.new_empty(shape)
+
+
+def ring_all_reduce(tensor: Tensor, group: Group | None = None) -> None:
+    """Replace `tensor` on every rank by its sum over the ranks.
+
+    Args:
+        tensor: of the same size on every rank; any size, also smaller than the number of ranks.
+        group: the ranks of the ring, in its order.
+
+    Raises:
+        ValueError: a tensor that is not contiguous.
+    """
+    check_tensors("ring_all_reduce", group, tensor)
+    ring = Ring(group)
+    chunks = list(tensor.detach().view(-1).split(split(tensor.numel(), ring.size)))
+    local = (ring.position + 1) % ring.size  # so that chunk r is the first that rank r sends
+    ring_reduce_scatter(chunks, ring, local)
+    ring_all_gather(chunks, ring, local)
+
+
+def ring_reduce_scatter(chunks: Sequence[Tensor], ring: Ring, local: int) -> None:
+    """Replace `chunks[local]` by its sum over the ranks; the other chunks are left as partial sums.
+
+    Args:
+        chunks: one contiguous tensor per rank, of the same sizes on every rank.
+        ring: this rank's ring.
+        local: the chunk whose sum this rank keeps; the next rank keeps the next chunk.
+    """
+    for step in range(ring.size - 1):
+        sent, received = (local - 1 - step) % ring.size, (local - 2 - step) % ring.size
+        arrived = ring.send_recv(chunks[sent], torch.empty_like(chunks[received]), label=f"chunk {sent}").wait()
+        chunks[received].add_(arrived)
+
+
+def ring_all_gather(chunks: Sequence[Tensor], ring: Ring, local: int) -> None:
+    """Copy `chunks[local]` of every rank to all other ranks; arguments as in `ring_reduce_scatter`."""
+    for step in range(ring.size - 1):
+        sent, received = (local - step) % ring.size, (local - 1 - step) % ring.size
+        ring.send_recv(chunks[sent], chunks[received], label=f"chunk {sent}").wait()

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.cp.layouts import SequenceLayout
-from dualpipe_lab.cp.ring import Ring
-from dualpipe_lab.cp.ring_all_reduce import ring_all_gather
+from dualpipe_lab.cp.ring import Ring, ring_all_gather
 from dualpipe_lab.dp.data_parallel import IGNORED
 from dualpipe_lab.launch.context import device as lab_device
 

@@ -23,8 +23,8 @@ from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.models.stage import Sharing, TransformerStage, check_layout, make_norm
 from dualpipe_lab.models.stage_rules import check_sizes
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
+from dualpipe_lab.tp.shard import TensorParallel
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 

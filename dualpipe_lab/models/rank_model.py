@@ -32,8 +32,7 @@ from dualpipe_lab.models.v3_moe import V3Stage, data_group, expert_parallel
 from dualpipe_lab.pp.program import Program
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.shard import full_tensor, shards_of
+from dualpipe_lab.tp.shard import TensorParallel, full_tensor, shards_of
 
 Extra: TypeAlias = dict[str, Tensor]
 

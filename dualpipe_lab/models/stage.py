@@ -29,14 +29,12 @@ from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.chunked_cross_entropy import check_chunk
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
-from dualpipe_lab.tp.gqa import Attend, kv_replicas
+from dualpipe_lab.tp.gqa import Attend, causal_attention, kv_replicas
 from dualpipe_lab.tp.lm_head import LMHead
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import initialize_parameters
+from dualpipe_lab.tp.shard import TensorParallel, initialize_parameters
 
 _NO_HEAD = "the last stage has the head and computes the loss; this stage has layers alone"
 HEAD, TABLE = "head.weight", "embedding.weight"  # the two names of a tied table

@@ -36,11 +36,10 @@ from dualpipe_lab.models.stage_rules import check_sizes
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp.runtime.stage import WithLoss
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import Attend, GroupedQueryAttention
 from dualpipe_lab.tp.latent_attention import LatentAttention
 from dualpipe_lab.tp.mappings import TOKENS, gather_from_ranks, slice_to_ranks
-from dualpipe_lab.tp.shard import full_tensor, shards_of
+from dualpipe_lab.tp.shard import TensorParallel, full_tensor, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 

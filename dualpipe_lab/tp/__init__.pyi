@@ -1,5 +1,5 @@
 # The ranks that share a layer, and the conjugate operators at its borders
-from .config import TensorParallel as TensorParallel
+from .shard import TensorParallel as TensorParallel
 from .mappings import copy_to_ranks as copy_to_ranks
 from .mappings import reduce_from_ranks as reduce_from_ranks
 from .mappings import gather_from_ranks as gather_from_ranks
@@ -10,9 +10,9 @@ from .mappings import reduce_scatter_tokens as reduce_scatter_tokens
 # Layers
 from .linear import ColumnParallelLinear as ColumnParallelLinear
 from .linear import RowParallelLinear as RowParallelLinear
-from .fused_linear import fused_column_linear as fused_column_linear
+from .linear import fused_column_linear as fused_column_linear
 from .swiglu import SwiGLU as SwiGLU
-from .attention import causal_attention as causal_attention
+from .gqa import causal_attention as causal_attention
 from .rope import rotation as rotation
 from .rope import rotate as rotate
 from .rope_scaling import RopeScaling as RopeScaling

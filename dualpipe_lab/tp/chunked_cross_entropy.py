@@ -28,7 +28,6 @@ from torch.nn.functional import linear
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.call import Pending
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import (
     LossOptions,
     Reduction,
@@ -41,6 +40,7 @@ from dualpipe_lab.tp.cross_entropy import (
 )
 from dualpipe_lab.tp.linear import check_tokens, flat_tokens
 from dualpipe_lab.tp.mappings import TOKENS, start_all_gather, start_all_reduce, start_reduce_scatter
+from dualpipe_lab.tp.shard import TensorParallel
 
 
 def chunked_cross_entropy(

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
+from dualpipe_lab.tp.shard import TensorParallel
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 

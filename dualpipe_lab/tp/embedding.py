@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
-from dualpipe_lab.tp.shard import Shard, full_state_dict, initialize_parameters, load_full_state_dict
+from dualpipe_lab.tp.shard import Shard, TensorParallel, full_state_dict, initialize_parameters, load_full_state_dict
 
 
 class VocabParallelEmbedding(nn.Module):

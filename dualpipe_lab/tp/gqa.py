@@ -6,26 +6,72 @@ Chapter: book/tp/gqa.  In: `x_..SD`.  Out: `y_..SD`.
                     heads: dW_k and dW_v are summed over these ranks, 2 (1 - a_kv / t) * 2 h d * bytes
   messages          forward: the sum of y; backward: one sum of dx for q, k and v; T * h * bytes each
 Each replica of a key head contributes the summand of its local query heads to dx, so the usual sum of dx is right.
-Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= key heads.
+`causal_attention` attends with a rank's local heads; query head i uses key head i // (H / G):
+  s = q k^T / sqrt(K)    p = softmax of s over the earlier tokens and the token itself    o = p v
+  dv = p^T do    dp = do v^T    ds = p (dp - sum over keys of dp p)    dq = ds k / sqrt(K)    dk = ds^T q / sqrt(K)
+dk and dv are sums over the query heads of the group.  Only q, k and v are kept; the backward recomputes p.
+Elsewhere: Megatron `SelfAttention`; torch's plan {q, k, v: Colwise, o: Rowwise}, for t <= key heads, and
+`scaled_dot_product_attention(is_causal=True, enable_gqa=True)`.
 Source: Ainslie et al. 2023 (arXiv 2305.13245), section 2; Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import check_heads
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.fused_linear import fused_column_linear
-from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fused_column_linear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.rope import rotate, rotation
 from dualpipe_lab.tp.rope_scaling import Scaling
-from dualpipe_lab.tp.shard import Shard
+from dualpipe_lab.tp.shard import Shard, TensorParallel
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention: o_BHSV of q_BHSK, k_BGSK and v_BGSV; G key heads divide H query heads."""
+    out: Tensor = CausalAttention.apply(q, k, v)
+    return out
+
+
+class CausalAttention(torch.autograd.Function):
+    """Softmax attention; the query heads of a group are stacked, so that each key head needs one matrix product."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        grouped = _grouped(q, k)
+        return (_weights(grouped, k) @ v).view(*q.shape[:-1], v.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = ctx.saved_tensors
+        scale = q.shape[-1] ** -0.5
+        grouped, grad = _grouped(q, k), _grouped(grad, k)
+        p = _weights(grouped, k)
+        dv = p.transpose(-1, -2) @ grad
+        dp = grad @ v.transpose(-1, -2)
+        ds = p.mul_(dp - (dp * p).sum(-1, keepdim=True)).mul_(scale)
+        return (ds @ k).view(q.shape), ds.transpose(-1, -2) @ grouped, dv
+
+
+def _grouped(q: Tensor, k: Tensor) -> Tensor:
+    """Return q_BHSK as _BGRK: for every key head, the tokens of its query heads stacked."""
+    return q.reshape(*k.shape[:2], -1, q.shape[-1])
+
+
+def _weights(grouped: Tensor, k: Tensor) -> Tensor:
+    """Return p_BGRS, the softmax weight of each key for each query."""
+    num_tokens = k.shape[2]
+    scores = (grouped @ k.transpose(-1, -2)).mul_(k.shape[-1] ** -0.5)
+    later = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=k.device).triu(1)
+    scores.view(*scores.shape[:2], -1, num_tokens, num_tokens).masked_fill_(later, -torch.inf)
+    return torch.softmax(scores, -1)
+
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 

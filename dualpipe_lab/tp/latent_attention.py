@@ -24,16 +24,15 @@ from torch.nn.functional import linear, pad
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import check_heads
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.gqa import Attend
+from dualpipe_lab.tp.gqa import Attend, causal_attention
 from dualpipe_lab.tp.latent_sizes import LatentSizes
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.mappings import copy_to_ranks, gather_tokens
 from dualpipe_lab.tp.rms_norm import RMSNorm, Sharded
 from dualpipe_lab.tp.rope import rotate, rotation
 from dualpipe_lab.tp.rope_scaling import Scaling
+from dualpipe_lab.tp.shard import TensorParallel
 
 
 @runtime_checkable

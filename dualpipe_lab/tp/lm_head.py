@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.tp.chunked_cross_entropy import chunked_cross_entropy
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import cross_entropy
 from dualpipe_lab.tp.embedding import VocabParallelEmbedding
 from dualpipe_lab.tp.linear import ColumnParallelLinear
+from dualpipe_lab.tp.shard import TensorParallel
 
 
 class LMHead(ColumnParallelLinear):

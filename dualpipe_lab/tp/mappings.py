@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab import comm
 from dualpipe_lab.comm.call import Pending
 from dualpipe_lab.comm.groups import Group
-from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.shard import TensorParallel
 
 TOKENS = -2  # x_..SD: tokens are the last dimension but one, with or without a batch
 

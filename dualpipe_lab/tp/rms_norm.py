@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
-from dualpipe_lab.tp.shard import Shard
+from dualpipe_lab.tp.shard import Shard, TensorParallel
 
 Sharded: TypeAlias = Literal["none", "tokens", "hidden"]
 

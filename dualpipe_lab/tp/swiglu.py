@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.fused_linear import fused_column_linear
-from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, weight_grad
+from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear, fused_column_linear, weight_grad
 from dualpipe_lab.tp.mappings import gather_output_grad, reduce_output
-from dualpipe_lab.tp.shard import load_full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
 
 
 class SwiGLU(nn.Module):

@@ -24,8 +24,7 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.dp.zero2 import Zero2
 from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import update_biases
-from dualpipe_lab.ep.overlap.stage import overlapped_forward_backward
-from dualpipe_lab.ep.overlap.v3 import interruptible_stage
+from dualpipe_lab.ep.overlap.stage import interruptible_stage, overlapped_forward_backward
 from dualpipe_lab.launch.mesh import Mesh
 from dualpipe_lab.models.pretrained.load import load_pretrained
 from dualpipe_lab.models.rank_model import RankModel, build_stages

@@ -10,8 +10,7 @@ from runs import launch
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.cp.ring import Ring
-from dualpipe_lab.cp.ring_all_reduce import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from dualpipe_lab.cp.ring import Ring, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.launch.record import traffic
 from dualpipe_lab.viz import Steps

@@ -14,9 +14,8 @@ from dualpipe_lab import comm
 from dualpipe_lab.cp.all_gather_attention import all_gather_attention
 from dualpipe_lab.cp.closed_forms import AttentionSizes, saved_bytes, sent_bytes
 from dualpipe_lab.cp.flash_attention import FlashTiles
-from dualpipe_lab.cp.layouts import make_layout, visible_pairs
+from dualpipe_lab.cp.layouts import MessageTimes, make_layout, ring_backward_ns, ring_forward_ns, visible_pairs
 from dualpipe_lab.cp.ring_attention import merge, ring_attention
-from dualpipe_lab.cp.ring_time import MessageTimes, ring_backward_ns, ring_forward_ns
 from dualpipe_lab.cp.sequence import shard
 from dualpipe_lab.cp.torch_flash import TorchFlash
 from dualpipe_lab.dp.measure import live_tensors, storage_bytes

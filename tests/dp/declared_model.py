@@ -16,11 +16,10 @@ from dualpipe_lab.dp.zero3 import Zero3
 from dualpipe_lab.ep.deepseek_moe import DeepSeekMoE, DeepSeekRouter
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.pp.schedules import build as build_program
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.gqa import GroupedQueryAttention, kv_replicas
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import shards_of
+from dualpipe_lab.tp.shard import TensorParallel, shards_of
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 HIDDEN, FFN, EXPERTS, NUM_LAYERS = 3, 5, 4, 2  # 5 rows on 2 ranks of tp: 3 and 2

@@ -16,7 +16,7 @@ from dualpipe_lab.dp.zero1 import Zero1
 from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.models import LlamaConfig, build_stages
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.tp.config import TensorParallel
+from dualpipe_lab.tp.shard import TensorParallel
 
 PLANS = {
     "dp 2 x ep 2": ([("dp", 2), ("ep", 2)], False),

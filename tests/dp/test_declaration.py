@@ -19,8 +19,8 @@ from dualpipe_lab.models.plain_v3_moe import PlainV3MoE
 from dualpipe_lab.models.v3_moe import V3MoE
 from dualpipe_lab.models.v3_moe_config import V3MoEConfig
 from dualpipe_lab.pp import schedules
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.tp.shard import TensorParallel
 
 # one key head, so that tp has replicas of it
 CONFIG = V3MoEConfig(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualpipe_lab.ep import eplb
-from dualpipe_lab.ep.eplb.balanced import Slots, lower_max_load, separate_duplicates
+from dualpipe_lab.ep.eplb.placement import Slots, lower_max_load, separate_duplicates
 
 
 @st.composite

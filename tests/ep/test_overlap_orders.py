@@ -1,7 +1,7 @@
 """Orders on two streams: what is in them, what the host calls, how long they take."""
 
 from fractions import Fraction
-from itertools import product
+from itertools import product, starmap
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +33,7 @@ from dualpipe_lab.ep.overlap.order import (
     PLAIN,
     ROUTED,
     SHARED,
-    every_op,
+    Op,
     ops_of_layers,
 )
 
@@ -152,7 +152,7 @@ def test_what_is_serial_takes_the_sum(order, ticks):
 def test_a_pair_is_complete_and_the_host_does_each_thing_once(order):
     num_layers = len(order.comm) // 4
     check_pair(order, num_layers)
-    assert order.pieces == set(every_op((*FORWARD, *BACKWARD), num_layers))
+    assert order.pieces == set(starmap(Op, product((*FORWARD, *BACKWARD), range(num_layers))))
     calls = host_calls(order)
     assert [call.op for call in calls if call.verb == "run"] == list(order.compute)
     assert [call.op for call in calls if call.verb == "issue"] == list(order.comm)
@@ -187,7 +187,7 @@ def test_the_overlapped_host_has_an_all_to_all_under_way_in_every_inner_window()
 def test_halves_of_unequal_length_go_on_alone():
     for up, down in product(range(1, 5), repeat=2):
         order = one_f_one_b_overlap(up, backward_layers=down)
-        assert order.pieces == {*every_op(FORWARD, up), *every_op(BACKWARD, down)}
+        assert order.pieces == set(starmap(Op, [*product(FORWARD, range(up)), *product(BACKWARD, range(down))]))
         assert simulate(order, ticks_of(1, 0)).makespan == 2 * up + 4 * down
 
 

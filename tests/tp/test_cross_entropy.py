@@ -11,10 +11,9 @@ from tp_runs import TOKENS, assert_a1, distances, tensor
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.tp.closed_forms import cross_entropy_bytes, gather_ratio
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.cross_entropy import LossOptions, cross_entropy
 from dualpipe_lab.tp.lm_head import LMHead
-from dualpipe_lab.tp.shard import Shard, full_state_dict, full_tensor, load_full_state_dict
+from dualpipe_lab.tp.shard import Shard, TensorParallel, full_state_dict, full_tensor, load_full_state_dict
 
 CASES = {case["name"]: case for case in json.loads((ORACLES / "vocab_ce.json").read_text())["cases"]}
 IGNORE = -100

@@ -8,12 +8,10 @@ from torch.nn import functional
 from tp_runs import assert_a1, attention_step, distance, distances, local, modes
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import check_heads, kv_bytes
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.gqa import GroupedQueryAttention
+from dualpipe_lab.tp.gqa import GroupedQueryAttention, causal_attention
 from dualpipe_lab.tp.rope import rotate, rotation
-from dualpipe_lab.tp.shard import load_full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEAD = 2, 12, 10, 4
 

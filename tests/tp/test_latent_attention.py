@@ -16,10 +16,9 @@ from dualpipe_lab.cp.layouts import LAYOUTS, make_layout
 from dualpipe_lab.cp.ring_attention import ring_attention
 from dualpipe_lab.cp.sequence import positions, shard
 from dualpipe_lab.dp import Ddp, Hyperparameters, Zero1, Zero3, ZeroOptions
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.latent_attention import LatentAttention, LatentSizes
 from dualpipe_lab.tp.rope import rotation
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict
 
 BATCH, TOKENS, HIDDEN, HEADS = 2, 12, 10, 4
 SIZES = {

@@ -8,9 +8,8 @@ from tp_runs import TOKENS, assert_a1, distance, distances, local, modes, oracle
 
 import dualpipe_lab as lab
 from dualpipe_lab import comm
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict, shards_of
+from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict, shards_of
 
 SIZES = [(8, 12), (5, 7), (3, 2), (6, 6)]  # inputs, outputs: on 4 ranks 7 is cut into 2 2 2 1, 6 into 2 2 2 0
 

@@ -6,10 +6,9 @@ from runs import counted, draw, launch, leaf
 from tp_runs import TOKENS, assert_a1, distances, local, oracle, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.grads import sum_partial_gradients
 from dualpipe_lab.tp.rms_norm import RMSNorm
-from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, full_state_dict, load_full_state_dict
 
 DIMS = {"none": None, "tokens": -2, "hidden": -1}
 

@@ -7,8 +7,7 @@ from torch.nn import functional
 from tp_runs import TOKENS, assert_a1, distances, kept_bytes, local, modes, oracle, tensor
 
 import dualpipe_lab as lab
-from dualpipe_lab.tp.config import TensorParallel
-from dualpipe_lab.tp.shard import full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, full_state_dict
 from dualpipe_lab.tp.swiglu import SwiGLU
 
 NAMES = ("gate.weight", "up.weight", "down.weight")

@@ -9,9 +9,8 @@ import dualpipe_lab as lab
 from dualpipe_lab.models.llama import LlamaLayer
 from dualpipe_lab.models.llama_config import LlamaConfig
 from dualpipe_lab.tp import linear as products
-from dualpipe_lab.tp.attention import causal_attention
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
-from dualpipe_lab.tp.gqa import kv_replicas
+from dualpipe_lab.tp.gqa import causal_attention, kv_replicas
 from dualpipe_lab.tp.linear import ColumnParallelLinear
 
 TOKENS, WIDTH, PRODUCT, MESSAGE = 10, 100, 20, 6  # ms; a message is half of dx's 4,000 bytes

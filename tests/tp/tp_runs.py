@@ -5,9 +5,8 @@ import json
 import torch
 from runs import A1, ORACLES, leaf
 
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.grads import sum_partial_gradients
-from dualpipe_lab.tp.shard import full_state_dict
+from dualpipe_lab.tp.shard import TensorParallel, full_state_dict
 
 TOKENS = 12  # divides among 1, 2, 3 and 4 ranks
 

@@ -6,9 +6,9 @@ from torch.nn.functional import dropout
 import dualpipe_lab as lab
 from dualpipe_lab.pp.runtime import recompute
 from dualpipe_lab.topology import Topology
-from dualpipe_lab.tp.config import TensorParallel
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
+from dualpipe_lab.tp.shard import TensorParallel
 from dualpipe_lab.train import seed_ranks, sharded_random
 from dualpipe_lab.train.seeds import seed_of
 

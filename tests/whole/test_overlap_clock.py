@@ -27,7 +27,7 @@ from dualpipe_lab.ep.overlap import (
     ticks_of,
     weight_grads_alone,
 )
-from dualpipe_lab.ep.overlap.builders import without_weight_grads
+from dualpipe_lab.ep.overlap.order import without_weight_grads
 
 MS = emulated.MS
 CONFIG = replace(FIVE, num_layers=6)

@@ -2,7 +2,7 @@
 from .placement import ExpertPlacement as ExpertPlacement
 from .placement import rebalance_experts as rebalance_experts
 from .placement import rank_loads as rank_loads
-from .balanced import balance as balance
+from .placement import balance as balance
 
 # The best possible placement
 from .bounds import lower_bound as lower_bound

@@ -20,7 +20,6 @@ Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 202
 """
 
 from dualpipe_lab.ep.expert_rules import check_divides
-from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.experts import (
     SavedForInputGrad,
     SavedForWeightGrad,
@@ -31,9 +30,9 @@ from dualpipe_lab.ep.moe.experts import (
     grouped_product,
     grouped_weight_grad,
 )
-from dualpipe_lab.ep.moe.gradients import expert_parameters, reduce_gradients
-from dualpipe_lab.ep.moe.layer import Experts, MoE
+from dualpipe_lab.ep.moe.layer import Experts, MoE, expert_parameters, reduce_gradients
 from dualpipe_lab.ep.moe.permutation import (
+    ExpertParallel,
     Routes,
     permute,
     permute_grad,

@@ -5,20 +5,28 @@ Chapter: book/ep/smoe.  In: `x_TD`, the router's weights and choices.  Out: `y_T
   rows       R = T k on average are received; at most e T min(k, E / e)
   memory     y_TKD on the source, for the gradient of the weights; R (h + 2 f) on the rank of the experts
 One rank is the case e = 1 of the same code.  A rank without tokens takes part in every exchange.
-Elsewhere: Megatron `MoELayer`; torchtitan `MoE`; DeepSeek-V3 `MoE`.
+`reduce_gradients` takes different groups for the sum, and one divisor for the mean:
+  parameter          replicated on      sum over     divided by
+  router, shared     every data rank    dp = edp e   the tokens of all ranks
+  experts            edp ranks          edp          the tokens of all ranks
+An expert's gradient contains the tokens of all e ranks of its ep group before any reduction.  So it is summed over
+fewer ranks, and divided by the same number.  A mean over the edp ranks would be e times too large.
+Elsewhere: Megatron `MoELayer`, `finalize_model_grads` and its `expert_data_parallel` buffers, scaled by 1 / dp;
+torchtitan `MoE`; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.all_to_all import start_combine, start_dispatch
 from dualpipe_lab.ep.moe import operators
-from dualpipe_lab.ep.moe.config import ExpertParallel
 from dualpipe_lab.ep.moe.experts import SwiGLUWeights
-from dualpipe_lab.ep.moe.permutation import plan_routes
+from dualpipe_lab.ep.moe.permutation import ExpertParallel, plan_routes
 from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
@@ -137,3 +145,44 @@ class MoE(nn.Module):
         """Return `y_..D` and the routing, whose logits and load the balance losses need."""
         routing = self.router(x.flatten(0, -2))
         return self.forward(x, routing), routing
+
+
+def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are sharded over the ep group: those of all `Experts` in the model."""
+    return [p for module in model.modules() if isinstance(module, Experts) for p in module.parameters()]
+
+
+def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data: Group | None = None) -> None:
+    """All-reduce every gradient to that of the mean loss over all tokens; a missing gradient counts as zeros.
+
+    Args:
+        model: after the backward of the loss summed over this rank's tokens.
+        ep: the groups of its experts.
+        num_tokens: tokens of all ranks together, the same number on each.
+        data: all ranks with different data: edp times e of them (default: the world).
+
+    Raises:
+        ValueError: no tokens.
+    """
+    if num_tokens < 1:
+        raise ValueError(f"a mean needs tokens, got {num_tokens} on all ranks together; skip the step")
+    sharded = {id(parameter) for parameter in expert_parameters(model)}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _reduce([p for p in trained if id(p) not in sharded], data, num_tokens)
+    experts = [p for p in trained if id(p) in sharded]
+    _reduce(experts, ep.edp_group, num_tokens, is_alone=ep.edp_group is None)
+
+
+def _reduce(parameters: Sequence[nn.Parameter], group: Group | None, num_tokens: int, is_alone: bool = False) -> None:
+    """Sum the gradients in one message per type of element, then divide."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        grads = [p.grad for p in parameters if p.grad is not None and p.dtype == dtype]
+        flat = torch.cat([grad.flatten() for grad in grads])
+        if not is_alone:
+            comm.all_reduce(flat, group=group)
+        flat /= num_tokens
+        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))

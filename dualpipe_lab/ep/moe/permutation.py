@@ -1,6 +1,8 @@
 """Routes and permutations: where the rows of a microbatch go, and each local movement of rows beside its gradient.
 
-Chapter: book/ep/smoe.  In: the experts that each token has chosen.  Out: a `Routes`; rows in another order.
+Chapter: book/ep/smoe.  In: the ranks of expert parallelism, the experts that each token has chosen.  Out: a `Routes`;
+rows in another order.
+  experts of rank r    r E / e to (r + 1) E / e
   slot           token * k + choice: one for each copy of a token that is sent
   order          slots by expert, and by token within an expert: a stable sort
   expert_major   rows in the order of arrival (source by source) into the order of this rank's experts: a stable sort
@@ -15,8 +17,8 @@ The movements are plain functions without autograd:
   weighted_sum   y_t = sum over j of w_tj y_tj          dy_tj = w_tj dy_t,  dw_tj = <dy_t, y_tj>
 Weights may have more bits than rows: sums are formed in the type of the weights, and rows keep theirs.
 Copies are summed as `view(T, K, D).sum(1)`, in the order of the choices: bits do not depend on where the rows were.
-Elsewhere: Megatron `MoEAlltoAllTokenDispatcher.preprocess`, moe_utils.py `permute` and `unpermute`; torchtitan
-token_dispatcher.py.
+Elsewhere: Megatron `MoEAlltoAllTokenDispatcher.preprocess`, moe_utils.py `permute` and `unpermute`,
+`expert_model_parallel_size` and `expert_data_parallel_group`; torchtitan `ExpertParallel`, token_dispatcher.py.
 """
 
 from dataclasses import dataclass
@@ -24,9 +26,53 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.all_to_all import Splits, exchange_counts
 from dualpipe_lab.ep.expert_rules import check_divides
-from dualpipe_lab.ep.moe.config import ExpertParallel
+from dualpipe_lab.launch.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class ExpertParallel:
+    """The ranks over which experts are sharded, and the ranks that replicate the same experts.
+
+    Attributes:
+        group: the ep group, whose ranks together hold all experts (default: the world).
+        edp_group: the ranks that hold the same experts as this one, itself included; None: no other rank does.
+    """
+
+    group: Group | None = None
+    edp_group: Group | None = None
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> "ExpertParallel":
+        """Take the `ep` and `edp` groups of a mesh; every rank of the world calls this, in the same order.
+
+        Without an `ep` axis or `edp=`, every rank holds all experts, and the data-parallel ranks replicate them.
+        """
+        topology = mesh.topology
+        edp = "edp" if topology.edp or "ep" in topology.names else "data"
+        return cls(mesh.group("ep"), mesh.group(edp) if topology.size(edp) > 1 else None)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the ep group."""
+        return comm.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks of the ep group: e."""
+        return comm.get_world_size(self.group)
+
+    def span(self, num_experts: int) -> tuple[int, int]:
+        """Return the first expert of this rank and the first expert of the next rank.
+
+        Raises:
+            ValueError: the experts do not divide among the ranks.
+        """
+        share = check_divides(num_experts, self.size)
+        return self.rank * share, (self.rank + 1) * share
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from .order import ticks_of as ticks_of
 from .order import Order as Order
 from .order import InvalidOrder as InvalidOrder
 from .order import check_pair as check_pair
-from .builders import one_f_one_b_basic as one_f_one_b_basic
-from .builders import one_f_one_b_overlap as one_f_one_b_overlap
-from .builders import forward_alone as forward_alone
-from .builders import backward_alone as backward_alone
-from .builders import input_grads_alone as input_grads_alone
-from .builders import weight_grads_alone as weight_grads_alone
+from .order import one_f_one_b_basic as one_f_one_b_basic
+from .order import one_f_one_b_overlap as one_f_one_b_overlap
+from .order import forward_alone as forward_alone
+from .order import backward_alone as backward_alone
+from .order import input_grads_alone as input_grads_alone
+from .order import weight_grads_alone as weight_grads_alone
 
 # Their time on two streams
 from .simulator import simulate as simulate
@@ -18,15 +18,15 @@ from .simulator import StreamSpans as StreamSpans
 from .simulator import lower_bound as lower_bound
 from .simulator import stream_totals as stream_totals
 from . import closed_forms as closed_forms
-from .host import Call as Call
-from .host import host_calls as host_calls
+from .simulator import Call as Call
+from .simulator import host_calls as host_calls
 
 # Their execution on real ranks
 from .layer import InterruptibleLayer as InterruptibleLayer
-from .plain import PlainLayer as PlainLayer
+from .layer import PlainLayer as PlainLayer
 from .executor import MicrobatchPass as MicrobatchPass
 from .executor import execute as execute
 from .stage import InterruptibleStage as InterruptibleStage
-from .v3 import interruptible_stage as interruptible_stage
+from .stage import interruptible_stage as interruptible_stage
 from .stage import overlapped_forward_backward as overlapped_forward_backward
 from . import emulated as emulated

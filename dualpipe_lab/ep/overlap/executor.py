@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
-from dualpipe_lab.ep.overlap.linked import Given
+from dualpipe_lab.ep.overlap.layer import Given
 from dualpipe_lab.ep.overlap.order import Op, Order, Ticks
-from dualpipe_lab.ep.overlap.simulator import StreamSpans, span_kind, span_of
+from dualpipe_lab.ep.overlap.simulator import ISSUE, RUN, Call, StreamSpans, host_calls, span_kind, span_of
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.timeline import Span, Time
 

@@ -1,8 +1,9 @@
-"""`InterruptibleLayer`: an MoE layer whose forward and backward can be interrupted at every all-to-all.
+"""Layers that can be interrupted at every all-to-all, forward and backward: `InterruptibleLayer`; layers in one piece.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: `x_..D`.  Out: `y_..D`; in the backward `dx_..D` and `.grad`.
-A layer is split into ten pieces, thirteen with a shared expert.  Each computes, or launches an all-to-all, and stores
-its tensors for a later piece (a: after attention and its residual; n: its norm, or a itself where there is none):
+Chapters: book/ep/one-f-one-b-overlap, book/whole/two-tokens.  In: `x_..D`, or token ids.  Out: `y_..D`; in the backward
+`dx_..D` and `.grad`.
+A layer with experts is split into ten pieces, thirteen with a shared expert.  Each computes, or launches an all-to-all,
+and stores its tensors for a later piece (a: after attention and its residual; n: its norm, or a where there is none):
   A  a, n and the router's weights and experts, from x        S  the shared expert of n
   D  k copies of each token to the ranks of its experts       M  the experts of this rank        C  results back
   y = a + sum over j of w_j Y_j + S
@@ -11,11 +12,19 @@ Between M_B and M_W a microbatch holds the inputs and output gradients of the ex
 (S_B and S_W) the intermediates of the split backward.
 A layer that adds to the loss, such as a balance loss per sequence, returns it from A; its gradient starts in A_B.
 Gradients that no engine of autograd computes are added by `accumulate_grad`, so that Ddp and ZeRO see them.
+  P  a layer without all-to-alls, in one piece: an embedding, a dense layer, norm and head (`PlainLayer`)
+P_B and P_W are the two halves of autograd's backward, so that P_W fills the window of another layer's all-to-all.  P_B
+returns None for token ids, which have no gradient.
+The layers of a stage are a chain: each takes the output of the one before.  A tensor that two layers in one piece use
+is kept by the first and taken by a later one (`LinkedLayer`), which leaves the tensor's gradient for the first.
+The last layer of the last stage may compute the loss, where the loss has weights: its output is the loss, with the
+gradient 1.
 Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +33,33 @@ from torch.autograd.graph import get_gradient_edge
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.ep import moe
 from dualpipe_lab.ep.all_to_all import start_rows
-from dualpipe_lab.ep.overlap.linked import Given
-from dualpipe_lab.ep.overlap.order import ROUTED
+from dualpipe_lab.ep.overlap.order import PLAIN, ROUTED
 from dualpipe_lab.ep.router import Routing, TopKRouter
 from dualpipe_lab.pp.runtime.split_backward import SplitBackward, accumulate_grad, announce_weight_grad
+from dualpipe_lab.pp.runtime.stage import Loss, has_gradient, scaled
+
+
+@dataclass
+class Given:
+    """What the layers of a stage share for one microbatch.
+
+    Attributes:
+        weight: of the microbatch in the loss.
+        extra: the stage's inputs besides x, by name.
+        loss_fn: of the last stage's output; None on other stages, and where only the output is wanted.
+        tensors: that one layer keeps for another, detached, by name.
+        grads: of these tensors, by name.
+    """
+
+    weight: float = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    loss_fn: Loss | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    grads: dict[str, Tensor] = field(default_factory=dict)
+
+    def loss_of(self, output: Tensor) -> Tensor:
+        """Return the microbatch's weighted loss; without a loss function the output itself."""
+        return output if self.loss_fn is None else scaled(self.loss_fn(output), self.weight)
 
 
 class Routed(NamedTuple):
@@ -46,8 +78,8 @@ class Routed(NamedTuple):
     loss: Tensor | None = None
 
 
-class Routes(Protocol):
-    """A layer that can be interrupted: what its pieces need of it.
+class RoutedLayer:
+    """A layer with experts that can be interrupted: what its pieces need of it.
 
     Attributes:
         letters: of its pieces, "ADMC" or "ASDMC".
@@ -55,24 +87,40 @@ class Routes(Protocol):
         shared: from `n_TD` to `y_TD`, the shared expert; None without one.
     """
 
-    letters: str
+    letters = ROUTED
     experts: moe.Experts
-    shared: Callable[[Tensor], Tensor] | None
+    shared: Callable[[Tensor], Tensor] | None = None
+    _routes: moe.Routes | None = None
 
-    def route(self, x: Tensor) -> Routed:
-        """Compute A: attention, norm and router of `x_..D`."""
+    def fix_routes(self, router: Any, fixed: Tensor) -> None:
+        """Let a `TopKRouter` choose `fixed_TK` whatever its logits are; all ranks of the experts call this."""
+        router.choose = lambda logits: fixed
+        self._routes = self.routes_of(fixed)
+
+    def begin(self, weight: float = 1, given: Given | None = None) -> "LayerPass":
+        """Return the pass of one microbatch through this layer."""
+        return LayerPass(self, weight)
 
     def routes_of(self, experts: Tensor) -> moe.Routes:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
+        if self._routes is not None:
+            return self._routes
+        return moe.plan_routes(experts, self.experts.num_experts, self.experts.ep)
+
+    def route(self, x: Tensor) -> Routed:
+        """Compute A: attention, norm and router of `x_..D`."""
+        raise NotImplementedError
 
     def add(self, a: Tensor, y: Tensor) -> Tensor:
         """Return the output `y_..D`, given `a_..D` and the results `y_TD` for it."""
+        raise NotImplementedError
 
     def grad_of_results(self, dy: Tensor) -> Tensor:
         """Return the gradient of the results, `dy_TD`, given that of the output."""
+        raise NotImplementedError
 
 
-class InterruptibleLayer(nn.Module):
+class InterruptibleLayer(RoutedLayer, nn.Module):
     """An MoE transformer layer whose forward and backward can be interrupted at every all-to-all.
 
     Args:
@@ -83,29 +131,19 @@ class InterruptibleLayer(nn.Module):
             all-to-alls of a pair are its only messages.  All ranks construct the layer then.
     """
 
-    letters = ROUTED
-    shared: Callable[[Tensor], Tensor] | None = None
-
     def __init__(
         self, attention: nn.Module, router: TopKRouter, experts: moe.Experts, fixed: Tensor | None = None
     ) -> None:
         super().__init__()
         self.attention, self.router, self.experts = attention, router, experts
-        self._routes = None if fixed is None else fix_routes(router, experts, fixed)
-
-    def begin(self, weight: float = 1, given: Given | None = None) -> "LayerPass":
-        """Return the pass of one microbatch through this layer."""
-        return LayerPass(self, weight)
+        if fixed is not None:
+            self.fix_routes(router, fixed)
 
     def route(self, x: Tensor) -> Routed:
         """Compute A: attention and router of `x_..D`."""
         a = self.attention(x)
         tokens = a.flatten(0, -2)
         return Routed(a, tokens, self.router(tokens))
-
-    def routes_of(self, experts: Tensor) -> moe.Routes:
-        """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
-        return plan(self.experts, experts) if self._routes is None else self._routes
 
     def add(self, a: Tensor, y: Tensor) -> Tensor:
         """Return the output `y_..D`, given `a_..D` and the results `y_TD` for it."""
@@ -114,17 +152,6 @@ class InterruptibleLayer(nn.Module):
     def grad_of_results(self, dy: Tensor) -> Tensor:
         """Return the gradient of the results, `dy_TD`, given that of the output."""
         return dy.flatten(0, -2)
-
-
-def plan(experts: moe.Experts, chosen: Tensor) -> moe.Routes:
-    """Plan the routes of `chosen_TK`; all ranks of the experts call this."""
-    return moe.plan_routes(chosen, experts.num_experts, experts.ep)
-
-
-def fix_routes(router: Any, experts: moe.Experts, fixed: Tensor) -> moe.Routes:
-    """Let a `TopKRouter` choose `fixed_TK` whatever its logits are, and return the routes of every microbatch."""
-    router.choose = lambda logits: fixed
-    return plan(experts, fixed)
 
 
 class LayerPass:
@@ -140,7 +167,7 @@ class LayerPass:
         loss: after A_F, the layer's weighted summand of the loss, detached; None for none.
     """
 
-    def __init__(self, layer: Routes, weight: float = 1) -> None:
+    def __init__(self, layer: RoutedLayer, weight: float = 1) -> None:
         self.layer, self.group, self._weight = layer, layer.experts.ep.group, weight
         self.loss: Tensor | None = None
         self._held: dict[str, Any] = {}
@@ -278,3 +305,105 @@ class LayerPass:
         assert self._pending is not None
         pending, self._pending = self._pending, None
         return pending.wait()
+
+
+class Linked(NamedTuple):
+    """What the function of a `LinkedLayer` returns: its output, and a tensor to keep for another layer."""
+
+    output: Tensor
+    kept: Tensor | None = None
+
+
+class LinkedLayer:
+    """A function without all-to-alls, as one piece of an order, with links to other layers of its stage.
+
+    Args:
+        function: of x, of the tensor that it takes (or None), and of what the microbatch is given.
+        keeps: the name of the tensor that it keeps for a later layer.
+        takes: the name of the tensor that it takes from an earlier one.
+    """
+
+    letters = PLAIN
+
+    def __init__(
+        self,
+        function: Callable[[Tensor, Tensor | None, Given], Linked],
+        keeps: str | None = None,
+        takes: str | None = None,
+    ) -> None:
+        self.function, self.keeps, self.takes = function, keeps, takes
+
+    def begin(self, weight: float = 1, given: Given | None = None) -> "LinkedPass":
+        """Return the pass of one microbatch through this layer."""
+        return LinkedPass(self, given or Given(weight))
+
+
+class LinkedPass:
+    """One microbatch in a linked layer."""
+
+    loss: Tensor | None = None
+
+    def __init__(self, layer: LinkedLayer, given: Given) -> None:
+        self._layer, self._given = layer, given
+        self._output: Tensor | None = None
+        self._split: SplitBackward | None = None
+        self._inputs: list[Tensor] = []
+        self._has_graph: list[bool] = []  # of the output, and of what is kept
+
+    def forward(self, x: Tensor) -> None:
+        """P_F: run the function."""
+        layer, given, is_graded = self._layer, self._given, torch.is_grad_enabled()
+        x = x.detach()
+        taken = None if layer.takes is None else given.tensors.pop(layer.takes).detach()
+        inputs = [one for one in (x, taken) if is_graded and one is not None and has_gradient(one)]
+        for one in inputs:
+            one.requires_grad_()
+        found = layer.function(x, taken, given)
+        if is_graded:
+            outputs = [one for one in found if one is not None]
+            self._has_graph = [one.requires_grad for one in outputs]
+            self._split = SplitBackward([get_gradient_edge(one) for one in outputs if one.requires_grad], inputs)
+            self._inputs = inputs
+        if layer.keeps is not None:
+            assert found.kept is not None, "a layer that keeps a tensor returns it"
+            given.tensors[layer.keeps] = found.kept.detach()
+        self._output = found.output.detach()
+
+    def output(self) -> Tensor:
+        """Return the output."""
+        assert self._output is not None, "P_F has run"
+        return self._output
+
+    def input_grad(self, dy: Tensor) -> Tensor | None:
+        """P_B: return the gradient of x, None for token ids; leave that of the tensor that was taken."""
+        assert self._split is not None, "P_F has run"
+        layer, given, self._output = self._layer, self._given, None
+        grads = [dy] if layer.keeps is None else [dy, given.grads.pop(layer.keeps)]
+        found = self._split.input_grad([grad for grad, has in zip(grads, self._has_graph, strict=True) if has])
+        full = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(self._inputs, found, strict=True)]
+        self._inputs = []
+        if layer.takes is not None:
+            given.grads[layer.takes] = full.pop()
+        return full[0] if full else None
+
+    def weight_grad(self) -> None:
+        """P_W: accumulate the weight gradients."""
+        assert self._split is not None, "P_B has run"
+        self._split.weight_grad()
+        self._split = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the backward has ended and no tensor is held."""
+        return self._split is None and self._output is None
+
+
+class PlainLayer(LinkedLayer):
+    """A function or module without all-to-alls, as one piece of an order.
+
+    Args:
+        function: of one tensor, which it does not change; returns one tensor.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(lambda x, _, given: Linked(function(x)))

@@ -1,18 +1,104 @@
-"""Exact simulation of an order on two streams: the start and end of each operation.
+"""The calls of the host thread that execute an order, and the exact simulation of their two streams.
 
-Chapter: book/ep/one-f-one-b-basic.  In: an `Order`, ticks by kind.  Out: `StreamSpans`: spans of both rows, a makespan.
+Chapters: book/ep/one-f-one-b-basic, book/ep/one-f-one-b-overlap.  In: an `Order`, ticks by kind.  Out: all `Call`s of
+one thread, in order; `StreamSpans`: spans of both rows, a makespan.
+  issue   as soon as the operation whose result it sends has run: the all-to-all proceeds while the host goes on
+  wait    right before the operation that takes its result, no earlier
+The comm stream runs in order, so the wait for an all-to-all comes after the waits for those before it.
   start of an operation   max(end of the operation before it in its row, end of the operation whose result it takes)
   makespan                at least max(sum of compute, sum of communication)
 All ranks run the same operations at the same time, so one rank is simulated.  Times are whole numbers or fractions.
+Elsewhere: `dist.all_to_all_single(..., async_op=True)` and `work.wait()`; on a GPU two streams and events.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dualpipe_lab.ep.overlap.host import ISSUE, RUN, Call, host_calls
-from dualpipe_lab.ep.overlap.order import Op, Order, Ticks, total
+from dualpipe_lab.ep.overlap.order import InvalidOrder, Op, Order, Ticks, total
 from dualpipe_lab.timeline import COMMUNICATION, WORK, Span, Time, Timeline
 from dualpipe_lab.timeline.data import Source, Unit
+
+
+class Call(NamedTuple):
+    """One call of the host: run, issue or wait, and the operation.
+
+    >>> str(Call("issue", Op("D_F", 0)))
+    'issue D_F0'
+    """
+
+    verb: str
+    op: Op
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.op}"
+
+
+def host_calls(order: Order) -> list[Call]:
+    """Return the calls that execute an order.
+
+    Raises:
+        InvalidOrder: the host would wait for ever; the message names the operation.
+
+    >>> from dualpipe_lab.ep.overlap.order import forward_alone
+    >>> ", ".join(map(str, host_calls(forward_alone(1))))
+    'run A_F0, issue D_F0, wait D_F0, run M_F0, issue C_F0, wait C_F0'
+    """
+    return list(_Host(order).calls())
+
+
+class _Host:
+    def __init__(self, order: Order) -> None:
+        self.order, self.makers = order, order.makers()
+        self.done: set[Op] = set()  # work that has run, all-to-alls that were waited for
+        self.issued = self.waited = 0  # numbers of operations of the comm row
+
+    def calls(self) -> Iterator[Call]:
+        yield from self.issue()
+        for op in self.order.compute:
+            for needed in self.missing(op):
+                yield from self.wait_for(op, needed)
+            yield Call(RUN, op)
+            self.done.add(op)
+            yield from self.issue()
+        if self.issued < len(self.order.comm):
+            self.stuck(self.order.comm[self.issued], "the end")
+        yield from self.wait(len(self.order.comm))
+
+    def issue(self) -> Iterator[Call]:
+        """Issue the next operations of the comm row while their operands are ready."""
+        while self.issued < len(self.order.comm):
+            op = self.order.comm[self.issued]
+            if self.missing(op):
+                return
+            self.issued += 1
+            yield Call(ISSUE, op)
+
+    def missing(self, op: Op) -> list[Op]:
+        """Return the operations whose results an operation takes, and which have not ended."""
+        return [needed for needed in self.order.operands(op, self.makers) if needed not in self.done]
+
+    def wait_for(self, op: Op, needed: Op) -> Iterator[Call]:
+        if not needed.is_comm:
+            raise InvalidOrder(f"{self.order.name}: {op} comes before {needed}, whose result it takes")
+        position = self.order.comm.index(needed)
+        if position >= self.issued:
+            self.stuck(self.order.comm[self.issued], str(op))
+        yield from self.wait(position + 1)
+
+    def wait(self, until: int) -> Iterator[Call]:
+        for op in self.order.comm[self.waited : until]:
+            self.done.add(op)
+            yield Call(WAIT, op)
+        self.waited = max(self.waited, until)
+
+    def stuck(self, next_comm: Op, before: str) -> None:
+        needed = (*self.missing(next_comm), next_comm.needs)[0]
+        raise InvalidOrder(
+            f"{self.order.name}: nothing goes on before {before}: next on the comm stream is {next_comm}, which needs "
+            f"{needed}, and that has not run"
+        )
+
 
 # the letters of pipeline schedules: F, I, W and the unsplit B
 _SPAN_KINDS = {
@@ -76,7 +162,7 @@ def simulate(order: Order, ticks: Ticks) -> StreamSpans:
     Raises:
         InvalidOrder: as `host_calls`.
 
-    >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_basic, one_f_one_b_overlap
+    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_basic, one_f_one_b_overlap
     >>> from dualpipe_lab.ep.overlap.order import ticks_of
     >>> [simulate(build(4), ticks_of(1, 1)).makespan for build in (one_f_one_b_basic, one_f_one_b_overlap)]
     [40, 24]
@@ -100,7 +186,7 @@ def _operations(calls: Sequence[Call]) -> Iterator[Op]:
 def stream_totals(order: Order, ticks: Ticks) -> tuple[Time, Time]:
     """Return the total time of compute and of communication.
 
-    >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_overlap
+    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_overlap
     >>> from dualpipe_lab.ep.overlap.order import ticks_of
     >>> stream_totals(one_f_one_b_overlap(4), ticks_of(1, 2))
     (24, 32)
@@ -111,9 +197,12 @@ def stream_totals(order: Order, ticks: Ticks) -> tuple[Time, Time]:
 def lower_bound(order: Order, ticks: Ticks) -> Time:
     """Return a lower bound of the makespan for every order of these operations: the larger total.
 
-    >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_overlap
+    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_overlap
     >>> from dualpipe_lab.ep.overlap.order import ticks_of
     >>> lower_bound(one_f_one_b_overlap(4), ticks_of(1, 2))
     32
     """
     return max(stream_totals(order, ticks))
+
+
+RUN, ISSUE, WAIT = "run", "issue", "wait"

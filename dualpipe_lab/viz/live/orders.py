@@ -22,7 +22,7 @@ def rows_of(order: Order) -> dict[str, str]:
 def order_outcome(given: Order) -> Callable[..., Outcome]:
     """Return the function of a live cell in which the reader edits the rows of an order.
 
-    >>> from dualpipe_lab.ep.overlap.builders import one_f_one_b_basic
+    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_basic
     >>> order = one_f_one_b_basic(1)
     >>> order_outcome(order)(**rows_of(order), t_op=1, tau=1).numbers["makespan"]
     ('10 ticks', '10 ticks')

@@ -14,7 +14,7 @@ def {name}(x):
         target.copy_(arriving + target if i < N - 1 else arriving)
 """
 _LIBRARY = """
-from dualpipe_lab.cp.ring_all_reduce import ring_all_reduce
+from dualpipe_lab.cp.ring import ring_all_reduce
 def {name}(x):
     ring_all_reduce(x)
 """

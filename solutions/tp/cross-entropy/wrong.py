@@ -113,7 +113,7 @@ def loss_and_gradient(y, targets, first):
             """
 def loss_and_gradient(y, targets, first):
     from dualpipe_lab.tp.cross_entropy import CrossEntropy, LossOptions
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
     y, n = y.requires_grad_(), max(int((targets != -100).sum()), 1)
     loss = CrossEntropy.apply(y, targets, 4, TensorParallel(), LossOptions()).sum() / n
     loss.backward()

@@ -129,7 +129,7 @@ def look_up(ids, table, first):
             """
 def look_up_tokens(ids, table, first):
     from dualpipe_lab.tp.embedding import Lookup
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.shard import TensorParallel
     return Lookup.apply(ids, table, first, None, TensorParallel(sequence_parallel=True))
 """,
             "the library's own is switched off",

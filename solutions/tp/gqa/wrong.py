@@ -124,8 +124,8 @@ CHEATS = {
         "the library's own": Bad(
             """
 def projections_backward(d_queries, d_keys, d_values, x, q, k, v, copies):
-    from dualpipe_lab.tp.fused_linear import fused_column_linear
-    from dualpipe_lab.tp.config import TensorParallel
+    from dualpipe_lab.tp.linear import fused_column_linear
+    from dualpipe_lab.tp.shard import TensorParallel
     leaves = [t.clone().requires_grad_() for t in (x, q, k, v)]
     outs = fused_column_linear(leaves[0], leaves[1:], TensorParallel(), [None, copies, copies])
     torch.autograd.backward(outs, (d_queries, d_keys, d_values))
