@@ -80,7 +80,7 @@ def test_a_pipe_gets_plain_lines():
 
 
 def row(step, norm=None):
-    return train.Metrics(step, 1 / step, norm, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
+    return Metrics(step, 1 / step, norm, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
 
 
 class Writer:
