@@ -14,9 +14,8 @@ from typing import ClassVar
 
 import pytest
 
-from dualpipe_lab import train
 from dualpipe_lab._optional import MissingExtra
-from dualpipe_lab.train.metrics import MetricFiles, check_tensorboard, read_csv
+from dualpipe_lab.train.metrics import MetricFiles, Metrics, check_tensorboard, read_csv
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
