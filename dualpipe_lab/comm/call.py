@@ -35,7 +35,6 @@ _NCCL_TYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip
 _NO_COMPLEX = ("reduce", "gather", "reduce_scatter", "reduce_scatter_single")  # elsewhere torch sends pairs of reals
-_NOTHING = Traffic(0, 0, 0)
 
 
 class Work(Operation):

@@ -1,5 +1,4 @@
 # Sums around a ring
-from .ring import Ring as Ring
 from .ring import ring_all_reduce as ring_all_reduce
 from .ring import ring_reduce_scatter as ring_reduce_scatter
 from .ring import ring_all_gather as ring_all_gather
@@ -14,8 +13,6 @@ from .online_softmax import online_average as online_average
 from .ring_softmax import ring_softmax as ring_softmax
 from .ring_softmax import all_reduce_softmax as all_reduce_softmax
 from .ring_softmax import ring_max_sum as ring_max_sum
-from .ring_softmax import all_reduce_max_sum as all_reduce_max_sum
-from .ring_softmax import sharded_softmax_backward as sharded_softmax_backward
 
 # Attention tile by tile
 from .flash_attention import flash_attention as flash_attention
@@ -27,7 +24,6 @@ from .torch_flash import TorchFlash as TorchFlash
 from .layouts import SequenceLayout as SequenceLayout
 from .layouts import LAYOUTS as LAYOUTS
 from .layouts import make_layout as make_layout
-from .layouts import BlockMask as BlockMask
 from .layouts import visible_pairs as visible_pairs
 from .layouts import critical_path as critical_path
 from .sequence import positions as positions
@@ -36,9 +32,7 @@ from .sequence import unshard as unshard
 from .sequence import next_token_labels as next_token_labels
 from .ring_attention import ring_attention as ring_attention
 from .all_gather_attention import all_gather_attention as all_gather_attention
-from .latent_ring import latent_ring_attention as latent_ring_attention
 from .latent_ring import LatentRing as LatentRing
-from .latent_ring import SENDS as SENDS
 from .latent_ring import sends_latents as sends_latents
 
 # Bytes and time

@@ -7,7 +7,6 @@ from .data_parallel import IGNORED as IGNORED
 
 # Gradients summed while the backward still runs
 from .ddp import GradientReducer as GradientReducer
-from .buckets import Bucket as Bucket
 from .ddp import Ddp as Ddp
 
 # Adam, full and on a shard
@@ -21,7 +20,6 @@ from .grad_norm import clip_factor as clip_factor
 from .mixed_precision import LossScaler as LossScaler
 
 # What a model declares: copies and shards of each parameter
-from .declaration import Declared as Declared
 from .declaration import declare as declare
 from .declaration import Declaration as Declaration
 
@@ -30,9 +28,7 @@ from .layout import Layout as Layout
 from .layout import reshard as reshard
 from dualpipe_lab.sharding import shard_slice as shard_slice
 from .sharded import ZeroOptions as ZeroOptions
-from .sharded import StepReport as StepReport
 from .sharded import ShardedAdam as ShardedAdam
-from .sharded import ShardedOptimizer as ShardedOptimizer
 from .zero1 import Zero1 as Zero1
 from .zero2 import Zero2 as Zero2
 from .zero3 import Zero3 as Zero3
@@ -53,7 +49,6 @@ from .closed_forms import BF16_FP32_GRADS as BF16_FP32_GRADS
 from .closed_forms import FP32 as FP32
 from .closed_forms import STAGES as STAGES
 from .closed_forms import bytes_per_parameter as bytes_per_parameter
-from .closed_forms import held_bytes as held_bytes
 from .closed_forms import sent_bytes as sent_bytes
 from .measure import storage_bytes as storage_bytes
 from .measure import live_bytes as live_bytes

@@ -22,12 +22,10 @@ from .router_losses import sequence_loss as sequence_loss
 # Experts on several ranks
 from .moe import ExpertParallel as ExpertParallel
 from .moe import plan_routes as plan_routes
-from .moe import Routes as Routes
 from .moe import permute as permute
 from .moe import unpermute as unpermute
 from .moe import regroup as regroup
 from .moe import ungroup as ungroup
-from .moe import weighted_sum as weighted_sum
 from .moe import grouped_product as grouped_product
 from .moe import Experts as Experts
 from .moe import MoE as MoE
@@ -41,10 +39,7 @@ from .gshard import DROPPED as DROPPED
 from .gshard import exchange_bytes as exchange_bytes
 from .gshard import queue_positions as queue_positions
 from .gshard import find_slots as find_slots
-from .gshard import fill_slots as fill_slots
-from .gshard import read_slots as read_slots
 from .gshard import GShardMoE as GShardMoE
-from .gshard import GShardOutput as GShardOutput
 
 # DeepSeek-V3's layer
 from .deepseek_moe import DeepSeekRouter as DeepSeekRouter

@@ -19,7 +19,6 @@ from .plain_multi_token import PlainMultiToken as PlainMultiToken
 
 # CLIP: two towers that meet
 from .clip import ClipConfig as ClipConfig
-from .clip import ClipStage as ClipStage
 from .clip import clip_layers as clip_layers
 from .clip import clip_stages as clip_stages
 from .clip import clip_loss as clip_loss
@@ -30,7 +29,6 @@ from .pretrained.config import config_from_pretrained as config_from_pretrained
 from .pretrained.load import load_pretrained as load_pretrained
 from .pretrained.save import save_pretrained as save_pretrained
 from .pretrained.slices import slices_of as slices_of
-from .pretrained.slices import FileSlice as FileSlice
 from .pretrained.folder import PretrainedFolder as PretrainedFolder
 from .pretrained.config import PretrainedError as PretrainedError
 

@@ -2,7 +2,6 @@
 from .program import Program as Program
 from .program import Action as Action
 from .program import Overlap as Overlap
-from .program import parse_action as parse_action
 from .lowering import lower as lower
 from .validation.validator import validate as validate
 from .validation.validator import InvalidProgram as InvalidProgram
@@ -32,7 +31,6 @@ from .schedules.pipedream import vertical_sync as vertical_sync
 from .schedules.pipedream import double_buffered as double_buffered
 from .schedules.pipedream import versions_kept as versions_kept
 from .partition import partition as partition
-from .partition import Partition as Partition
 from .optimise import optimise as optimise
 from .optimise import search as search
 from .optimise import lower_bound as lower_bound
@@ -41,11 +39,7 @@ from .optimise import lower_bound as lower_bound
 from .runtime import PipelineRuntime as PipelineRuntime
 from .runtime import Stage as Stage
 from .runtime import WithLoss as WithLoss
-from .runtime import StepResult as StepResult
-from .runtime import Evaluation as Evaluation
 from .runtime import ReadyAction as ReadyAction
-from .runtime import split_batch as split_batch
-from .runtime import token_shares as token_shares
 from .runtime import recompute as recompute
 from .runtime import recompute_layers as recompute_layers
 from .runtime import check as check

@@ -106,7 +106,6 @@ __all__ = [
     "paired_peak_activations",
     "paired_zero_bubble_h1_makespan",
     "published_dualpipe_bubble",
-    "recompute_best_length",
     "recompute_peak",
     "recompute_stored",
     "stashed_version",
@@ -148,16 +147,6 @@ def recompute_peak(num_layers: int, length: int, inside: Time) -> Time:
     40
     """
     return recompute_stored(num_layers, length) + min(length, num_layers) * inside
-
-
-def recompute_best_length(num_layers: int, inside: Time) -> int:
-    """Return the length with the smallest peak, near sqrt(num_layers / inside); the shorter of equal ones.
-
-    >>> recompute_best_length(64, 1), recompute_best_length(16, 9)
-    (8, 1)
-    """
-    _check(num_layers, 1)
-    return min(range(1, num_layers + 1), key=lambda length: recompute_peak(num_layers, length, inside))
 
 
 def _check(num_layers: int, length: int) -> None:

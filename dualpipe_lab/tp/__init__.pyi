@@ -32,7 +32,6 @@ from .chunked_cross_entropy import chunked_cross_entropy as chunked_cross_entrop
 from .shard import Shard as Shard
 from .shard import shards_of as shards_of
 from .shard import load_full_state_dict as load_full_state_dict
-from .shard import load_shards as load_shards
 from .shard import full_state_dict as full_state_dict
 from .shard import initialize_parameters as initialize_parameters
 from .checkpoint import save_state_dict_file as save_state_dict_file

@@ -10,7 +10,6 @@ from .saved_model import read_model as read_model
 
 # Weights of other programs
 from .convert import convert as convert
-from .convert import Converted as Converted
 
 # Inside a rank
 from .trainer import Trainer as Trainer
@@ -19,10 +18,3 @@ from .trainer import Trainer as Trainer
 from .sampler import Sampler as Sampler
 from .sampler import Batch as Batch
 from .schedule import Schedule as Schedule
-
-# Random numbers: equal on copies, different elsewhere
-from .seeds import seed_ranks as seed_ranks
-from .seeds import sharded_random as sharded_random
-
-# What a step measures
-from .metrics import Metrics as Metrics

@@ -1,6 +1,5 @@
 # Timelines
 from .comparison import compare as compare
-from .comparison import Comparison as Comparison
 from .live.play import play as play
 from .live.play import Play as Play
 from .widget import TimelineWidget as TimelineWidget

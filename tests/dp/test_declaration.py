@@ -27,7 +27,6 @@ CONFIG = V3MoEConfig(
     vocabulary_size=29, hidden_size=12, num_layers=2, num_heads=2, num_kv_heads=1, ffn_size=20, expert_ffn_size=6,
     num_experts=4, num_groups=2, balance=0.0,
 )  # fmt: skip
-TINY = {"vocabulary_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 4, "num_kv_heads": 1, "ffn_size": 8}
 # eps is large: else Adam would hide a gradient that is clipped too much
 HYPER, MAX_NORM, STEPS, ROWS, LENGTH, DECAY = Hyperparameters(0.01, eps=0.1, weight_decay=0.1), 0.5, 3, 4, 6, 0.6
 STAGES = {"Ddp": Ddp, "Zero1": Zero1, "Zero2": Zero2, "Zero3": Zero3}

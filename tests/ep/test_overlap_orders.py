@@ -20,7 +20,6 @@ from dualpipe_lab.ep.overlap import (
     one_f_one_b_overlap,
     parse_ops,
     simulate,
-    stream_totals,
     ticks_of,
     weight_grads_alone,
 )
@@ -36,6 +35,7 @@ from dualpipe_lab.ep.overlap.order import (
     Op,
     ops_of_layers,
 )
+from dualpipe_lab.ep.overlap.simulator import stream_totals
 
 TICKS = st.fixed_dictionaries({kind: st.integers(0, 9) for kind in (*COMPUTE, *COMM)}).map(lambda t: ticks_of(**t))
 PAIRS = st.one_of(

@@ -14,17 +14,14 @@ from dualpipe_lab.plan import (
     H800,
     Hardware,
     Plan,
-    Range,
     collective_seconds,
-    compute_seconds,
     estimate,
-    exchange_seconds,
     message_seconds,
-    model_flops,
     model_of,
 )
 from dualpipe_lab.plan.estimate import PARTS, _bubble
-from dualpipe_lab.plan.flops import causal_pairs
+from dualpipe_lab.plan.flops import causal_pairs, model_flops
+from dualpipe_lab.plan.hardware import Range, compute_seconds, exchange_seconds
 
 LLAMA = LlamaConfig(vocabulary_size=1024, hidden_size=256, ffn_size=512, num_layers=8, num_heads=8, num_kv_heads=4)
 V3 = V3MoEConfig(num_layers=4, num_heads=8, num_kv_heads=4)

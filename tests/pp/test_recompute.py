@@ -6,7 +6,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from dualpipe_lab.pp.closed_forms import recompute_best_length, recompute_stored
+from dualpipe_lab.pp.closed_forms import recompute_stored
 from dualpipe_lab.pp.runtime import recompute, recompute_layers
 
 LAYERS, WIDTH, ROWS = 16, 8, 4
@@ -71,7 +71,6 @@ def test_bytes_equal_the_closed_form():
     for length in (1, 2, 3, 4, 8, 16):
         assert stored(layers, length) == recompute_stored(LAYERS, length) * boundary
     assert [recompute_stored(LAYERS, length) for length in (1, 2, 4, 8, 16)] == [16, 8, 4, 2, 1]
-    assert recompute_best_length(16, 1) == 4
 
 
 def test_a_segment_runs_twice_and_stops_at_what_it_needs():

@@ -13,7 +13,7 @@ from training_runs import LLAMA, TEXT, V3, plan, run
 
 import dualpipe_lab as lab
 from dualpipe_lab import cp, data, train
-from dualpipe_lab.train.metrics import MetricFiles, read_csv
+from dualpipe_lab.train.metrics import MetricFiles, Metrics, read_csv
 
 HERE = Path(__file__).parent
 RUN = sys.modules[train.run.__module__]  # the function has the name of its module
@@ -87,7 +87,7 @@ def test_a_schedule_rises_then_falls_to_its_end(decay, warmup, more, final):
 
 def test_a_metrics_file_goes_on_where_a_run_was_resumed(tmp_path):
     file = tmp_path / "deep" / "rows.csv"
-    rows = [train.Metrics(step, 1 / step, None, 1e-3, 10.0, 0.5, (1, 2), (3, 4)) for step in range(1, 5)]
+    rows = [Metrics(step, 1 / step, None, 1e-3, 10.0, 0.5, (1, 2), (3, 4)) for step in range(1, 5)]
     for first, last in ((1, 3), (3, 4)):
         with MetricFiles(file, None, first) as files:
             for row in rows[first - 1 : last]:

@@ -14,9 +14,8 @@ from typing import ClassVar
 
 import pytest
 
-from dualpipe_lab import train
 from dualpipe_lab._optional import MissingExtra
-from dualpipe_lab.train.metrics import MetricFiles, check_tensorboard, read_csv
+from dualpipe_lab.train.metrics import MetricFiles, Metrics, check_tensorboard, read_csv
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -80,7 +79,7 @@ def test_a_pipe_gets_plain_lines():
 
 
 def row(step, norm=None):
-    return train.Metrics(step, 1 / step, norm, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
+    return Metrics(step, 1 / step, norm, 1e-3, 10.0, 0.5, (1, 2), (3, 4))
 
 
 class Writer:

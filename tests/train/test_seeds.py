@@ -9,8 +9,7 @@ from dualpipe_lab.topology import Topology
 from dualpipe_lab.tp.linear import ColumnParallelLinear, RowParallelLinear
 from dualpipe_lab.tp.rms_norm import RMSNorm
 from dualpipe_lab.tp.shard import TensorParallel
-from dualpipe_lab.train import seed_ranks, sharded_random
-from dualpipe_lab.train.seeds import seed_of
+from dualpipe_lab.train.seeds import seed_of, seed_ranks, sharded_random
 
 ONES = torch.ones(64)
 

@@ -1,11 +1,9 @@
 # Written by all ranks, read by any number of ranks
 from .session import save as save
 from .session import load as load
-from .session import Restored as Restored
 from .folder import latest as latest
 from .folder import saved_steps as saved_steps
 from .reader import Checkpoint as Checkpoint
-from .reader import Read as Read
 from .reader import CheckpointError as CheckpointError
 from .state import ShardSpec as ShardSpec
 from .torch_format import to_torch as to_torch

@@ -14,16 +14,12 @@ from .order import weight_grads_alone as weight_grads_alone
 
 # Their time on two streams
 from .simulator import simulate as simulate
-from .simulator import StreamSpans as StreamSpans
 from .simulator import lower_bound as lower_bound
-from .simulator import stream_totals as stream_totals
 from . import closed_forms as closed_forms
-from .simulator import Call as Call
 from .simulator import host_calls as host_calls
 
 # Their execution on real ranks
 from .layer import InterruptibleLayer as InterruptibleLayer
-from .layer import PlainLayer as PlainLayer
 from .executor import MicrobatchPass as MicrobatchPass
 from .executor import execute as execute
 from .stage import InterruptibleStage as InterruptibleStage
