@@ -128,5 +128,5 @@ def test_a_part_of_the_wrong_length_is_named_with_its_rank():
 
 
 def test_layouts_and_closed_forms_are_pure_data():
-    code = "import sys; from dualpipe_lab.cp import closed_forms, layouts, ring_time; sys.exit('torch' in sys.modules)"
+    code = "import sys; from dualpipe_lab.cp import closed_forms, layouts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -50,9 +50,9 @@ def gpipe_rows(num_ranks, num_microbatches):
 SENDS = """
 def gpipe_rows(num_ranks, num_microbatches):
     import gc
-    from dualpipe_lab.launch.rank import _Mailbox
-    (mailbox,) = [found for found in gc.get_objects() if isinstance(found, _Mailbox)]
-    mailbox.send("where", Forger())
+    from dualpipe_lab.launch.rank import _Channel
+    (channel,) = [found for found in gc.get_objects() if isinstance(found, _Channel)]
+    channel.send("where", Forger())
     return []
 """
 SECONDS = f"4{os.getpid()}"  # tells what this run left behind

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from dualpipe_lab.ep.overlap import builders, interruptible_stage
+from dualpipe_lab.ep.overlap import interruptible_stage, order
 from dualpipe_lab.train import Options, Trainer
 
 
@@ -81,7 +81,7 @@ def counted(config, plan, length):
         loss_fn = None if module.head is None else partial(_loss, trainer.loss_fn, ids)
         with held.saving():
             one = stage.begin_forward(0, (x,), None, 1, loss_fn)
-            stage.execute(builders.forward_alone(one.letters, 0), forward=one)
+            stage.execute(order.forward_alone(one.letters, 0), forward=one)
         stage.finish_forward(one, loss_fn, 1)
         rows = [sum(each._held["routes"].counts) for each in one._passes if hasattr(each, "_held")]
         held.walk(one.dy)

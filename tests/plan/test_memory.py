@@ -15,6 +15,7 @@ from dualpipe_lab import plan as planner
 from dualpipe_lab.dp.measure import storage_bytes
 from dualpipe_lab.models import LlamaConfig, V3MoEConfig, config_from_pretrained
 from dualpipe_lab.plan.kept import LayerTable
+from dualpipe_lab.plan.states import model_states
 from dualpipe_lab.pp.program import F
 from dualpipe_lab.tp.closed_forms import layer_kept_numbers
 from dualpipe_lab.train import Batch, Options, Trainer
@@ -65,7 +66,7 @@ def assert_held(cases):
     for rank, found in enumerate(lab.launch(fn, size, output="collect", timeout=240)):
         for (plan, config), measured in zip(cases, found, strict=True):
             here = plan.topology.coordinates(rank)
-            states = planner.model_states(config, plan, here.get("pp", 0), here.get("tp", 0))
+            states = model_states(config, plan, here.get("pp", 0), here.get("tp", 0))
             assert measured == states[1:], f"rank {rank}, {plan}"
             assert measured[0] > 0 < measured[3]
 
@@ -103,7 +104,7 @@ def test_states_of_many_plans_are_those_of_the_flat_buffers_that_messages_are_co
     for zero, dp in product((1, 2), (2, 3, 4)):
         plan = lab.Plan(dp=dp, zero=zero, precision="bfloat16")
         gathered = plan.traffic(CONFIG, dp, LENGTH).calls(0)["all_gather_single"][1]
-        assert gathered == planner.model_states(CONFIG, plan).parameters // dp * (dp - 1)
+        assert gathered == model_states(CONFIG, plan).parameters // dp * (dp - 1)
 
 
 def test_a_layer_keeps_what_the_closed_form_says():
