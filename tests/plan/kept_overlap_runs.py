@@ -82,7 +82,7 @@ def counted(config, plan, length):
         with held.saving():
             one = stage.begin_forward(0, (x,), None, 1, loss_fn)
             stage.execute(order.forward_alone(one.letters, 0), forward=one)
-        stage.finish_forward(one, loss_fn, 1)
+        stage.finish_forward(one)
         rows = [sum(each._held["routes"].counts) for each in one._passes if hasattr(each, "_held")]
         held.walk(one.dy)
         for each in one._passes:

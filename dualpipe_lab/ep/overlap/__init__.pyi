@@ -19,7 +19,7 @@ from . import closed_forms as closed_forms
 from .simulator import host_calls as host_calls
 
 # Their execution on real ranks
-from .layer import InterruptibleLayer as InterruptibleLayer
+from .executor import InterruptibleLayer as InterruptibleLayer
 from .executor import MicrobatchPass as MicrobatchPass
 from .executor import execute as execute
 from .stage import InterruptibleStage as InterruptibleStage

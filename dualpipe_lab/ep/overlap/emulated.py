@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from dualpipe_lab.ep.moe import ExpertParallel, Experts
-from dualpipe_lab.ep.overlap.layer import InterruptibleLayer
+from dualpipe_lab.ep.overlap.executor import InterruptibleLayer
 from dualpipe_lab.ep.router import TopKRouter, expert_weights
 from dualpipe_lab.launch.context import device
 from dualpipe_lab.launch.emulator import Link

@@ -1,24 +1,42 @@
-"""The executor: the forward of one microbatch and the backward of another through interruptible layers.
+"""Layers that can be interrupted at every all-to-all, and `execute`, which runs an `Order` through them.
 
-Chapter: book/ep/one-f-one-b-overlap.  In: an `Order`, a `MicrobatchPass` for each half.  Out: outputs, gradients.
+Chapters: book/ep/one-f-one-b-overlap, book/whole/two-tokens.  In: an `Order`, a `MicrobatchPass` for each half, whose
+input is `x_..D` or token ids.  Out: `y_..D`; in the backward `dx_..D` and `.grad`.
+A layer with experts is split into ten pieces, thirteen with a shared expert.  Each computes, or launches an all-to-all,
+and stores its tensors for a later piece (a: after attention and its residual; n: its norm, or a where there is none):
+  A  a, n and the router's weights and experts, from x        S  the shared expert of n
+  D  k copies of each token to the ranks of its experts       M  the experts of this rank        C  results back
+  y = a + sum over j of w_j Y_j + S
+A layer without all-to-alls (an embedding, a dense layer, norm and head) is one piece, P (`PlainLayer`).
+The backward of A, S and P is autograd's, split into I and W, so that W fills the window of an all-to-all; all others
+are written out (`dualpipe_lab.ep.moe`).  Between M_B and M_W a microbatch holds the inputs and output gradients of the
+experts' products, between A_B and A_W (S_B and S_W) the intermediates of the split backward.
+Gradients that no engine of autograd computes are added by `accumulate_grad`, so that Ddp and ZeRO see them.
   outputs and gradients   the same bits for every order: an order decides when an operation runs, not what it computes
   time                    on the virtual clock, that of `simulate`, to the nanosecond
 An all-to-all is launched as soon as its input is ready, and waited for right before its output is used.
-The pieces themselves are in `layer` (layers with experts) and `plain` (layers in one piece).
 Elsewhere: Megatron `TransformerLayerNode` in fine_grained_callables.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from dualpipe_lab.ep.overlap.layer import Given
-from dualpipe_lab.ep.overlap.order import Op, Order, Ticks
+from dualpipe_lab.comm import Pending
+from dualpipe_lab.ep import moe
+from dualpipe_lab.ep.all_to_all import start_rows
+from dualpipe_lab.ep.overlap.order import PLAIN, ROUTED, SHARED, Op, Order, Ticks
 from dualpipe_lab.ep.overlap.simulator import ISSUE, RUN, Call, StreamSpans, host_calls, span_kind, span_of
+from dualpipe_lab.ep.router import Routing
 from dualpipe_lab.launch.context import rank_context
-from dualpipe_lab.timeline import Span, Time
+from dualpipe_lab.pp.runtime.split_backward import SplitBackward, accumulate_grad, announce_weight_grad
+from dualpipe_lab.pp.runtime.stage import Loss, has_gradient, scaled
+from dualpipe_lab.timeline import Span
 
 # the method of a layer's pass for each kind; some take the layer's input or its output's gradient
 _PIECES = {
@@ -30,30 +48,329 @@ _PIECES = {
 _TAKES_INPUT, _TAKES_OUTPUT_GRAD, _RETURNS_INPUT_GRAD = ("A_F", "P_F"), ("C_B", "S_B", "P_B"), ("A_B", "P_B")
 
 
-class Layer(Protocol):
-    """A layer of a stage: an `InterruptibleLayer`, a `PlainLayer`, or another with the same methods.
+@dataclass
+class Given:
+    """What the layers of a stage share for one microbatch.
 
     Attributes:
-        letters: of its pieces: "ADMC", "ASDMC" or "P".
+        weight: of the microbatch in the loss.
+        extra: the stage's inputs besides x, by name.
+        loss_fn: of the last stage's output; None on other stages, and where only the output is wanted.
+        tensors: that one layer keeps for a later one, by name.
+        grads: of these tensors, by name.
     """
 
-    letters: str
+    weight: float = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    loss_fn: Loss | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    grads: dict[str, Tensor] = field(default_factory=dict)
 
-    def begin(self, weight: float = 1, given: Given | None = None) -> Any:
-        """Return the pass of one microbatch, of this weight in the loss, through this layer.
-
-        `given`: what the layers of the stage share for this microbatch.
-        """
+    def loss_of(self, output: Tensor) -> Tensor:
+        """Return the microbatch's weighted loss; without a loss function the output itself."""
+        return output if self.loss_fn is None else scaled(self.loss_fn(output), self.weight)
 
 
-class Pass(Protocol):
-    """One microbatch in the layers of a stage: a `MicrobatchPass`, or a stage that runs in one piece."""
+class Routed(NamedTuple):
+    """The results of A_F.
 
-    def run(self, op: Op) -> None:
-        """Run a compute operation, or launch an all-to-all."""
+    Attributes:
+        a: `a_..D`, after attention and its residual; the layer adds the experts' results to it.
+        n: `n_TD`, what is sent to the experts; `a` itself, or its norm.
+        routing: of these tokens.
+        loss: this layer's summand of the stage's loss, a scalar, such as a balance loss; None for none.
+    """
 
-    def wait(self, op: Op) -> None:
-        """Complete an all-to-all."""
+    a: Tensor
+    n: Tensor
+    routing: Routing
+    loss: Tensor | None = None
+
+
+class InterruptibleLayer(nn.Module):
+    """An MoE transformer layer whose forward and backward can be interrupted at every all-to-all.
+
+    Args:
+        attention: from `x_..D` to `a_..D`: attention, its norm and its residual; any module.
+        router: of all experts, the same on every rank.
+        experts: the sharded experts.
+        fixed: `experts_TK` where a token's experts do not depend on it: ranks exchange no counts at run time, so the
+            all-to-alls of a pair are its only messages.  All ranks construct the layer then.
+        shared: from `n_TD` to `y_TD`, a shared expert.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        router: Any,
+        experts: moe.Experts,
+        fixed: Tensor | None = None,
+        shared: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.attention, self.router, self.experts, self.shared = attention, router, experts, shared
+        self.letters = ROUTED if shared is None else SHARED
+        self._routes: moe.Routes | None = None
+        if fixed is not None:
+            router.choose = lambda logits: fixed
+            self._routes = self.routes_of(fixed)
+
+    def begin(self, given: Given | None = None) -> "LayerPass":
+        """Return the pass of one microbatch through this layer."""
+        return LayerPass(self, given or Given())
+
+    def routes_of(self, experts: Tensor) -> moe.Routes:
+        """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
+        if self._routes is not None:
+            return self._routes
+        return moe.plan_routes(experts, self.experts.num_experts, self.experts.ep)
+
+    def route(self, x: Tensor) -> Routed:
+        """Compute A: attention and router of `x_..D`."""
+        a = self.attention(x)
+        tokens = a.flatten(0, -2)
+        return Routed(a, tokens, self.router(tokens))
+
+    def add(self, a: Tensor, y: Tensor) -> Tensor:
+        """Return the output `y_..D`, given `a_..D` and the results `y_TD` for it."""
+        return a + y.view(a.shape)
+
+    def grad_of_results(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the results, `dy_TD`, given that of the output."""
+        return dy.flatten(0, -2)
+
+
+class LayerPass:
+    """One microbatch in one layer: a method per piece, in the order of their dependencies.
+
+    The pieces that launch an all-to-all return at once; `wait` is called before the next piece.
+
+    Attributes:
+        loss: after A_F, the layer's weighted summand of the loss, detached; None for none.
+    """
+
+    def __init__(self, layer: InterruptibleLayer, given: Given) -> None:
+        self.layer, self.group, self._weight = layer, layer.experts.ep.group, given.weight
+        self.loss: Tensor | None = None
+        self._held: dict[str, Any] = {}
+        self._pending: Pending[Tensor] | None = None
+
+    def wait(self) -> None:
+        """Complete the all-to-all that was launched last."""
+        assert self._pending is not None
+        self._pending.wait()
+
+    def attention(self, x: Tensor) -> None:
+        """A_F: attention and router."""
+        x, is_graded = x.detach(), torch.is_grad_enabled()
+        x.requires_grad_(is_graded)
+        a, n, routing, loss = self.layer.route(x)
+        if is_graded:
+            roots = [a, n, routing.weights, *([] if loss is None else [loss])]
+            self._held["split"] = SplitBackward([get_gradient_edge(root) for root in roots], [x])
+        self.loss = None if loss is None else loss.detach() * self._weight
+        self._held |= {
+            "a": a.detach(), "n": n.detach(), "weights": routing.weights.detach(),
+            "routes": self.layer.routes_of(routing.indices),
+        }  # fmt: skip
+
+    def dispatch(self) -> None:
+        """D_F: launch the dispatch."""
+        n = self._held.pop("n") if self.layer.shared is None else self._held["n"]  # S_F takes it too
+        self._launch(moe.permute(n, self._held["routes"]), back=False)
+
+    def shared(self) -> None:
+        """S_F: the shared expert."""
+        assert self.layer.shared is not None, "the letters of a layer with a shared expert"
+        n = self._held["n"].detach().requires_grad_(torch.is_grad_enabled())
+        y = self.layer.shared(n)
+        if y.requires_grad:
+            self._held["shared_split"] = SplitBackward([get_gradient_edge(y)], [n])
+        self._held["shared_y"] = y.detach()
+
+    def experts(self) -> None:
+        """M_F: the experts of this rank."""
+        routes = self._held["routes"]
+        rows = moe.regroup(self._received(), routes)
+        y, self._held["for_input_grad"] = moe.experts_forward(rows, routes.counts, self.layer.experts.weights)
+        self._held["y"] = moe.ungroup(y, routes)
+
+    def combine(self) -> None:
+        """C_F: launch the exchange of the results."""
+        self._launch(self._held.pop("y"), back=True)
+
+    def output(self) -> Tensor:
+        """Return `y_..D`: the weighted results and the shared expert's, added to the attention's output."""
+        held = self._held
+        if "output" not in held:
+            held["y_TKD"] = moe.unpermute(self._received(), held["routes"])
+            y = moe.weighted_sum(held["y_TKD"], held["weights"])
+            y = y + held.pop("shared_y") if "shared_y" in held else y
+            held.pop("n", None)
+            held["output"] = self.layer.add(held.pop("a"), y)
+        output: Tensor = held["output"]
+        return output
+
+    def combine_grad(self, dy: Tensor) -> None:
+        """C_B: compute the gradient of the router's weights, and launch the exchange of the results' gradients."""
+        held = self._held
+        self.output()  # if no later layer has asked for it
+        del held["output"]
+        dresults, y, weights = self._grad_of_results(dy), held.pop("y_TKD"), held.pop("weights")
+        rows, held["dweights"] = moe.weighted_sum_grad(dresults, y, weights)
+        held["da"] = dy
+        self._launch(moe.unpermute_grad(rows, held["routes"]), back=False)
+
+    def shared_input_grad(self, dy: Tensor) -> None:
+        """S_B: the input gradient of the shared expert."""
+        (self._held["dn"],) = self._held["shared_split"].input_grad([self._grad_of_results(dy)])
+
+    def shared_weight_grad(self) -> None:
+        """S_W: accumulate the weight gradients of the shared expert."""
+        self._held.pop("shared_split").weight_grad()
+
+    def experts_input_grad(self) -> None:
+        """M_B: the input gradient of the experts."""
+        held, weights = self._held, self.layer.experts.weights
+        grad = moe.regroup(self._received(), held["routes"])
+        dx, held["for_weight_grad"] = moe.experts_input_grad(grad, weights, held.pop("for_input_grad"))
+        held["dx"] = moe.ungroup(dx, held["routes"])
+
+    def experts_weight_grad(self) -> None:
+        """M_W: accumulate the weight gradients of the experts."""
+        found = moe.experts_weight_grad(self._held.pop("for_weight_grad"))
+        for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
+            if parameter.requires_grad:
+                announce_weight_grad(parameter, is_made=True)
+                accumulate_grad(parameter, grad, is_new=True)
+
+    def dispatch_grad(self) -> None:
+        """D_B: launch the exchange of the rows' gradients."""
+        self._launch(self._held.pop("dx"), back=True)
+
+    def attention_input_grad(self) -> Tensor:
+        """A_B: return `dx_..D`, the input gradient of attention and router; the layer's own loss begins here."""
+        held = self._held
+        held.pop("dresults")
+        dn = moe.permute_grad(self._received(), held.pop("routes"))
+        dn = dn + held.pop("dn") if "dn" in held else dn
+        grads = [held.pop("da"), dn, held.pop("dweights")]
+        if self.loss is not None:
+            grads.append(torch.full_like(self.loss, self._weight))
+        (dx,) = held["split"].input_grad(grads)
+        assert dx is not None, "the attention has a residual"
+        return dx
+
+    def attention_weight_grad(self) -> None:
+        """A_W: accumulate the weight gradients of attention and router."""
+        self._held.pop("split").weight_grad()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the backward has ended and no tensor is held."""
+        return not self._held
+
+    def _grad_of_results(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the results, for C_B and S_B, whichever comes first."""
+        if "dresults" not in self._held:
+            self._held["dresults"] = self.layer.grad_of_results(dy)
+        found: Tensor = self._held["dresults"]
+        return found
+
+    def _launch(self, rows: Tensor, back: bool) -> None:
+        splits = self._held["routes"].splits
+        self._pending = start_rows(rows, splits.transposed if back else splits, self.group)
+
+    def _received(self) -> Tensor:
+        """Return the received rows and drop the handle, which holds them too."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        return pending.wait()
+
+
+class PlainLayer:
+    """A function without all-to-alls, as one piece of an order.
+
+    The layers of a stage are a chain: each takes the output of the one before.  A tensor that two layers in one piece
+    use is kept by the first and taken by a later one, which leaves the tensor's gradient for the first.
+
+    Args:
+        function: of x, which it does not change, and of what the microbatch is given; returns the output, or the loss.
+        keeps: the name of the tensor that the function puts into `Given.tensors`.
+        takes: the name of the tensor that it reads there.
+    """
+
+    letters = PLAIN
+
+    def __init__(
+        self, function: Callable[[Tensor, Given], Tensor], keeps: str | None = None, takes: str | None = None
+    ) -> None:
+        self.function, self.keeps, self.takes = function, keeps, takes
+
+    def begin(self, given: Given | None = None) -> "PlainPass":
+        """Return the pass of one microbatch through this layer."""
+        return PlainPass(self, given or Given())
+
+
+class PlainPass:
+    """One microbatch in a layer in one piece."""
+
+    loss: Tensor | None = None
+
+    def __init__(self, layer: PlainLayer, given: Given) -> None:
+        self._layer, self._given = layer, given
+        self._output: Tensor | None = None
+        self._split: SplitBackward | None = None
+        self._inputs: list[Tensor] = []
+        self._has_graph: list[bool] = []  # of the output, and of what is kept
+
+    def forward(self, x: Tensor) -> None:
+        """P_F: run the function."""
+        layer, shared, inputs = self._layer, self._given.tensors, [x.detach()]
+        if layer.takes is not None:
+            inputs.append(shared[layer.takes].detach())
+            shared[layer.takes] = inputs[1]
+        graded = [one for one in inputs if torch.is_grad_enabled() and has_gradient(one)]
+        for one in graded:
+            one.requires_grad_()
+        outputs = [layer.function(inputs[0], self._given)]
+        if layer.takes is not None:
+            del shared[layer.takes]
+        if layer.keeps is not None:
+            outputs.append(shared[layer.keeps])
+            shared[layer.keeps] = outputs[1].detach()
+        if torch.is_grad_enabled():
+            self._inputs, self._has_graph = graded, [one.requires_grad for one in outputs]
+            self._split = SplitBackward([get_gradient_edge(one) for one in outputs if one.requires_grad], graded)
+        self._output = outputs[0].detach()
+
+    def output(self) -> Tensor:
+        """Return the output."""
+        assert self._output is not None, "P_F has run"
+        return self._output
+
+    def input_grad(self, dy: Tensor) -> Tensor | None:
+        """P_B: return the gradient of x, None for token ids; leave that of the tensor that was taken."""
+        assert self._split is not None, "P_F has run"
+        layer, given, self._output = self._layer, self._given, None
+        grads = [dy] if layer.keeps is None else [dy, given.grads.pop(layer.keeps)]
+        found = self._split.input_grad([grad for grad, has in zip(grads, self._has_graph, strict=True) if has])
+        full = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(self._inputs, found, strict=True)]
+        self._inputs = []
+        if layer.takes is not None:
+            given.grads[layer.takes] = full.pop()
+        return full[0] if full else None
+
+    def weight_grad(self) -> None:
+        """P_W: accumulate the weight gradients."""
+        assert self._split is not None, "P_B has run"
+        self._split.weight_grad()
+        self._split = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the backward has ended and no tensor is held."""
+        return self._split is None and self._output is None
 
 
 class MicrobatchPass:
@@ -62,8 +379,7 @@ class MicrobatchPass:
     Args:
         layers: in the order of the forward.
         x: `x_..D`, the input of the first one, or token ids where that is an embedding.
-        weight: of the microbatch in the loss; the layers' own losses are multiplied by it.
-        given: what the layers share for this microbatch (default: that weight alone).
+        given: what the layers share for this microbatch (default: the weight 1 in the loss).
 
     Attributes:
         letters: of every layer.
@@ -71,10 +387,11 @@ class MicrobatchPass:
         dx: `dx_..D`, the gradient of the input; None until the backward of layer 0 has run, and for token ids.
     """
 
-    def __init__(self, layers: Sequence[Layer], x: Tensor, weight: float = 1, given: Given | None = None) -> None:
-        given = given or Given(weight)
-        self.letters = [layer.letters for layer in layers]
-        self._passes = [layer.begin(weight, given) for layer in layers]
+    def __init__(
+        self, layers: Sequence[InterruptibleLayer | PlainLayer], x: Tensor, given: Given | None = None
+    ) -> None:
+        self.given, self.letters = given or Given(), [layer.letters for layer in layers]
+        self._passes: list[Any] = [layer.begin(self.given) for layer in layers]
         self._x: Tensor | None = x
         self.dy: Tensor | None = None
         self.dx: Tensor | None = None
@@ -98,23 +415,22 @@ class MicrobatchPass:
 
     def run(self, op: Op) -> None:
         """Run a compute operation, or launch an all-to-all."""
-        for piece in op.pieces:
-            self._run(piece)
+        for kind, layer in op.pieces:
+            piece = getattr(self._passes[layer], _PIECES[kind])
+            if kind in _TAKES_INPUT:
+                found = piece(self._input_of(layer))
+            elif kind in _TAKES_OUTPUT_GRAD:  # the input gradient of the layer behind
+                dy = self.dy if layer == len(self._passes) - 1 else self.dx
+                assert dy is not None, "set dy of the microbatch before its backward"
+                found = piece(dy)
+            else:
+                found = piece()
+            if kind in _RETURNS_INPUT_GRAD:
+                self.dx = found
 
     def wait(self, op: Op) -> None:
         """Complete an all-to-all."""
         self._passes[op.layer].wait()
-
-    def _run(self, op: Op) -> None:
-        piece = getattr(self._passes[op.layer], _PIECES[op.kind])
-        if op.kind in _TAKES_INPUT:
-            piece(self._input_of(op.layer))
-        elif op.kind in _TAKES_OUTPUT_GRAD:
-            found = piece(self._output_grad_of(op.layer))
-        else:
-            found = piece()
-        if op.kind in _RETURNS_INPUT_GRAD:
-            self.dx = found
 
     def _input_of(self, layer: int) -> Tensor:
         if layer:
@@ -124,11 +440,13 @@ class MicrobatchPass:
         x, self._x = self._x, None
         return x
 
-    def _output_grad_of(self, layer: int) -> Tensor:
-        """Return the gradient of a layer's output: the input gradient of the layer after it."""
-        dy = self.dy if layer == len(self._passes) - 1 else self.dx
-        assert dy is not None, "set dy of the microbatch before its backward"
-        return dy
+
+class Pass(Protocol):
+    """What `execute` needs of a half of an order: a `MicrobatchPass`, or a stage that runs whole."""
+
+    def run(self, op: Op) -> None: ...
+
+    def wait(self, op: Op) -> None: ...
 
 
 def execute(
@@ -160,44 +478,25 @@ def execute(
     if asked != (forward is not None, backward is not None):
         needed = [name for name, is_asked in zip(("forward", "backward"), asked, strict=True) if is_asked]
         raise ValueError(f"{order.name!r} takes a MicrobatchPass for its {' and its '.join(needed)}, and no other")
-    recorder = _Recorder(order, ticks, traced)
+    context = rank_context()
+    clock = context.clock
+    zero, compute, comm = clock.now(), list[Span](), list[Span]()
     for verb, op in calls or host_calls(order):
         microbatch = forward if op.is_forward else backward
         assert microbatch is not None
         if verb == ISSUE:
             microbatch.run(op)
         elif verb == RUN:
-            recorder.run(op, microbatch)
+            named = context.span(span_kind(op), op.layer, order.microbatch(op), str(op))
+            with named if traced else nullcontext():
+                started = clock.now()
+                microbatch.run(op)
+                if ticks:
+                    clock.wait_until(started + int(ticks[op.kind]))
+            compute.append(span_of(order, op, 0, started - zero, clock.now() - zero))
         else:
-            recorder.wait(op, microbatch)
-    return StreamSpans(tuple(recorder.compute), tuple(recorder.comm))
-
-
-class _Recorder:
-    """Runs operations and records their spans."""
-
-    def __init__(self, order: Order, ticks: Ticks | None, traced: bool) -> None:
-        self.order, self.ticks, self.traced, self.context = order, ticks, traced, rank_context()
-        self.zero = self.context.clock.now()
-        self.compute: list[Span] = []
-        self.comm: list[Span] = []
-
-    def run(self, op: Op, microbatch: Pass) -> None:
-        clock = self.context.clock
-        named = self.context.span(span_kind(op), op.layer, self.order.microbatch(op), str(op))
-        with named if self.traced else nullcontext():
-            started = clock.now()
-            microbatch.run(op)
-            if self.ticks:
-                clock.wait_until(started + int(self.ticks[op.kind]))
-        self.record(self.compute, op, started, clock.now())
-
-    def wait(self, op: Op, microbatch: Pass) -> None:
-        known = len(self.context.trace.collectives)
-        microbatch.wait(op)
-        for span in self.context.trace.collectives[known:]:  # none if it took no time
-            self.record(self.comm, op, span.start, span.end)
-
-    def record(self, row: list[Span], op: Op, start: Time, end: Time) -> None:
-        if end > start:
-            row.append(span_of(self.order, op, 0, start - self.zero, end - self.zero))
+            known = len(context.trace.collectives)
+            microbatch.wait(op)
+            made = context.trace.collectives[known:]
+            comm += [span_of(order, op, 0, one.start - zero, one.end - zero) for one in made]
+    return StreamSpans(*(tuple(span for span in row if span.duration) for row in (compute, comm)))

@@ -24,9 +24,11 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.1.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from functools import cached_property
+from itertools import chain, zip_longest
 from typing import NamedTuple, TypeAlias
 
 from dualpipe_lab.timeline import Time
@@ -39,6 +41,7 @@ COMPUTE = ("A_F", "M_F", "M_B", "M_W", "A_B", "A_W", "S_F", "S_B", "S_W", "P_F",
 ROUTED, SHARED, PLAIN = "ADMC", "ASDMC", "P"  # layers, by the letters of their forward
 Ticks: TypeAlias = Mapping[str, Time]  # by kind
 Layers: TypeAlias = int | Sequence[str]  # a number of routed layers, or the letters of each layer
+Group: TypeAlias = tuple[list["Op"], list["Op"]]  # compute operations, and the all-to-all that follows them, if any
 # the operands of a kind: for each, the operations that may make it, their kind and their layer relative to this one
 _INPUT = ((("C_F", -1), ("P_F", -1)), (("S_F", -1),))
 _OUTPUT_GRAD = ((("A_B", 1), ("P_B", 1)),)
@@ -55,11 +58,7 @@ _OP = re.compile(r"(D_F|C_F|C_B|D_B|[AMSP]_(?:F|BW|B|W))([0-9]+)")
 
 
 class Op(NamedTuple):
-    """One operation of one layer.
-
-    >>> str(Op("M_F", 2)), Op("D_B", 0).is_comm
-    ('M_F2', True)
-    """
+    """One operation of one layer, such as `M_F2`."""
 
     kind: str
     layer: int
@@ -79,11 +78,7 @@ class Op(NamedTuple):
 
     @property
     def pieces(self) -> tuple["Op", ...]:
-        """The parts of the operation: two for an unsplit backward, itself otherwise.
-
-        >>> [str(op) for op in Op("M_BW", 1).pieces]
-        ['M_B1', 'M_W1']
-        """
+        """The parts of the operation: two for an unsplit backward, itself otherwise."""
         return tuple(Op(kind, self.layer) for kind in UNSPLIT.get(self.kind, (self.kind,)))
 
     @property
@@ -144,11 +139,6 @@ def ticks_of(compute: Time = 1, comm: Time = 1, **others: Time) -> dict[str, Tim
     return ticks
 
 
-def total(ops: Iterable[Op], ticks: Ticks) -> Time:
-    """Return the total time of operations."""
-    return sum((ticks[op.kind] for op in ops), 0)
-
-
 class InvalidOrder(ValueError):  # noqa: N818 - as InvalidProgram
     """An order that is incomplete, or that would deadlock."""
 
@@ -189,44 +179,41 @@ class Order:
             if misplaced := [op for op in row if op.is_comm != is_comm]:
                 stream = "comm" if misplaced[0].is_comm else "compute"
                 raise InvalidOrder(f"{misplaced[0]} runs on the {stream} stream; move it to that row")
-        seen: set[Op] = set()
-        for op in (*self.compute, *self.comm):
-            if again := seen.intersection(op.pieces):
-                raise InvalidOrder(f"{min(again)} occurs twice; every operation runs once")
-            seen.update(op.pieces)
+        count = Counter(piece for op in (*self.compute, *self.comm) for piece in op.pieces)
+        if again := [piece for piece, times in count.items() if times > 1]:
+            raise InvalidOrder(f"{min(again)} occurs twice; every operation runs once")
 
     @classmethod
     def parse(
         cls, name: str, compute: str, comm: str, forward: int | None = None, backward: int | None = None
     ) -> "Order":
-        """Parse the two rows from text.
-
-        Raises:
-            ValueError: as `parse_ops`; InvalidOrder as above.
-        """
+        """Parse the two rows from text; raises ValueError as `parse_ops`."""
         return cls(name, parse_ops(compute), parse_ops(comm), forward, backward)
 
     @property
     def pieces(self) -> set[Op]:
         """All operations, unsplit ones as their two halves."""
-        return {piece for op in (*self.compute, *self.comm) for piece in op.pieces}
+        return set(self._makers)
 
     def makers(self) -> dict[Op, Op]:
         """Map every piece to the operation of a row that contains it: `M_B1` may be a part of `M_BW1`."""
+        return dict(self._makers)
+
+    @cached_property
+    def _makers(self) -> dict[Op, Op]:
         return {piece: op for op in (*self.compute, *self.comm) for piece in op.pieces}
 
-    def operands(self, op: Op, makers: Mapping[Op, Op] | None = None) -> list[Op]:
-        """Return the operations of the rows whose results an operation takes; `makers` as `makers()` returns them.
+    def operands(self, op: Op) -> list[Op]:
+        """Return the operations of the rows whose results an operation takes.
 
         >>> order = Order.parse("dense, then routed", "P_F0 A_F1 S_F1 M_F1", "D_F1 C_F1", forward=0)
         >>> [str(op) for op in order.operands(Op("A_F", 1))]
         ['P_F0']
         """
-        known = self.makers() if makers is None else makers
         found = []
         for alternatives in _NEEDS[op.kind]:
-            made = (known.get(Op(kind, op.layer + step)) for kind, step in alternatives)
-            found += [maker for maker in made if maker is not None][:1]
+            wanted = (Op(kind, op.layer + step) for kind, step in alternatives)
+            found += [self._makers[piece] for piece in wanted if piece in self._makers][:1]
         return found
 
     def microbatch(self, op: Op) -> int | None:
@@ -264,14 +251,7 @@ def check_pair(order: Order, layers: Layers, backward_layers: Layers | None = No
 
 
 def letters_of(layers: Layers) -> tuple[str, ...]:
-    """Return the letters of each layer.
-
-    Raises:
-        ValueError: no layer, or letters that no layer has.
-
-    >>> letters_of(2), letters_of(["P", "ASDMC"])
-    (('ADMC', 'ADMC'), ('P', 'ASDMC'))
-    """
+    """Return the letters of each layer; ValueError if there is no layer, or letters that no layer has."""
     if isinstance(layers, Sequence) and not isinstance(layers, str):
         if not layers or not set(layers) <= {ROUTED, SHARED, PLAIN}:
             raise ValueError(
@@ -284,20 +264,9 @@ def letters_of(layers: Layers) -> tuple[str, ...]:
 
 
 def ops_of_layers(letters: Sequence[str], is_forward: bool) -> list[Op]:
-    """Return the operations of the forward or of the backward through layers, unsplit ones as their two halves.
-
-    >>> [str(op) for op in ops_of_layers(["P", "ADMC"], is_forward=False)]
-    ['P_B0', 'P_W0', 'C_B1', 'M_B1', 'M_W1', 'D_B1', 'A_B1', 'A_W1']
-    """
+    """Return the operations of the forward or of the backward through layers, layer by layer."""
     kinds = (*FORWARD, "S_F", "P_F") if is_forward else (*BACKWARD, "S_B", "S_W", "P_B", "P_W")
     return [Op(kind, layer) for layer, each in enumerate(letters) for kind in kinds if kind[0] in each]
-
-
-class Group(NamedTuple):
-    """Compute operations, and the all-to-all that follows them, if any."""
-
-    compute: list[Op]
-    comm: list[Op]
 
 
 def one_f_one_b_basic(layers: Layers, forward: int = 1, backward: int = 0) -> Order:
@@ -339,15 +308,15 @@ def one_f_one_b_overlap(
     """
     up = _forward_groups(letters_of(layers))
     first, *down = _backward_groups(letters_of(layers if backward_layers is None else backward_layers), split)
-    if not first.comm:  # nothing of the backward is sent: it fills the first window of the forward
-        first, down = Group([], []), [first]
-    nothing = Group([], [])
+    nothing: Group = [], []
+    if not first[1]:  # nothing of the backward is sent: it fills the first window of the forward
+        first, down = nothing, [first]
     turns = [first, *(group for pair in zip_longest(up, down, fillvalue=nothing) for group in pair)]
     return _order("1F1B overlap", turns, forward, backward)
 
 
 def forward_alone(layers: Layers, microbatch: int = 0) -> Order:
-    """Return an unpaired forward: all of its communication is exposed, except beside a shared expert.
+    """Return an unpaired forward: all its communication is exposed, except beside a shared expert.
 
     >>> print(forward_alone(1))
     forward
@@ -369,24 +338,12 @@ def backward_alone(layers: Layers, microbatch: int = 0, split: bool = True) -> O
 
 
 def input_grads_alone(layers: Layers, microbatch: int = 0) -> Order:
-    """Return I of a stage: the backward without its weight gradients.
-
-    >>> print(input_grads_alone(1))
-    input gradients
-      compute  M_B0 A_B0
-      comm     C_B0 D_B0
-    """
+    """Return I of a stage: the backward without its weight gradients."""
     return replace(without_weight_grads(backward_alone(layers, microbatch)), name="input gradients")
 
 
 def weight_grads_alone(layers: Layers, microbatch: int = 0) -> Order:
-    """Return W of a stage: weight gradients alone, without communication.
-
-    >>> print(weight_grads_alone(1))
-    weight gradients
-      compute  M_W0 A_W0
-      comm
-    """
+    """Return W of a stage: weight gradients alone, without communication."""
     full = backward_alone(layers, microbatch)
     compute = tuple(op for op in full.compute if op.kind.endswith("_W"))
     return Order("weight gradients", compute, (), backward=microbatch)
@@ -398,35 +355,35 @@ def without_weight_grads(order: Order) -> Order:
 
 
 def _order(name: str, groups: Sequence[Group], forward: int | None = None, backward: int | None = None) -> Order:
-    compute = tuple(op for group in groups for op in group.compute)
-    return Order(name, compute, tuple(op for group in groups for op in group.comm), forward, backward)
+    compute, comm = (tuple(chain(*rows)) for rows in zip(*groups, strict=True))
+    return Order(name, compute, comm, forward, backward)
 
 
 def _forward_groups(layers: Sequence[str]) -> list[Group]:
-    groups, before = [], list[Op]()  # the layers in one piece since the last all-to-all
+    groups, before = list[Group](), list[Op]()  # before: the layers in one piece since the last all-to-all
     for layer, letters in enumerate(layers):
         if letters == PLAIN:
             before.append(Op("P_F", layer))
             continue
         shared = [Op("S_F", layer)] if "S" in letters else []  # while the dispatch is under way
-        groups.append(Group([*before, Op("A_F", layer)], [Op("D_F", layer)]))
-        groups.append(Group([*shared, Op("M_F", layer)], [Op("C_F", layer)]))
+        groups.append(([*before, Op("A_F", layer)], [Op("D_F", layer)]))
+        groups.append(([*shared, Op("M_F", layer)], [Op("C_F", layer)]))
         before = []
-    return [*groups, Group(before, [])]
+    return [*groups, (before, [])]
 
 
 def _backward_groups(layers: Sequence[str], split: bool) -> list[Group]:
-    groups, before = [], list[Op]()
+    groups, before = list[Group](), list[Op]()
     for layer, letters in reversed(list(enumerate(layers))):
         if letters == PLAIN:
             before += _halves("P", layer, split)
             continue
         shared = _halves("S", layer, split) if "S" in letters else []
-        groups.append(Group(before, [Op("C_B", layer)]))
+        groups.append((before, [Op("C_B", layer)]))
         # S_B while C_B is under way, S_W while D_B is
-        groups.append(Group([*shared[:1], *_halves("M", layer, split), *shared[1:]], [Op("D_B", layer)]))
+        groups.append(([*shared[:1], *_halves("M", layer, split), *shared[1:]], [Op("D_B", layer)]))
         before = _halves("A", layer, split)
-    return [*groups, Group(before, [])]
+    return [*groups, (before, [])]
 
 
 def _halves(part: str, layer: int, split: bool) -> list[Op]:

@@ -11,13 +11,19 @@ All ranks run the same operations at the same time, so one rank is simulated.  T
 Elsewhere: `dist.all_to_all_single(..., async_op=True)` and `work.wait()`; on a GPU two streams and events.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dualpipe_lab.ep.overlap.order import InvalidOrder, Op, Order, Ticks, total
+from dualpipe_lab.ep.overlap.order import InvalidOrder, Op, Order, Ticks
 from dualpipe_lab.timeline import COMMUNICATION, WORK, Span, Time, Timeline
 from dualpipe_lab.timeline.data import Source, Unit
+
+RUN, ISSUE, WAIT = "run", "issue", "wait"
+# the letters of pipeline schedules: F, I, W and the unsplit B
+_SPAN_KINDS = {
+    f"{part}_{half}": kind for part in "AMSP" for half, kind in zip(("F", "B", "W", "BW"), "FIWB", strict=True)
+}
 
 
 class Call(NamedTuple):
@@ -49,26 +55,24 @@ def host_calls(order: Order) -> list[Call]:
 
 class _Host:
     def __init__(self, order: Order) -> None:
-        self.order, self.makers = order, order.makers()
-        self.done: set[Op] = set()  # work that has run, all-to-alls that were waited for
+        self.order, self.done = order, set[Op]()  # done: work that has run, all-to-alls that were waited for
         self.issued = self.waited = 0  # numbers of operations of the comm row
 
     def calls(self) -> Iterator[Call]:
         yield from self.issue()
         for op in self.order.compute:
             for needed in self.missing(op):
-                yield from self.wait_for(op, needed)
+                if not needed.is_comm:
+                    raise InvalidOrder(f"{self.order.name}: {op} comes before {needed}, whose result it takes")
+                yield from self.wait(self.order.comm.index(needed) + 1, str(op))
             yield Call(RUN, op)
             self.done.add(op)
             yield from self.issue()
-        if self.issued < len(self.order.comm):
-            self.stuck(self.order.comm[self.issued], "the end")
-        yield from self.wait(len(self.order.comm))
+        yield from self.wait(len(self.order.comm), "the end")
 
     def issue(self) -> Iterator[Call]:
         """Issue the next operations of the comm row while their operands are ready."""
-        while self.issued < len(self.order.comm):
-            op = self.order.comm[self.issued]
+        for op in self.order.comm[self.issued :]:
             if self.missing(op):
                 return
             self.issued += 1
@@ -76,42 +80,26 @@ class _Host:
 
     def missing(self, op: Op) -> list[Op]:
         """Return the operations whose results an operation takes, and which have not ended."""
-        return [needed for needed in self.order.operands(op, self.makers) if needed not in self.done]
+        return [needed for needed in self.order.operands(op) if needed not in self.done]
 
-    def wait_for(self, op: Op, needed: Op) -> Iterator[Call]:
-        if not needed.is_comm:
-            raise InvalidOrder(f"{self.order.name}: {op} comes before {needed}, whose result it takes")
-        position = self.order.comm.index(needed)
-        if position >= self.issued:
-            self.stuck(self.order.comm[self.issued], str(op))
-        yield from self.wait(position + 1)
-
-    def wait(self, until: int) -> Iterator[Call]:
+    def wait(self, until: int, before: str) -> Iterator[Call]:
+        """Wait for the first `until` operations of the comm row, which must have been issued."""
+        if until > self.issued:
+            following = self.order.comm[self.issued]
+            needed = (*self.missing(following), following.needs)[0]
+            raise InvalidOrder(
+                f"{self.order.name}: nothing goes on before {before}: next on the comm stream is {following}, which "
+                f"needs {needed}, and that has not run"
+            )
         for op in self.order.comm[self.waited : until]:
             self.done.add(op)
             yield Call(WAIT, op)
         self.waited = max(self.waited, until)
 
-    def stuck(self, next_comm: Op, before: str) -> None:
-        needed = (*self.missing(next_comm), next_comm.needs)[0]
-        raise InvalidOrder(
-            f"{self.order.name}: nothing goes on before {before}: next on the comm stream is {next_comm}, which needs "
-            f"{needed}, and that has not run"
-        )
-
-
-# the letters of pipeline schedules: F, I, W and the unsplit B
-_SPAN_KINDS = {
-    f"{part}_{half}": kind for part in "AMSP" for half, kind in zip(("F", "B", "W", "BW"), "FIWB", strict=True)
-}
-
 
 @dataclass(frozen=True)
 class StreamSpans:
-    """The spans of one rank on two streams: compute and communication.
-
-    Equal if all spans are equal, whether simulated or executed.
-    """
+    """The spans of one rank on two streams, compute and communication, simulated or executed."""
 
     compute: tuple[Span, ...]
     comm: tuple[Span, ...]
@@ -162,47 +150,33 @@ def simulate(order: Order, ticks: Ticks) -> StreamSpans:
     Raises:
         InvalidOrder: as `host_calls`.
 
-    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_basic, one_f_one_b_overlap
-    >>> from dualpipe_lab.ep.overlap.order import ticks_of
+    >>> from dualpipe_lab.ep.overlap import one_f_one_b_basic, one_f_one_b_overlap, ticks_of
     >>> [simulate(build(4), ticks_of(1, 1)).makespan for build in (one_f_one_b_basic, one_f_one_b_overlap)]
     [40, 24]
     """
     rows: tuple[list[Span], list[Span]] = [], []
     ends: dict[Op, Time] = {}
-    makers = order.makers()
-    for op in _operations(host_calls(order)):
+    for verb, op in host_calls(order):
+        if verb == WAIT:
+            continue
         row = rows[op.is_comm]
-        free = row[-1].end if row else 0
-        start = max([free, *(ends[needed] for needed in order.operands(op, makers))])
+        start = max([row[-1].end if row else 0, *(ends[needed] for needed in order.operands(op))])
         ends[op] = start + ticks[op.kind]
         row.append(span_of(order, op, 0, start, ends[op]))
     return StreamSpans(*(tuple(span for span in row if span.duration) for row in rows))
 
 
-def _operations(calls: Sequence[Call]) -> Iterator[Op]:
-    return (call.op for call in calls if call.verb in (RUN, ISSUE))
-
-
 def stream_totals(order: Order, ticks: Ticks) -> tuple[Time, Time]:
-    """Return the total time of compute and of communication.
-
-    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_overlap
-    >>> from dualpipe_lab.ep.overlap.order import ticks_of
-    >>> stream_totals(one_f_one_b_overlap(4), ticks_of(1, 2))
-    (24, 32)
-    """
-    return total(order.compute, ticks), total(order.comm, ticks)
+    """Return the total time of compute and of communication."""
+    compute, comm = (sum((ticks[op.kind] for op in row), 0) for row in (order.compute, order.comm))
+    return compute, comm
 
 
 def lower_bound(order: Order, ticks: Ticks) -> Time:
     """Return a lower bound of the makespan for every order of these operations: the larger total.
 
-    >>> from dualpipe_lab.ep.overlap.order import one_f_one_b_overlap
-    >>> from dualpipe_lab.ep.overlap.order import ticks_of
+    >>> from dualpipe_lab.ep.overlap import one_f_one_b_overlap, ticks_of
     >>> lower_bound(one_f_one_b_overlap(4), ticks_of(1, 2))
     32
     """
     return max(stream_totals(order, ticks))
-
-
-RUN, ISSUE, WAIT = "run", "issue", "wait"

@@ -16,7 +16,7 @@ Give the hook to the runtime: `PipelineRuntime(program, stages, loss_fn, overlap
   norm and head        P, behind the last layer; the loss follows, or is a part of P where it has weights: in chunks,
                        and with a second token
   second token         P, then the extra layer with experts, then a P for both losses, so that the head is used in one
-                       piece; the hidden state is kept for it (`LinkedLayer`)
+                       piece; the hidden state is kept for it
 Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, and those of the
 two halves of a pair come in the same order on every rank, because all execute one order.  Under sequence parallelism
 every rank of tp sends all tokens of its group to the experts: A gathers them, and the output is sliced.
@@ -25,21 +25,25 @@ Elsewhere: DualPipe's `overlapped_forward_backward(module0, inputs0, criterion0,
 `build_transformer_layer_callables` in fine_grained_callables.py.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dualpipe_lab.dp.flat_parameter import is_absent
 from dualpipe_lab.ep.moe import MoE
-from dualpipe_lab.ep.overlap.executor import Layer, MicrobatchPass, Pass, execute
-from dualpipe_lab.ep.overlap.layer import Given, Linked, LinkedLayer, PlainLayer, Routed, RoutedLayer
+from dualpipe_lab.ep.overlap.executor import (
+    Given,
+    InterruptibleLayer,
+    MicrobatchPass,
+    Pass,
+    PlainLayer,
+    Routed,
+    execute,
+)
 from dualpipe_lab.ep.overlap.order import (
     PLAIN,
-    ROUTED,
-    SHARED,
     Op,
     Order,
     Ticks,
@@ -62,17 +66,17 @@ class InterruptibleStage(Stage):
 
     Args:
         index: the number of the stage.
-        layers: in the order of the forward.
+        layers: in the order of the forward: `InterruptibleLayer`s and layers in one piece.
         ticks: nanoseconds of every kind of compute, as for `execute`.
         fill: overlap the all-to-alls of an unpaired backward with its own weight gradients.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
-        has_loss: whether the last layer computes the loss, because that has weights (`LinkedLayer`).
+        has_loss: whether the last layer computes the loss, because that has weights; its output's gradient is 1.
     """
 
     def __init__(
         self,
         index: int,
-        layers: Sequence[Layer],
+        layers: Sequence[InterruptibleLayer | PlainLayer],
         ticks: Ticks | None = None,
         fill: bool = True,
         module: nn.Module | None = None,
@@ -100,7 +104,7 @@ class InterruptibleStage(Stage):
         """F: the serial forward."""
         one = self.begin_forward(microbatch, inputs, extra, weight, loss_fn)
         self.execute(forward_alone(one.letters, microbatch), forward=one)
-        return self.finish_forward(one, loss_fn, weight)
+        return self.finish_forward(one)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """B: input and weight gradients."""
@@ -123,12 +127,8 @@ class InterruptibleStage(Stage):
         """Execute an order without spans of its own: the pipeline records one span for the action."""
         execute(order, forward, backward, self.ticks, traced=False)
 
-    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[Layer]:
-        """Return the layers that a forward with these further inputs runs: here all of them, and no such input.
-
-        Raises:
-            ValueError: inputs that no layer takes.
-        """
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[InterruptibleLayer | PlainLayer]:
+        """Return the layers that a forward with these further inputs runs; ValueError if no layer takes them."""
         if extra:
             rule = f"the layers of stage {self.index} take x alone"
             raise ValueError(f"{rule}, got more inputs: {', '.join(map(str, extra))}")
@@ -152,25 +152,25 @@ class InterruptibleStage(Stage):
             raise ValueError(f"the layers of stage {self.index} take x alone, got more inputs: {more or 'none at all'}")
         layers = self.layers_for(extra or {})
         self._hold()
-        (x,) = inputs
-        one = MicrobatchPass(layers, x, weight, Given(weight, extra or {}, loss_fn))
+        one = MicrobatchPass(layers, inputs[0], Given(weight, extra or {}, loss_fn))
         if torch.is_grad_enabled():
             self.passes[microbatch] = one
         return one
 
-    def finish_forward(self, one: MicrobatchPass, loss_fn: Loss | None, weight: float) -> ForwardResult:
+    def finish_forward(self, one: MicrobatchPass) -> ForwardResult:
         """Return the output and the layers' losses; on the last stage the loss, whose gradient starts the backward."""
         self._release()
-        if loss_fn is None:
+        if one.given.loss_fn is None:
             return ForwardResult((one.output,), one.loss)
         if self._has_loss:
-            one.dy = torch.ones_like(one.output)  # of the loss itself
-            return ForwardResult((), one.output if one.loss is None else one.output + one.loss)
-        y = one.output.detach().requires_grad_(torch.is_grad_enabled())
-        loss = scaled(loss_fn(y), weight)
-        if torch.is_grad_enabled():
-            has_graph = loss.requires_grad  # not for weight 0
-            one.dy = torch.autograd.grad(loss, [y])[0] if has_graph else torch.zeros_like(y)
+            loss, one.dy = one.output, torch.ones_like(one.output)
+        else:
+            y = one.output.detach().requires_grad_(torch.is_grad_enabled())
+            loss = one.given.loss_of(y)
+            if loss.requires_grad:
+                (one.dy,) = torch.autograd.grad(loss, [y])
+            elif torch.is_grad_enabled():  # weight 0
+                one.dy = torch.zeros_like(y)
         return ForwardResult((), loss.detach() if one.loss is None else loss.detach() + one.loss)
 
     def begin_backward(self, microbatch: int, grads: Sequence[Tensor]) -> MicrobatchPass:
@@ -195,7 +195,7 @@ class InterruptibleStage(Stage):
             owner.release(list(self.module.parameters()))
 
     def _synchronizers(self) -> list[Synchronizer]:
-        """What sums the gradients of this stage; raises ValueError for weights that nothing here can gather."""
+        """Return what sums the gradients of this stage; ValueError for weights that nothing here can gather."""
         parameters = list(self.module.parameters())
         found = list(dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)))
         if not found and any(is_absent(parameter) for parameter in parameters):
@@ -215,57 +215,24 @@ def overlapped_forward_backward(forward: ReadyAction, backward: ReadyAction) -> 
     Raises:
         InvalidOrder: both halves are of one microbatch.
     """
-    up, down = _half(forward), _half(backward)
+    letters = [getattr(ready.stage, "letters", (PLAIN,)) for ready in (forward, backward)]
     order = one_f_one_b_overlap(
-        up.letters, forward.action.microbatch, backward.action.microbatch, backward_layers=down.letters
+        letters[0], forward.action.microbatch, backward.action.microbatch, backward_layers=letters[1]
     )
     if backward.action.kind != B:  # I: its weight gradients come later
         order = without_weight_grads(order)
-    execute(order, up.begin(), down.begin(), up.ticks or down.ticks, traced=False)
-    up.finish()
-    down.finish()
+    ticks = getattr(forward.stage, "ticks", None) or getattr(backward.stage, "ticks", None)
+    up, down = _begin(forward), _begin(backward)
+    execute(order, up, down, ticks, traced=False)
+    _finish(forward, up)
+    _finish(backward, down)
 
 
-def _half(ready: ReadyAction) -> "_InterruptibleHalf | _PlainHalf":
-    return _InterruptibleHalf(ready) if isinstance(ready.stage, InterruptibleStage) else _PlainHalf(ready)
-
-
-class _InterruptibleHalf:
-    """One half of a pair, through a stage of interruptible layers."""
-
-    def __init__(self, ready: ReadyAction) -> None:
-        assert isinstance(ready.stage, InterruptibleStage), "see _half"
-        self._ready, self._stage = ready, ready.stage
-        self.letters, self.ticks = ready.stage.letters, ready.stage.ticks
-
-    def begin(self) -> MicrobatchPass:
-        ready, microbatch = self._ready, self._ready.action.microbatch
-        if ready.action.kind == F:
-            self._pass = self._stage.begin_forward(microbatch, ready.inputs, ready.extra, ready.weight, ready.loss_fn)
-        else:
-            self._pass = self._stage.begin_backward(microbatch, ready.inputs)
-        return self._pass
-
-    def finish(self) -> None:
-        ready, microbatch = self._ready, self._ready.action.microbatch
-        if ready.action.kind == F:
-            ready.result, ready.loss = self._stage.finish_forward(self._pass, ready.loss_fn, ready.weight)
-            return
-        ready.result = self._stage.finish_backward(self._pass)
-        if ready.action.kind == B:
-            del self._stage.passes[microbatch]
-
-
-class _PlainHalf:
+class _WholeStage:
     """One half of a pair, through a stage that cannot be interrupted: it runs where P_F or P_B stands."""
-
-    letters, ticks = (PLAIN,), None
 
     def __init__(self, ready: ReadyAction) -> None:
         self._ready = ready
-
-    def begin(self) -> "_PlainHalf":
-        return self
 
     def run(self, op: Op) -> None:
         if not op.kind.endswith("_W"):  # B has computed the weight gradients
@@ -274,44 +241,31 @@ class _PlainHalf:
     def wait(self, op: Op) -> None:
         raise AssertionError(f"{op}: a layer in one piece launches no all-to-all")
 
-    def finish(self) -> None:
-        assert self._ready.result is not None, "the order contains P_F or P_B"
+
+def _begin(ready: ReadyAction) -> Pass:
+    stage, microbatch = ready.stage, ready.action.microbatch
+    if not isinstance(stage, InterruptibleStage):
+        return _WholeStage(ready)
+    if ready.action.kind == F:
+        return stage.begin_forward(microbatch, ready.inputs, ready.extra, ready.weight, ready.loss_fn)
+    return stage.begin_backward(microbatch, ready.inputs)
 
 
-class V3Stage(Protocol):
-    """What is needed of a stage of a V3-style model; those of `models.build_stages` have it.
-
-    Attributes:
-        config: sizes of the full model, with the coefficient `balance`.
-        embedding, norm, head: None where another stage has them.
-        layers: modules with `attention_norm`, `attention`, `mlp_norm`, `mlp`, `tp`, and `balance`, which returns the
-            loss per sequence of a routing; an `mlp` with experts is an `MoE`.
-        num_sequences: of the step, over all ranks; None for those of the microbatch.
-        loss_chunk: tokens whose logits exist at the same time in the loss; None for all.
-        recompute: keep only the input of each layer, and rerun its forward in the backward.
-    """
-
-    config: Any
-    embedding: nn.Module | None
-    layers: nn.ModuleList
-    norm: nn.Module | None
-    head: nn.Module | None
-    num_sequences: int | None
-    loss_chunk: int | None
-    recompute: bool
-
-    def enter(self, x: Tensor) -> Tensor:
-        """Return the embedding of the ids."""
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-
-    def positions(self, device: Any) -> Tensor | None:
-        """Return the positions of this rank's tokens in their sequence; None for 0, 1, 2 ..."""
+def _finish(ready: ReadyAction, one: Pass) -> None:
+    stage = ready.stage
+    if not isinstance(stage, InterruptibleStage):
+        return
+    assert isinstance(one, MicrobatchPass), "see _begin"
+    if ready.action.kind == F:
+        ready.result, ready.loss = stage.finish_forward(one)
+        return
+    ready.result = stage.finish_backward(one)
+    if ready.action.kind == B:
+        del stage.passes[ready.action.microbatch]
 
 
 def interruptible_stage(
-    module: V3Stage,
+    module: Any,
     index: int,
     ticks: Ticks | None = None,
     fill: bool = True,
@@ -320,7 +274,7 @@ def interruptible_stage(
     """Return a stage of a V3-style model for `overlapped_forward_backward`; it shares the module's parameters.
 
     Args:
-        module: a stage of `models.build_stages`.
+        module: a stage of `models.build_stages` of a `V3MoEConfig`.
         index: its number.
         ticks: as for `InterruptibleStage`.
         fill: as for `InterruptibleStage`.
@@ -329,78 +283,60 @@ def interruptible_stage(
     Raises:
         ValueError: experts that are dispatched node by node: their two exchanges per layer are one operation here.
     """
-    assert isinstance(module, nn.Module), "a stage is a module"
-    layers = list(_layers(module, fixed))
+    layers: list[InterruptibleLayer | PlainLayer] = [
+        _routed(module, name, layer, fixed) if isinstance(layer.mlp, MoE) else _dense(module, layer)
+        for name, layer in module.layers.named_children()
+    ]
     if hasattr(module, "multi_token"):
         return SecondTokenStage(index, module, layers, ticks, fill, fixed)
     if module.embedding is not None:
-        layers.insert(0, PlainLayer(module.enter))
-    if module.head is None:
-        return InterruptibleStage(index, layers, ticks, fill, module)
-    if module.loss_chunk is None:
-        return InterruptibleStage(index, [*layers, PlainLayer(module.leave)], ticks, fill, module)
-    return InterruptibleStage(index, [*layers, _scoring(module.leave)], ticks, fill, module, has_loss=True)
+        layers.insert(0, PlainLayer(lambda x, _: module.enter(x)))
+    has_loss = module.head is not None and module.loss_chunk is not None
+    if has_loss:
+        layers.append(PlainLayer(lambda x, given: given.loss_of(module.leave(x))))
+    elif module.head is not None:
+        layers.append(PlainLayer(lambda x, _: module.leave(x)))
+    return InterruptibleStage(index, layers, ticks, fill, module, has_loss)
 
 
-def _scoring(leave: Callable[[Tensor], Tensor]) -> LinkedLayer:
-    """Return a last layer whose output is the loss of a stage's output, or that output where no loss is wanted."""
-    return LinkedLayer(lambda x, _, given: Linked(given.loss_of(leave(x))))
-
-
-def _layers(stage: V3Stage, fixed: Tensor | None) -> Iterable[Layer]:
-    for name, layer in stage.layers.named_children():
-        if isinstance(layer.mlp, MoE):
-            yield _routed(stage, name, layer, fixed)
-        else:
-            yield PlainLayer(partial(_run_dense, stage, layer))
-
-
-def _routed(stage: V3Stage, name: str, layer: nn.Module, fixed: Tensor | None) -> "InterruptibleV3Layer":
+def _routed(stage: Any, name: str, layer: Any, fixed: Tensor | None) -> "InterruptibleV3Layer":
     if getattr(layer.mlp, "nodes", None) is not None:
         raise ValueError(f"layer {name} dispatches node by node, which cannot be interrupted; use num_nodes=1")
     return InterruptibleV3Layer(stage, layer, fixed)
 
 
-def _run_dense(stage: V3Stage, layer: nn.Module, x: Tensor) -> Tensor:
-    inputs = x, stage.positions(x.device)
-    y, _ = recompute(layer, *inputs) if stage.recompute else layer(*inputs)
-    output: Tensor = y
-    return output
+def _dense(stage: Any, layer: nn.Module) -> PlainLayer:
+    def run(x: Tensor, _: Given) -> Tensor:
+        inputs = x, stage.positions(x.device)
+        y: Tensor = (recompute(layer, *inputs) if stage.recompute else layer(*inputs))[0]
+        return y
+
+    return PlainLayer(run)
 
 
-class InterruptibleV3Layer(RoutedLayer):
-    """A V3 layer with experts, as pieces; the parameters stay those of the layer.
+class InterruptibleV3Layer(InterruptibleLayer):
+    """A V3 layer with experts, as pieces; the parameters stay those of the layer."""
 
-    Args:
-        stage: the stage that the layer is in.
-        layer: the layer.
-        fixed: as for `InterruptibleLayer`.
-    """
-
-    def __init__(self, stage: V3Stage, layer: nn.Module, fixed: Tensor | None = None) -> None:
-        self._stage, self._layer = stage, layer
-        assert isinstance(layer.mlp, MoE), "see _layers"
-        self.experts, self.shared = layer.mlp.experts, layer.mlp.shared
-        self.letters = ROUTED if self.shared is None else SHARED
-        if fixed is not None:
-            self.fix_routes(layer.mlp.router, fixed)
+    def __init__(self, stage: Any, layer: Any, fixed: Tensor | None = None) -> None:
+        super().__init__(layer.attention, layer.mlp.router, layer.mlp.experts, fixed, layer.mlp.shared)
+        self.stage, self.layer = stage, layer
 
     def route(self, x: Tensor) -> Routed:
         """Compute A: attention, norm and router of `x_BSD`, and the balance loss per sequence."""
-        routed: Routed = recompute(self._route, x) if self._stage.recompute else self._route(x)
+        routed: Routed = recompute(self._route, x) if self.stage.recompute else self._route(x)
         return routed
 
     def add(self, a: Tensor, y: Tensor) -> Tensor:
         """Return the output `y_BSD`, given `a_BSD` and the results `y_TD` for all tokens of the tp group."""
-        y = y.view(len(a), -1, a.shape[-1])
-        return a + (local_slice(y, TOKENS, self._layer.tp.group) if self._layer.tp.sequence_parallel else y)
+        y, tp = y.view(len(a), -1, a.shape[-1]), self.layer.tp
+        return a + (local_slice(y, TOKENS, tp.group) if tp.sequence_parallel else y)
 
     def grad_of_results(self, dy: Tensor) -> Tensor:
         """Return the gradient of the results, `dy_TD`; under sequence parallelism, gather it from the ranks of tp."""
-        return gather_output_grad(dy, self._layer.tp).flatten(0, -2)
+        return gather_output_grad(dy, self.layer.tp).flatten(0, -2)
 
     def _route(self, x: Tensor) -> Routed:
-        layer, stage = self._layer, self._stage
+        layer, stage = self.layer, self.stage
         a = x + layer.attention(layer.attention_norm(x), stage.positions(x.device))
         n = layer.mlp_norm(a)
         if layer.tp.sequence_parallel:  # a router needs full sequences, so all ranks of tp route all tokens
@@ -411,34 +347,46 @@ class InterruptibleV3Layer(RoutedLayer):
 
 
 class SecondTokenStage(InterruptibleStage):
-    """The last stage of a model that predicts a second token, in pieces; in evaluation without it.
-
-    Args:
-        index: the number of the stage.
-        module: a `MultiTokenStage`.
-        layers: of the stage, between embedding and head.
-        ticks, fill, fixed: as in `interruptible_stage`.
-    """
+    """The last stage of a model that predicts a second token, in pieces; in evaluation without it."""
 
     def __init__(
         self,
         index: int,
-        module: Any,
-        layers: Sequence[Layer],
-        ticks: Ticks | None = None,
-        fill: bool = True,
-        fixed: Tensor | None = None,
+        model: Any,
+        layers: Sequence[InterruptibleLayer | PlainLayer],
+        ticks: Ticks | None,
+        fill: bool,
+        fixed: Tensor | None,
     ) -> None:
-        self._model = module
-        extra = _routed(module, "of the second token", module.multi_token.layer, fixed)
-        is_first = module.embedding is not None
-        enter = [LinkedLayer(self._enter, keeps="embedded")] if is_first else []
-        combine = LinkedLayer(self._combine, keeps="hidden", takes="embedded" if is_first else None)
-        score = LinkedLayer(self._score, takes="hidden")
-        super().__init__(index, [*enter, *layers, combine, extra, score], ticks, fill, module, has_loss=True)
-        self._without = [*([PlainLayer(module.enter)] if is_first else []), *layers, _scoring(module.answer)]
+        is_first, second = model.embedding is not None, model.multi_token
 
-    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[Layer]:
+        def enter(x: Tensor, given: Given) -> Tensor:
+            y: Tensor = model.enter(x)
+            given.tensors["embedded"] = model.embedding(given.extra["next_ids"])  # the table is used in one piece
+            return y
+
+        def combine(x: Tensor, given: Given) -> Tensor:
+            after = given.tensors["embedded"] if is_first else given.extra["next_ids"]
+            y: Tensor = model.run(second.combine, x, after)
+            given.tensors["hidden"] = x.view_as(x)
+            return y
+
+        def score(x: Tensor, given: Given) -> Tensor:
+            output: Tensor = model.answer(given.tensors["hidden"])
+            if given.loss_fn is None:
+                return output
+            loss = model.weighted_loss(second.norm(x), given.extra["next_targets"])
+            return scaled(given.loss_fn(output) + loss, given.weight)
+
+        first = [PlainLayer(enter, keeps="embedded")] if is_first else []
+        between = PlainLayer(combine, keeps="hidden", takes="embedded" if is_first else None)
+        extra, last = _routed(model, "of the second token", second.layer, fixed), PlainLayer(score, takes="hidden")
+        super().__init__(index, [*first, *layers, between, extra, last], ticks, fill, model, has_loss=True)
+        first = [PlainLayer(lambda x, _: model.enter(x))] if is_first else []
+        answer = PlainLayer(lambda x, given: given.loss_of(model.answer(x)))
+        self._model, self._without = model, [*first, *layers, answer]
+
+    def layers_for(self, extra: Mapping[str, Any]) -> Sequence[InterruptibleLayer | PlainLayer]:
         """Return all layers; in evaluation without the next tokens those of the model itself.
 
         Raises:
@@ -450,22 +398,3 @@ class SecondTokenStage(InterruptibleStage):
         if extra.keys() != {"next_ids", "next_targets"}:
             raise ValueError(f"stage {self.index} takes next_ids and next_targets beside x, got {', '.join(extra)}")
         return self.layers
-
-    def _enter(self, x: Tensor, _: Tensor | None, given: Given) -> Linked:
-        """Embed the ids, and the next ones: the table is used in one piece."""
-        return Linked(self._model.enter(x), self._model.embedding(given.extra["next_ids"]))
-
-    def _combine(self, x: Tensor, embedded: Tensor | None, given: Given) -> Linked:
-        """Return the extra layer's input, and keep the hidden state for the head."""
-        after = given.extra["next_ids"] if embedded is None else embedded
-        return Linked(self._model.run(self._model.multi_token.combine, x, after), x.view_as(x))
-
-    def _score(self, x: Tensor, hidden: Tensor | None, given: Given) -> Linked:
-        """Return the sum of both losses: of the hidden state, and of the extra layer's output x."""
-        assert hidden is not None, "kept by _combine"
-        model, loss_fn = self._model, given.loss_fn
-        output = model.answer(hidden)
-        if loss_fn is None:
-            return Linked(output)
-        second = model.weighted_loss(model.multi_token.norm(x), given.extra["next_targets"])
-        return Linked(scaled(loss_fn(output) + second, given.weight))
