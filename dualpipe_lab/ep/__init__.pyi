@@ -21,12 +21,12 @@ from .router_losses import sequence_loss as sequence_loss
 
 # Experts on several ranks
 from .moe import ExpertParallel as ExpertParallel
-from .moe import plan_routes as plan_routes
-from .moe import permute as permute
-from .moe import unpermute as unpermute
-from .moe import regroup as regroup
-from .moe import ungroup as ungroup
-from .moe import grouped_product as grouped_product
+from .moe.permutation import plan_routes as plan_routes
+from .moe.permutation import permute as permute
+from .moe.permutation import unpermute as unpermute
+from .moe.permutation import regroup as regroup
+from .moe.permutation import ungroup as ungroup
+from .moe.experts import grouped_product as grouped_product
 from .moe import Experts as Experts
 from .moe import MoE as MoE
 from .moe import expert_parameters as expert_parameters

@@ -26,8 +26,7 @@ from dualpipe_lab import comm
 from dualpipe_lab.comm import P2P
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.ep.expert_rules import check_groups
-from dualpipe_lab.ep.moe.layer import Experts, MoE
-from dualpipe_lab.ep.moe.permutation import ExpertParallel
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
 from dualpipe_lab.ep.node_dispatch import NodeGroups, hierarchical_experts
 from dualpipe_lab.ep.router import Routing, Scoring, TopKRouter, top_experts
 from dualpipe_lab.launch.context import device

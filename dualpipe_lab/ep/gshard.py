@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.comm.groups import Group
 from dualpipe_lab.ep.all_to_all import Splits, combine, dispatch
-from dualpipe_lab.ep.moe.permutation import ExpertParallel
+from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
 from dualpipe_lab.launch.context import device

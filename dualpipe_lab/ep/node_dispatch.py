@@ -24,9 +24,8 @@ from torch.autograd.function import once_differentiable
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
 from dualpipe_lab.ep.all_to_all import combine, dispatch, exchange_splits, start_combine, start_dispatch, start_rows
-from dualpipe_lab.ep.moe import operators
-from dualpipe_lab.ep.moe.layer import Experts
-from dualpipe_lab.ep.moe.permutation import ExpertParallel, check_choices, plan_routes
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, operators
+from dualpipe_lab.ep.moe.permutation import check_choices, plan_routes
 
 
 @dataclass(frozen=True)

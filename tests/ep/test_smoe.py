@@ -10,15 +10,15 @@ from runs import A1, counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import start_rows
-from dualpipe_lab.ep.moe import (
-    ExpertParallel,
-    Experts,
-    MoE,
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, MoE
+from dualpipe_lab.ep.moe.experts import (
     experts_forward,
     experts_input_grad,
     experts_weight_grad,
     grouped_product,
     grouped_weight_grad,
+)
+from dualpipe_lab.ep.moe.permutation import (
     permute,
     permute_grad,
     plan_routes,

@@ -7,17 +7,10 @@ from runs import draw, launch
 from torch import nn
 
 import dualpipe_lab as lab
-from dualpipe_lab.ep.moe import (
-    ExpertParallel,
-    Experts,
-    SwiGLUWeights,
-    check_divides,
-    expert_parameters,
-    experts_forward,
-    grouped_product,
-    plan_routes,
-    reduce_gradients,
-)
+from dualpipe_lab.ep.expert_rules import check_divides
+from dualpipe_lab.ep.moe import ExpertParallel, Experts, expert_parameters, reduce_gradients
+from dualpipe_lab.ep.moe.experts import SwiGLUWeights, experts_forward, grouped_product
+from dualpipe_lab.ep.moe.permutation import plan_routes
 
 
 def test_grouped_products_equal_torchs():

@@ -1,6 +1,16 @@
 """The sparse mixture of experts: k of E experts process each token, and the experts are sharded over ranks.
 
-Chapter: book/ep/smoe.  In: `x_TD`, `weights_TK`, `experts_TK`.  Out: `y_TD`.  As a module: `Experts`, `MoE`.
+Chapter: book/ep/smoe.  In: `x_TD`, the router's weights and choices.  Out: `y_TD`, y_t = sum over j of w_tj FFN_j(x_t).
+  messages   counts, dispatch, combine; backward: both again: 4 (e - 1) / e T k h bytes if experts are chosen evenly
+  rows       R = T k on average are received; at most e T min(k, E / e)
+  memory     y_TKD on the source, for the gradient of the weights; R (h + 2 f) on the rank of the experts
+One rank is the case e = 1 of the same code.  A rank without tokens takes part in every exchange.
+`reduce_gradients` takes different groups for the sum, and one divisor for the mean:
+  parameter          replicated on      sum over     divided by
+  router, shared     every data rank    dp = edp e   the tokens of all ranks
+  experts            edp ranks          edp          the tokens of all ranks
+An expert's gradient contains the tokens of all e ranks of its ep group before any reduction.  So it is summed over
+fewer ranks, and divided by the same number.  A mean over the edp ranks would be e times too large.
 The layer in pieces, without autograd, for schedules that put other work between them (legend: T tokens of this rank,
 K experts per token, S = T K slots, R received rows, D hidden, F inner, E experts of this rank):
   forward                                                    backward
@@ -14,60 +24,182 @@ K experts per token, S = T K slots, R received rows, D hidden, F inner, E expert
   start_rows(y_RD, routes.splits.transposed, ..) .wait()     start_rows(dy_SD, routes.splits, ep.group) .wait()
   y_TKD = unpermute(y_SD, routes)                            dy_SD = unpermute_grad(dy_TKD, routes)
   y_TD = weighted_sum(y_TKD, weights_TK)                     dy_TKD, dweights_TK = weighted_sum_grad(dy_TD, y_TKD, ..)
-`start_rows` is that of `dualpipe_lab.ep.all_to_all`; `operators` has the same steps for autograd.
-Elsewhere: Megatron `MoELayer` and its token dispatchers; torchtitan moe.py.
+The pieces are in `permutation` and `experts`, `start_rows` in `dualpipe_lab.ep.all_to_all`; `operators` has the same
+steps for autograd.
+Elsewhere: Megatron `MoELayer`, its token dispatchers, `finalize_model_grads` and its `expert_data_parallel` buffers,
+scaled by 1 / dp; torchtitan moe.py; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.
 """
 
-from dualpipe_lab.ep.expert_rules import check_divides
-from dualpipe_lab.ep.moe.experts import (
-    SavedForInputGrad,
-    SavedForWeightGrad,
-    SwiGLUWeights,
-    experts_forward,
-    experts_input_grad,
-    experts_weight_grad,
-    grouped_product,
-    grouped_weight_grad,
-)
-from dualpipe_lab.ep.moe.layer import Experts, MoE, expert_parameters, reduce_gradients
-from dualpipe_lab.ep.moe.permutation import (
-    ExpertParallel,
-    Routes,
-    permute,
-    permute_grad,
-    plan_routes,
-    regroup,
-    ungroup,
-    unpermute,
-    unpermute_grad,
-    weighted_sum,
-    weighted_sum_grad,
-)
+from collections.abc import Callable, Sequence
 
-__all__ = [
-    "ExpertParallel",
-    "Experts",
-    "MoE",
-    "Routes",
-    "SavedForInputGrad",
-    "SavedForWeightGrad",
-    "SwiGLUWeights",
-    "check_divides",
-    "expert_parameters",
-    "experts_forward",
-    "experts_input_grad",
-    "experts_weight_grad",
-    "grouped_product",
-    "grouped_weight_grad",
-    "permute",
-    "permute_grad",
-    "plan_routes",
-    "reduce_gradients",
-    "regroup",
-    "ungroup",
-    "unpermute",
-    "unpermute_grad",
-    "weighted_sum",
-    "weighted_sum_grad",
-]
+import torch
+from torch import Tensor, nn
+
+from dualpipe_lab import comm
+from dualpipe_lab.comm.groups import Group
+from dualpipe_lab.ep.all_to_all import start_combine, start_dispatch
+from dualpipe_lab.ep.moe import operators
+from dualpipe_lab.ep.moe.experts import SwiGLUWeights
+from dualpipe_lab.ep.moe.permutation import ExpertParallel, plan_routes
+from dualpipe_lab.ep.router import Routing
+from dualpipe_lab.launch.context import device
+from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
+
+__all__ = ["ExpertParallel", "Experts", "MoE", "expert_parameters", "operators", "reduce_gradients"]
+
+
+class Experts(nn.Module):
+    """E SwiGLU experts without biases, sharded over the ep group: E / e on this rank.
+
+    Args:
+        hidden_size, ffn_size: of one expert.
+        num_experts: E, of all ranks together.
+        ep: the groups (default: the world holds each expert once).
+        dtype: of the weights.
+
+    Attributes:
+        gate, up, down: `gate_EFD`, `up_EFD`, `down_EDF` of this rank's experts.
+        shards: the range of experts that this rank holds, by parameter.
+
+    Raises:
+        ValueError: the experts do not divide among the ranks.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_size: int,
+        num_experts: int,
+        ep: ExpertParallel | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.ep, self.num_experts = ep or ExpertParallel(), num_experts
+        start, stop = self.ep.span(num_experts)
+        self.gate = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
+        self.up = nn.Parameter(torch.empty(stop - start, ffn_size, hidden_size, dtype=dtype, device=device()))
+        self.down = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype, device=device()))
+        self.shards = {name: Shard(0, start, stop, num_experts, mesh_axis="ep") for name in ("gate", "up", "down")}
+        initialize_parameters(self)
+
+    @classmethod
+    def from_full(cls, gate: Tensor, up: Tensor, down: Tensor, ep: ExpertParallel | None = None) -> "Experts":
+        """Shard the full weights of all experts, `gate_EFD`, `up_EFD` and `down_EDF`, and keep this rank's part."""
+        num_experts, ffn_size, hidden_size = gate.shape
+        experts = cls(hidden_size, ffn_size, num_experts, ep, gate.dtype)
+        load_full_state_dict(experts, {"gate": gate, "up": up, "down": down})
+        return experts
+
+    @property
+    def weights(self) -> SwiGLUWeights:
+        """The three weights, as the plain functions take them."""
+        return SwiGLUWeights(self.gate, self.up, self.down)
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        shared: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Send every token to its experts and sum the weighted results: `y_TD`.
+
+        Args:
+            x: `x_TD`, this rank's tokens; none is allowed.
+            weights: `weights_TK`; they get a gradient.
+            experts: `experts_TK`, k different ones per token.
+            shared: a shared expert; it computes on `x` while the dispatch is under way, in forward and backward, and
+                its result is added.
+
+        Raises:
+            ValueError: an expert does not exist, or a token has chosen one twice.
+        """
+        routes = plan_routes(experts, self.num_experts, self.ep)
+        dispatching = start_dispatch(operators.permute(x, routes), routes.splits, self.ep.group)
+        shared_y = None if shared is None else shared(x)
+        rows = operators.regroup(dispatching.wait(), routes)
+        del dispatching  # it holds the rows in the order of arrival
+        rows = operators.ungroup(operators.grouped_swiglu(rows, routes.counts, self.weights), routes)
+        rows = start_combine(rows, routes.splits, self.ep.group).wait()
+        y = operators.weighted_sum(operators.unpermute(rows, routes), weights)
+        return y if shared_y is None else y + shared_y
+
+    def extra_repr(self) -> str:
+        """Return the number of all experts, the range of this rank's, and their shape."""
+        start, stop = self.shards["gate"].start, self.shards["gate"].stop
+        return f"{self.num_experts} experts, here {start} to {stop - 1}, {tuple(self.gate.shape[1:])}"
+
+
+class MoE(nn.Module):
+    """A sparse mixture of experts: a router, its experts, and optionally a shared expert that every token uses.
+
+    Args:
+        router: from `x_TD` to a `Routing`; its weight is the same on every rank.
+        experts: the sharded experts.
+        shared: from `x_TD` to `y_TD`; it computes while the dispatch is under way.
+    """
+
+    def __init__(
+        self, router: Callable[[Tensor], Routing], experts: Experts, shared: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = router, experts, shared
+
+    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
+        """Return `y_..D` for `x_..D`; all dimensions but the last are tokens.
+
+        Args:
+            x: `x_..D`.
+            routing: of these tokens, if they have been routed already.
+        """
+        tokens = x.flatten(0, -2)
+        routing = self.router(tokens) if routing is None else routing
+        y: Tensor = self.experts(tokens, routing.weights, routing.indices, self.shared)
+        return y.view(x.shape)
+
+    def with_routing(self, x: Tensor) -> tuple[Tensor, Routing]:
+        """Return `y_..D` and the routing, whose logits and load the balance losses need."""
+        routing = self.router(x.flatten(0, -2))
+        return self.forward(x, routing), routing
+
+
+def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are sharded over the ep group: those of all `Experts` in the model."""
+    return [p for module in model.modules() if isinstance(module, Experts) for p in module.parameters()]
+
+
+def reduce_gradients(model: nn.Module, ep: ExpertParallel, num_tokens: int, data: Group | None = None) -> None:
+    """All-reduce every gradient to that of the mean loss over all tokens; a missing gradient counts as zeros.
+
+    Args:
+        model: after the backward of the loss summed over this rank's tokens.
+        ep: the groups of its experts.
+        num_tokens: tokens of all ranks together, the same number on each.
+        data: all ranks with different data: edp times e of them (default: the world).
+
+    Raises:
+        ValueError: no tokens.
+    """
+    if num_tokens < 1:
+        raise ValueError(f"a mean needs tokens, got {num_tokens} on all ranks together; skip the step")
+    sharded = {id(parameter) for parameter in expert_parameters(model)}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    _reduce([p for p in trained if id(p) not in sharded], data, num_tokens)
+    experts = [p for p in trained if id(p) in sharded]
+    _reduce(experts, ep.edp_group, num_tokens, is_alone=ep.edp_group is None)
+
+
+def _reduce(parameters: Sequence[nn.Parameter], group: Group | None, num_tokens: int, is_alone: bool = False) -> None:
+    """Sum the gradients in one message per type of element, then divide."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        grads = [p.grad for p in parameters if p.grad is not None and p.dtype == dtype]
+        flat = torch.cat([grad.flatten() for grad in grads])
+        if not is_alone:
+            comm.all_reduce(flat, group=group)
+        flat /= num_tokens
+        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))

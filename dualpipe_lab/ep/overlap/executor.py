@@ -28,8 +28,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from dualpipe_lab.comm import Pending
-from dualpipe_lab.ep import moe
 from dualpipe_lab.ep.all_to_all import start_rows
+from dualpipe_lab.ep.moe import Experts, permutation
+from dualpipe_lab.ep.moe import experts as grouped
+from dualpipe_lab.ep.moe.permutation import Routes, plan_routes
 from dualpipe_lab.ep.overlap.order import PLAIN, ROUTED, SHARED, Op, Order, Ticks
 from dualpipe_lab.ep.overlap.simulator import ISSUE, RUN, Call, StreamSpans, host_calls, span_kind, span_of
 from dualpipe_lab.ep.router import Routing
@@ -103,14 +105,14 @@ class InterruptibleLayer(nn.Module):
         self,
         attention: nn.Module,
         router: Any,
-        experts: moe.Experts,
+        experts: Experts,
         fixed: Tensor | None = None,
         shared: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.attention, self.router, self.experts, self.shared = attention, router, experts, shared
         self.letters = ROUTED if shared is None else SHARED
-        self._routes: moe.Routes | None = None
+        self._routes: Routes | None = None
         if fixed is not None:
             router.choose = lambda logits: fixed
             self._routes = self.routes_of(fixed)
@@ -119,11 +121,11 @@ class InterruptibleLayer(nn.Module):
         """Return the pass of one microbatch through this layer."""
         return LayerPass(self, given or Given())
 
-    def routes_of(self, experts: Tensor) -> moe.Routes:
+    def routes_of(self, experts: Tensor) -> Routes:
         """Return the routes of a microbatch; its ranks exchange counts unless they are fixed."""
         if self._routes is not None:
             return self._routes
-        return moe.plan_routes(experts, self.experts.num_experts, self.experts.ep)
+        return plan_routes(experts, self.experts.num_experts, self.experts.ep)
 
     def route(self, x: Tensor) -> Routed:
         """Compute A: attention and router of `x_..D`."""
@@ -177,7 +179,7 @@ class LayerPass:
     def dispatch(self) -> None:
         """D_F: launch the dispatch."""
         n = self._held.pop("n") if self.layer.shared is None else self._held["n"]  # S_F takes it too
-        self._launch(moe.permute(n, self._held["routes"]), back=False)
+        self._launch(permutation.permute(n, self._held["routes"]), back=False)
 
     def shared(self) -> None:
         """S_F: the shared expert."""
@@ -191,9 +193,9 @@ class LayerPass:
     def experts(self) -> None:
         """M_F: the experts of this rank."""
         routes = self._held["routes"]
-        rows = moe.regroup(self._received(), routes)
-        y, self._held["for_input_grad"] = moe.experts_forward(rows, routes.counts, self.layer.experts.weights)
-        self._held["y"] = moe.ungroup(y, routes)
+        rows = permutation.regroup(self._received(), routes)
+        y, self._held["for_input_grad"] = grouped.experts_forward(rows, routes.counts, self.layer.experts.weights)
+        self._held["y"] = permutation.ungroup(y, routes)
 
     def combine(self) -> None:
         """C_F: launch the exchange of the results."""
@@ -203,8 +205,8 @@ class LayerPass:
         """Return `y_..D`: the weighted results and the shared expert's, added to the attention's output."""
         held = self._held
         if "output" not in held:
-            held["y_TKD"] = moe.unpermute(self._received(), held["routes"])
-            y = moe.weighted_sum(held["y_TKD"], held["weights"])
+            held["y_TKD"] = permutation.unpermute(self._received(), held["routes"])
+            y = permutation.weighted_sum(held["y_TKD"], held["weights"])
             y = y + held.pop("shared_y") if "shared_y" in held else y
             held.pop("n", None)
             held["output"] = self.layer.add(held.pop("a"), y)
@@ -217,9 +219,9 @@ class LayerPass:
         self.output()  # if no later layer has asked for it
         del held["output"]
         dresults, y, weights = self._grad_of_results(dy), held.pop("y_TKD"), held.pop("weights")
-        rows, held["dweights"] = moe.weighted_sum_grad(dresults, y, weights)
+        rows, held["dweights"] = permutation.weighted_sum_grad(dresults, y, weights)
         held["da"] = dy
-        self._launch(moe.unpermute_grad(rows, held["routes"]), back=False)
+        self._launch(permutation.unpermute_grad(rows, held["routes"]), back=False)
 
     def shared_input_grad(self, dy: Tensor) -> None:
         """S_B: the input gradient of the shared expert."""
@@ -232,13 +234,13 @@ class LayerPass:
     def experts_input_grad(self) -> None:
         """M_B: the input gradient of the experts."""
         held, weights = self._held, self.layer.experts.weights
-        grad = moe.regroup(self._received(), held["routes"])
-        dx, held["for_weight_grad"] = moe.experts_input_grad(grad, weights, held.pop("for_input_grad"))
-        held["dx"] = moe.ungroup(dx, held["routes"])
+        grad = permutation.regroup(self._received(), held["routes"])
+        dx, held["for_weight_grad"] = grouped.experts_input_grad(grad, weights, held.pop("for_input_grad"))
+        held["dx"] = permutation.ungroup(dx, held["routes"])
 
     def experts_weight_grad(self) -> None:
         """M_W: accumulate the weight gradients of the experts."""
-        found = moe.experts_weight_grad(self._held.pop("for_weight_grad"))
+        found = grouped.experts_weight_grad(self._held.pop("for_weight_grad"))
         for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
             if parameter.requires_grad:
                 announce_weight_grad(parameter, is_made=True)
@@ -252,7 +254,7 @@ class LayerPass:
         """A_B: return `dx_..D`, the input gradient of attention and router; the layer's own loss begins here."""
         held = self._held
         held.pop("dresults")
-        dn = moe.permute_grad(self._received(), held.pop("routes"))
+        dn = permutation.permute_grad(self._received(), held.pop("routes"))
         dn = dn + held.pop("dn") if "dn" in held else dn
         grads = [held.pop("da"), dn, held.pop("dweights")]
         if self.loss is not None:
