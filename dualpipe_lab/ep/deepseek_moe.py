@@ -88,10 +88,6 @@ class DeepSeekRouter(TopKRouter):
         selection = selection if self.bias is None else selection + self.bias
         return group_limited_topk(selection, self.num_experts_per_token, self.num_groups, self.num_groups_per_token)
 
-    def extra_repr(self) -> str:
-        """Return sizes and groups."""
-        return f"{super().extra_repr()}, from {self.num_groups_per_token} of {self.num_groups} groups"
-
 
 class DeepSeekMoE(MoE):
     """DeepSeek-V3's MoE: routed experts, sharded over the ep group, and a shared expert that overlaps the dispatch.

@@ -19,7 +19,6 @@ Elsewhere: DeepSpeed `MOELayer` and `top2gating` (mask); fairseq's; Tutel `fast_
 Source: Lepikhin et al. 2020 (arXiv 2006.16668), section 2.2, algorithm 1; Fedus et al. 2022 (arXiv 2101.03961), 2.2.
 """
 
-from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil, isfinite
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from dualpipe_lab.ep.moe import ExpertParallel
 from dualpipe_lab.ep.router import Routing, TopKRouter, tokens_per_expert
 from dualpipe_lab.ep.router_losses import balance_loss, sum_over_ranks
 from dualpipe_lab.launch.context import device
-from dualpipe_lab.tp.shard import Shard, initialize_parameters, load_full_state_dict
+from dualpipe_lab.tp.shard import Shard, initialize_parameters
 
 DROPPED = -1  # the slot of a choice that got none
 
@@ -57,7 +56,7 @@ class GShardOutput(NamedTuple):
 
 
 class GShardMoE(nn.Module):
-    """A mixture of experts with a capacity: a router, and E / e experts on this rank.
+    """A mixture of experts with a capacity: a router, and E / e experts on this rank, `first` [E, h, f], `second`.
 
     Args:
         hidden_size, ffn_size: of a token, and of an expert's inner layer.
@@ -87,12 +86,10 @@ class GShardMoE(nn.Module):
     ) -> None:
         super().__init__()
         k = num_experts_per_token
-        self.num_experts, self.num_tokens, self.group, self.global_balance = (
-            num_experts, num_tokens, group, global_balance,
-        )  # fmt: skip
+        self.num_experts, self.num_tokens, self.global_balance = num_experts, num_tokens, global_balance
         ep = ExpertParallel(group)
         start, stop = ep.span(num_experts)
-        self.ep_size = ep.size
+        self.group, self.ep_size = group, ep.size
         self.capacity = capacity(num_tokens, num_experts, k, capacity_factor)
         self.router = TopKRouter(hidden_size, num_experts, k, normalise=k > 1, dtype=dtype)
         self.first = nn.Parameter(torch.empty(stop - start, hidden_size, ffn_size, dtype=dtype, device=device()))
@@ -100,10 +97,6 @@ class GShardMoE(nn.Module):
         shard = Shard(0, start, stop, num_experts, mesh_axis="ep")
         self.shards = {"first": shard, "second": shard}
         initialize_parameters(self)
-
-    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the local shard of a full state dict: `router.weight` [E, h], `first` [E, h, f], `second` [E, f, h]."""
-        load_full_state_dict(self, state)
 
     def forward(self, x: Tensor) -> GShardOutput:
         """Send `x_TD` through its experts; all ranks call this, also one without tokens.
@@ -137,11 +130,6 @@ class GShardMoE(nn.Module):
         if self.global_balance:
             load, num_tokens = sum_over_ranks(load, num_tokens, self.group)
         return balance_loss(routing.logits, load, num_tokens)
-
-    def extra_repr(self) -> str:
-        """Return the numbers of experts and slots."""
-        slots = f"{self.capacity} slots each for each of {self.ep_size} ranks"
-        return f"{len(self.first)} of {self.num_experts} experts, {slots}"
 
 
 class BatchedMLP(torch.autograd.Function):

@@ -15,11 +15,9 @@ Source: DeepSeek-AI 2024 (arXiv 2412.19437), section 3.2.2.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
 from dualpipe_lab.comm.groups import Group, members
@@ -91,13 +89,13 @@ def hierarchical_experts(
     splits = exchange_splits(wanted.sum(0).tolist(), nodes.inter_node)
     is_there = node_of_choice[token] == node[:, None]
     numbers = torch.where(is_there, experts[token] % share, -1)
-    dispatching = start_dispatch(Spread.apply(x, token), splits, nodes.inter_node)
+    dispatching = start_dispatch(x.index_select(0, token), splits, nodes.inter_node)
     shared_y = None if shared is None else shared(x)
     numbers = start_rows(numbers, splits, nodes.inter_node).wait()
     rows = dispatching.wait()
-    row_weights = dispatch(Spread.apply(weights, token) * is_there, splits, nodes.inter_node)
+    row_weights = dispatch(weights.index_select(0, token) * is_there, splits, nodes.inter_node)
     sums = _experts_of_node(rows, row_weights, numbers, layer, nodes, share)
-    y = Collect.apply(combine(sums, splits, nodes.inter_node), token, len(x))
+    y = _sum_by_index(combine(sums, splits, nodes.inter_node), token, len(x))
     return y if shared_y is None else y + shared_y
 
 
@@ -108,42 +106,14 @@ def _experts_of_node(
     copy, choice = (numbers >= 0).nonzero(as_tuple=True)
     routes = plan_routes(numbers[copy, choice][:, None], share, nodes.intra_node)
     group = nodes.intra_node.group
-    dispatching = start_dispatch(operators.permute(Spread.apply(rows, copy), routes), routes.splits, group)
+    dispatching = start_dispatch(operators.permute(rows.index_select(0, copy), routes), routes.splits, group)
     received = operators.regroup(dispatching.wait(), routes)
     del dispatching  # it holds the rows in the order of arrival
     results = operators.ungroup(operators.grouped_swiglu(received, routes.counts, layer.weights), routes)
     results = operators.unpermute(start_combine(results, routes.splits, group).wait(), routes)
-    choice_weights = Spread.apply(weights.reshape(-1, 1), copy * weights.shape[1] + choice)
-    out: Tensor = Collect.apply(operators.weighted_sum(results, choice_weights), copy, len(rows))
-    return out
+    choice_weights = weights.reshape(-1, 1).index_select(0, copy * weights.shape[1] + choice)
+    return _sum_by_index(operators.weighted_sum(results, choice_weights), copy, len(rows))
 
 
-class Spread(torch.autograd.Function):
-    """Forward: select rows by index, some several times.  Backward: sum the gradients of a row's copies."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.length = len(x)
-        return x.index_select(0, index)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.length, *grad.shape[1:]).index_add_(0, index, grad), None
-
-
-class Collect(torch.autograd.Function):
-    """Forward: sum rows by index.  Backward: select each row's gradient by index."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor, length: int) -> Tensor:
-        ctx.save_for_backward(index)
-        return rows.new_zeros(length, *rows.shape[1:]).index_add_(0, index, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        return grad.index_select(0, index), None, None
+def _sum_by_index(rows: Tensor, index: Tensor, length: int) -> Tensor:
+    return rows.new_zeros(length, *rows.shape[1:]).index_add(0, index, rows)

@@ -97,11 +97,6 @@ class TopKRouter(nn.Module):
         """Return `indices_TK` for `logits_TE`; a subclass may override this method and keeps the gradient."""
         return top_experts(logits, self.num_experts_per_token)
 
-    def extra_repr(self) -> str:
-        """Return the sizes and the scoring."""
-        how = f"{self.scoring}{', normalised' if self.normalise else ''}"
-        return f"{self.num_experts_per_token} of {self.num_experts} experts, {how}, scale {self.scale:g}"
-
 
 def top_experts(scores: Tensor, num_experts_per_token: int) -> Tensor:
     """Return `indices_TK` of the largest of `scores_TE`, largest first, the lower number first among equals.

@@ -43,7 +43,9 @@ def balance_loss(logits: Tensor, load: Tensor, num_tokens: int | None = None, sc
     >>> float(balance_loss(torch.zeros(6, 4), torch.tensor([3, 3, 3, 3])))
     1.0
     """
-    out: Tensor = BalanceLoss.apply(logits, load, len(logits) if num_tokens is None else num_tokens, scoring)
+    num_tokens = len(logits) if num_tokens is None else num_tokens
+    f = (load.double() / load.sum().clamp(min=1)).to(logits.dtype)
+    out: Tensor = SharesLoss.apply(logits, f * (logits.shape[-1] / max(num_tokens, 1)), scoring)
     return out
 
 
@@ -81,7 +83,15 @@ def sequence_loss(
     if length < 1 or len(logits) % length:
         raise ValueError(f"a loss per sequence needs whole ones, got {len(logits)} tokens in sequences of {length}")
     count = max(len(logits) // length if num_sequences is None else num_sequences, 1)
-    out: Tensor = SequenceLoss.apply(logits, indices, length, count, group, scoring)
+    num_experts, top_k = logits.shape[-1], indices.shape[-1]
+    hits = torch.zeros_like(logits, dtype=torch.int64).scatter_(-1, indices, 1)
+    hits = hits.unflatten(0, (-1, length)).sum(1)  # hits_BE
+    if group is not None:
+        comm.all_reduce(hits, group=group)
+    hits = hits.double()  # whole numbers divided by each other would be float32
+    num_hits = hits.sum(1, keepdim=True)  # top_k of every token of the full sequence
+    price = hits / num_hits * (num_experts * top_k / count / num_hits)
+    out: Tensor = SharesLoss.apply(logits, price.to(logits.dtype).repeat_interleave(length, 0), scoring)
     return out
 
 
@@ -92,24 +102,21 @@ def sum_over_ranks(load: Tensor, num_tokens: int, group: Group | None = None) ->
     return both[:-1], int(both[-1])
 
 
-class BalanceLoss(torch.autograd.Function):
-    """E sum_e f_e P_e; the load is a constant, the gradient is that of the scores."""
+class SharesLoss(torch.autograd.Function):
+    """The sum of prices times shares of the scores, for a constant price per expert, or per token and expert."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, load: Tensor, num_tokens: int, scoring: Scoring) -> Tensor:
-        num_experts = logits.shape[-1]
+    def forward(ctx: Any, logits: Tensor, price: Tensor, scoring: Scoring) -> Tensor:
         logs, slopes = log_scores(logits, scoring)
         p = logs.softmax(-1)
-        f = (load.double() / load.sum().clamp(min=1)).to(p.dtype)
-        price = f * (num_experts / max(num_tokens, 1))  # of one token's share of each expert
         ctx.save_for_backward(p, slopes, price)
-        return (p.sum(0) * price).sum()
+        return ((p if price.dim() == p.dim() else p.sum(0)) * price).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         p, slopes, price = ctx.saved_tensors
-        return normalised_grad(p, slopes, grad * price), None, None, None
+        return normalised_grad(p, slopes, grad * price), None, None
 
 
 class ZLoss(torch.autograd.Function):
@@ -128,31 +135,3 @@ class ZLoss(torch.autograd.Function):
         logits, z = ctx.saved_tensors
         p = (logits - z).exp()
         return grad * 2 / ctx.num_tokens * z * p, None
-
-
-class SequenceLoss(torch.autograd.Function):
-    """The balance loss of each sequence; the choices are constants, the gradient is that of the scores."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, indices: Tensor, length: int, count: int, group: Group | None, scoring: Scoring
-    ) -> Tensor:
-        num_experts, top_k = logits.shape[-1], indices.shape[-1]
-        logs, slopes = log_scores(logits, scoring)
-        p = logs.softmax(-1)
-        hits = torch.zeros_like(p, dtype=torch.int64).scatter_(-1, indices, 1)
-        hits = hits.unflatten(0, (-1, length)).sum(1)  # hits_BE
-        if group is not None:
-            comm.all_reduce(hits, group=group)
-        hits = hits.double()  # whole numbers divided by each other would be float32
-        num_hits = hits.sum(1, keepdim=True)  # top_k of every token of the full sequence
-        price = hits / num_hits * (num_experts * top_k / count / num_hits)
-        price = price.to(p.dtype).repeat_interleave(length, 0)  # of one token's share of each expert
-        ctx.save_for_backward(p, slopes, price)
-        return (p * price).sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        p, slopes, price = ctx.saved_tensors
-        return normalised_grad(p, slopes, grad * price), None, None, None, None, None

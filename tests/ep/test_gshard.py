@@ -14,7 +14,7 @@ from dualpipe_lab.ep.gshard import (
     exchange_bytes,
     find_slots,
 )
-from dualpipe_lab.tp.shard import full_state_dict
+from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 HIDDEN, FFN, EXPERTS, TOKENS = 6, 5, 8, 8
 # tokens of each of 4 groups, k, capacity factor: even; a group of 5 and one of none; every expert, and fewer slots
@@ -94,7 +94,7 @@ def run(rank, world_size, cases):
     for sizes, k, factor in cases:
         layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, k, factor, dtype=torch.float64)
         torch.manual_seed(rank)  # nothing may depend on it
-        layer.load_full_state_dict(make_state())
+        load_full_state_dict(layer, make_state())
         groups = make_groups(sizes)
         mine = groups[rank * 4 // world_size : (rank + 1) * 4 // world_size]
         sent = counted(lambda layer=layer, mine=mine: results.append([step(layer, *group) for group in mine]))
@@ -142,7 +142,7 @@ def test_all_tokens_to_one_expert_change_no_message():
         state = make_state()
         state["router.weight"] = torch.zeros(EXPERTS, HIDDEN).double()
         state["router.weight"][3], state["router.weight"][5] = 9, 5
-        layer.load_full_state_dict(state)
+        load_full_state_dict(layer, state)
         x = draw(rank, TOKENS, HIDDEN).abs()
         outs = []
         sent = counted(lambda: outs.append(step(layer, x, torch.ones_like(x))))
@@ -162,7 +162,7 @@ def test_all_tokens_to_one_expert_change_no_message():
 def test_a_token_without_a_slot_has_no_gradient_of_y():
     def fn(rank, world_size):
         layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 0.25, dtype=torch.float64)
-        layer.load_full_state_dict(make_state())
+        load_full_state_dict(layer, make_state())
         x = leaf(draw(5, TOKENS, HIDDEN))
         out = layer(x)
         out.y.backward(torch.ones_like(out.y))
@@ -190,7 +190,7 @@ def test_weights_are_normalised_before_anything_is_dropped():
 
     def fn(rank, world_size):
         layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
-        layer.load_full_state_dict(make_state())
+        load_full_state_dict(layer, make_state())
         x = draw(5, TOKENS, HIDDEN)
         out = layer(x)
         slots = find_slots(out.routing.indices, EXPERTS, layer.capacity)
@@ -210,7 +210,7 @@ def test_the_global_balance_loss_is_that_of_all_tokens():
     def fn(rank, world_size):
         sizes = (8, 3)
         layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, global_balance=True, dtype=torch.float64)
-        layer.load_full_state_dict(make_state())
+        load_full_state_dict(layer, make_state())
         outs = []
         sent = counted(lambda: outs.append(layer(draw(rank, sizes[rank], HIDDEN)).balance))
         outs[0].backward()

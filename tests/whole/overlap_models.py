@@ -92,7 +92,7 @@ def attach(optimizer, model):
     return OPTIMIZERS[optimizer](model, *units, model.mesh, program=model.program)
 
 
-def run(reference, config, axes, name, number, layers, hook="overlapped", plain=(), fill=True, zero=None, **options):
+def run(reference, config, axes, name, number, layers, hook="overlapped", plain=(), zero=None, **options):
     """Errors of loss, evaluation and gradients against `one_process`; the loads of this rank's routers, once per tp."""
     mesh = lab.Mesh(lab.Topology(axes))
     program = schedules.build(name, mesh.size("pp"), number)
@@ -107,7 +107,7 @@ def run(reference, config, axes, name, number, layers, hook="overlapped", plain=
         layout = make_layout(options.get("layout", "zigzag"), LENGTH, mesh.size("cp"))
         ids, targets, *shifted = (shard(each, layout, mesh.rank("cp"), dim=-1) for each in (ids, targets, *shifted))
     model.begin_step(num_tokens, num_data * number * ROWS)
-    stages = {s: m if s in plain else interruptible_stage(m, s, fill=fill) for s, m in modules.items()}
+    stages = {s: m if s in plain else interruptible_stage(m, s) for s, m in modules.items()}
 
     optimizer = attach(zero, model)
     runtime = lab.PipelineRuntime(

@@ -54,7 +54,7 @@ def test_dualpipe_with_experts_has_the_gradients_of_one_process():
             (CONFIG, axes, "dualpipe", 4, [2, 3], {}),
             (CONFIG, axes, "dualpipe", 4, [4, 1], {"hook": "serial"}),
             (CONFIG, axes, "dualpipe", 4, [3, 2], {"plain": (0,)}),
-            (CONFIG, axes, "dualpipe", 4, [3, 2], {"plain": (1,), "fill": False}),
+            (CONFIG, axes, "dualpipe", 4, [3, 2], {"plain": (1,)}),
             (bare, axes, "dualpipe", 4, [1, 4], {}),
             (CONFIG, axes, "dualpipev", 4, [2, 1, 1, 1], {}),
             (CONFIG, axes, "zero_bubble_h1", 3, [2, 3], {"again": True}),
@@ -142,7 +142,7 @@ def test_a_second_token_under_overlapped_experts(options):
         [
             (CONFIG, experts, "dualpipe", 4, [2, 3], options),
             (CONFIG, experts, "dualpipe", 4, [2, 3], {"hook": "serial", **options}),
-            (CONFIG, experts, "dualpipe", 4, [3, 2], {"plain": (0,), "fill": False, **options}),
+            (CONFIG, experts, "dualpipe", 4, [3, 2], {"plain": (0,), **options}),
             (replace(CONFIG, num_shared_experts=0, balance=0.0), experts, "dualpipe", 4, [1, 4], options),
             (CONFIG, experts, "dualpipev", 4, [2, 1, 1, 1], {"again": True, **options}),
             (CONFIG, experts, "paired_1f1b", 4, [5, 0], options),

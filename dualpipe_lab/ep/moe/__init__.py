@@ -125,11 +125,6 @@ class Experts(nn.Module):
         y = operators.weighted_sum(operators.unpermute(rows, routes), weights)
         return y if shared_y is None else y + shared_y
 
-    def extra_repr(self) -> str:
-        """Return the number of all experts, the range of this rank's, and their shape."""
-        start, stop = self.shards["gate"].start, self.shards["gate"].stop
-        return f"{self.num_experts} experts, here {start} to {stop - 1}, {tuple(self.gate.shape[1:])}"
-
 
 class MoE(nn.Module):
     """A sparse mixture of experts: a router, its experts, and optionally a shared expert that every token uses.

@@ -56,13 +56,8 @@ class ExpertParallel:
         return cls(mesh.group("ep"), mesh.group(edp) if topology.size(edp) > 1 else None)
 
     @property
-    def rank(self) -> int:
-        """This rank's number in the ep group."""
-        return comm.get_rank(self.group)
-
-    @property
     def size(self) -> int:
-        """The number of ranks of the ep group: e."""
+        """The number e of ranks of the ep group."""
         return comm.get_world_size(self.group)
 
     def span(self, num_experts: int) -> tuple[int, int]:
@@ -72,7 +67,8 @@ class ExpertParallel:
             ValueError: the experts do not divide among the ranks.
         """
         share = check_divides(num_experts, self.size)
-        return self.rank * share, (self.rank + 1) * share
+        rank = comm.get_rank(self.group)
+        return rank * share, (rank + 1) * share
 
 
 @dataclass(frozen=True)
@@ -138,11 +134,7 @@ def _inverse(order: Tensor) -> Tensor:
 
 
 def check_choices(experts: Tensor, num_experts: int) -> None:
-    """Refuse choices that no router makes.
-
-    Raises:
-        ValueError: not `experts_TK`, an expert that does not exist, or one that a token has chosen twice.
-    """
+    """Raise ValueError for what no router makes: an expert that does not exist, or one that a token has twice."""
     if experts.dim() != 2 or experts.is_floating_point():
         raise ValueError(f"choices are whole numbers of shape [tokens, k], got {experts.dtype} {tuple(experts.shape)}")
     if not experts.numel():

@@ -13,15 +13,6 @@ Equal to the simulator on a grid of sizes; the chapter derives them.
 from dualpipe_lab.timeline import Time
 
 
-def basic_makespan(num_layers: int, work: Time, comm: Time) -> Time:
-    """Return the makespan of the serial pair.
-
-    >>> basic_makespan(4, 1, 1)
-    40
-    """
-    return num_layers * (6 * work + 4 * comm)
-
-
 def overlap_makespan(num_layers: int, work: Time, comm: Time, split: bool = True) -> Time:
     """Return the makespan of the overlapped pair.
 

@@ -72,7 +72,7 @@ class LayerWeights:
 
 
 def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> list[LayerWeights]:
-    """Draw the full weights of a model in float64; equal arguments give equal weights, on every device.
+    """Draw the full weights of a model in float64 on the CPU; equal arguments give equal weights on every device.
 
     >>> len(make_weights(3))
     3
@@ -84,7 +84,10 @@ def make_weights(num_layers: int, sizes: Sizes | None = None, seed: int = 0) -> 
             LayerWeights(
                 SelfAttention(s.hidden).to(device(), torch.float64),
                 TopKRouter(s.hidden, s.experts, s.top_k, normalise=s.top_k > 1).double(),
-                *(_draw(s.experts, *shape).div_(s.hidden**0.5).to(device()) for shape in _shapes(s)),
+                *(
+                    torch.randn(s.experts, *shape, dtype=torch.float64, device="cpu").div_(s.hidden**0.5).to(device())
+                    for shape in ((s.ffn, s.hidden), (s.ffn, s.hidden), (s.hidden, s.ffn))
+                ),
             )
             for _ in range(num_layers)
         ]
@@ -133,11 +136,3 @@ def single_process(weights: Sequence[LayerWeights], x: Tensor, fixed: Tensor | N
         picked = y.gather(1, chosen.unsqueeze(-1).expand(-1, -1, y.shape[-1]))
         x = a + (weights_tk.unsqueeze(-1) * picked).sum(1)
     return x
-
-
-def _draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, device="cpu")  # a GPU has other random numbers
-
-
-def _shapes(s: Sizes) -> tuple[tuple[int, int], ...]:
-    return (s.ffn, s.hidden), (s.ffn, s.hidden), (s.hidden, s.ffn)

@@ -3,7 +3,7 @@
 Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPipe's; layers, or a stage of
 `models.build_stages`.  Out: the gradients of the runtime without overlap.
   F, I     their all-to-alls are exposed: there is no other work of the same microbatch
-  B        its own weight gradients overlap them; with `fill=False` it is the serial backward
+  B        its own weight gradients overlap them
   W        no all-to-all
   F&B      `overlapped_forward_backward`: each half computes while the other half's all-to-alls are under way; a half
            whose stage is not of interruptible layers runs as one piece
@@ -68,7 +68,6 @@ class InterruptibleStage(Stage):
         index: the number of the stage.
         layers: in the order of the forward: `InterruptibleLayer`s and layers in one piece.
         ticks: nanoseconds of every kind of compute, as for `execute`.
-        fill: overlap the all-to-alls of an unpaired backward with its own weight gradients.
         module: the module that the layers are made from, with all their parameters (default: a list of the layers).
         has_loss: whether the last layer computes the loss, because that has weights; its output's gradient is 1.
     """
@@ -78,13 +77,12 @@ class InterruptibleStage(Stage):
         index: int,
         layers: Sequence[InterruptibleLayer | PlainLayer],
         ticks: Ticks | None = None,
-        fill: bool = True,
         module: nn.Module | None = None,
         has_loss: bool = False,
     ) -> None:
         modules = [layer for layer in layers if isinstance(layer, nn.Module)]
         super().__init__(index, nn.ModuleList(modules) if module is None else module)
-        self.layers, self.ticks, self._fill, self._has_loss = list(layers), ticks, fill, has_loss
+        self.layers, self.ticks, self._has_loss = list(layers), ticks, has_loss
         self.letters = [layer.letters for layer in layers]
         self.passes: dict[int, MicrobatchPass] = {}
 
@@ -108,7 +106,7 @@ class InterruptibleStage(Stage):
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
         """B: input and weight gradients."""
-        order = backward_alone(self.letters, microbatch, self._fill)
+        order = backward_alone(self.letters, microbatch)
         self.execute(order, backward=self.begin_backward(microbatch, grads))
         return self.finish_backward(self.passes.pop(microbatch))
 
@@ -268,7 +266,6 @@ def interruptible_stage(
     module: Any,
     index: int,
     ticks: Ticks | None = None,
-    fill: bool = True,
     fixed: Tensor | None = None,
 ) -> InterruptibleStage:
     """Return a stage of a V3-style model for `overlapped_forward_backward`; it shares the module's parameters.
@@ -277,7 +274,6 @@ def interruptible_stage(
         module: a stage of `models.build_stages` of a `V3MoEConfig`.
         index: its number.
         ticks: as for `InterruptibleStage`.
-        fill: as for `InterruptibleStage`.
         fixed: `experts_TK` of every microbatch, as for `InterruptibleLayer`; all ranks call this then.
 
     Raises:
@@ -288,7 +284,7 @@ def interruptible_stage(
         for name, layer in module.layers.named_children()
     ]
     if hasattr(module, "multi_token"):
-        return SecondTokenStage(index, module, layers, ticks, fill, fixed)
+        return SecondTokenStage(index, module, layers, ticks, fixed)
     if module.embedding is not None:
         layers.insert(0, PlainLayer(lambda x, _: module.enter(x)))
     has_loss = module.head is not None and module.loss_chunk is not None
@@ -296,7 +292,7 @@ def interruptible_stage(
         layers.append(PlainLayer(lambda x, given: given.loss_of(module.leave(x))))
     elif module.head is not None:
         layers.append(PlainLayer(lambda x, _: module.leave(x)))
-    return InterruptibleStage(index, layers, ticks, fill, module, has_loss)
+    return InterruptibleStage(index, layers, ticks, module, has_loss)
 
 
 def _routed(stage: Any, name: str, layer: Any, fixed: Tensor | None) -> "InterruptibleV3Layer":
@@ -355,7 +351,6 @@ class SecondTokenStage(InterruptibleStage):
         model: Any,
         layers: Sequence[InterruptibleLayer | PlainLayer],
         ticks: Ticks | None,
-        fill: bool,
         fixed: Tensor | None,
     ) -> None:
         is_first, second = model.embedding is not None, model.multi_token
@@ -381,7 +376,7 @@ class SecondTokenStage(InterruptibleStage):
         first = [PlainLayer(enter, keeps="embedded")] if is_first else []
         between = PlainLayer(combine, keeps="hidden", takes="embedded" if is_first else None)
         extra, last = _routed(model, "of the second token", second.layer, fixed), PlainLayer(score, takes="hidden")
-        super().__init__(index, [*first, *layers, between, extra, last], ticks, fill, model, has_loss=True)
+        super().__init__(index, [*first, *layers, between, extra, last], ticks, model, has_loss=True)
         first = [PlainLayer(lambda x, _: model.enter(x))] if is_first else []
         answer = PlainLayer(lambda x, given: given.loss_of(model.answer(x)))
         self._model, self._without = model, [*first, *layers, answer]
