@@ -22,10 +22,10 @@ from .router_losses import sequence_loss as sequence_loss
 # Experts on several ranks
 from .moe import ExpertParallel as ExpertParallel
 from .moe.permutation import plan_routes as plan_routes
-from .moe.permutation import permute as permute
-from .moe.permutation import unpermute as unpermute
-from .moe.permutation import regroup as regroup
-from .moe.permutation import ungroup as ungroup
+from .moe.operators import permute as permute
+from .moe.operators import unpermute as unpermute
+from .moe.operators import regroup as regroup
+from .moe.operators import ungroup as ungroup
 from .moe.experts import grouped_product as grouped_product
 from .moe import Experts as Experts
 from .moe import MoE as MoE

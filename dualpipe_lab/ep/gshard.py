@@ -39,20 +39,12 @@ DROPPED = -1  # the slot of a choice that got none
 
 
 class GShardOutput(NamedTuple):
-    """The result of a layer.
+    """The result of a layer."""
 
-    Attributes:
-        y: `y_TD`, without the residual.
-        balance: the balance loss of first choices, without a coefficient: of this rank's tokens, or this rank's share
-            of that of all ranks.
-        num_dropped: choices of this rank that got no slot.
-        routing: experts, weights and load, before choices are dropped.
-    """
-
-    y: Tensor
-    balance: Tensor
-    num_dropped: int
-    routing: Routing
+    y: Tensor  # y_TD, without the residual
+    balance: Tensor  # the balance loss of first choices, without a coefficient; with `global_balance` this rank's share
+    num_dropped: int  # choices of this rank that got no slot
+    routing: Routing  # before choices are dropped
 
 
 class GShardMoE(nn.Module):
@@ -211,18 +203,17 @@ def find_slots(indices: Tensor, num_experts: int, num_slots_each: int) -> Tensor
 
 def fill_slots(x: Tensor, slots: Tensor, num_slots: int) -> Tensor:
     """Copy the tokens `x_TD` to the slots of their choices, `slots_TK`: `slots_ND`, with zeros in empty slots."""
-    out: Tensor = FillSlots.apply(x, slots, num_slots)
+    out: Tensor = _FillSlots.apply(x, slots, num_slots)
     return out
 
 
 def read_slots(filled: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     """Sum `weights_TK` times `filled_ND` over the choices with a slot: `y_TD`, zeros for a token without any."""
-    out: Tensor = ReadSlots.apply(filled, slots, weights)
+    out: Tensor = _ReadSlots.apply(filled, slots, weights)
     return out
 
 
 def _put(rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
-    """Write the rows `rows_TKD` to their slots; each slot gets at most one."""
     kept = slots != DROPPED
     filled = rows.new_zeros(num_slots, rows.shape[-1])
     filled[slots[kept]] = rows[kept]
@@ -230,16 +221,13 @@ def _put(rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
 
 
 def _get(filled: Tensor, slots: Tensor) -> Tensor:
-    """Read `rows_TKD` from their slots, zeros for choices without one."""
     kept = slots != DROPPED
     rows = filled.new_zeros(*slots.shape, filled.shape[-1])
     rows[kept] = filled[slots[kept]]
     return rows
 
 
-class FillSlots(torch.autograd.Function):
-    """Forward: copy each token to its slots.  Backward: sum the gradients over the slots of a token."""
-
+class _FillSlots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, slots: Tensor, num_slots: int) -> Tensor:
         ctx.save_for_backward(slots)
@@ -252,9 +240,7 @@ class FillSlots(torch.autograd.Function):
         return _get(grad, slots).sum(1), None, None
 
 
-class ReadSlots(torch.autograd.Function):
-    """Forward: weighted sum over the slots of a token.  Backward: w dy for each slot, <dy, row> for each weight."""
-
+class _ReadSlots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, filled: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
         rows = _get(filled, slots)

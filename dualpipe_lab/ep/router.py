@@ -27,19 +27,12 @@ Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 
 class Routing(NamedTuple):
-    """The experts and weights of each token; T: tokens, K: experts per token, E: experts.
+    """The experts and weights of each token; T: tokens, K: experts per token, E: experts."""
 
-    Attributes:
-        indices: `indices_TK`, int64, the chosen experts, best first; no expert twice for one token.
-        weights: `weights_TK`, with the gradient of this module.
-        load: `load_E`, int64, tokens per expert; their sum is T * K.
-        logits: `logits_TE`, for the losses of `dualpipe_lab.ep.router_losses`.
-    """
-
-    indices: Tensor
-    weights: Tensor
-    load: Tensor
-    logits: Tensor
+    indices: Tensor  # indices_TK, int64, the chosen experts, best first; no expert twice for one token
+    weights: Tensor  # weights_TK, with the gradient of this module
+    load: Tensor  # load_E, int64, tokens per expert; their sum is T * K
+    logits: Tensor  # logits_TE, for the losses of `dualpipe_lab.ep.router_losses`
 
 
 class TopKRouter(nn.Module):

@@ -18,10 +18,9 @@ from dualpipe_lab.ep.moe.experts import (
     grouped_product,
     grouped_weight_grad,
 )
-from dualpipe_lab.ep.moe.permutation import (
+from dualpipe_lab.ep.moe.operators import (
     permute,
     permute_grad,
-    plan_routes,
     regroup,
     ungroup,
     unpermute,
@@ -29,6 +28,7 @@ from dualpipe_lab.ep.moe.permutation import (
     weighted_sum,
     weighted_sum_grad,
 )
+from dualpipe_lab.ep.moe.permutation import plan_routes
 from dualpipe_lab.ep.router import TopKRouter
 from dualpipe_lab.tp.shard import full_state_dict
 

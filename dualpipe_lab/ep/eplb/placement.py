@@ -33,17 +33,11 @@ EPSILON = 1e-12  # of the heaviest rank's load: less is rounding, not progress
 
 
 class ExpertPlacement(NamedTuple):
-    """The experts of all slots, and the slots of all experts.
+    """The experts of all slots, and the slots of all experts."""
 
-    Attributes:
-        physical_to_logical: [layers, slots], the expert in each slot.
-        logical_to_physical: [layers, experts, most replicas], the slots of each expert, padded with -1.
-        counts: [layers, experts], the number of replicas of each expert.
-    """
-
-    physical_to_logical: Tensor
-    logical_to_physical: Tensor
-    counts: Tensor
+    physical_to_logical: Tensor  # [layers, slots], the expert in each slot
+    logical_to_physical: Tensor  # [layers, experts, most replicas], the slots of each expert, padded with -1
+    counts: Tensor  # [layers, experts], the number of replicas of each expert
 
 
 def rebalance_experts(
@@ -66,8 +60,6 @@ def rebalance_experts(
     ([[0, 0, 3, 0, 1, 2]], [[3, 1, 1, 1]])
     """
     loads = check(weight, num_replicas, num_groups, num_nodes, num_gpus)
-    if num_groups % num_nodes:
-        num_groups = num_nodes = 1
     experts, numbers = place(loads, num_replicas, num_groups, num_nodes, num_gpus)
     return make_placement(experts, loads.shape[1], numbers)
 
@@ -77,6 +69,8 @@ def place(loads: Loads, num_replicas: int, num_groups: int, num_nodes: int, num_
 
     Groups are packed on nodes; experts are replicated within a node; replicas are packed on its ranks.
     """
+    if num_groups % num_nodes:
+        num_groups = num_nodes = 1  # global
     num_layers, num_experts = loads.shape
     size, slots = num_experts // num_groups, num_replicas // num_gpus
     by_node = _experts_of_nodes(loads, num_groups, num_nodes, size)  # [layers * nodes, experts of a node]
@@ -125,11 +119,7 @@ def rank_loads(weight: Any, placement: ExpertPlacement, num_ranks: int) -> Tenso
 
 
 def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int) -> Loads:
-    """Return the loads as an array.
-
-    Raises:
-        ValueError: loads or sizes that do not fit.
-    """
+    """Return the loads as an array; ValueError for loads or sizes that do not fit."""
     loads = _on_host(weight)
     if loads.ndim != 2 or not loads.size:
         raise ValueError(f"loads are [layers, experts], at least one of each, got shape {tuple(loads.shape)}")
@@ -152,17 +142,12 @@ def check(weight: Any, num_replicas: int, num_groups: int, num_nodes: int, num_g
 
 
 def _on_host(weight: Any) -> Loads:
-    """Return loads as an array: the host computes placements, whatever device the loads were counted on."""
     loads: Loads = np.array(weight.cpu() if isinstance(weight, Tensor) else weight, dtype=np.float64)
     return loads
 
 
 def balanced_packing(loads: Loads, num_packs: int) -> tuple[Indices, Indices]:
-    """Pack the items of each row into packs of equal size; return the pack and the position in it of every item.
-
-    >>> balanced_packing(np.array([[9.0, 7, 6, 5, 4, 1]]), num_packs=2)[0]
-    array([[0, 1, 1, 0, 1, 0]])
-    """
+    """Pack the items of each row into packs of equal size; return every item's pack, and its position there."""
     num_rows, num_items = loads.shape
     size, rows = num_items // num_packs, np.arange(num_rows)
     packs, positions = np.zeros((2, num_rows, num_items), np.int64)
@@ -182,9 +167,6 @@ def replicate(loads: Loads, num_replicas: int) -> tuple[Indices, Indices, Indice
     """Replicate each row's experts; return the expert and the number of every replica, and the replicas per expert.
 
     The first replica of every expert comes first, in the experts' order.
-
-    >>> replicate(np.array([[1.0, 9, 2]]), num_replicas=5)[0]
-    array([[0, 1, 2, 1, 1]])
     """
     num_rows, num_experts = loads.shape
     rows = np.arange(num_rows)
@@ -235,7 +217,7 @@ def balance(
         raise ValueError(f"separate is 'free', 'always' or 'never', got {separate!r}")
     loads = check(weight, num_replicas, num_groups, num_nodes, num_ranks)
     if num_groups % num_nodes:
-        num_groups = num_nodes = 1
+        num_groups = num_nodes = 1  # global
     experts, _ = place(loads, num_replicas, num_groups, num_nodes, num_ranks)
     slots = slots_of(experts, loads, num_nodes, num_ranks)
     if separate != "never":
@@ -247,7 +229,7 @@ def balance(
 
 
 def slots_of(experts: Indices, loads: Loads, num_nodes: int, num_ranks: int) -> Slots:
-    """Arrange experts and their shares of load in a row per node, [rows, ranks, slots]; exchanges stay within a row."""
+    """Arrange experts and their shares of load in a row per node: exchanges stay within a row."""
     counts = (experts[:, :, None] == np.arange(loads.shape[1])).sum(1)
     share = np.take_along_axis(loads / counts, experts, 1)
     shape = len(experts) * num_nodes, num_ranks // num_nodes, -1

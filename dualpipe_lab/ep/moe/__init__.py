@@ -24,8 +24,7 @@ K experts per token, S = T K slots, R received rows, D hidden, F inner, E expert
   start_rows(y_RD, routes.splits.transposed, ..) .wait()     start_rows(dy_SD, routes.splits, ep.group) .wait()
   y_TKD = unpermute(y_SD, routes)                            dy_SD = unpermute_grad(dy_TKD, routes)
   y_TD = weighted_sum(y_TKD, weights_TK)                     dy_TKD, dweights_TK = weighted_sum_grad(dy_TD, y_TKD, ..)
-The pieces are in `permutation` and `experts`, `start_rows` in `dualpipe_lab.ep.all_to_all`; `operators` has the same
-steps for autograd.
+`permutation` has the routes, `operators` the movements of rows, `dualpipe_lab.ep.all_to_all` `start_rows`.
 Elsewhere: Megatron `MoELayer`, its token dispatchers, `finalize_model_grads` and its `expert_data_parallel` buffers,
 scaled by 1 / dp; torchtitan moe.py; DeepSeek-V3 `MoE`.
 Source: Shazeer et al. 2017 (arXiv 1701.06538), section 3.1; Lepikhin et al. 2020 (arXiv 2006.16668), section 3.

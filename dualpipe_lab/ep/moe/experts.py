@@ -26,7 +26,7 @@ class SwiGLUWeights(NamedTuple):
 
 
 class SavedForInputGrad(NamedTuple):
-    """Tensors that the forward saves for the input gradient: `rows_RD`, `a_RF`, `u_RF`, and rows per expert."""
+    """Tensors that the forward saves for I: `rows_RD`, `a_RF`, `u_RF`, and rows per expert."""
 
     rows: Tensor
     a: Tensor

@@ -1,7 +1,16 @@
-"""The steps of the layer for autograd: thin Functions over the plain ones of `permutation` and `experts`.
+"""The steps of the layer on this rank: each local movement of rows with its gradient, and the experts for autograd.
 
-Chapter: book/ep/smoe.  In: rows that may need a gradient.  Out: the same as the plain function of the same name.
-The exchanges between them are `dispatch` and `combine` of `dualpipe_lab.ep.all_to_all`.
+Chapter: book/ep/smoe.  In: rows, `Routes`.  Out: rows in another order, or their weighted sum.
+  step           forward                                backward
+  permute        row of token q // k for each slot q    sum of the k copies of each token
+  regroup        source-major to expert-major           ungroup
+  ungroup        expert-major to source-major           regroup
+  unpermute      rows back to their slots, `y_TKD`      slots in the order in which rows are sent
+  weighted_sum   y_t = sum over j of w_tj y_tj          dy_tj = w_tj dy_t,  dw_tj = <dy_t, y_tj>
+Weights may have more bits than rows: sums are formed in the type of the weights, and rows keep theirs.
+Copies are summed as `view(T, K, D).sum(1)`, in the order of the choices: bits do not depend on where the rows were.
+The exchanges between the steps are `dispatch` and `combine` of `dualpipe_lab.ep.all_to_all`.
+Elsewhere: Megatron moe_utils.py `permute` and `unpermute`; torchtitan token_dispatcher.py.
 """
 
 from typing import Any
@@ -11,64 +20,75 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab.ep.moe import experts as grouped
-from dualpipe_lab.ep.moe import permutation
 from dualpipe_lab.ep.moe.experts import SavedForInputGrad, SwiGLUWeights
 from dualpipe_lab.ep.moe.permutation import Routes
 
 
 def permute(x: Tensor, routes: Routes) -> Tensor:
-    """Copy every token `x_TD` k times, sorted by expert: `rows_SD`.  Backward: sum the copies' gradients by token."""
-    out: Tensor = Permute.apply(x, routes)
+    """Copy every token `x_TD` k times, sorted by expert: `rows_SD`."""
+    out: Tensor = _Permute.apply(x, routes)
     return out
 
 
+def permute_grad(grad: Tensor, routes: Routes) -> Tensor:
+    """Sum the gradients `grad_SD` of the k copies of each token: `dx_TD`."""
+    return unpermute(grad, routes).sum(1)
+
+
 def regroup(rows: Tensor, routes: Routes) -> Tensor:
-    """Reorder `rows_RD` from arrival, source by source, to the order of the experts."""
-    out: Tensor = Reorder.apply(rows, routes.expert_major, routes.arrival)
+    """Reorder `rows_RD` from arrival, source by source, to the order of the experts; the gradient of `ungroup`."""
+    out: Tensor = _Reorder.apply(rows, routes.expert_major, routes.arrival)
     return out
 
 
 def ungroup(rows: Tensor, routes: Routes) -> Tensor:
-    """Reorder `rows_RD` from the order of the experts to that of arrival."""
-    out: Tensor = Reorder.apply(rows, routes.arrival, routes.expert_major)
+    """Reorder `rows_RD` from the order of the experts to that of arrival; the gradient of `regroup`."""
+    out: Tensor = _Reorder.apply(rows, routes.arrival, routes.expert_major)
     return out
 
 
 def unpermute(rows: Tensor, routes: Routes) -> Tensor:
     """Move every row of `rows_SD` back to its slot: `y_TKD`."""
-    out: Tensor = Reorder.apply(rows, routes.inverse, routes.order)
+    out: Tensor = _Reorder.apply(rows, routes.inverse, routes.order)
     return out.view(routes.num_tokens, routes.top_k, *rows.shape[1:])
 
 
+def unpermute_grad(grad: Tensor, routes: Routes) -> Tensor:
+    """Put the slots' gradients `grad_TKD` into the order in which rows are sent: `grad_SD`."""
+    return grad.flatten(0, 1).index_select(0, routes.order)
+
+
 def weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
-    """Sum the k results `y_TKD` of each token, each times its weight of `weights_TK`; both get gradients."""
-    out: Tensor = WeightedSum.apply(y, weights)
+    """Sum the k results `y_TKD` of each token, each times its weight of `weights_TK`: `y_TD`; both get gradients."""
+    out: Tensor = _WeightedSum.apply(y, weights)
     return out
+
+
+def weighted_sum_grad(grad: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `dy_TKD` and `dweights_TK` for the output gradient `grad_TD`."""
+    grad = grad.unsqueeze(1).to(weights.dtype)
+    return (weights.unsqueeze(-1) * grad).to(y.dtype), (grad * y).sum(-1)
 
 
 def grouped_swiglu(rows: Tensor, counts: tuple[int, ...], weights: SwiGLUWeights) -> Tensor:
     """Pass every row of `rows_RD` through its expert: `y_RD`."""
-    out: Tensor = GroupedSwiGLU.apply(rows, counts, *weights)
+    out: Tensor = _GroupedSwiGLU.apply(rows, counts, *weights)
     return out
 
 
-class Permute(torch.autograd.Function):
-    """Forward: copy rows.  Backward: sum the gradients of the copies."""
-
+class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, routes: Routes) -> Tensor:
         ctx.routes = routes
-        return permutation.permute(x, routes)
+        return x.index_select(0, routes.order // routes.top_k)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return permutation.permute_grad(grad, ctx.routes), None
+        return permute_grad(grad, ctx.routes), None
 
 
-class Reorder(torch.autograd.Function):
-    """Forward: a permutation of rows.  Backward: its inverse."""
-
+class _Reorder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.inverse = inverse
@@ -80,23 +100,19 @@ class Reorder(torch.autograd.Function):
         return grad.index_select(0, ctx.inverse), None, None
 
 
-class WeightedSum(torch.autograd.Function):
-    """Forward: the weighted sum of k results.  Backward: the gradients of results and weights."""
-
+class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(y, weights)
-        return permutation.weighted_sum(y, weights)
+        return (weights.unsqueeze(-1) * y).sum(1).to(y.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return permutation.weighted_sum_grad(grad, *ctx.saved_tensors)
+        return weighted_sum_grad(grad, *ctx.saved_tensors)
 
 
-class GroupedSwiGLU(torch.autograd.Function):
-    """Forward: three grouped products.  Backward: I, then W."""
-
+class _GroupedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: tuple[int, ...], gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         weights = SwiGLUWeights(gate, up, down)

@@ -1,23 +1,13 @@
-"""Routes and permutations: where the rows of a microbatch go, and each local movement of rows beside its gradient.
+"""Routes: where the rows of a microbatch go, sorted by expert on the source and on the rank of the experts.
 
-Chapter: book/ep/smoe.  In: the ranks of expert parallelism, the experts that each token has chosen.  Out: a `Routes`;
-rows in another order.
+Chapter: book/ep/smoe.  In: the ranks of expert parallelism, the experts that each token has chosen.  Out: a `Routes`.
   experts of rank r    r E / e to (r + 1) E / e
   slot           token * k + choice: one for each copy of a token that is sent
   order          slots by expert, and by token within an expert: a stable sort
   expert_major   rows in the order of arrival (source by source) into the order of this rank's experts: a stable sort
 Both sorts are stable, so an expert sees its rows in the order of all ranks' tokens, on any number of ranks.
   messages       one exchange of E numbers, 8 (e - 1) / e E bytes sent, before the rows
-The movements are plain functions without autograd:
-  step           forward                                backward
-  permute        row of token q // k for each slot q    sum of the k copies of each token
-  regroup        source-major to expert-major           ungroup
-  ungroup        expert-major to source-major           regroup
-  unpermute      rows back to their slots, `y_TKD`      slots in the order in which rows are sent
-  weighted_sum   y_t = sum over j of w_tj y_tj          dy_tj = w_tj dy_t,  dw_tj = <dy_t, y_tj>
-Weights may have more bits than rows: sums are formed in the type of the weights, and rows keep theirs.
-Copies are summed as `view(T, K, D).sum(1)`, in the order of the choices: bits do not depend on where the rows were.
-Elsewhere: Megatron `MoEAlltoAllTokenDispatcher.preprocess`, moe_utils.py `permute` and `unpermute`,
+Elsewhere: Megatron `MoEAlltoAllTokenDispatcher.preprocess`,
 `expert_model_parallel_size` and `expert_data_parallel_group`; torchtitan `ExpertParallel`, token_dispatcher.py.
 """
 
@@ -151,44 +141,3 @@ def check_choices(experts: Tensor, num_experts: int) -> None:
     raise ValueError(
         f"a token chooses k different experts, got {experts[token].tolist()} for token {token}; take topk's indices"
     )
-
-
-def permute(x: Tensor, routes: Routes) -> Tensor:
-    """Copy every token `x_TD` k times, sorted by expert: `rows_SD`."""
-    return x.index_select(0, routes.order // routes.top_k)
-
-
-def permute_grad(grad: Tensor, routes: Routes) -> Tensor:
-    """Sum the gradients `grad_SD` of the k copies of each token: `dx_TD`."""
-    return unpermute(grad, routes).sum(1)
-
-
-def unpermute(rows: Tensor, routes: Routes) -> Tensor:
-    """Move every row of `rows_SD` back to its slot: `y_TKD`."""
-    return rows.index_select(0, routes.inverse).view(routes.num_tokens, routes.top_k, *rows.shape[1:])
-
-
-def unpermute_grad(grad: Tensor, routes: Routes) -> Tensor:
-    """Put the slots' gradients `grad_TKD` into the order in which rows are sent: `grad_SD`."""
-    return grad.flatten(0, 1).index_select(0, routes.order)
-
-
-def regroup(rows: Tensor, routes: Routes) -> Tensor:
-    """Reorder `rows_RD` from arrival, source by source, to the order of the experts; the gradient of `ungroup`."""
-    return rows.index_select(0, routes.expert_major)
-
-
-def ungroup(rows: Tensor, routes: Routes) -> Tensor:
-    """Reorder `rows_RD` from the order of the experts to that of arrival; the gradient of `regroup`."""
-    return rows.index_select(0, routes.arrival)
-
-
-def weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
-    """Sum the k results `y_TKD` of each token, each times its weight of `weights_TK`: `y_TD`."""
-    return (weights.unsqueeze(-1) * y).sum(1).to(y.dtype)
-
-
-def weighted_sum_grad(grad: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `dy_TKD` and `dweights_TK` for the output gradient `grad_TD`."""
-    grad = grad.unsqueeze(1).to(weights.dtype)
-    return (weights.unsqueeze(-1) * grad).to(y.dtype), (grad * y).sum(-1)

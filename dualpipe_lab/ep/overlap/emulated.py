@@ -54,7 +54,6 @@ class SelfAttention(nn.Module):
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `a_TD` for `x_TD`; the microbatch is one sequence."""
         q, k, v = self.qkv(x).unsqueeze(0).chunk(3, dim=-1)
         a: Tensor = x + self.out(scaled_dot_product_attention(q, k, v, is_causal=True)[0])
         return a

@@ -29,7 +29,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from dualpipe_lab.comm import Pending
 from dualpipe_lab.ep.all_to_all import start_rows
-from dualpipe_lab.ep.moe import Experts, permutation
+from dualpipe_lab.ep.moe import Experts, operators
 from dualpipe_lab.ep.moe import experts as grouped
 from dualpipe_lab.ep.moe.permutation import Routes, plan_routes
 from dualpipe_lab.ep.overlap.order import PLAIN, ROUTED, SHARED, Op, Order, Ticks
@@ -52,21 +52,13 @@ _TAKES_INPUT, _TAKES_OUTPUT_GRAD, _RETURNS_INPUT_GRAD = ("A_F", "P_F"), ("C_B", 
 
 @dataclass
 class Given:
-    """What the layers of a stage share for one microbatch.
+    """What the layers of a stage share for one microbatch."""
 
-    Attributes:
-        weight: of the microbatch in the loss.
-        extra: the stage's inputs besides x, by name.
-        loss_fn: of the last stage's output; None on other stages, and where only the output is wanted.
-        tensors: that one layer keeps for a later one, by name.
-        grads: of these tensors, by name.
-    """
-
-    weight: float = 1
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    loss_fn: Loss | None = None
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    grads: dict[str, Tensor] = field(default_factory=dict)
+    weight: float = 1  # of the microbatch in the loss
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the stage's inputs besides x
+    loss_fn: Loss | None = None  # None where only the output is wanted
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # that one layer keeps for a later one
+    grads: dict[str, Tensor] = field(default_factory=dict)  # of these tensors
 
     def loss_of(self, output: Tensor) -> Tensor:
         """Return the microbatch's weighted loss; without a loss function the output itself."""
@@ -74,19 +66,12 @@ class Given:
 
 
 class Routed(NamedTuple):
-    """The results of A_F.
+    """The results of A_F."""
 
-    Attributes:
-        a: `a_..D`, after attention and its residual; the layer adds the experts' results to it.
-        n: `n_TD`, what is sent to the experts; `a` itself, or its norm.
-        routing: of these tokens.
-        loss: this layer's summand of the stage's loss, a scalar, such as a balance loss; None for none.
-    """
-
-    a: Tensor
-    n: Tensor
+    a: Tensor  # a_..D, after attention and its residual
+    n: Tensor  # n_TD, sent to the experts: a itself, or its norm
     routing: Routing
-    loss: Tensor | None = None
+    loss: Tensor | None = None  # what this layer adds to the loss, a scalar, such as a balance loss
 
 
 class InterruptibleLayer(nn.Module):
@@ -118,7 +103,6 @@ class InterruptibleLayer(nn.Module):
             self._routes = self.routes_of(fixed)
 
     def begin(self, given: Given | None = None) -> "LayerPass":
-        """Return the pass of one microbatch through this layer."""
         return LayerPass(self, given or Given())
 
     def routes_of(self, experts: Tensor) -> Routes:
@@ -128,7 +112,6 @@ class InterruptibleLayer(nn.Module):
         return plan_routes(experts, self.experts.num_experts, self.experts.ep)
 
     def route(self, x: Tensor) -> Routed:
-        """Compute A: attention and router of `x_..D`."""
         a = self.attention(x)
         tokens = a.flatten(0, -2)
         return Routed(a, tokens, self.router(tokens))
@@ -146,24 +129,19 @@ class LayerPass:
     """One microbatch in one layer: a method per piece, in the order of their dependencies.
 
     The pieces that launch an all-to-all return at once; `wait` is called before the next piece.
-
-    Attributes:
-        loss: after A_F, the layer's weighted summand of the loss, detached; None for none.
     """
 
     def __init__(self, layer: InterruptibleLayer, given: Given) -> None:
         self.layer, self.group, self._weight = layer, layer.experts.ep.group, given.weight
-        self.loss: Tensor | None = None
+        self.loss: Tensor | None = None  # after A_F, what this layer adds to the weighted loss
         self._held: dict[str, Any] = {}
         self._pending: Pending[Tensor] | None = None
 
     def wait(self) -> None:
-        """Complete the all-to-all that was launched last."""
         assert self._pending is not None
         self._pending.wait()
 
     def attention(self, x: Tensor) -> None:
-        """A_F: attention and router."""
         x, is_graded = x.detach(), torch.is_grad_enabled()
         x.requires_grad_(is_graded)
         a, n, routing, loss = self.layer.route(x)
@@ -177,12 +155,10 @@ class LayerPass:
         }  # fmt: skip
 
     def dispatch(self) -> None:
-        """D_F: launch the dispatch."""
         n = self._held.pop("n") if self.layer.shared is None else self._held["n"]  # S_F takes it too
-        self._launch(permutation.permute(n, self._held["routes"]), back=False)
+        self._launch(operators.permute(n, self._held["routes"]), back=False)
 
     def shared(self) -> None:
-        """S_F: the shared expert."""
         assert self.layer.shared is not None, "the letters of a layer with a shared expert"
         n = self._held["n"].detach().requires_grad_(torch.is_grad_enabled())
         y = self.layer.shared(n)
@@ -191,22 +167,20 @@ class LayerPass:
         self._held["shared_y"] = y.detach()
 
     def experts(self) -> None:
-        """M_F: the experts of this rank."""
         routes = self._held["routes"]
-        rows = permutation.regroup(self._received(), routes)
+        rows = operators.regroup(self._received(), routes)
         y, self._held["for_input_grad"] = grouped.experts_forward(rows, routes.counts, self.layer.experts.weights)
-        self._held["y"] = permutation.ungroup(y, routes)
+        self._held["y"] = operators.ungroup(y, routes)
 
     def combine(self) -> None:
-        """C_F: launch the exchange of the results."""
         self._launch(self._held.pop("y"), back=True)
 
     def output(self) -> Tensor:
         """Return `y_..D`: the weighted results and the shared expert's, added to the attention's output."""
         held = self._held
         if "output" not in held:
-            held["y_TKD"] = permutation.unpermute(self._received(), held["routes"])
-            y = permutation.weighted_sum(held["y_TKD"], held["weights"])
+            held["y_TKD"] = operators.unpermute(self._received(), held["routes"])
+            y = operators.weighted_sum(held["y_TKD"], held["weights"])
             y = y + held.pop("shared_y") if "shared_y" in held else y
             held.pop("n", None)
             held["output"] = self.layer.add(held.pop("a"), y)
@@ -219,27 +193,23 @@ class LayerPass:
         self.output()  # if no later layer has asked for it
         del held["output"]
         dresults, y, weights = self._grad_of_results(dy), held.pop("y_TKD"), held.pop("weights")
-        rows, held["dweights"] = permutation.weighted_sum_grad(dresults, y, weights)
+        rows, held["dweights"] = operators.weighted_sum_grad(dresults, y, weights)
         held["da"] = dy
-        self._launch(permutation.unpermute_grad(rows, held["routes"]), back=False)
+        self._launch(operators.unpermute_grad(rows, held["routes"]), back=False)
 
     def shared_input_grad(self, dy: Tensor) -> None:
-        """S_B: the input gradient of the shared expert."""
         (self._held["dn"],) = self._held["shared_split"].input_grad([self._grad_of_results(dy)])
 
     def shared_weight_grad(self) -> None:
-        """S_W: accumulate the weight gradients of the shared expert."""
         self._held.pop("shared_split").weight_grad()
 
     def experts_input_grad(self) -> None:
-        """M_B: the input gradient of the experts."""
         held, weights = self._held, self.layer.experts.weights
-        grad = permutation.regroup(self._received(), held["routes"])
+        grad = operators.regroup(self._received(), held["routes"])
         dx, held["for_weight_grad"] = grouped.experts_input_grad(grad, weights, held.pop("for_input_grad"))
-        held["dx"] = permutation.ungroup(dx, held["routes"])
+        held["dx"] = operators.ungroup(dx, held["routes"])
 
     def experts_weight_grad(self) -> None:
-        """M_W: accumulate the weight gradients of the experts."""
         found = grouped.experts_weight_grad(self._held.pop("for_weight_grad"))
         for parameter, grad in zip(self.layer.experts.weights, found, strict=True):
             if parameter.requires_grad:
@@ -247,14 +217,13 @@ class LayerPass:
                 accumulate_grad(parameter, grad, is_new=True)
 
     def dispatch_grad(self) -> None:
-        """D_B: launch the exchange of the rows' gradients."""
         self._launch(self._held.pop("dx"), back=True)
 
     def attention_input_grad(self) -> Tensor:
         """A_B: return `dx_..D`, the input gradient of attention and router; the layer's own loss begins here."""
         held = self._held
         held.pop("dresults")
-        dn = permutation.permute_grad(self._received(), held.pop("routes"))
+        dn = operators.permute_grad(self._received(), held.pop("routes"))
         dn = dn + held.pop("dn") if "dn" in held else dn
         grads = [held.pop("da"), dn, held.pop("dweights")]
         if self.loss is not None:
@@ -264,12 +233,10 @@ class LayerPass:
         return dx
 
     def attention_weight_grad(self) -> None:
-        """A_W: accumulate the weight gradients of attention and router."""
         self._held.pop("split").weight_grad()
 
     @property
     def is_over(self) -> bool:
-        """Whether the backward has ended and no tensor is held."""
         return not self._held
 
     def _grad_of_results(self, dy: Tensor) -> Tensor:
@@ -310,7 +277,6 @@ class PlainLayer:
         self.function, self.keeps, self.takes = function, keeps, takes
 
     def begin(self, given: Given | None = None) -> "PlainPass":
-        """Return the pass of one microbatch through this layer."""
         return PlainPass(self, given or Given())
 
 
@@ -327,7 +293,6 @@ class PlainPass:
         self._has_graph: list[bool] = []  # of the output, and of what is kept
 
     def forward(self, x: Tensor) -> None:
-        """P_F: run the function."""
         layer, shared, inputs = self._layer, self._given.tensors, [x.detach()]
         if layer.takes is not None:
             inputs.append(shared[layer.takes].detach())
@@ -347,7 +312,6 @@ class PlainPass:
         self._output = outputs[0].detach()
 
     def output(self) -> Tensor:
-        """Return the output."""
         assert self._output is not None, "P_F has run"
         return self._output
 
@@ -364,14 +328,12 @@ class PlainPass:
         return full[0] if full else None
 
     def weight_grad(self) -> None:
-        """P_W: accumulate the weight gradients."""
         assert self._split is not None, "P_B has run"
         self._split.weight_grad()
         self._split = None
 
     @property
     def is_over(self) -> bool:
-        """Whether the backward has ended and no tensor is held."""
         return self._split is None and self._output is None
 
 
@@ -431,7 +393,6 @@ class MicrobatchPass:
                 self.dx = found
 
     def wait(self, op: Op) -> None:
-        """Complete an all-to-all."""
         self._passes[op.layer].wait()
 
     def _input_of(self, layer: int) -> Tensor:

@@ -68,12 +68,10 @@ class Op(NamedTuple):
 
     @property
     def is_comm(self) -> bool:
-        """Whether the operation is an all-to-all."""
         return self.kind in COMM
 
     @property
     def is_forward(self) -> bool:
-        """Whether the operation belongs to the forward microbatch of a pair."""
         return self.kind.endswith("_F")
 
     @property
@@ -83,13 +81,7 @@ class Op(NamedTuple):
 
     @property
     def needs(self) -> "Op":
-        """The operation whose result this one takes between routed layers; it may be outside of the order.
-
-        `Order.operands` knows shared experts and layers in one piece too.
-
-        >>> str(Op("A_F", 2).needs), str(Op("C_B", 2).needs), str(Op("D_B", 2).needs)
-        ('C_F1', 'A_B3', 'M_B2')
-        """
+        """The operation whose result this one takes between routed layers, within the order or not."""
         kind, step = _NEEDS[self.kind][0][0]
         return Op(kind, self.layer + step)
 
@@ -153,8 +145,7 @@ class Order:
         forward, backward: numbers of the microbatches; None for a half that the order does not have.
 
     Raises:
-        InvalidOrder: an operation in the row of the other stream, an operation that occurs twice, or one microbatch in
-            both halves.
+        InvalidOrder: an operation in the wrong row, or twice, or one microbatch in both halves.
 
     >>> order = Order.parse("a layer forward", "A_F0 M_F0", "D_F0 C_F0", forward=0)
     >>> print(order)
@@ -204,12 +195,7 @@ class Order:
         return {piece: op for op in (*self.compute, *self.comm) for piece in op.pieces}
 
     def operands(self, op: Op) -> list[Op]:
-        """Return the operations of the rows whose results an operation takes.
-
-        >>> order = Order.parse("dense, then routed", "P_F0 A_F1 S_F1 M_F1", "D_F1 C_F1", forward=0)
-        >>> [str(op) for op in order.operands(Op("A_F", 1))]
-        ['P_F0']
-        """
+        """Return the operations of the rows whose results an operation takes."""
         found = []
         for alternatives in _NEEDS[op.kind]:
             wanted = (Op(kind, op.layer + step) for kind, step in alternatives)
@@ -217,7 +203,6 @@ class Order:
         return found
 
     def microbatch(self, op: Op) -> int | None:
-        """Return the microbatch that an operation works on."""
         return self.forward if op.is_forward else self.backward
 
     def __str__(self) -> str:
@@ -230,7 +215,7 @@ def check_pair(order: Order, layers: Layers, backward_layers: Layers | None = No
 
     Args:
         order: any order.
-        layers: of the forward: a number of routed layers, or the letters of each.
+        layers: of the forward, as in `one_f_one_b_overlap`.
         backward_layers: of the backward, if they differ.
 
     Raises:

@@ -27,11 +27,7 @@ _SPAN_KINDS = {
 
 
 class Call(NamedTuple):
-    """One call of the host: run, issue or wait, and the operation.
-
-    >>> str(Call("issue", Op("D_F", 0)))
-    'issue D_F0'
-    """
+    """One call of the host: run, issue or wait, and the operation."""
 
     verb: str
     op: Op
@@ -120,7 +116,7 @@ class StreamSpans:
         return {f"{prefix}compute": self.compute, f"{prefix}communication": self.comm}
 
     def waits(self) -> list[tuple[str, Time]]:
-        """Return the waits of the compute stream: the operation that starts late, and the waiting time."""
+        """Return the waits of the compute stream: the operation that starts late, and the time."""
         found, now = [], 0 * self.makespan
         for span in self.compute:
             if span.start > now:

@@ -88,7 +88,6 @@ class InterruptibleStage(Stage):
 
     @property
     def num_live(self) -> int:
-        """The number of microbatches whose activations are held."""
         return len(self.passes)
 
     def forward(
@@ -99,13 +98,11 @@ class InterruptibleStage(Stage):
         loss_fn: Loss | None = None,
         weight: float = 1,
     ) -> ForwardResult:
-        """F: the serial forward."""
         one = self.begin_forward(microbatch, inputs, extra, weight, loss_fn)
         self.execute(forward_alone(one.letters, microbatch), forward=one)
         return self.finish_forward(one)
 
     def backward(self, microbatch: int, grads: Sequence[Tensor]) -> Tensors:
-        """B: input and weight gradients."""
         order = backward_alone(self.letters, microbatch)
         self.execute(order, backward=self.begin_backward(microbatch, grads))
         return self.finish_backward(self.passes.pop(microbatch))
@@ -117,7 +114,6 @@ class InterruptibleStage(Stage):
         return self.finish_backward(self.passes[microbatch])
 
     def weight_grad(self, microbatch: int) -> None:
-        """W: weight gradients."""
         order = weight_grads_alone(self.letters, microbatch)
         self.execute(order, backward=self.passes.pop(microbatch))
 
@@ -180,7 +176,6 @@ class InterruptibleStage(Stage):
         return one
 
     def finish_backward(self, one: MicrobatchPass) -> Tensors:
-        """Return the gradient of the input; nothing for token ids."""
         self._release()
         return () if one.dx is None else (one.dx,)
 
@@ -193,7 +188,6 @@ class InterruptibleStage(Stage):
             owner.release(list(self.module.parameters()))
 
     def _synchronizers(self) -> list[Synchronizer]:
-        """Return what sums the gradients of this stage; ValueError for weights that nothing here can gather."""
         parameters = list(self.module.parameters())
         found = list(dict.fromkeys(owner for each in parameters for owner in synchronizers_of(each)))
         if not found and any(is_absent(parameter) for parameter in parameters):
@@ -318,7 +312,6 @@ class InterruptibleV3Layer(InterruptibleLayer):
         self.stage, self.layer = stage, layer
 
     def route(self, x: Tensor) -> Routed:
-        """Compute A: attention, norm and router of `x_BSD`, and the balance loss per sequence."""
         routed: Routed = recompute(self._route, x) if self.stage.recompute else self._route(x)
         return routed
 
@@ -382,11 +375,7 @@ class SecondTokenStage(InterruptibleStage):
         self._model, self._without = model, [*first, *layers, answer]
 
     def layers_for(self, extra: Mapping[str, Any]) -> Sequence[InterruptibleLayer | PlainLayer]:
-        """Return all layers; in evaluation without the next tokens those of the model itself.
-
-        Raises:
-            ValueError: no next tokens in training, or other inputs.
-        """
+        """Return all layers; in evaluation without the next tokens those of the model itself."""
         if not extra:
             self._model.check_evaluation()
             return self._without
