@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 import torch
-from runs import draw, leaf
+from ep_runs import distance
+from runs import A1, draw, leaf
 from torch.nn.functional import silu
 
 HIDDEN, FFN = 4, 6
@@ -66,6 +67,16 @@ def plain(case, activation=silu):
     y.backward(case.dy)
     leaves = dict(zip(("x", "weights", "gate", "up", "down"), (x, weights, *parameters), strict=True))
     return {"y": y.detach()} | {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in leaves.items()}
+
+
+def check(launched, cases, limit=A1, activation=silu):
+    """Every rank's results are those of the loop; limit 0 asks for the same bits."""
+    for rank, found in enumerate(launched):
+        for (name, case), results in zip(cases.items(), found, strict=True):
+            span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
+            for key, value in plain(case, activation).items():
+                value = value[span] if key in ("y", "x", "weights") else value
+                assert distance(results[key], value) <= limit, f"rank {rank}, {name}: {key}"
 
 
 def linear(x):

@@ -1,11 +1,9 @@
 """DeepSeek-V3's layer: weights without the bias, loads counted once, gradients of one process."""
 
-import json
-
 import pytest
 import torch
 from ep_runs import distance
-from runs import A1, ORACLES, counted, draw, launch, leaf
+from runs import A1, counted, draw, launch, leaf
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
@@ -17,31 +15,12 @@ from dualpipe_lab.ep.deepseek_moe import (
     update_biases,
 )
 from dualpipe_lab.ep.moe import reduce_gradients
-from dualpipe_lab.ep.router import top_experts
 from dualpipe_lab.ep.router_losses import sequence_loss
 from dualpipe_lab.launch.context import rank_context
 from dualpipe_lab.pp.runtime.recompute import recompute
 from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
 E, K, GROUPS, KEPT, HIDDEN, FFN, SCALE = 8, 2, 4, 2, 6, 5, 2.5
-
-
-def test_weights_and_their_gradient_are_the_published_vectors():
-    """Without groups and bias the router is sigmoid, top-k, normalised, scaled."""
-    found = json.loads((ORACLES / "topk_gating.json").read_text())
-    cases = [case for case in found["cases"] if case["kind"] == "sigmoid_topk_renorm" and case["k"] > 1]
-    assert len(cases) == 2
-    logits = torch.tensor(found["logits"], dtype=torch.float64)
-    for case in cases:
-        k, expected = case["k"], case["expected"]
-        router = DeepSeekRouter(6, 6, k, scale=case["scale"], dtype=torch.float64)
-        router.weight.data = torch.eye(6, dtype=torch.float64)
-        x = leaf(logits)
-        routing = router(x)
-        routing.weights.backward(torch.tensor(found["upstream"], dtype=torch.float64)[:, :k])
-        assert routing.indices.tolist() == expected["indices"]
-        for ours, theirs in ((routing.weights, expected["weights"]), (x.grad, expected["dlogits"])):
-            assert distance(ours, torch.tensor(theirs, dtype=torch.float64)) < 1e-14
 
 
 def test_the_bias_changes_the_choice_and_not_the_weights():
@@ -103,7 +82,7 @@ STATE = {
 BIAS = draw(15, E)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_output_gradients_and_load_are_those_of_one_process(world_size):
     """Ranks with different numbers of tokens, one of them with none; two microbatches per rank."""
     tokens = [7, 0, 5, 9][:world_size]
@@ -172,21 +151,6 @@ def test_a_load_is_counted_once_per_microbatch(again):
         assert sent == {"all_reduce": (1, E * 8)}
 
 
-def test_the_bias_levels_the_load():
-    torch.manual_seed(0)
-    router = DeepSeekRouter(HIDDEN, E, K, GROUPS, KEPT, dtype=torch.float64)
-    x = draw(0, 2000, HIDDEN) + 1.5 * draw(1, HIDDEN)
-
-    def spread():
-        load = router(x).load.double()
-        return float(load.std() / load.mean())
-
-    first = spread()
-    for _ in range(100):
-        router.bias += bias_step(router(x).load, 0.02)
-    assert spread() < 0.1 * first
-
-
 def test_two_routers_share_one_message_and_16_bits_are_refused():
     def fn(rank, world_size):
         model = torch.nn.ModuleList([DeepSeekRouter(4, 4, 2), DeepSeekRouter(4, 8, 2)])
@@ -211,19 +175,6 @@ def plain_sequence_loss(logits, indices, length, scoring="sigmoid"):
     chosen = torch.nn.functional.one_hot(indices, logits.shape[1]).sum(1).to(logits.dtype)
     f = logits.shape[1] / indices.shape[1] * chosen.unflatten(0, (-1, length)).mean(1)
     return (f * shares).sum(1).mean()
-
-
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-def test_the_loss_per_sequence_has_the_gradient_of_the_scores(scoring):
-    logits = draw(3, 12, E)
-    indices = top_experts(logits, K)
-    ours, theirs = leaf(logits), leaf(logits)
-    loss = sequence_loss(ours, indices, 4, scoring=scoring)
-    expected = plain_sequence_loss(theirs, indices, 4, scoring)
-    (2 * loss).backward()
-    (2 * expected).backward()
-    assert distance(loss, expected) <= A1
-    assert distance(ours.grad, theirs.grad) <= A1
 
 
 @pytest.mark.parametrize("groups", [(1, 1), (GROUPS, KEPT)])
@@ -254,16 +205,18 @@ def test_a_router_without_a_bias_has_its_load_returned_and_reset():
     assert rest == [0, None]
 
 
-def test_the_loss_per_sequence_and_its_gradient():
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_the_loss_per_sequence_and_its_gradient(scoring):
     logits = draw(3, 12, E)
     indices = group_limited_topk(logits, K, GROUPS, KEPT)
     ours, theirs = leaf(logits), leaf(logits)
-    loss, expected = sequence_loss(ours, indices, 4), plain_sequence_loss(theirs, indices, 4)
-    loss.backward()
-    expected.backward()
+    loss, expected = sequence_loss(ours, indices, 4, scoring=scoring), plain_sequence_loss(theirs, indices, 4, scoring)
+    (2 * loss).backward()
+    (2 * expected).backward()
     assert distance(loss, expected) <= A1
     assert distance(ours.grad, theirs.grad) <= A1
-    parts = [sequence_loss(logits[s], indices[s], 4, num_sequences=3) for s in (slice(0, 8), slice(8, 12))]
+    options = {"num_sequences": 3, "scoring": scoring}
+    parts = [sequence_loss(logits[s], indices[s], 4, **options) for s in (slice(0, 8), slice(8, 12))]
     assert distance(sum(parts), expected) <= A1  # shares of two ranks
     assert float(sequence_loss(logits[:0], indices[:0], 4, num_sequences=3)) == 0
     even = torch.stack([torch.arange(E), (torch.arange(E) + 1) % E], 1)

@@ -8,11 +8,9 @@ from runs import A1, counted, draw, launch, leaf
 import dualpipe_lab as lab
 from dualpipe_lab import comm
 from dualpipe_lab.ep.gshard import (
-    DROPPED,
     GShardMoE,
     capacity,
     exchange_bytes,
-    find_slots,
 )
 from dualpipe_lab.tp.shard import full_state_dict, load_full_state_dict
 
@@ -104,7 +102,7 @@ def run(rank, world_size, cases):
     return results
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_a1_and_bytes_on_any_number_of_ranks(world_size):
     launched = launch(run, world_size, CASES)
     for number, (sizes, k, factor) in enumerate(CASES):
@@ -134,48 +132,6 @@ def test_the_cases_drop_something_and_nothing():
     assert sum(group[3] for group in expected(*even)[0]) == 0
 
 
-def test_all_tokens_to_one_expert_change_no_message():
-    """The router sends everything to expert 3; the others have rows of zeros and gradients of zeros."""
-
-    def fn(rank, world_size):
-        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
-        state = make_state()
-        state["router.weight"] = torch.zeros(EXPERTS, HIDDEN).double()
-        state["router.weight"][3], state["router.weight"][5] = 9, 5
-        load_full_state_dict(layer, state)
-        x = draw(rank, TOKENS, HIDDEN).abs()
-        outs = []
-        sent = counted(lambda: outs.append(step(layer, x, torch.ones_like(x))))
-        grads = full_state_dict(layer, of="grad")
-        empty = [e for e in range(EXPERTS) if not grads["first"][e].any() and not grads["second"][e].any()]
-        return outs[0][0], outs[0][2], outs[0][3], sent, empty
-
-    for y, balance, dropped, sent, empty in launch(fn, 4):
-        assert sent == {"all_to_all_single": (4, 4 * exchange_bytes(EXPERTS * 2, HIDDEN, 8, 4))}
-        assert dropped == 2 * (TOKENS - 2)  # two slots each for first and second choices
-        assert torch.equal(y[2:], torch.zeros(TOKENS - 2, HIDDEN).double())  # dropped by both
-        assert y[:2].all()
-        assert abs(balance - EXPERTS) < 0.1
-        assert empty == [0, 1, 2, 4, 6, 7]
-
-
-def test_a_token_without_a_slot_has_no_gradient_of_y():
-    def fn(rank, world_size):
-        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 0.25, dtype=torch.float64)
-        load_full_state_dict(layer, make_state())
-        x = leaf(draw(5, TOKENS, HIDDEN))
-        out = layer(x)
-        out.y.backward(torch.ones_like(out.y))
-        lost = (find_slots(out.routing.indices, EXPERTS, layer.capacity) == DROPPED).all(1)
-        return lost, out.y.detach(), x.grad
-
-    ((lost, y, dx),) = launch(fn, 1)
-    assert 0 < lost.sum() < TOKENS
-    assert not y[lost].any()
-    assert not dx[lost].any()
-    assert dx[~lost].all()
-
-
 def test_tokens_that_need_no_gradient_spare_one_exchange():
     def fn(rank, world_size):
         layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
@@ -183,25 +139,6 @@ def test_tokens_that_need_no_gradient_spare_one_exchange():
 
     each = exchange_bytes(EXPERTS * 2, HIDDEN, 8, 2)
     assert list(launch(fn, 2)) == [{"all_to_all_single": (3, 3 * each)}] * 2
-
-
-def test_weights_are_normalised_before_anything_is_dropped():
-    """A token that loses its second expert keeps the weight of its first, which is below 1."""
-
-    def fn(rank, world_size):
-        layer = GShardMoE(HIDDEN, FFN, EXPERTS, TOKENS, 2, 1, dtype=torch.float64)
-        load_full_state_dict(layer, make_state())
-        x = draw(5, TOKENS, HIDDEN)
-        out = layer(x)
-        slots = find_slots(out.routing.indices, EXPERTS, layer.capacity)
-        half = (slots == DROPPED).sum(1) == 1
-        return half, out.routing.weights.detach(), slots
-
-    ((half, weights, slots),) = launch(fn, 1)
-    assert half.any()
-    kept = weights[half][slots[half] != DROPPED]
-    assert (kept < 1).all()
-    assert torch.allclose(weights.sum(1), torch.ones(TOKENS).double())
 
 
 def test_the_global_balance_loss_is_that_of_all_tokens():

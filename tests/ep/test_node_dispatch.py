@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ep_runs import distance, whole
-from moe_cases import HIDDEN, all_cases, make_case, plain
+from moe_cases import HIDDEN, all_cases, check, make_case, plain
 from runs import A1, counted, launch, leaf
 
 import dualpipe_lab as lab
@@ -23,7 +23,7 @@ def run(case, rank, nodes, meanwhile=None):
     return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
-@pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (4, 2)])
 def test_it_equals_a_loop_over_experts(world_size, num_nodes):
     """All tokens to one expert, an expert without any, k = E, uneven ranks, a rank without tokens."""
     cases = all_cases(world_size)
@@ -32,13 +32,7 @@ def test_it_equals_a_loop_over_experts(world_size, num_nodes):
         nodes = NodeGroups.of(num_nodes)
         return [run(case, rank, nodes) for case in cases.values()]
 
-    for rank, found in enumerate(launch(fn, world_size)):
-        for (name, case), results in zip(cases.items(), found, strict=True):
-            expected = plain(case)
-            span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
-            expected |= {key: expected[key][span] for key in ("y", "x", "weights")}
-            for key, value in expected.items():
-                assert distance(results[key], value) <= A1, f"rank {rank}, {name}: {key}"
+    check(launch(fn, world_size), cases)
 
 
 def test_rows_between_nodes_are_pairs_of_token_and_node():

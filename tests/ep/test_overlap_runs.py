@@ -106,19 +106,6 @@ def test_the_virtual_clock_is_the_simulation_and_every_order_sends_the_same_byte
     assert found[4:7] == [forms.overlap_makespan(4, work, comm) for work in (12, 6, 4)]
 
 
-def test_even_routes_equal_the_judge_with_the_same_choices():
-    weights = emulated.make_weights(1)
-    x = torch.randn(SIZES.tokens, SIZES.hidden, dtype=torch.float64)
-
-    def fn(rank, world_size):
-        passage = MicrobatchPass(emulated.make_layers(weights, even=SIZES), x)
-        execute(forward_alone(1), forward=passage)
-        return passage.output
-
-    expected = emulated.single_process(weights, x, emulated.even_choices(SIZES)).detach()
-    assert all(close(y, expected) for y in lab.launch(fn, 2))
-
-
 @pytest.mark.parametrize(("name", "num_ranks", "layers_per_stage"), [("dualpipe", 2, 2), ("dualpipev", 2, 1)])
 def test_pipelines_overlap_with_the_same_bits_in_the_simulated_time(name, num_ranks, layers_per_stage):
     program = schedules.build(name, num_ranks, 6)
@@ -163,15 +150,6 @@ def check_against_one_process(program, weights, batch, grads):
             leaves = [p for part in parts for p in part]
             for place, leaf in enumerate(leaves):
                 assert close(whole([rank[index] for rank in ours], place), leaf.grad)
-
-
-def test_a_program_of_i_and_w_runs_too():
-    program = schedules.build("zero_bubble_h1", 2, 3)
-    weights = emulated.make_weights(2)
-    batch = torch.randn(2, 2, 3, SIZES.tokens, SIZES.hidden, dtype=torch.float64)
-    options = {"even": True, "ticks": None, "hook": run_pair_serially}
-    out = lab.launch(pipeline, 4, program, weights, SIZES, batch, options)
-    check_against_one_process(program, weights, batch, [results[0] for results in out])
 
 
 def test_a_pair_with_an_input_gradient_leaves_its_weight_gradients_for_later():

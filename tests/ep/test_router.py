@@ -1,19 +1,18 @@
 """The router: gradients by hand against autograd and the oracle, ties, ranks without tokens, refusals."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from ep_runs import distance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import ORACLES, draw, leaf
 
-import dualpipe_lab as lab
-from dualpipe_lab import comm
 from dualpipe_lab.ep.router import TopKRouter, expert_weights, top_experts
 from dualpipe_lab.ep.router_losses import balance_loss, z_loss
 
-ORACLE = json.loads((Path(__file__).parents[1] / "oracles" / "topk_gating.json").read_text())
+ORACLE = json.loads((ORACLES / "topk_gating.json").read_text())
 KINDS = {
     "softmax_topk": ("softmax", False),
     "softmax_topk_renorm": ("softmax", True),
@@ -22,17 +21,8 @@ KINDS = {
 }
 
 
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def leaf(x):
-    return x.detach().clone().requires_grad_()
-
-
 def close(found, expected):
-    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=1e-12 * scale)
+    return distance(found, expected) <= 1e-12
 
 
 def by_autograd(logits, k, scoring, normalise, scale):
@@ -186,27 +176,3 @@ def test_no_tokens_no_nan():
     (losses + routing.weights.sum()).backward()
     assert float(losses.detach()) == 0
     assert torch.equal(router.weight.grad, torch.zeros(4, 3, dtype=torch.float64))
-
-
-def test_the_router_s_gradient_is_the_same_on_any_number_of_ranks():
-    """A replicated router: summed over the ranks, the weight's gradient is that of one process."""
-    x, weight, grad = draw(0, 12, 5), draw(1, 6, 5), draw(2, 12, 2)
-
-    def step(x, grad):
-        router = TopKRouter(5, 6, 2, normalise=True, dtype=torch.float64)
-        router.weight.data = weight.clone()
-        x = leaf(x)
-        router(x).weights.backward(grad)
-        return router.weight.grad, x.grad
-
-    def fn(rank, world_size):
-        torch.manual_seed(rank)
-        dw, dx = step(x.chunk(world_size)[rank], grad.chunk(world_size)[rank])
-        comm.all_reduce(dw)
-        return dw, dx
-
-    dw, dx = step(x, grad)
-    for world_size in (1, 2, 4):
-        launched = lab.launch(fn, world_size, output="collect")
-        assert all(close(found, dw) for found, _ in launched)
-        assert close(torch.cat([part for _, part in launched]), dx)

@@ -49,10 +49,10 @@ def test_the_balance_loss_is_1_when_even_and_e_when_all_go_to_one():
     assert float(balance_loss(one, torch.tensor([0, 0, 8, 0]))) == 4
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_shares_of_the_global_losses_add_up_and_rank_means_do_not(world_size):
     """Ranks have 5, 0, 3 and 2 tokens: values, gradients and bytes against one process that has all of them."""
-    counts = {1: [5], 2: [5, 3], 4: [5, 0, 3, 2]}[world_size]
+    counts = {1: [5], 4: [5, 0, 3, 2]}[world_size]
     logits = 2 * draw(0, sum(counts), 6)
 
     def fn(rank, world_size):

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from ep_runs import distance, whole
-from moe_cases import FFN, HIDDEN, all_cases, linear, make_case, plain
-from runs import A1, counted, draw, launch, leaf
+from ep_runs import whole
+from moe_cases import FFN, HIDDEN, all_cases, check, linear, make_case
+from runs import counted, draw, launch, leaf
 
 import dualpipe_lab as lab
 from dualpipe_lab.ep.all_to_all import start_rows
@@ -46,79 +46,65 @@ def by_layer(case, rank):
     return {"y": y.detach(), "x": x.grad, "weights": weights.grad} | full_state_dict(layer, of="grad")
 
 
-def by_pieces(case, rank):
+def by_pieces(case, rank, forward=experts_forward, input_grad=experts_input_grad, weight_grad=experts_weight_grad):
     """Through the plain functions, in the order of the package's docstring."""
     layer, ep = Experts.from_full(case.gate, case.up, case.down), ExpertParallel()
     x, weights, experts, dy = case.of(rank)
     routes = plan_routes(experts, len(case.gate), ep)
     back = routes.splits.transposed
     rows = regroup(start_rows(permute(x, routes), routes.splits).wait(), routes)
-    y, kept = experts_forward(rows, routes.counts, layer.weights)
+    y, kept = forward(rows, routes.counts, layer.weights)
     results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
     y = weighted_sum(results, weights)
     grad, dweights = weighted_sum_grad(dy, results, weights)
     grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
-    grad, late = experts_input_grad(grad, layer.weights, kept)
+    grad, late = input_grad(grad, layer.weights, kept)
     dx = permute_grad(start_rows(ungroup(grad, routes), back).wait(), routes)
-    for parameter, dw in zip(layer.weights, experts_weight_grad(late), strict=True):
+    for parameter, dw in zip(layer.weights, weight_grad(late), strict=True):
         parameter.grad = dw
     return {"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad")
 
 
-@pytest.mark.parametrize("way", [by_layer, by_pieces])
+@torch.no_grad()
+def linear_forward(rows, counts, w):
+    """Experts without silu, y = (x W_g^T * x W_u^T) W_d^T, are whole on whole numbers, gradients too."""
+    a, u = grouped_product(rows, w.gate, counts), grouped_product(rows, w.up, counts)
+    return grouped_product(a * u, w.down, counts), (rows, a, u, counts)
+
+
+@torch.no_grad()
+def linear_input_grad(grad, w, kept):
+    rows, a, u, counts = kept
+    dh = grouped_product(grad, w.down.mT, counts)
+    dx = grouped_product(dh * u, w.gate.mT, counts) + grouped_product(dh * a, w.up.mT, counts)
+    return dx, [(dh * u, rows, counts), (dh * a, rows, counts), (grad, a * u, counts)]
+
+
+def linear_weight_grad(kept):
+    return [grouped_weight_grad(*each) for each in kept]
+
+
+WAYS = {
+    "layer": (by_layer, draw, {}),
+    "pieces": (by_pieces, draw, {}),
+    "bits": (
+        partial(by_pieces, forward=linear_forward, input_grad=linear_input_grad, weight_grad=linear_weight_grad),
+        whole, {"limit": 0, "activation": linear},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_it_equals_a_loop_over_experts(world_size, way):
     """All tokens to one expert, an expert without any, k = E, uneven ranks, a rank without tokens."""
-    cases = all_cases(world_size)
+    run, numbers, options = WAYS[way]
+    cases = all_cases(world_size, numbers)
 
     def fn(rank, world_size):
-        return [way(case, rank) for case in cases.values()]
+        return [run(case, rank) for case in cases.values()]
 
-    for rank, found in enumerate(launch(fn, world_size)):
-        for (name, case), results in zip(cases.items(), found, strict=True):
-            expected = plain(case)
-            span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
-            expected |= {key: expected[key][span] for key in ("y", "x", "weights")}
-            for key, value in expected.items():
-                assert distance(results[key], value) <= A1, f"rank {rank}, {name}: {key}"
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_whole_numbers_give_the_same_bits_on_any_number_of_ranks(world_size):
-    """Experts without silu, y = (x W_g^T * x W_u^T) W_d^T, are whole on whole numbers, gradients too."""
-    cases = all_cases(world_size, whole)
-
-    def fn(rank, world_size):
-        found = []
-        for case in cases.values():
-            layer = Experts.from_full(case.gate, case.up, case.down)
-            x, weights, experts, dy = case.of(rank)
-            routes = plan_routes(experts, len(case.gate), layer.ep)
-            counts, back = routes.counts, routes.splits.transposed
-            rows = regroup(start_rows(permute(x, routes), routes.splits).wait(), routes)
-            with torch.no_grad():
-                a, u = grouped_product(rows, layer.gate, counts), grouped_product(rows, layer.up, counts)
-                y = grouped_product(a * u, layer.down, counts)
-                results = unpermute(start_rows(ungroup(y, routes), back).wait(), routes)
-                grad, dweights = weighted_sum_grad(dy, results, weights)
-                grad = regroup(start_rows(unpermute_grad(grad, routes), routes.splits).wait(), routes)
-                dh = grouped_product(grad, layer.down.mT, counts)
-                dx = grouped_product(dh * u, layer.gate.mT, counts) + grouped_product(dh * a, layer.up.mT, counts)
-                layer.gate.grad = grouped_weight_grad(dh * u, rows, counts)
-                layer.up.grad = grouped_weight_grad(dh * a, rows, counts)
-                layer.down.grad = grouped_weight_grad(grad, a * u, counts)
-            dx = permute_grad(start_rows(ungroup(dx, routes), back).wait(), routes)
-            y = weighted_sum(results, weights)
-            found.append({"y": y, "x": dx, "weights": dweights} | full_state_dict(layer, of="grad"))
-        return found
-
-    for rank, found in enumerate(launch(fn, world_size)):
-        for (name, case), results in zip(cases.items(), found, strict=True):
-            expected = plain(case, linear)
-            span = slice(sum(case.tokens[:rank]), sum(case.tokens[: rank + 1]))
-            for key, value in expected.items():
-                value = value[span] if key in ("y", "x", "weights") else value
-                assert torch.equal(results[key], value), f"rank {rank}, {name}: {key}"
+    check(launch(fn, world_size), cases, **options)
 
 
 def test_rows_and_bytes_are_those_of_the_routing():

@@ -7,6 +7,7 @@ Chapter: book/ep/eplb.  In: the loads of one layer.  Out: the least load of the 
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heapreplace
+from itertools import combinations, pairwise
 
 LIMIT = 12  # slots; the search grows exponentially
 
@@ -47,12 +48,8 @@ def optimum(loads: Sequence[float], num_replicas: int, num_ranks: int) -> float:
 
 def _counts(num_experts: int, num_replicas: int) -> Iterator[tuple[int, ...]]:
     """Yield all numbers of replicas per expert, at least one for each."""
-    if num_experts == 1:
-        yield (num_replicas,)
-        return
-    for first in range(1, num_replicas - num_experts + 2):
-        for rest in _counts(num_experts - 1, num_replicas - first):
-            yield (first, *rest)
+    for ends in combinations(range(1, num_replicas), num_experts - 1):
+        yield tuple(stop - start for start, stop in pairwise((0, *ends, num_replicas)))
 
 
 def _pack(items: list[float], totals: list[float], free: list[int], best: float) -> float:

@@ -5,22 +5,18 @@ Chapter: book/ep/one-f-one-b-overlap.  In: a program with pairs, such as DualPip
   F, I     their all-to-alls are exposed: there is no other work of the same microbatch
   B        its own weight gradients overlap them
   W        no all-to-all
-  F&B      `overlapped_forward_backward`: each half computes while the other half's all-to-alls are under way; a half
-           whose stage is not of interruptible layers runs as one piece
+  F&B      each half computes while the other half's all-to-alls are under way; a half whose stage is not of
+           interruptible layers runs as one piece
 ZeRO-3 gathers all weights of a stage when a forward or backward of it begins, and frees them when that has ended.
-Give the hook to the runtime: `PipelineRuntime(program, stages, loss_fn, overlapped=overlapped_forward_backward)`.
-`interruptible_stage` makes the layers of a V3-style stage; they have its parameters, under the same names:
+The layers of a V3-style stage in pieces; they have its parameters, under the same names:
   layer with experts   A: attention, both norms, router, balance loss; S: the shared expert; D, M, C: routed experts
-  dense layer          P
-  embedding            P, before the first layer
-  norm and head        P, behind the last layer; the loss follows, or is a part of P where it has weights: in chunks,
-                       and with a second token
+  all others           P each: embedding, dense layer, norm and head; the loss follows, or is a part of the last P
+                       where the loss has weights: in chunks, and with a second token
   second token         P, then the extra layer with experts, then a P for both losses, so that the head is used in one
                        piece; the hidden state is kept for it
-Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, and those of the
-two halves of a pair come in the same order on every rank, because all execute one order.  Under sequence parallelism
-every rank of tp sends all tokens of its group to the experts: A gathers them, and the output is sliced.
-The load of a router is counted in A_B, once per microbatch.
+Attention and shared expert keep their own collectives, along tp and cp: they run inside of A and S, in the same order
+on every rank, because all execute one order.  Under sequence parallelism every rank of tp sends all tokens of its group
+to the experts: A gathers them, and the output is sliced.  The load of a router is counted in A_B.
 Elsewhere: DualPipe's `overlapped_forward_backward(module0, inputs0, criterion0, ...)`, which its user writes; Megatron
 `build_transformer_layer_callables` in fine_grained_callables.py.
 """
