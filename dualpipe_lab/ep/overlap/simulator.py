@@ -110,11 +110,6 @@ class StreamSpans:
         """The bubble time of the compute stream: the makespan without its spans."""
         return self.makespan - sum(span.duration for span in self.compute)
 
-    def rows(self, name: str = "") -> dict[str, tuple[Span, ...]]:
-        """Return the two rows by name, for `viz.Lanes`."""
-        prefix = f"{name}: " if name else ""
-        return {f"{prefix}compute": self.compute, f"{prefix}communication": self.comm}
-
     def waits(self) -> list[tuple[str, Time]]:
         """Return the waits of the compute stream: the operation that starts late, and the time."""
         found, now = [], 0 * self.makespan
