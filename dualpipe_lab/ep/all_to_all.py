@@ -130,15 +130,19 @@ class Exchange(torch.autograd.Function):
 
 def start_dispatch(x: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
     """Launch `dispatch`; `.wait()` returns the received rows, with their gradient."""
-    rows = start_rows(x, splits, group)
-    grads: list[Pending[Tensor]] = []  # from the backward of Complete to the backward of Launch
-    token = Launch.apply(x, grads)
-    return Pending([], partial(Complete.apply, token, rows, grads, splits.transposed, group))
+    return _with_gradient(x, start_rows(x, splits, group), splits.transposed, group)
 
 
 def start_combine(y: Tensor, splits: Splits, group: Group | None = None) -> Pending[Tensor]:
     """Launch `combine`; `.wait()` returns the received rows, with their gradient."""
-    return start_dispatch(y, splits.transposed, group)
+    return _with_gradient(y, start_rows(y, splits.transposed, group), splits, group)
+
+
+def _with_gradient(x: Tensor, rows: Pending[Tensor], back: Splits, group: Group | None) -> Pending[Tensor]:
+    """Tie the exchange that sends `x` and receives `rows` into autograd's graph; gradients return along `back`."""
+    grads: list[Pending[Tensor]] = []  # from the backward of Complete to the backward of Launch
+    token = Launch.apply(x, grads)
+    return Pending([], partial(Complete.apply, token, rows, grads, back, group))
 
 
 class Launch(torch.autograd.Function):
