@@ -11,6 +11,7 @@ PAGES ?= 1
 LAB ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_BOOK := $(VENV)/.installed-book
 INSTALLED_DEV := $(VENV)/.installed-dev
 # Module fixtures are shared, so workers share out files; tests/conftest.py puts those with slow tests first.
 SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -33,11 +34,15 @@ $(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	@tools/install.sh $(VENV) requirements.lock $(PYTHON)
 	@touch $@
 
-$(INSTALLED_DEV): requirements-dev.lock $(INSTALLED)
+$(INSTALLED_BOOK): requirements-book.lock $(INSTALLED)
+	@tools/install.sh $(VENV) requirements-book.lock $(PYTHON)
+	@touch $@
+
+$(INSTALLED_DEV): requirements-dev.lock $(INSTALLED_BOOK)
 	@tools/install.sh $(VENV) requirements-dev.lock $(PYTHON)
 	@touch $@
 
-book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
+book: $(INSTALLED_BOOK) ## run every chapter and build the HTML into _build/html
 	@echo "==> building the book (chapters whose code and imports are unchanged come from the cache)"
 	@# A failed page is not read again by the next build, which would then pass: forget what was read.
 	@$(FORKED) PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
@@ -72,7 +77,7 @@ serve: ## serve the built book on 127.0.0.1:PORT
 	@echo "==> http://127.0.0.1:$(PORT)/   (Ctrl+C stops it; another port: make serve PORT=8001)"
 	@$(or $(wildcard $(BIN)/python),python3) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-exercises: $(INSTALLED) ## write the exercises anew from the solutions, and run the solutions
+exercises: $(INSTALLED_BOOK) ## write the exercises anew from the solutions, and run the solutions
 	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/python tools/make_exercises.py --run
 
@@ -96,7 +101,7 @@ else
 	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 endif
 
-pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
+pairs: $(INSTALLED_BOOK) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
 	@$(BIN)/python tools/install_cell.py
 	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/jupytext --quiet --to ipynb --update $$($(BIN)/python tools/check_pairs.py --list)
