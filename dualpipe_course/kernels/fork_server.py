@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from multiprocessing import util
 from typing import Any
 
-IMPORTED = ("torch.distributed", "IPython", "ipykernel.kernelapp", "ipywidgets", "matplotlib.pyplot")
+TORCH = ("torch.distributed", "torch._dynamo")  # the second is imported by the first optimizer step, for a second
+IMPORTED = (*TORCH, "IPython", "ipykernel.kernelapp", "ipywidgets", "matplotlib.pyplot")
 NUMBER = struct.Struct("q")
 MAX_DESCRIPTORS = 16  # three streams, and two or three of multiprocessing
 
