@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from multiprocessing import util
@@ -83,6 +84,7 @@ def take_call(connection: socket.socket) -> dict[str, Any]:
     os.environ.clear()
     os.environ.update(call["environment"])
     os.chdir(call["folder"])
+    tempfile.tempdir = None  # torch has asked for it, before this environment
     sys.argv[:] = call["arguments"]
     return call
 
