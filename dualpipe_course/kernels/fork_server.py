@@ -97,6 +97,7 @@ def run_kernel(connection: socket.socket) -> None:
     os.environ["JPY_PARENT_PID"] = str(os.getppid())
     importlib.invalidate_caches()
     sys.modules["torch"].default_generator.seed()  # drawn at the import; Python's own generator draws at every fork
+    sys.modules["numpy"].random.seed()
     keep_rank_server()
     sys.modules["ipykernel.kernelapp"].launch_new_instance()
 
