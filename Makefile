@@ -48,15 +48,15 @@ book: $(INSTALLED_BOOK) ## run every chapter and build the HTML into _build/html
 	@$(FORKED) PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
 
-test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that draw some of theirs
-	@echo "==> pages and their notebooks"
-	@$(BIN)/python tools/check_pairs.py
-	@$(BIN)/python tools/install_cell.py --check
-	@$(BIN)/python tools/make_exercises.py --check
+test: $(INSTALLED_DEV) ## run all tests without the built book, and all solutions (12 minutes; EVERY=1: every case, an hour or more)
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(SHARED) $(if $(EVERY),--every) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not browser" $(if $(EVERY),--every) $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(REPLAY) solutions
+
+test-book: $(INSTALLED_DEV) ## run the tests that open the built book in Chromium (4 minutes, after make book)
+	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2
+	@$(BIN)/python -m pytest $(SHARED) -m browser tests $(PYTEST_ARGS)
 
 test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one of every third file)
 	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"

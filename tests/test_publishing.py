@@ -154,7 +154,8 @@ def test_the_container_starts_ranks(tmp_path):
 
 def test_workflows_run_what_everybody_runs():
     folder = ROOT / ".github" / "workflows"
-    ci, pages = (yaml.safe_load((folder / name).read_text()) for name in ("ci.yml", "pages.yml"))
+    names = ("ci.yml", "pages.yml", "nightly.yml")
+    ci, pages, nightly = (yaml.safe_load((folder / name).read_text()) for name in names)
     assert {"run": "bash .ci/run"} in ci["jobs"]["test"]["steps"]
     for weekly in (ci["jobs"]["links"], ci["jobs"]["torch"]):
         assert weekly["continue-on-error"] is True
@@ -163,9 +164,10 @@ def test_workflows_run_what_everybody_runs():
     (torch,) = [name for name in project["dependencies"] if name.startswith("torch")]
     lowest, above = map(int, re.fullmatch(r"torch>=2\.(\d+),<2\.(\d+)", torch).groups())
     assert ci["jobs"]["torch"]["strategy"]["matrix"]["torch"] == [f"2.{lowest}.*", f"2.{above - 1}.*"]
+    assert {"run": "make test EVERY=1"} in nightly["jobs"]["every"]["steps"]
     assert {"run": "make book"} in pages["jobs"]["build"]["steps"]
     assert pages["jobs"]["deploy"]["needs"] == "build"
-    assert ci["permissions"] == pages["permissions"] == {"contents": "read"}
+    assert ci["permissions"] == pages["permissions"] == nightly["permissions"] == {"contents": "read"}
 
 
 def test_actions_are_commits_and_leave_no_token():
