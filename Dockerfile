@@ -1,8 +1,7 @@
 # The course in a container, from the same lock as `make book`; JupyterLab on port 8888.
-#   docker build --build-arg TORCH_INDEX_URL=<see README.md, "Installing torch"> -t dualpipe-lab-course .
+#   docker build -t dualpipe-lab-course .     --build-arg TORCH_INDEX_URL=<an index>: torch from there (README.md, "Installing torch")
 #   docker run --rm -p 127.0.0.1:8888:8888 --shm-size 1g -v my-course:/home/learner/my-course dualpipe-lab-course
 # The volume my-course keeps the learner's copies; JupyterLab starts on them as with `make lab`.
-# Without TORCH_INDEX_URL pip takes torch for NVIDIA GPUs, about 9 GB.
 FROM python:3.11-slim
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git \

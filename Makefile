@@ -11,6 +11,7 @@ PAGES ?= 1
 LAB ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_BOOK := $(VENV)/.installed-book
 INSTALLED_DEV := $(VENV)/.installed-dev
 # Module fixtures are shared, so workers share out files; tests/conftest.py puts those with slow tests first.
 SHARED = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -33,25 +34,29 @@ $(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	@tools/install.sh $(VENV) requirements.lock $(PYTHON)
 	@touch $@
 
-$(INSTALLED_DEV): requirements-dev.lock $(INSTALLED)
+$(INSTALLED_BOOK): requirements-book.lock $(INSTALLED)
+	@tools/install.sh $(VENV) requirements-book.lock $(PYTHON)
+	@touch $@
+
+$(INSTALLED_DEV): requirements-dev.lock $(INSTALLED_BOOK)
 	@tools/install.sh $(VENV) requirements-dev.lock $(PYTHON)
 	@touch $@
 
-book: $(INSTALLED) ## run every chapter and build the HTML into _build/html
+book: $(INSTALLED_BOOK) ## run every chapter and build the HTML into _build/html
 	@echo "==> building the book (chapters whose code and imports are unchanged come from the cache)"
 	@# A failed page is not read again by the next build, which would then pass: forget what was read.
 	@$(FORKED) PAGES_AT_ONCE=$(PAGES) $(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
 	@echo "==> the book: file://$(CURDIR)/_build/html/index.html   (make serve: http://127.0.0.1:$(PORT)/)"
 
-test: $(INSTALLED_DEV) ## run all tests; EVERY=1: every case of the tests that draw some of theirs
-	@echo "==> pages and their notebooks"
-	@$(BIN)/python tools/check_pairs.py
-	@$(BIN)/python tools/install_cell.py --check
-	@$(BIN)/python tools/make_exercises.py --check
+test: $(INSTALLED_DEV) ## run all tests without the built book, and all solutions (12 minutes; EVERY=1: every case, an hour or more)
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(SHARED) $(if $(EVERY),--every) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SHARED) -m "not browser" $(if $(EVERY),--every) $(PYTEST_ARGS)
 	@echo "==> solutions, cell by cell against their stored outputs"
 	@$(REPLAY) solutions
+
+test-book: $(INSTALLED_DEV) ## run the tests that open the built book in Chromium (4 minutes, after make book)
+	@test -f _build/html/index.html || { echo "error: there is no book yet"; echo "  remedy: make book"; exit 1; } >&2
+	@$(BIN)/python -m pytest $(SHARED) -m browser tests $(PYTEST_ARGS)
 
 test-stand-in: $(INSTALLED_DEV) ## run the tests of dp, tp, cp, pp and ep on the stand-in for NCCL (STAND_IN=drawn: one of every third file)
 	@echo "==> tests on the stand-in for NCCL ($(STAND_IN))"
@@ -72,7 +77,7 @@ serve: ## serve the built book on 127.0.0.1:PORT
 	@echo "==> http://127.0.0.1:$(PORT)/   (Ctrl+C stops it; another port: make serve PORT=8001)"
 	@$(or $(wildcard $(BIN)/python),python3) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
-exercises: $(INSTALLED) ## write the exercises anew from the solutions, and run the solutions
+exercises: $(INSTALLED_BOOK) ## write the exercises anew from the solutions, and run the solutions
 	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/python tools/make_exercises.py --run
 
@@ -96,7 +101,7 @@ else
 	@for file in benchmarks/[a-z]*.py; do echo "==> $$file"; $(BIN)/python $$file || exit 1; done
 endif
 
-pairs: $(INSTALLED) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
+pairs: $(INSTALLED_BOOK) ## write each page's .ipynb anew from its .md, and the exercises from the solutions
 	@$(BIN)/python tools/install_cell.py
 	@$(BIN)/python tools/make_exercises.py
 	@$(BIN)/jupytext --quiet --to ipynb --update $$($(BIN)/python tools/check_pairs.py --list)

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-import draws
+import costs
 import hypothesis
 import pytest
 import stand_in
@@ -17,7 +17,8 @@ hypothesis.settings.load_profile("course")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--every", action="store_true", help="run every case of the tests that draw some of theirs")
+    parser.addoption("--every", action="store_true", help="run every case of every test")
+    parser.addoption("--costs", choices=("print", "check", "write"), help="what tests cost, by directory (tests/costs.py)")
     parser.addoption(
         "--stand-in",
         choices=("all", "drawn"),
@@ -29,14 +30,15 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on_gloo(reason): not for NCCL, and not run through its stand-in")
-    config.addinivalue_line("markers", "drawn(number): so many of its cases run, and all with --every")
+    if config.getoption("--costs"):
+        config.pluginmanager.register(costs.Costs(config))
     if config.getoption("--stand-in"):
         stand_in.take_over()
 
 
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--every"):
-        left = draws.drawn(items)
+        left = costs.drawn(items)
         kept = set(left)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = left
@@ -48,8 +50,7 @@ def pytest_collection_modifyitems(config, items):
             drawn = stand_in.draw(items)
             config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
             items[:] = drawn
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)  # a long file that starts last leaves other workers idle
+    costs.sort(items)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +64,7 @@ def amount(pytestconfig):
 def some(pytestconfig):
     """Some of a test's cases, a list or a table: `some(cases, 3)` are three, and all with --every."""
     every = pytestconfig.getoption("--every")
-    return lambda cases, number: cases if every else draws.some(cases, number)
+    return lambda cases, number: cases if every else costs.some(cases, number)
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def pins(name):
     return found
 
 
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-book.lock", "requirements-dev.lock")
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -131,10 +131,11 @@ def test_every_requirement_is_locked_with_hashes_and_comes_from_no_particular_pl
 
 
 def test_what_people_install_is_what_is_locked():
-    people, course, tools = (list(pins(name)) for name in ("requirements.txt", *LOCKS))
+    people, learners, book, tools = (list(pins(name)) for name in ("requirements.txt", *LOCKS))
     assert requirements("requirements.txt")[:2] == ["-e .", "torch==2.13.0"]
-    assert people == ["torch==2.13.0", *course]
-    assert not set(map(plain, course)) & set(map(plain, tools))
+    assert people == ["torch==2.13.0", *sorted([*learners, *book], key=plain)]
+    locked = [plain(pin) for pin in (*learners, *book, *tools)]
+    assert len(set(locked)) == len(locked)
 
 
 def plain(requirement):
@@ -150,11 +151,14 @@ def test_torch_and_what_only_torch_brings_stand_in_no_lock():
 
 def test_the_lock_covers_what_the_project_declares():
     lock = load(ROOT / "tools" / "lock.py")
-    course = {plain(pin) for pin in pins("requirements.lock")}
-    with_tools = course | {plain(pin) for pin in pins("requirements-dev.lock")}
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    assert {plain(line) for line in [*lock.requirements(PROJECT, "book"), *build, lock.EDITABLE]} <= course
-    assert {plain(line) for line in lock.requirements(PROJECT, "dev")} <= with_tools
+    locked = set()
+    wanted = {plain(line) for line in [*build, lock.EDITABLE, lock.INSTALLER]}
+    for extra, name in zip(("lab", "book", "dev"), LOCKS, strict=True):
+        locked |= {plain(pin) for pin in pins(name)}
+        wanted |= {plain(line) for line in lock.requirements(PROJECT, extra)}
+        assert wanted <= locked
+        assert ("sphinx" in locked) == (extra != "lab"), "a learner's JupyterLab needs no builder"
 
 
 def test_the_pin_of_torch_lies_in_the_range_of_the_library():

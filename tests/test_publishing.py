@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from scripts import load
 
 import dualpipe_lab as lab
 
@@ -153,7 +154,8 @@ def test_the_container_starts_ranks(tmp_path):
 
 def test_workflows_run_what_everybody_runs():
     folder = ROOT / ".github" / "workflows"
-    ci, pages = (yaml.safe_load((folder / name).read_text()) for name in ("ci.yml", "pages.yml"))
+    names = ("ci.yml", "pages.yml", "nightly.yml")
+    ci, pages, nightly = (yaml.safe_load((folder / name).read_text()) for name in names)
     assert {"run": "bash .ci/run"} in ci["jobs"]["test"]["steps"]
     for weekly in (ci["jobs"]["links"], ci["jobs"]["torch"]):
         assert weekly["continue-on-error"] is True
@@ -162,9 +164,10 @@ def test_workflows_run_what_everybody_runs():
     (torch,) = [name for name in project["dependencies"] if name.startswith("torch")]
     lowest, above = map(int, re.fullmatch(r"torch>=2\.(\d+),<2\.(\d+)", torch).groups())
     assert ci["jobs"]["torch"]["strategy"]["matrix"]["torch"] == [f"2.{lowest}.*", f"2.{above - 1}.*"]
+    assert {"run": "make test EVERY=1"} in nightly["jobs"]["every"]["steps"]
     assert {"run": "make book"} in pages["jobs"]["build"]["steps"]
     assert pages["jobs"]["deploy"]["needs"] == "build"
-    assert ci["permissions"] == pages["permissions"] == {"contents": "read"}
+    assert ci["permissions"] == pages["permissions"] == nightly["permissions"] == {"contents": "read"}
 
 
 def test_actions_are_commits_and_leave_no_token():
@@ -180,25 +183,67 @@ def test_actions_are_commits_and_leave_no_token():
         assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
-@pytest.mark.parametrize("index", ["", "address-of-cpu-builds"])
-@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
-def test_torch_alone_comes_from_its_own_index(tmp_path, index, lock):
-    """With a second index for all, pip would take any package from whichever offers it."""
+INSTALLER = """#!/bin/sh
+case "$*" in *pip_settings.py*) echo "export UV_FIND_LINKS=wheels"; exit;; esac
+echo "$@" | sed "s/--python [^ ]* //; s/--compile-bytecode //" >> {log}
+case "$*" in *dry-run*) exit $NO_ANSWER;; *"-m uv"*) exit $UV_FAILS;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "torch", "said"),
+    [
+        ({}, "--torch-backend=auto torch==2.13.0", ""),
+        ({"GPU": "0"}, "--torch-backend=cpu torch==2.13.0", ""),
+        ({"GPU": "1"}, "torch==2.13.0", ""),
+        ({"TORCH_INDEX_URL": "address"}, "--index-url address torch==2.13.0", ""),
+        ({"NO_ANSWER": "1"}, "torch==2.13.0", "did not answer within 10 s: torch comes from the default index"),
+        ({"UV_FAILS": "1"}, "--torch-backend=auto torch==2.13.0", "pip tries now"),
+        ({"UV_FAILS": "1", "TORCH_INDEX_URL": "address"}, "--index-url address torch==2.13.0", "pip tries now"),
+    ],
+    ids=["auto", "cpu", "gpu", "index", "no answer", "pip", "pip with index"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has one build alone on macOS")
+def test_torch_alone_comes_from_its_own_index(tmp_path, settings, torch, said):
+    """With a second index for all, pip and uv would take any package from whichever offers it."""
     python, log = tmp_path / "bin" / "python", tmp_path / "calls"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    python.write_text(INSTALLER.format(log=log))
     python.chmod(0o755)
-    command = ["tools/install.sh", str(tmp_path), lock]
-    environment = {name: value for name, value in os.environ.items() if name != "TORCH"}
-    run = subprocess.run(
-        command, cwd=ROOT, env=environment | {"TORCH_INDEX_URL": index}, capture_output=True, check=False
-    )
+    clean = {name: value for name, value in os.environ.items() if name not in ("TORCH", "TORCH_INDEX_URL", "GPU")}
+    environment = clean | {"NO_ANSWER": "0", "UV_FAILS": "0"} | settings
+    command = ["tools/install.sh", str(tmp_path), "requirements.lock"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    torch, locked, package = log.read_text().splitlines()
-    assert torch.endswith(f"--index-url {index} torch==2.13.0" if index else "version-check torch==2.13.0")
-    assert locked.endswith(f"--require-hashes --requirement {lock}")
-    assert "--no-deps --no-build-isolation --editable" in package
-    assert "index" not in locked + package
+    assert said in run.stderr
+    calls = [call for call in log.read_text().splitlines() if "dry-run" not in call]
+    assert calls[0].startswith("-m pip install --disable-pip-version-check --quiet --require-hashes --requirement")
+    assert calls[1] == f"-m uv pip install {torch}"
+    installer = "-m uv pip install"
+    if "UV_FAILS" in settings:  # after the first call of uv's
+        installer = "-m pip install --disable-pip-version-check"
+        assert calls.pop(2) == f"{installer} {torch.removeprefix('--torch-backend=auto ')}"
+    locked, package = calls[2:]
+    assert locked == f"{installer} --no-deps --require-hashes --requirement requirements.lock"
+    assert package.startswith(f"{installer} --no-deps --no-build-isolation --editable")
+
+
+def test_uv_is_told_what_pip_is_told(tmp_path, monkeypatch):
+    pip_settings = load(ROOT / "tools" / "pip_settings.py")
+    for name, _ in pip_settings.NAMES.values():
+        monkeypatch.delenv(name, raising=False)
+    listed = (
+        f"global.index-url='mirror'\nglobal.extra-index-url='file://{tmp_path} file://{tmp_path}/gone other'\n"
+        ":env:.index-url='nearer mirror'\n:env:.find-links='wheels more'\nglobal.require-virtualenv='1'\n"
+    )
+    assert pip_settings.settings(listed) == {
+        "UV_DEFAULT_INDEX": "nearer mirror",
+        "UV_INDEX": f"file://{tmp_path} other",
+        "UV_FIND_LINKS": "wheels,more",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "mine")
+    assert "UV_DEFAULT_INDEX" not in pip_settings.settings(listed)
 
 
 def test_the_readme_s_picture_is_the_timeline_of_dualpipe():

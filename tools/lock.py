@@ -1,8 +1,9 @@
-"""Write requirements.txt, requirements.lock and requirements-dev.lock from pyproject.toml, with uv's resolver.
+"""Write requirements.txt and the three locks from pyproject.toml, with uv's resolver.
 
-  requirements.txt        pins for people: `pip install -r requirements.txt` installs the course and this package
-  requirements.lock       the same pins with hashes, for `pip install --require-hashes`; what builds the package too
-  requirements-dev.lock   with hashes, what tests, checks and benchmarks need on top
+  requirements.txt         pins for people: `pip install -r requirements.txt` installs the course and this package
+  requirements.lock        with hashes, what a learner's JupyterLab needs; what builds and installs the package, too
+  requirements-book.lock   with hashes, what the book's builder needs on top
+  requirements-dev.lock    with hashes, what tests, checks and benchmarks need on top of both
 One resolution holds for Python 3.11 to 3.13 on Linux and macOS.  torch, and what only torch brings, stands in no lock:
 its files differ from platform to platform.  Its pin is the line `torch==` in requirements.txt.
 Usage: lock.py             keep the versions that still fit pyproject.toml
@@ -19,10 +20,14 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 EDITABLE = "editables>=0.5"  # hatchling asks for it where a package is installed with `pip install -e`
+INSTALLER = "uv>=0.13"  # of tools/install.sh
 HEADER = "# {}  Written by `make lock` from pyproject.toml; do not edit.\n"
 PEOPLE = "The course: library, book, notebooks."
-COURSE = "The course with hashes, for tools/install.sh; without torch."
-TOOLS = "What tests, checks and benchmarks need on top of requirements.lock."
+LOCKS = {  # by the extra of pyproject.toml that each serves; each holds what those before it lack
+    "lab": ("requirements.lock", "The library and JupyterLab with hashes, for tools/install.sh; without torch."),
+    "book": ("requirements-book.lock", "What the book's builder needs on top of requirements.lock."),
+    "dev": ("requirements-dev.lock", "What tests, checks and benchmarks need on top of both other locks."),
+}
 
 
 def requirements(project: dict[str, dict[str, list[str]]], extra: str) -> list[str]:
@@ -78,20 +83,20 @@ def main(arguments: list[str]) -> None:
     """Resolve with torch, so that the versions suit it, then each lock without it."""
     text = Path("pyproject.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(text)
-    locks = Path("requirements.lock"), Path("requirements-dev.lock")
-    before = "" if "--upgrade" in arguments else "".join(lock.read_text() for lock in locks if lock.exists())
-    build = [*settings["build-system"]["requires"], EDITABLE]
-    course = requirements(settings["project"], "book") + build
-    tools = requirements(settings["project"], "dev") + build
-    suited = resolve([*tools, TORCH], without_hashes(before))
-    course_pins = blocks(resolve(course, suited, "--generate-hashes"))
-    tool_pins = blocks(resolve(tools, suited, "--generate-hashes"))
-    locks[0].write_text(HEADER.format(COURSE) + "".join(course_pins.values()), encoding="utf-8")
-    further = [block for name, block in tool_pins.items() if name not in course_pins]
-    locks[1].write_text(HEADER.format(TOOLS) + "".join(further), encoding="utf-8")
-    people = HEADER.format(PEOPLE) + f"-e .\n{TORCH}\n" + without_hashes("".join(course_pins.values()))
-    Path("requirements.txt").write_text(people, encoding="utf-8")
-    print(f"==> locked {len(course_pins)} packages for the course and {len(further)} for development", file=sys.stderr)
+    files = [Path(name) for name, _ in LOCKS.values()]
+    before = "" if "--upgrade" in arguments else "".join(file.read_text() for file in files if file.exists())
+    build = [*settings["build-system"]["requires"], EDITABLE, INSTALLER]
+    suited = resolve([*requirements(settings["project"], "dev"), *build, TORCH], without_hashes(before))
+    found: dict[str, str] = {}
+    for extra, (name, header) in LOCKS.items():
+        pins = blocks(resolve(requirements(settings["project"], extra) + build, suited, "--generate-hashes"))
+        further = {package: block for package, block in pins.items() if package not in found}
+        found |= further
+        Path(name).write_text(HEADER.format(header) + "".join(further.values()), encoding="utf-8")
+        print(f"==> {name}: {len(further)} packages", file=sys.stderr)
+        if extra == "book":
+            pinned = without_hashes("".join(found[package] for package in sorted(found)))
+            Path("requirements.txt").write_text(HEADER.format(PEOPLE) + f"-e .\n{TORCH}\n{pinned}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,14 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from multiprocessing import util
 from typing import Any
 
-IMPORTED = ("torch.distributed", "IPython", "ipykernel.kernelapp", "ipywidgets", "matplotlib.pyplot")
+TORCH = ("torch.distributed", "torch._dynamo")  # the second is imported by the first optimizer step, for a second
+IMPORTED = (*TORCH, "IPython", "ipykernel.kernelapp", "ipywidgets", "matplotlib.pyplot")
 NUMBER = struct.Struct("q")
 MAX_DESCRIPTORS = 16  # three streams, and two or three of multiprocessing
 
@@ -82,6 +84,7 @@ def take_call(connection: socket.socket) -> dict[str, Any]:
     os.environ.clear()
     os.environ.update(call["environment"])
     os.chdir(call["folder"])
+    tempfile.tempdir = None  # torch has asked for it, before this environment
     sys.argv[:] = call["arguments"]
     return call
 
@@ -94,6 +97,7 @@ def run_kernel(connection: socket.socket) -> None:
     os.environ["JPY_PARENT_PID"] = str(os.getppid())
     importlib.invalidate_caches()
     sys.modules["torch"].default_generator.seed()  # drawn at the import; Python's own generator draws at every fork
+    sys.modules["numpy"].random.seed()
     keep_rank_server()
     sys.modules["ipykernel.kernelapp"].launch_new_instance()
 
