@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dualpipe_lab import comm
-from dualpipe_lab.tp.linear import flat_tokens
+from dualpipe_lab.tp.linear import at_least_float32, flat_tokens
 from dualpipe_lab.tp.mappings import start_all_reduce
 from dualpipe_lab.tp.shard import TensorParallel
 
@@ -198,11 +198,6 @@ def _at(values: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     found = values.new_zeros(len(values))
     found[rows] = values[rows, columns]
     return found
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return a tensor in 32 bits, or in 64 if it has them."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def _check_logits(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> None:
