@@ -169,11 +169,7 @@ def _shifted(numbers: Tensor, largest: Tensor, local: Tensor, num_columns: int) 
 
 
 def check_chunk(chunk: int) -> None:
-    """Refuse a chunk that is not a number of tokens.
-
-    Raises:
-        ValueError: naming the value.
-    """
+    """Refuse a chunk that is not a number of tokens."""
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise ValueError(f"a chunk is a number of tokens of at least 1, got {chunk!r}; use 1024")
 

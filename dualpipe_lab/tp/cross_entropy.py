@@ -137,17 +137,16 @@ def losses_of(
 ) -> tuple[Tensor, Tensor]:
     """Sum over the ranks; return the loss of every token, and the log of its softmax's denominator.
 
-    Args:
-        largest: `largest_T`, the largest logit on all ranks.
-        summands: this rank's z' of the target; with label smoothing its sum of z'; its sum of exp(z').
-        targets: `targets_T`.
-        vocabulary_size: as in `cross_entropy`.
-        tp: as in `cross_entropy`.
-        options: as in `cross_entropy`.
+    `largest_T` is the largest logit on all ranks.  `summands`: this rank's z' of the target; with label smoothing its
+    sum of z'; its sum of exp(z').
     """
-    log_sum, at_target, shifted_sum = _reduce(summands, tp, options)
-    smoothing, log_z = options.label_smoothing, largest + log_sum
-    likely = (1 - smoothing) * at_target + smoothing / vocabulary_size * shifted_sum
+    if options.packed:
+        sums = list(start_all_reduce(torch.stack(summands), tp.group).wait())
+    else:
+        sums = [pending.wait() for pending in [start_all_reduce(summand, tp.group) for summand in summands]]
+    smoothing, log_sum = options.label_smoothing, sums[-1].log()
+    log_z, shifted_sum = largest + log_sum, sums[1] if smoothing else 0.0
+    likely = (1 - smoothing) * sums[0] + smoothing / vocabulary_size * shifted_sum
     losses = log_sum - likely + options.z_loss * log_z.square()
     return losses.masked_fill_(targets == options.ignored, 0.0), log_sum
 
@@ -172,16 +171,6 @@ def logits_grad(
     if smoothing:
         dz.sub_((smoothing / vocabulary_size * grad)[:, None])
     return dz
-
-
-def _reduce(summands: list[Tensor], tp: TensorParallel, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum over the ranks; return the log of the denominator, the target's shifted logit, the sum of shifted logits."""
-    if options.packed:
-        sums = list(start_all_reduce(torch.stack(summands), tp.group).wait())
-    else:
-        sums = [pending.wait() for pending in [start_all_reduce(summand, tp.group) for summand in summands]]
-    shifted_sum = sums[1] if options.label_smoothing else torch.zeros_like(sums[0])
-    return sums[-1].log(), sums[0], shifted_sum
 
 
 def local_targets(targets: Tensor, vocabulary_size: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
@@ -210,11 +199,7 @@ def _check_logits(logits: Tensor, targets: Tensor, vocabulary_size: int, tp: Ten
 
 
 def check_targets(targets: Tensor, vocabulary_size: int, options: LossOptions, reduction: Reduction) -> None:
-    """Refuse targets outside of the vocabulary, and an unknown reduction.
-
-    Raises:
-        ValueError: naming the rule and the value.
-    """
+    """Refuse targets outside of the vocabulary, and an unknown reduction."""
     if targets.is_floating_point():
         raise ValueError(f"targets are whole numbers, got {targets.dtype}; use targets.long()")
     # on a GPU the host waits for the answer, once per loss: a wrong target would read outside of the logits

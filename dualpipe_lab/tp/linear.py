@@ -242,11 +242,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def check_tokens(x: Tensor) -> None:
-    """Refuse a tensor without a dimension for tokens.
-
-    Raises:
-        ValueError: fewer than two dimensions.
-    """
+    """Refuse a tensor without a dimension for tokens."""
     if x.dim() < 2:
         raise ValueError(f"a parallel layer takes [..., tokens, features], got shape {tuple(x.shape)}; pass x[None]")
 

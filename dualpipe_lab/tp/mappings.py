@@ -72,10 +72,7 @@ def slice_to_ranks(x: Tensor, dim: int = -1, group: Group | None = None) -> Tens
 def gather_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> Tensor:
     """Gather the tokens of all ranks; the backward reduce-scatters the gradient, since each rank uses them differently.
 
-    Args:
-        x: `x_..SD`; S: this rank's tokens, D: features.
-        group: the ranks.
-        dim: the dimension of the tokens.
+    `x_..SD`; S: this rank's tokens, D: features.  `dim`: the dimension of the tokens.
     """
     out: Tensor = AlongDimension.apply(x, _gather, _reduce_scatter, dim, group)
     return out
@@ -84,10 +81,7 @@ def gather_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> T
 def reduce_scatter_tokens(x: Tensor, group: Group | None = None, dim: int = TOKENS) -> Tensor:
     """Sum over the ranks and keep this rank's tokens of the sum; the backward gathers the gradient.
 
-    Args:
-        x: `x_..SD`; S: all tokens, D: features.
-        group: the ranks.
-        dim: the dimension of the tokens.
+    `x_..SD`; S: all tokens, D: features.  `dim`: the dimension of the tokens.
 
     Raises:
         ValueError: the tokens do not divide among the ranks.
@@ -161,11 +155,7 @@ def start_all_gather(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Pending[Tensor]:
-    """Launch the sum over the ranks, of which each rank keeps its shard along a dimension.
-
-    Raises:
-        ValueError: the dimension does not divide among the ranks.
-    """
+    """Launch the sum over the ranks, of which each rank keeps its shard; ValueError if `dim` does not divide."""
     size = comm.get_world_size(group)
     _check_divides(x.shape[dim], size, "a reduce-scatter")
     shards = x.unflatten(dim, (size, -1)).movedim(dim % x.dim(), 0).contiguous()
@@ -175,11 +165,7 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group | None) -> Pending[Te
 
 
 def local_slice(x: Tensor, dim: int, group: Group | None) -> Tensor:
-    """Return this rank's shard of a replicated tensor; sends nothing.
-
-    Raises:
-        ValueError: the dimension does not divide among the ranks.
-    """
+    """Return this rank's shard of a replicated tensor; ValueError if the dimension does not divide."""
     size = comm.get_world_size(group)
     _check_divides(x.shape[dim], size, "a slice")
     return x.chunk(size, dim)[comm.get_rank(group)]

@@ -1,7 +1,7 @@
 """The schedule studio in a browser: writing, dragging and breaking a schedule, by keyboard, pointer and finger."""
 
 import pytest
-from drawing_page import document
+from drawing_page import check_accessibility, document
 from studio_page import act, board, cell, message, open_studio, press, rows, studio, verdict, with_challenges
 
 from dualpipe_lab import pp
@@ -144,13 +144,11 @@ def test_others_are_compared_on_one_axis_with_the_same_costs(page):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious_and_a_phone_need_not_scroll_sideways(page, theme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     with_challenges(page, theme)
     for summary in page.locator("dp-studio details.section:not([open]) > summary").all()[::-1]:
         summary.click()
     act(page, "challenge", 0)
-    found = axe.Axe().run(page).response["violations"]
-    assert [v for v in found if v["impact"] in ("serious", "critical")] == []
+    check_accessibility(page)
     page.set_viewport_size({"width": 390, "height": 800})
     page.wait_for_timeout(200)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

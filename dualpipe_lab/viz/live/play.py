@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dualpipe_lab._optional import MissingExtra
 from dualpipe_lab.ep.overlap.order import Order
 from dualpipe_lab.pp.program import Program
+from dualpipe_lab.pp.schedules.variants import variant
 from dualpipe_lab.timeline import Timeline
 from dualpipe_lab.viz.comparison import Comparison
 from dualpipe_lab.viz.embed import element, timeline_html
@@ -178,7 +179,9 @@ def play(what: Played, per_rank: bool = False, **controls: Any) -> Play:
         return Play(orders.order_outcome(what), *split_controls(given, {}))
     if callable(what):
         return Play(what, *split_controls(controls, {}))
-    names = pipeline.names_of(what)
+    names = [what] if isinstance(what, str) else list(what)
+    for name in names:
+        variant(name)  # an unknown one is refused before anything is drawn
     chosen: dict[str, Any] = {"schedule": names} if len(names) > 1 else {}
     found, fixed = split_controls({**chosen, **pipeline.SIZES, **pipeline.COSTS, **controls}, pipeline.STARTS)
     fixed |= {"per_rank": per_rank} if chosen else {"schedule": names[0], "per_rank": per_rank}
