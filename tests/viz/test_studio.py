@@ -2,7 +2,7 @@
 
 import pytest
 from drawing_page import check_accessibility, document
-from studio_page import act, board, cell, message, open_studio, press, rows, studio, verdict, with_challenges
+from studio_page import act, board, cell, message, open_studio, press, retype, rows, studio, verdict, with_challenges
 
 from dualpipe_lab import pp
 from dualpipe_lab.pp import Cost, Program, schedules
@@ -227,9 +227,7 @@ def test_a_press_explains_while_the_drawing_plays(page):
 def test_a_stage_may_be_on_two_ranks_where_the_reader_says_so(page):
     program = schedules.build("dualpipe", 2, 4)
     open_studio(page, ("1f1b", 2, 4))
-    for rank, row in enumerate(program.rows()):
-        act(page, "point", {"rank": rank, "position": 0})
-        act(page, "retype", row)
+    retype(page, program.rows())
     assert not verdict(page).startswith("Valid")
     page.locator("dp-studio summary", has_text="Size, costs and memory").click()
     page.get_by_label("On how many ranks a stage may be").select_option("two ranks")
