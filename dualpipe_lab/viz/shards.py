@@ -76,6 +76,11 @@ class Transition(NamedTuple):
     forward_bytes: int = 0
     backward_bytes: int = 0
 
+    @property
+    def sides(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Words and bytes, forward and backward."""
+        return (self.forward, self.forward_bytes), (self.backward, self.backward_bytes)
+
 
 class Shards:
     """The shards of a layer's tensors on every rank, with arrows; prints as a table, displays as SVG.
@@ -113,11 +118,8 @@ class Shards:
         columns = [["", *(f"rank {rank}" for rank in ranks), "forward", "backward"]]
         for index, tensor in enumerate(self.tensors):
             if index:
-                transition = self.transitions[index - 1]
-                sides = (transition.forward, transition.forward_bytes), (transition.backward, transition.backward_bytes)
-                columns.append(
-                    ["", *("" for _ in ranks), *(f"{word}: {size:,} B" if word else "" for word, size in sides)]
-                )
+                told = (f"{word}: {size:,} B" if word else "" for word, size in self.transitions[index - 1].sides)
+                columns.append(["", *("" for _ in ranks), *told])
             title = f"{tensor.name} {tensor.shape[0]}x{tensor.shape[1]}"
             columns.append([title, *(tensor.words(rank, self.num_ranks) for rank in ranks), "", ""])
         padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns if any(column)]
@@ -155,9 +157,8 @@ class Shards:
         x = float(_LEFT)
         for index, tensor in enumerate(self.tensors):
             if index:
-                transition = self.transitions[index - 1]
-                told = transition.forward, transition.backward
-                words = *told, *map(_size, (transition.forward_bytes, transition.backward_bytes))
+                told, sizes = zip(*self.transitions[index - 1].sides, strict=True)
+                words = *told, *map(_size, sizes)
                 x += max(30.0, _LETTER * max(map(len, words)) + 8 if any(told) else 0)
             label = max(len(tensor.name), len(_shape(tensor)))
             width = max(self._length(tensor.shape[1]), _LETTER * label)
@@ -195,12 +196,11 @@ class Shards:
         for rank in range(self.num_ranks):
             yield _arrow(left + 5, right - 5, _middle(rank) - 6, "currentColor")
             yield _arrow(right - 5, left + 5, _middle(rank) + 6, _BACK)
-        sides = (transition.forward, transition.forward_bytes), (transition.backward, transition.backward_bytes)
         start, stop = _middle(0) - 14, _middle(self.num_ranks - 1) + 14
-        for (_, size), shift, colour in zip(sides, (-4, 4), ("currentColor", _BACK), strict=True):
+        for (_, size), shift, colour in zip(transition.sides, (-4, 4), ("currentColor", _BACK), strict=True):
             if size:
                 yield f'<path d="M{centre + shift:.1f} {start}V{stop}" stroke="{colour}" stroke-width="3"/>'
-        for row, (words, size) in enumerate(sides):
+        for row, (words, size) in enumerate(transition.sides):
             if words:
                 place = f'x="{centre:.1f}" text-anchor="middle" font-size="11"'
                 yield f'<text {place} y="{bottom + 14 + 36 * row}">{escape(words)}</text>'

@@ -170,19 +170,6 @@ def test_the_bias_of_a_row_parallel_layer_is_added_once():
         assert list(cut) == ["weight"]
 
 
-def test_the_ranks_start_from_parts_of_one_layer():
-    """Whatever the number of ranks: not the same columns on each, and the scale of the whole."""
-
-    def fn(rank, world_size):
-        return [full_state_dict(kind(6, 10)) for kind in (ColumnParallelLinear, RowParallelLinear)]
-
-    alone = launch(fn, 1)[0]
-    for found in launch(fn, 3) + launch(fn, 4):
-        for ours, theirs in zip(found, alone, strict=True):
-            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert alone[0]["weight"].unique().numel() == 60
-
-
 def test_arguments_are_left_alone():
     def fn(rank, world_size):
         worst = 0.0

@@ -77,12 +77,8 @@ class Play:
         rows = [[name, *map(words_of, pair)] for name, pair in zip(self.outcome.numbers, pairs, strict=True)]
         told = {"verdict": self.outcome.verdict, "remark": self.outcome.remark, "error": self.error}
         names = [control.name for control in self.controls]
-        return {
-            "rows": rows,
-            "beside": self.outcome.beside,
-            **told,
-            "costs": any(name in pipeline.COST_NAMES for name in names),
-        }
+        has_costs = any(name in pipeline.COST_NAMES for name in names)
+        return {"rows": rows, "beside": self.outcome.beside, **told, "costs": has_costs}
 
     @property
     def drawing(self) -> Spec:
@@ -138,10 +134,8 @@ class Play:
         shown = {control.name: self.values[control.name] for control in self.controls}
         lines = [f"{name} = {value}" for name, value in shown.items() if "\n" not in str(value)]
         state = self.state
-        rows = [
-            f"{name}: {value}" + (f" ({state['beside']}: {other})" if other else "")
-            for name, value, other in state["rows"]
-        ]
+        beside = state["beside"]
+        rows = [f"{name}: {one}" + (f" ({beside}: {other})" if other else "") for name, one, other in state["rows"]]
         return "\n".join([", ".join(lines), *([self.error] if self.error else [*rows, state["verdict"]])]).rstrip()
 
     def __repr__(self) -> str:
