@@ -157,9 +157,9 @@ class Shards:
         x = float(_LEFT)
         for index, tensor in enumerate(self.tensors):
             if index:
-                told, sizes = zip(*self.transitions[index - 1].sides, strict=True)
-                words = *told, *map(_size, sizes)
-                x += max(30.0, _LETTER * max(map(len, words)) + 8 if any(told) else 0)
+                sides = self.transitions[index - 1].sides
+                longest = max(max(len(told), len(_size(size))) for told, size in sides)
+                x += max(30.0, _LETTER * longest + 8 if any(told for told, _ in sides) else 0)
             label = max(len(tensor.name), len(_shape(tensor)))
             width = max(self._length(tensor.shape[1]), _LETTER * label)
             places.append((x, x + width))
