@@ -8,15 +8,12 @@ element, and `play(...).widget` as a cell's last line shows the same with the co
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from dualpipe_lab._optional import extra
 from dualpipe_lab.viz.bundle import live_module
 from dualpipe_lab.viz.live.controls import Choice, Control, Slider, Toggle
-
-if TYPE_CHECKING:
-    from dualpipe_lab.viz.live.play import Play
 
 with extra("notebook", "a live cell with controls"):
     import anywidget
@@ -39,7 +36,7 @@ class LiveWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no
     state = traitlets.Dict().tag(sync=True)
     controls = traitlets.Instance(ipywidgets.Box).tag(sync=True, **ipywidgets.widget_serialization)
 
-    def __init__(self, play: "Play") -> None:
+    def __init__(self, play: Any) -> None:  # a `Play`, whose file imports this one
         self._play = play
         self._timer: asyncio.TimerHandle | None = None
         self._inputs = {control.name: _input(control) for control in play.controls}
